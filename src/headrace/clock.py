@@ -1,0 +1,36 @@
+"""Time, passed in.
+
+Two clocks that must not be confused: the *wall* clock gives records their timestamps and decides
+retention and schedules; the *monotonic* clock decides leases, timeouts and backoff, so that a
+jumping wall clock never expires a delivery. Timers belong to the event loop, of which the engine
+uses only what :class:`Loop` names; asyncio's loops and ``headrace.testing.FakeLoop`` both fit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+
+class Clock:
+    """The machine's wall clock, in milliseconds since 1970 (UTC)."""
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+
+class Timer(Protocol):
+    def cancel(self) -> None: ...
+
+
+class Loop(Protocol):
+    """What the engine needs of an event loop. ``time`` is monotonic, in seconds."""
+
+    def time(self) -> float: ...
+
+    def call_soon(self, callback: Callable[..., Any], *args: Any) -> Any: ...
+
+    def call_later(self, delay: float, callback: Callable[..., Any], *args: Any) -> Timer: ...
+
+    def call_soon_threadsafe(self, callback: Callable[..., Any], *args: Any) -> Any: ...

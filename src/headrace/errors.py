@@ -1,0 +1,174 @@
+"""Every error that Headrace raises on purpose.
+
+One class per kind of answer a caller can act on, and one stable ``code`` per cause. The code is the
+same in process, on every wire and in the logs; the sentence is for people and may be improved at
+any time. ``retryable`` says whether the very same call may succeed later without being changed.
+
+Rules:
+- A user's mistake is an :class:`HeadraceError` with a sentence that says what to do, never a
+  ``ValueError`` from three layers below.
+- *Definite* failure (nothing was stored) and *unknown outcome* (it may have been) are never mixed:
+  only :class:`OutcomeUnknown` leaves it open.
+"""
+
+from __future__ import annotations
+
+
+class HeadraceError(Exception):
+    """Base of all errors raised by Headrace. ``code`` is stable, the message is for people."""
+
+    code = "error"
+    retryable = False
+
+    def __init__(self, message: str, *, code: str | None = None, retryable: bool | None = None):
+        super().__init__(message)
+        self.message = message
+        if code is not None:
+            self.code = code
+        if retryable is not None:
+            self.retryable = retryable
+
+    def __str__(self) -> str:
+        return self.message
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.message!r}, code={self.code!r})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild, (type(self), self.message, self.code, self.retryable))
+
+
+def _rebuild(cls: type[HeadraceError], message: str, code: str, retryable: bool) -> HeadraceError:
+    return cls(message, code=code, retryable=retryable)
+
+
+class InvalidArgument(HeadraceError):
+    """A name, size, offset, type or setting that can never be accepted."""
+
+    code = "invalid_argument"
+
+
+class TooLarge(InvalidArgument):
+    """A message, batch, header or name above its limit."""
+
+    code = "too_large"
+
+
+class NotFound(HeadraceError):
+    """The topic, partition, subscription or message does not exist."""
+
+    code = "not_found"
+
+
+class TopicNotFound(NotFound):
+    code = "topic_not_found"
+
+
+class SubscriptionNotFound(NotFound):
+    code = "subscription_not_found"
+
+
+class MessageNotFound(NotFound):
+    code = "message_not_found"
+
+
+class Conflict(HeadraceError):
+    """It exists already, or it is in a state in which this cannot be done."""
+
+    code = "conflict"
+
+
+class OffsetOutOfRange(HeadraceError):
+    """The offset lies before the first kept record or behind the last one."""
+
+    code = "offset_out_of_range"
+
+
+class StaleDelivery(HeadraceError):
+    """The delivery has ended: it was settled, it expired, or the member was gone."""
+
+    code = "stale_delivery"
+
+
+class SequenceGap(HeadraceError):
+    """An idempotent producer skipped a sequence number, or is older than what is kept of it."""
+
+    code = "sequence_gap"
+
+
+class ProducerFenced(HeadraceError):
+    """A newer instance of the same producer has taken over."""
+
+    code = "producer_fenced"
+
+
+class QueueFull(HeadraceError):
+    """The topic holds as many unread messages as it may (``max_queue_size``)."""
+
+    code = "queue_full"
+    retryable = True
+
+
+class StorageFull(HeadraceError):
+    """There is no room on the disk. Nothing was stored; consuming goes on."""
+
+    code = "storage_full"
+    retryable = True
+
+
+class StorageFailed(HeadraceError):
+    """The disk refused a write. Nothing of this call was stored."""
+
+    code = "storage_failed"
+    retryable = True
+
+
+class OutcomeUnknown(HeadraceError):
+    """It may or may not have been stored. Only an idempotent producer can safely retry."""
+
+    code = "outcome_unknown"
+
+
+class DataCorrupt(HeadraceError):
+    """Bytes on disk, or a batch from a client, fail their checksum or make no sense."""
+
+    code = "data_corrupt"
+
+
+class ReadOnly(HeadraceError):
+    """The partition is damaged in the middle and takes no more publishes until it is repaired."""
+
+    code = "read_only"
+
+
+class DirectoryLocked(HeadraceError):
+    """Another process owns the data directory."""
+
+    code = "directory_locked"
+
+
+class Closed(HeadraceError):
+    """The broker, channel or connection has been closed."""
+
+    code = "closed"
+
+
+class BrokerFailed(HeadraceError):
+    """The broker stopped itself because it could no longer keep its promises."""
+
+    code = "broker_failed"
+
+
+class RequestTimeout(HeadraceError):
+    """No answer in time. For a publish without an idempotent producer: outcome unknown."""
+
+    code = "timeout"
+    retryable = True
+
+
+class Unauthenticated(HeadraceError):
+    code = "unauthenticated"
+
+
+class Forbidden(HeadraceError):
+    code = "forbidden"

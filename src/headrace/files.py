@@ -1,0 +1,169 @@
+"""The disk, passed in: the only place that touches files of a data directory.
+
+Everything durable goes through one :class:`Files`, so that tests can make the Nth call fail
+(``headrace.testing.FaultyFiles``) or keep only what was synced (``headrace.testing.SimulatedFiles``).
+
+Rules:
+- ``write_at`` writes all or raises; a short write is continued here, nowhere else.
+- A rename is durable only after ``sync_directory`` of its directory; ``replace`` does both.
+- A :class:`Handle` closes its descriptor when the last reference goes, so a reader that still holds
+  one never reads from a recycled descriptor.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+IOV_MAX = 1024
+
+
+class Handle:
+    """An open file. Closed explicitly or with its last reference."""
+
+    __slots__ = ("__weakref__", "fd", "path")
+
+    def __init__(self, fd: int, path: Path):
+        self.fd = fd
+        self.path = path
+
+    def close(self) -> None:
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class Files:
+    """The real file system."""
+
+    # --- files -----------------------------------------------------------------------------
+    def open(self, path: Path, *, write: bool = False, create: bool = False) -> Handle:
+        flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC
+        if create:
+            flags |= os.O_CREAT
+        return Handle(os.open(path, flags, 0o644), path)
+
+    def size(self, handle: Handle) -> int:
+        return os.fstat(handle.fd).st_size
+
+    def read_at(self, handle: Handle, position: int, length: int) -> bytes:
+        """Up to ``length`` bytes; fewer only at the end of the file."""
+        data = os.pread(handle.fd, length, position)
+        if len(data) == length or not data:
+            return data
+        parts = [data]
+        got = len(data)
+        while got < length:
+            data = os.pread(handle.fd, length - got, position + got)
+            if not data:
+                break
+            parts.append(data)
+            got += len(data)
+        return b"".join(parts)
+
+    def write_at(self, handle: Handle, position: int, buffers: Sequence[bytes]) -> int:
+        """Write all buffers one behind the other, starting at ``position``."""
+        total = 0
+        for start in range(0, len(buffers), IOV_MAX):
+            part = buffers[start : start + IOV_MAX]
+            size = sum(map(len, part))
+            written = os.pwritev(handle.fd, part, position + total)
+            if written < size:
+                rest = b"".join(part)
+                while written < size:
+                    more = os.pwrite(handle.fd, rest[written:], position + total + written)
+                    if more == 0:
+                        raise OSError(errno.EIO, "write made no progress", str(handle.path))
+                    written += more
+            total += size
+        return total
+
+    def sync(self, handle: Handle) -> None:
+        os.fdatasync(handle.fd)
+
+    def allocate(self, handle: Handle, position: int, length: int) -> None:
+        """Reserve space, so that writes inside it neither fail for room nor grow the file."""
+        os.posix_fallocate(handle.fd, position, length)
+
+    def truncate(self, handle: Handle, size: int) -> None:
+        os.ftruncate(handle.fd, size)
+
+    def lock(self, handle: Handle) -> bool:
+        """Take the exclusive lock for as long as the handle is open; False when it is held."""
+        try:
+            fcntl.flock(handle.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    # --- directories -----------------------------------------------------------------------
+    def exists(self, path: Path) -> bool:
+        return path.exists()
+
+    def is_directory(self, path: Path) -> bool:
+        return path.is_dir()
+
+    def make_directory(self, path: Path) -> None:
+        """Make it and its parents, durably."""
+        missing = []
+        probe = path
+        while not probe.exists():
+            missing.append(probe)
+            probe = probe.parent
+        for directory in reversed(missing):
+            directory.mkdir(exist_ok=True)
+            self.sync_directory(directory.parent)
+
+    def names(self, path: Path) -> list[str]:
+        return sorted(os.listdir(path))
+
+    def file_size(self, path: Path) -> int:
+        return path.stat().st_size
+
+    def rename(self, source: Path, target: Path) -> None:
+        os.rename(source, target)
+
+    def remove(self, path: Path) -> None:
+        os.unlink(path)
+
+    def remove_tree(self, path: Path) -> None:
+        shutil.rmtree(path)
+
+    def sync_directory(self, path: Path) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def free_bytes(self, path: Path) -> int:
+        info = os.statvfs(path)
+        return info.f_bavail * info.f_frsize
+
+    # --- made of the above -----------------------------------------------------------------
+    def read_file(self, path: Path) -> bytes:
+        handle = self.open(path)
+        try:
+            return self.read_at(handle, 0, self.size(handle))
+        finally:
+            handle.close()
+
+    def replace(self, path: Path, content: Sequence[bytes]) -> None:
+        """Put ``content`` at ``path`` so that a crash leaves the old or the new, whole."""
+        temporary = path.with_name(path.name + ".tmp")
+        handle = self.open(temporary, write=True, create=True)
+        try:
+            self.truncate(handle, 0)
+            self.write_at(handle, 0, content)
+            self.sync(handle)
+        finally:
+            handle.close()
+        self.rename(temporary, path)
+        self.sync_directory(path.parent)

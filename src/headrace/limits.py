@@ -1,0 +1,84 @@
+"""A bound on everything, each with its unit in its name and its reason beside it.
+
+What a user may change is a setting whose default or ceiling stands here; the rest are facts of the
+format or guards against hostile input. A bound is checked *before* memory is allocated for what it
+bounds.
+"""
+
+from __future__ import annotations
+
+# --- names -----------------------------------------------------------------------------------
+TOPIC_NAME_CHARS_MAX = 249
+"""A topic is a directory; file systems stop at 255 bytes, and suffixes need room."""
+SUBSCRIPTION_NAME_CHARS_MAX = 200
+"""Leaves room for ``.dlq`` behind it in a topic name."""
+
+# --- the model ---------------------------------------------------------------------------------
+PARTITIONS_PER_TOPIC_MAX = 4096
+"""The partition has 12 bits in a derived message id."""
+OFFSET_MAX = (1 << 62) - 1
+"""The offset has 62 bits in a derived message id."""
+PARTITIONS_TOTAL_MAX = 10_000
+"""Each durable partition in use holds one open file."""
+SUBSCRIPTIONS_MAX = 100_000
+TIMESTAMP_MS_MAX = (1 << 53) - 1
+"""Exact as a JSON number; the year 287396."""
+
+# --- messages ------------------------------------------------------------------------------------
+MESSAGE_BYTES_DEFAULT = 1 << 20
+MESSAGE_BYTES_CEILING = 64 << 20
+"""The most that the setting ``max_message_size`` may be: a batch must hold one message."""
+KEY_BYTES_MAX = 64 << 10
+HEADERS_PER_MESSAGE_MAX = 1_000
+HEADER_BYTES_MAX = 64 << 10
+"""All header names and values of one message together."""
+
+# --- batches ------------------------------------------------------------------------------------
+BATCH_RECORDS_MAX = 1 << 20
+BATCH_BYTES_MAX = 128 << 20
+"""Stored or unpacked body. Offsets in a batch are int32, so 2 GiB is the wall; this is a door."""
+BATCH_BYTES_TARGET = 1 << 20
+"""Where the group commit closes a gathered batch and begins the next one."""
+BATCH_RECORDS_TARGET = 10_000
+COMPRESS_BYTES_MIN = 256
+"""Smaller bodies are stored plain even when the topic asks for compression."""
+
+# --- the log -----------------------------------------------------------------------------------
+SEGMENT_BYTES_DEFAULT = 128 << 20
+SEGMENT_BATCHES_MAX = 200_000
+"""A segment rolls at this many batches too, so that recovery's scan of the last one is bounded."""
+INDEX_INTERVAL_BYTES = 16 << 10
+PREALLOCATE_BYTES_MIN = 64 << 10
+PREALLOCATE_BYTES_MAX = 32 << 20
+READ_BYTES_DEFAULT = 1 << 20
+COMMIT_BYTES_MAX = 16 << 20
+"""What one write-and-sync takes at most; the rest waits for the next one."""
+COMMIT_QUEUE_BYTES_MAX = 256 << 20
+"""Unwritten bytes waiting in one partition before publishes are refused (retryable)."""
+OPEN_READERS_MAX = 512
+"""Closed segments kept open for reading, all partitions together."""
+PRODUCERS_PER_PARTITION_MAX = 10_000
+PRODUCER_BATCHES_KEPT = 5
+"""How far back a retried batch of an idempotent producer is recognised."""
+BATCH_CACHE_BYTES = 32 << 20
+"""Recently written or read batches, kept decoded for the next reader."""
+DISK_RESERVE_BYTES_DEFAULT = 64 << 20
+"""Publishes are refused below this much free space; acks and positions go on."""
+
+# --- deliveries ---------------------------------------------------------------------------------
+CHANNEL_CAPACITY_DEFAULT = 100
+PREFETCH_DEFAULT = 500
+PREFETCH_MAX = 2_000_000
+PREFETCH_BYTES_MAX = 32 << 20
+"""Unsettled bytes per member; one message is always allowed."""
+LEASE_RECORDS_MAX = 1024
+ORDERED_PARKED_MAX = 10_000
+"""Messages an ordered group may set aside while their key is busy, per partition."""
+ACK_TIMEOUT_S_MAX = 12 * 3600.0
+DELAY_S_MAX = 366 * 86400.0
+MAX_DELIVERIES_MAX = 1_000_000
+QUEUE_SIZE_MEMORY_DEFAULT = 10_000
+SCHEDULED_MAX = 10_000_000
+JOURNAL_REWRITE_BYTES_MIN = 1 << 20
+"""The subscription journal is rewritten as a snapshot when it has outgrown the last one fourfold,
+but not for less than this."""

@@ -1,0 +1,153 @@
+"""The group commit's arithmetic: what waits becomes batches with offsets, times and verdicts.
+
+Pure: no files, no clock, no loop. The disk log and the memory log both use it, so a repeated batch, a
+gap or a clock that runs backwards mean the same in both.
+
+Entries that bring columns are gathered, in order, into batches of up to ``BATCH_BYTES_TARGET``;
+whole batches and those of idempotent producers stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headrace import limits
+from headrace.errors import HeadraceError
+from headrace.log.batch import AFTER_SYNC, HAS_TIMES, LOST, Batch, clamp_times, concat, encode
+from headrace.log.interface import Append
+from headrace.log.producers import Producers
+
+
+class Group:
+    """What goes to the log together. Entries that were refused or repeated carry their answer."""
+
+    __slots__ = ("batches", "entries", "offset", "timestamp")
+
+    def __init__(self, offset: int, timestamp: int):
+        self.batches: list[Batch] = []
+        self.entries: list[Append] = []
+        self.offset = offset
+        self.timestamp = timestamp
+
+    def stamp(self, entries: Sequence[Append], batch: Batch, now_ms: int) -> None:
+        now_ms = max(now_ms, self.timestamp)
+        if batch.flags & HAS_TIMES:
+            batch = clamp_times(batch, self.timestamp, now_ms)
+        else:
+            batch.base_timestamp = batch.max_timestamp = now_ms
+        batch.base_offset = self.offset
+        batch.flags &= ~(AFTER_SYNC | LOST)
+        self.batches.append(batch)
+        offset = self.offset
+        for entry in entries:
+            entry.first_offset = offset
+            entry.timestamp = batch.base_timestamp
+            offset += entry.count
+        assert offset == batch.end_offset
+        self.offset = offset
+        self.timestamp = batch.max_timestamp
+
+
+def gather(
+    entries: Sequence[Append],
+    *,
+    end_offset: int,
+    last_timestamp: int,
+    now_ms: int,
+    producers: Producers,
+) -> tuple[Group, list[Append]]:
+    """One group of the entries, in order, and those that must wait for the next one."""
+    group = Group(end_offset, last_timestamp)
+    run = _Run(group, now_ms)
+    new: dict[int, list[Append]] = {}
+    size = 0
+    left: list[Append] = []
+    for number, entry in enumerate(entries):
+        if size and size + entry.bytes > limits.COMMIT_BYTES_MAX:
+            left = list(entries[number:])
+            break
+        size += entry.bytes
+        group.entries.append(entry)
+        if entry.batch is None and not entry.producer_id and entry.columns.times is None:  # type: ignore[union-attr]
+            run.add(entry)
+            continue
+        run.close()
+        if entry.producer_id and not _is_new(entry, new, producers):
+            continue
+        try:
+            batch = entry.batch or encode(entry.columns)  # type: ignore[arg-type]
+        except HeadraceError as error:
+            entry.error = error
+            continue
+        batch.producer_id = entry.producer_id
+        batch.producer_epoch = entry.producer_epoch
+        batch.first_sequence = entry.first_sequence
+        if entry.producer_id:
+            new.setdefault(entry.producer_id, []).append(entry)
+        group.stamp([entry], batch, now_ms)
+    run.close()
+    return group, left
+
+
+class _Run:
+    """Entries that are gathered into one batch."""
+
+    def __init__(self, group: Group, now_ms: int):
+        self._group = group
+        self._now_ms = now_ms
+        self._entries: list[Append] = []
+        self._bytes = 0
+        self._records = 0
+
+    def add(self, entry: Append) -> None:
+        if self._entries and (
+            self._bytes + entry.bytes > limits.BATCH_BYTES_TARGET
+            or self._records + entry.count > limits.BATCH_RECORDS_TARGET
+        ):
+            self.close()
+        self._entries.append(entry)
+        self._bytes += entry.bytes
+        self._records += entry.count
+
+    def close(self) -> None:
+        entries, self._entries = self._entries, []
+        self._bytes = self._records = 0
+        if not entries:
+            return
+        try:
+            batch = encode(concat([e.columns for e in entries if e.columns is not None]))
+        except HeadraceError as error:
+            for entry in entries:
+                entry.error = error
+            return
+        self._group.stamp(entries, batch, self._now_ms)
+
+
+def _is_new(entry: Append, new: dict[int, list[Append]], producers: Producers) -> bool:
+    """Whether an idempotent entry is to be stored; if not, its answer is set.
+
+    ``new`` holds what this very group stores already: not in the table before it is durable.
+    """
+    earlier = new.get(entry.producer_id)
+    if earlier and earlier[-1].producer_epoch == entry.producer_epoch:
+        last = earlier[-1]
+        if entry.first_sequence == (last.first_sequence + last.count) & 0xFFFF_FFFF:
+            return True
+        for twin in earlier:
+            if twin.first_sequence == entry.first_sequence and twin.count == entry.count:
+                entry.first_offset, entry.duplicate = twin.first_offset, True
+                entry.timestamp = twin.timestamp
+                return False
+    verdict = producers.judge(
+        entry.producer_id, entry.producer_epoch, entry.first_sequence, entry.count
+    )
+    if isinstance(verdict, HeadraceError):
+        entry.error = verdict
+    elif verdict is not None:
+        entry.first_offset, entry.duplicate = verdict, True
+    elif earlier and earlier[-1].producer_epoch == entry.producer_epoch:
+        # In order by the table, but this group has moved on since: a reused sequence.
+        entry.error = producers.gap(entry.producer_id, entry.first_sequence)
+    else:
+        return True
+    return False

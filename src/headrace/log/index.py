@@ -1,0 +1,106 @@
+"""The sparse index of a segment: where to begin reading for an offset or a time.
+
+One entry per ``INDEX_INTERVAL_BYTES`` of log at most: the batch that begins there. It is kept in
+memory while a segment grows and written beside it (``.idx``) when the segment is closed. An index is
+only ever a hint about a file that can be read without it: when it is missing, fails its checksum or
+speaks of another file size, it is rebuilt from the log.
+
+File, little-endian::
+
+     0 u32 magic "HRI1"      4 u32 crc32c of bytes 8..end
+     8 u64 log_bytes        16 u64 end_offset      24 i64 max_timestamp
+    32 u32 batches          36 u32 entries
+    40 offsets u64[entries], positions u64[entries], times i64[entries] (base timestamps)
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from bisect import bisect_left, bisect_right
+
+from headrace import limits
+from headrace.log.batch import Batch, crc32c
+
+MAGIC = 0x31495248  # "HRI1"
+_HEAD = struct.Struct("<IIQQqII")
+
+
+class Index:
+    __slots__ = (
+        "batches",
+        "end_offset",
+        "log_bytes",
+        "max_timestamp",
+        "offsets",
+        "positions",
+        "times",
+    )
+
+    def __init__(self, base_offset: int):
+        self.offsets = array("Q")
+        self.positions = array("Q")
+        self.times = array("q")
+        self.log_bytes = 0
+        self.end_offset = base_offset
+        self.max_timestamp = 0
+        self.batches = 0
+
+    def add(self, batch: Batch, position: int, size: int) -> None:
+        """Take note of the batch at ``position``, ``size`` bytes long with its header."""
+        if not self.positions or position - self.positions[-1] >= limits.INDEX_INTERVAL_BYTES:
+            self.offsets.append(batch.base_offset)
+            self.positions.append(position)
+            self.times.append(batch.base_timestamp)
+        self.log_bytes = position + size
+        self.end_offset = batch.base_offset + batch.count
+        self.max_timestamp = max(self.max_timestamp, batch.max_timestamp)
+        self.batches += 1
+
+    def position_of(self, offset: int) -> int:
+        """A position at or before the batch that holds the offset."""
+        at = bisect_right(self.offsets, offset) - 1
+        return self.positions[at] if at >= 0 else 0
+
+    def offset_of_time(self, timestamp_ms: int) -> int:
+        """The base offset of a batch at or before the first one that reaches the time."""
+        at = bisect_left(self.times, timestamp_ms) - 1
+        return self.offsets[max(at, 0)]
+
+    # --- file -------------------------------------------------------------------------------
+    def dump(self) -> bytes:
+        rest = b"".join(
+            (
+                struct.pack(
+                    "<QQqII",
+                    self.log_bytes,
+                    self.end_offset,
+                    self.max_timestamp,
+                    self.batches,
+                    len(self.offsets),
+                ),
+                self.offsets.tobytes(),
+                self.positions.tobytes(),
+                self.times.tobytes(),
+            )
+        )
+        return struct.pack("<II", MAGIC, crc32c(rest)) + rest
+
+    @classmethod
+    def load(cls, raw: bytes, base_offset: int, log_bytes: int) -> Index | None:
+        """The index, or None when it is not whole or not of a log of this size."""
+        if len(raw) < _HEAD.size:
+            return None
+        magic, crc, size, end_offset, max_timestamp, batches, entries = _HEAD.unpack_from(raw)
+        if magic != MAGIC or size != log_bytes or len(raw) != _HEAD.size + 24 * entries:
+            return None
+        if crc32c(raw[8:]) != crc:
+            return None
+        index = cls(base_offset)
+        index.log_bytes, index.end_offset = size, end_offset
+        index.max_timestamp, index.batches = max_timestamp, batches
+        at = _HEAD.size
+        for column in (index.offsets, index.positions, index.times):
+            column.frombytes(raw[at : at + 8 * entries])
+            at += 8 * entries
+        return index

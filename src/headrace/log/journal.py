@@ -1,0 +1,149 @@
+"""A small checksummed journal: the broker's own state, one file, appended and now and then rewritten.
+
+Entry: ``u32 length, u32 crc32c of the payload``, payload, zeros up to a multiple of 8. A length of
+zero ends the journal (preallocated space is zeros). The first entry is the format's name.
+
+Rules:
+- A torn last entry is cut. A damaged entry in the middle is skipped when the next one can be found
+  (entries begin at multiples of 8), counted in ``damaged``, and the file is kept aside: state is
+  only ever made older by damage, never newer, and the caller decides what older means.
+- ``rewrite`` replaces the file by a snapshot, whole or not at all.
+- Space is preallocated, so acks and positions have room when publishes already find none.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from pathlib import Path
+
+from headrace import limits
+from headrace.errors import DataCorrupt
+from headrace.files import Files, Handle
+from headrace.log.batch import crc32c
+
+logger = logging.getLogger("headrace.log")
+_HEAD = struct.Struct("<II")
+ENTRY_BYTES_MAX = 64 << 20
+RESERVE_BYTES = 1 << 20
+
+
+def frame(payload: bytes) -> bytes:
+    pad = bytes(-len(payload) & 7)
+    return _HEAD.pack(len(payload), crc32c(payload)) + payload + pad
+
+
+def _entry_at(raw: bytes, at: int) -> bytes | None:
+    if at + 8 > len(raw):
+        return None
+    length, crc = _HEAD.unpack_from(raw, at)
+    if not 0 < length <= ENTRY_BYTES_MAX or at + 8 + length > len(raw):
+        return None
+    payload = raw[at + 8 : at + 8 + length]
+    return payload if crc32c(payload) == crc else None
+
+
+class Journal:
+    """Blocking; the caller runs ``append`` and ``rewrite`` in a worker, one at a time."""
+
+    def __init__(self, files: Files, path: Path, magic: bytes):
+        self._files = files
+        self._magic = magic
+        self.path = path
+        self.damaged = 0
+        self.size = 0
+        self.snapshot_bytes = 0
+        self._allocated = 0
+        self._handle: Handle | None = None
+
+    def open(self) -> list[bytes] | None:
+        """All entries, oldest first; None when there is no journal yet."""
+        if not self._files.exists(self.path):
+            return None
+        raw = self._files.read_file(self.path)
+        entries: list[bytes] = []
+        at = end = 0
+        while at + 8 <= len(raw):
+            payload = _entry_at(raw, at)
+            if payload is not None:
+                entries.append(payload)
+                at += 8 + len(payload) + (-len(payload) & 7)
+                end = at
+                continue
+            following = self._next(raw, at)
+            if following is None:
+                break
+            self.damaged += 1
+            at = following
+        if entries and entries[0] == self._magic:
+            entries = entries[1:]
+        elif not self.damaged:
+            raise DataCorrupt(
+                f"{self.path} is not a journal of this version of Headrace; "
+                "move it aside to start without it (subscriptions begin again at the earliest)"
+            )
+        if self.damaged:
+            aside = self.path.with_name(self.path.name + ".damaged")
+            self._files.replace(aside, [raw])
+            logger.error(
+                "%s: %d damaged places were skipped; the file as it was is kept in %s",
+                self.path, self.damaged, aside.name,
+            )  # fmt: skip
+        self.size = end
+        self._allocated = len(raw)
+        tail = raw[end:]
+        if tail.count(0) != len(tail):
+            handle = self._writer()
+            self._files.truncate(handle, end)
+            self._files.sync(handle)
+            self._allocated = end
+        return entries
+
+    def _next(self, raw: bytes, at: int) -> int | None:
+        """The next place with a valid entry behind ``at``."""
+        limit = len(raw.rstrip(b"\0"))
+        at += 8
+        while at < limit:
+            if _entry_at(raw, at) is not None:
+                return at
+            at += 8
+        return None
+
+    def _writer(self) -> Handle:
+        if self._handle is None:
+            self._handle = self._files.open(self.path, write=True)
+        return self._handle
+
+    def append(self, payloads: list[bytes]) -> None:
+        """Write and sync. An ``OSError`` from the write leaves the journal as it was."""
+        handle = self._writer()
+        frames = [frame(payload) for payload in payloads]
+        size = sum(map(len, frames))
+        try:
+            if self.size + size > self._allocated:
+                grow = max(size, RESERVE_BYTES)
+                self._files.allocate(handle, self._allocated, self.size + grow - self._allocated)
+                self._allocated = self.size + grow
+            self._files.write_at(handle, self.size, frames)
+        except OSError:
+            self._files.truncate(handle, self.size)
+            self._allocated = self.size
+            raise
+        self._files.sync(handle)
+        self.size += size
+
+    def rewrite(self, payloads: list[bytes]) -> None:
+        """Replace everything by a snapshot."""
+        frames = [frame(self._magic), *map(frame, payloads)]
+        self._files.replace(self.path, frames)
+        self._handle = None
+        self.size = self.snapshot_bytes = self._allocated = sum(map(len, frames))
+
+    @property
+    def wants_rewrite(self) -> bool:
+        return self.size > max(4 * self.snapshot_bytes, limits.JOURNAL_REWRITE_BYTES_MIN)
+
+    def close(self) -> None:
+        if self._handle is not None:
+            self._files.truncate(self._handle, self.size)
+            self._handle = None

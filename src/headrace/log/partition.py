@@ -1,0 +1,513 @@
+"""A partition on disk: segments, one writer, many readers.
+
+Rules:
+- The loop's thread owns everything here. A commit is prepared on it (``commit.gather``), written and synced in a worker (:class:`_Commit`), and finished on it (index, ``end_offset``,
+  answers). One commit at a time, so ``_Commit.run`` may use the writer's fields without a lock.
+- Readers in other threads take ``end_offset`` first and the segment list second; both are replaced,
+  never changed in place.
+- ``end_offset`` moves only when a commit is as durable as the mode says.
+- A write that fails is taken back (truncate and sync) and is a definite error. A *sync* that fails
+  is never tried again: all who wait get ``OutcomeUnknown`` and ``on_failure`` stops the broker.
+
+Segments roll only between commits, so a segment may exceed ``segment_bytes`` by one commit.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+from headrace import limits
+from headrace.clock import Clock, Loop, Timer
+from headrace.errors import (
+    Closed,
+    HeadraceError,
+    OffsetOutOfRange,
+    OutcomeUnknown,
+    QueueFull,
+    ReadOnly,
+    StorageFailed,
+    StorageFull,
+)
+from headrace.files import Files, Handle
+from headrace.log.batch import AFTER_SYNC, Batch
+from headrace.log.cache import BatchCache
+from headrace.log.commit import Group, gather
+from headrace.log.index import Index
+from headrace.log.interface import Append
+from headrace.log.recovery import recover
+from headrace.log.segment import Readers, Segment, log_name
+from headrace.log.workers import Lane, Workers
+
+logger = logging.getLogger("headrace.log")
+_numbers = count(1)
+
+
+@dataclass
+class LogOptions:
+    """How a partition is written. May be replaced while it is open."""
+
+    durability: str = "always"
+    sync_interval_ms: int = 100
+    compression: str = "none"
+    segment_bytes: int = limits.SEGMENT_BYTES_DEFAULT
+    segment_hours: float = 24.0
+
+
+class SyncFailed(Exception):
+    """Raised in a worker when bytes may or may not have reached the disk."""
+
+
+class _Commit:
+    """One group on its way to the disk. Made on the loop, run in a worker."""
+
+    def __init__(self, partition: PartitionLog, group: Group, roll: bool, sync: bool):
+        self.partition = partition
+        self.roll = roll
+        self.sync = sync
+        self.batches = group.batches
+        self.entries = group.entries
+        self.synced = False
+        self.rolled: Segment | None = None
+
+    def run(self) -> None:
+        partition = self.partition
+        if self.roll or partition.writer_is_full():
+            self.rolled = partition.roll()
+        if self.batches:
+            if partition.options.compression != "none":
+                for batch in self.batches:
+                    batch.pack()
+            partition.write(self.batches)
+        if self.sync:
+            partition.sync()
+            self.synced = True
+
+
+class PartitionLog:
+    """See :class:`headrace.log.interface.Log`."""
+
+    def __init__(
+        self,
+        directory: Path,
+        options: LogOptions,
+        *,
+        files: Files,
+        clock: Clock,
+        loop: Loop,
+        workers: Workers,
+        readers: Readers,
+        cache: BatchCache,
+        on_failure: Callable[[HeadraceError], None],
+        suspect: bool = False,
+    ):
+        self.directory = directory
+        self.options = options
+        self._files, self._clock, self._loop = files, clock, loop
+        self._readers, self._cache = readers, cache
+        self._on_failure = on_failure
+        self.number = next(_numbers)
+        self.on_advance: Callable[[], None] = lambda: None
+        self.on_sync: Callable[[float], None] = lambda seconds: None
+        self._lane: Lane[Append | str] = Lane(loop, workers, self._prepare, self._finish)
+        self._waiting_bytes = 0
+        self._commit: _Commit | None = None
+        self._sync_timer: Timer | None = None
+        self._closing: Callable[[], None] | None = None
+        self._closed = False
+        self.failed: HeadraceError | None = None
+
+        found = recover(files, directory, suspect=suspect)
+        self._producers = found.producers
+        segments = [
+            Segment(files, readers, directory / log_name(base), base, size)
+            for base, size in found.closed
+        ]
+        self.damage: list[tuple[int, int]] = []
+        self.torn_bytes = 0
+        self.read_only: str | None = None
+        self._last_timestamp = 0
+        self._writer: Handle | None = None
+        self._position = 0
+        self._allocated = 0
+        self._synced_position = 0
+        self._segment_started_ms = clock.now_ms()
+        if found.last is not None:
+            last = found.last
+            segment = Segment(files, readers, last.path, last.base_offset, last.size, last.index)
+            segments.append(segment)
+            self._position = self._synced_position = last.size
+            self._last_timestamp = last.last_timestamp
+            self.torn_bytes = last.torn_bytes
+            if last.damage:
+                self.damage = last.damage
+                ranges = ", ".join(f"{low} to {high - 1}" for low, high in last.damage)
+                self.read_only = (
+                    f"offsets {ranges} are damaged; run 'headrace doctor' to see what is lost "
+                    "and to repair it"
+                )
+                logger.error("%s opens read-only: %s", directory, self.read_only)
+            if last.index.times:
+                self._segment_started_ms = last.index.times[0]
+            if not self._last_timestamp and found.closed:
+                self._last_timestamp = segments[-2].index().max_timestamp
+        self._segments: tuple[Segment, ...] = tuple(segments)
+        self.start_offset = segments[0].base_offset if segments else 0
+        self.end_offset = segments[-1].index().end_offset if segments else 0
+
+    # --- writing: on the loop ---------------------------------------------------------------
+    def append(self, entry: Append) -> None:
+        refusal = self._refusal(entry)
+        if refusal is not None:
+            entry.fail(refusal)
+            return
+        self._waiting_bytes += entry.bytes
+        self._lane.put(entry)
+
+    def _refusal(self, entry: Append) -> HeadraceError | None:
+        if self.failed is not None:
+            return self.failed
+        if self._closed or self._closing:
+            return Closed("the log is closed")
+        if self.read_only:
+            return ReadOnly(self.read_only)
+        if self._waiting_bytes + entry.bytes > limits.COMMIT_QUEUE_BYTES_MAX:
+            return QueueFull(
+                "more is being published than the disk can take; try again in a moment",
+                code="overloaded",
+            )
+        return None
+
+    def _prepare(self, items: list[Append | str]) -> Callable[[], None]:
+        """Turn what waits into one commit."""
+        commands = {item for item in items if isinstance(item, str)}
+        entries = [item for item in items if isinstance(item, Append)]
+        group, left = gather(
+            entries,
+            end_offset=self.end_offset,
+            last_timestamp=self._last_timestamp,
+            now_ms=self._clock.now_ms(),
+            producers=self._producers,
+        )
+        self._lane.waiting[:0] = left
+        self._waiting_bytes -= sum(entry.bytes for entry in entries[: len(entries) - len(left)])
+        if group.batches and self._synced_position == self._position:
+            group.batches[0].flags |= AFTER_SYNC
+        sync = bool(commands) or self.options.durability == "always"
+        self._commit = _Commit(self, group, roll="roll" in commands, sync=sync)
+        return self._commit.run
+
+    # --- writing: in the worker -------------------------------------------------------------
+    def writer_is_full(self) -> bool:
+        if not self._segments:
+            return True
+        index = self._segments[-1].index()
+        return (
+            self._position >= self.options.segment_bytes
+            or index.batches >= limits.SEGMENT_BATCHES_MAX
+        )
+
+    def roll(self) -> Segment | None:
+        """Close the segment that is written and begin the next one. None: it was empty."""
+        old = self._segments[-1] if self._segments else None
+        base = self.end_offset
+        if old is not None:
+            if old.base_offset == base:
+                return None
+            handle = self._open_writer()
+            self._files.truncate(handle, self._position)
+            self._allocated = self._position
+            self.sync()
+            self._files.replace(old.index_path, [old.index().dump()])
+            self._files.replace(self.directory / f"{base:020d}.producers", [self._producers.dump()])
+        path = self.directory / log_name(base)
+        handle = self._files.open(path, write=True, create=True)
+        try:
+            self._files.sync_directory(self.directory)
+        except OSError as error:
+            raise SyncFailed(f"{path}: {error}") from error
+        self._writer = handle
+        self._position = self._allocated = self._synced_position = 0
+        segment = Segment(self._files, self._readers, path, base, 0, Index(base))
+        segment.writing = handle
+        return segment
+
+    def _open_writer(self) -> Handle:
+        if self._writer is None:
+            segment = self._segments[-1]
+            self._writer = self._files.open(segment.path, write=True)
+            self._allocated = self._files.size(self._writer)
+            segment.writing = self._writer
+        return self._writer
+
+    def write(self, batches: list[Batch]) -> None:
+        buffers: list[bytes] = []
+        for batch in batches:
+            buffers.append(batch.header())
+            buffers.append(batch.body)
+        size = sum(map(len, buffers))
+        handle = self._open_writer()
+        position = self._position
+        try:
+            self._reserve(handle, position + size)
+            self._files.write_at(handle, position, buffers)
+        except OSError as error:
+            self._take_back(handle, position, error)
+            raise
+        self._position = position + size
+
+    def _reserve(self, handle: Handle, end: int) -> None:
+        """Preallocate: syncing inside reserved space is twice as fast, and room is certain."""
+        if end <= self._allocated:
+            return
+        step = min(max(end, limits.PREALLOCATE_BYTES_MIN), limits.PREALLOCATE_BYTES_MAX)
+        limit = max(end, self.options.segment_bytes)
+        target = min(end + step, limit)
+        try:
+            self._files.allocate(handle, self._allocated, target - self._allocated)
+        except OSError as error:
+            if error.errno != errno.ENOSPC or target == end:
+                raise
+            target = end  # no room for the reserve; perhaps there is for the data itself
+            self._files.allocate(handle, self._allocated, target - self._allocated)
+        self._allocated = target
+
+    def _take_back(self, handle: Handle, position: int, cause: OSError) -> None:
+        """Make a failed write as if it had never been, or give up on the partition."""
+        try:
+            self._files.truncate(handle, position)
+            self._files.sync(handle)
+        except OSError as error:
+            raise SyncFailed(
+                f"{handle.path}: a write failed ({cause}) and could not be taken back ({error})"
+            ) from error
+        self._allocated = position
+
+    def sync(self) -> None:
+        if self._writer is None or self._synced_position == self._position:
+            return
+        started = self._loop.time()
+        try:
+            self._files.sync(self._writer)
+        except OSError as error:
+            raise SyncFailed(f"{self._writer.path}: {error}") from error
+        self._synced_position = self._position
+        self.sync_seconds = self._loop.time() - started
+
+    sync_seconds = 0.0
+
+    # --- finishing: on the loop -------------------------------------------------------------
+    def _finish(self, _result: None, error: BaseException | None) -> None:
+        commit, self._commit = self._commit, None
+        assert commit is not None
+        if commit.rolled is not None:
+            # Rolling may have succeeded even if the write after it did not.
+            if self._segments:
+                self._segments[-1].writing = None
+            self._segments = (*self._segments, commit.rolled)
+            self._segment_started_ms = self._clock.now_ms()
+        if error is not None:
+            self._fail(commit, error)
+        elif commit.batches:
+            self._accept(commit)
+        else:
+            for entry in commit.entries:
+                entry.done(entry)
+        if commit.synced:
+            self.on_sync(self.sync_seconds)
+        if self._closing and not self._lane.waiting:
+            self._give_up_files()
+
+    def _accept(self, commit: _Commit) -> None:
+        segment = self._segments[-1]
+        index = segment.index()
+        position = segment.size
+        for batch in commit.batches:
+            size = batch.stored_bytes
+            index.add(batch, position, size)
+            position += size
+            self._producers.add_batch(batch)
+            self._cache.put(self.number, batch)
+        segment.size = position
+        self._last_timestamp = commit.batches[-1].max_timestamp
+        self.end_offset = commit.batches[-1].end_offset
+        if self.options.durability == "interval" and self._sync_timer is None:
+            self._sync_timer = self._loop.call_later(
+                self.options.sync_interval_ms / 1000, self._sync_later
+            )
+        for entry in commit.entries:
+            entry.done(entry)
+        self.on_advance()
+
+    def _sync_later(self) -> None:
+        self._sync_timer = None
+        if not self._closed and self.failed is None:
+            self._lane.put("sync")
+
+    def _fail(self, commit: _Commit, error: BaseException) -> None:
+        if isinstance(error, OSError):
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            answer: HeadraceError = (
+                StorageFull(f"no room on the disk: {error.strerror or error}")
+                if full
+                else StorageFailed(f"the disk refused the write: {error}")
+            )
+        else:
+            # SyncFailed, or our own mistake: either way nobody knows what is on disk.
+            answer = OutcomeUnknown(
+                f"it is unknown whether this was stored: {error}. Without a sync that is known to "
+                "have succeeded the broker stops; start it again and it will verify its log"
+            )
+            logger.critical("%s: %s", self.directory, error, exc_info=error)
+            self.failed = answer
+            waiting, self._lane.waiting = self._lane.waiting, []
+            commit.entries.extend(item for item in waiting if isinstance(item, Append))
+        for entry in commit.entries:
+            if entry.error is None and not (entry.duplicate and self.failed is None):
+                entry.error = answer
+                entry.first_offset = -1
+            entry.done(entry)
+        if self.failed is not None:
+            self._on_failure(self.failed)
+
+    # --- reading ----------------------------------------------------------------------------
+    def read(self, offset: int, max_bytes: int = limits.READ_BYTES_DEFAULT) -> list[Batch]:
+        end = self.end_offset
+        if offset == end:
+            return []
+        cached = self._cache.get(self.number, offset)
+        if cached is not None and cached.base_offset < end:
+            return [cached]
+        return self._segment_for(offset, end).read(offset, end, max_bytes)
+
+    def read_cached(self, offset: int) -> Batch:
+        """One batch that holds the offset, kept for the next reader. On the loop only."""
+        batch = self._cache.get(self.number, offset)
+        if batch is None or batch.base_offset >= self.end_offset:
+            batch = self.read(offset, 1)[0]
+            self._cache.put(self.number, batch)
+        return batch
+
+    def _segment_for(self, offset: int, end: int) -> Segment:
+        segments = self._segments
+        if not self.start_offset <= offset < end:
+            raise OffsetOutOfRange(
+                f"offset {offset} is not there: the partition holds {self.start_offset} to "
+                f"{end - 1}"
+                if end > self.start_offset
+                else f"offset {offset} is not there: the partition is empty (next offset {end})"
+            )
+        at = bisect_right(segments, offset, key=lambda segment: segment.base_offset) - 1
+        return segments[max(at, 0)]
+
+    def offset_at(self, timestamp_ms: int) -> int:
+        end = self.end_offset
+        segments = [s for s in self._segments if s.base_offset < end]
+        low, high = 0, len(segments)
+        while low < high:  # the first segment that reaches the time
+            middle = (low + high) // 2
+            if segments[middle].index().max_timestamp < timestamp_ms:
+                low = middle + 1
+            else:
+                high = middle
+        if low == len(segments):
+            return end
+        batch = segments[low].batch_at_time(timestamp_ms, end)
+        if batch is None:
+            return end
+        times = batch.times()
+        if times is None:
+            return max(batch.base_offset, self.start_offset)
+        return batch.base_offset + next(
+            number for number, time in enumerate(times) if time >= timestamp_ms
+        )
+
+    def size_bytes(self) -> int:
+        return sum(segment.size for segment in self._segments)
+
+    def last_producer_batch(self, producer_id: int) -> tuple[int, int] | None:
+        return self._producers.last(producer_id)
+
+    def producer_epoch(self, producer_id: int) -> int | None:
+        return self._producers.epoch(producer_id)
+
+    # --- keeping house ----------------------------------------------------------------------
+    def closed_segments(self) -> list[tuple[int, int, int, int]]:
+        """(base offset, end offset, bytes, max timestamp) of all but the one being written."""
+        return [
+            (
+                segment.base_offset,
+                self._segments[number + 1].base_offset,
+                segment.size,
+                segment.index().max_timestamp,
+            )
+            for number, segment in enumerate(self._segments[:-1])
+        ]
+
+    def drop_before(self, offset: int) -> None:
+        """Delete the closed segments that lie wholly before the offset, oldest first."""
+        segments = list(self._segments)
+        while len(segments) > 1 and segments[1].base_offset <= offset:
+            gone = segments.pop(0)
+            self._segments = tuple(segments)
+            self.start_offset = segments[0].base_offset
+            self._readers.forget(gone.path)
+            self._files.remove(gone.path)
+            for suffix in (".idx", ".producers"):
+                path = gone.path.with_suffix(suffix)
+                if self._files.exists(path):
+                    self._files.remove(path)
+
+    def roll_if_old(self, now_ms: int) -> None:
+        """Close the segment by age, so that retention by hours can reach it."""
+        age_ms = now_ms - self._segment_started_ms
+        if (
+            age_ms > self.options.segment_hours * 3_600_000
+            and self._segments
+            and self._segments[-1].size
+            and not self.read_only
+            and self.failed is None
+            and not self._closing
+        ):
+            self._lane.put("roll")
+
+    def flush(self) -> None:
+        """Sync what was written, whatever the mode."""
+        if not self._closed and self.failed is None:
+            self._lane.put("sync")
+
+    def close(self, done: Callable[[], None]) -> None:
+        if self._closed:
+            done()
+            return
+        self._closing = done
+        if self._sync_timer is not None:
+            self._sync_timer.cancel()
+            self._sync_timer = None
+        if self.failed is not None or (self._writer is None and self._lane.idle):
+            self._give_up_files()
+        else:
+            self._lane.put("sync")
+
+    def _give_up_files(self) -> None:
+        done, self._closing = self._closing, None
+        self._closed = True
+        if self._writer is not None:
+            if self.failed is None and not self.read_only:
+                try:
+                    self._files.truncate(self._writer, self._position)
+                except OSError as error:  # the preallocated zeros stay; the next start knows them
+                    logger.warning("%s: %s", self._writer.path, error)
+            self._writer = None
+            if self._segments:
+                self._segments[-1].writing = None
+        for segment in self._segments:
+            self._readers.forget(segment.path)
+        self._cache.forget(self.number)
+        assert done is not None
+        done()

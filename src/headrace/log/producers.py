@@ -1,0 +1,138 @@
+"""What a partition remembers of its idempotent producers.
+
+A producer numbers its records in each partition: 0, 1, 2… A batch says the number of its first
+record. The broker keeps the last few batches of each producer, so that a batch sent again (because
+the answer was lost) is answered with its first offset and stored once. A number too high is a gap:
+something in between never arrived, and storing on would make the loss permanent; it is refused.
+
+The table is rebuilt from batch headers when a partition is opened; a snapshot beside each segment
+saves reading the older ones. Bounded: the producers used longest ago are forgotten first.
+
+Snapshot: ``u32 magic "HRP1", u32 crc32c of the rest, u32 rows``, then rows of
+``u64 producer_id, u32 epoch, u32 first_sequence, u32 count, u64 base_offset``, oldest use first.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import OrderedDict
+
+from headrace import limits
+from headrace.errors import HeadraceError, ProducerFenced, SequenceGap
+from headrace.log.batch import Batch, crc32c
+
+MAGIC = 0x31505248  # "HRP1"
+_HEAD = struct.Struct("<III")
+_ROW = struct.Struct("<QIIIQ")
+_WRAP = 0xFFFF_FFFF
+
+
+class Producer:
+    __slots__ = ("batches", "epoch")
+
+    def __init__(self, epoch: int, batches: list[tuple[int, int, int]]):
+        self.epoch = epoch
+        self.batches = batches  # (first sequence, count, base offset), oldest first
+
+    def next_sequence(self) -> int:
+        first, count, _ = self.batches[-1]
+        return (first + count) & _WRAP
+
+
+class Producers:
+    """producer id -> its newest batches in this partition, least recently used first."""
+
+    def __init__(self) -> None:
+        self._table: OrderedDict[int, Producer] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def judge(
+        self, producer_id: int, epoch: int, first_sequence: int, count: int
+    ) -> int | HeadraceError | None:
+        """The first offset of a repetition, an error, or None: new and in order, store it."""
+        known = self._table.get(producer_id)
+        if known is None or epoch > known.epoch:
+            if first_sequence != 0:
+                return SequenceGap(
+                    f"producer {producer_id} begins with sequence {first_sequence} here, not 0; "
+                    "an earlier batch never arrived, or the producer was idle for too long"
+                )
+            return None
+        if epoch < known.epoch:
+            return ProducerFenced(
+                f"producer {producer_id} has been taken over by epoch {known.epoch}; "
+                f"epoch {epoch} can publish no more"
+            )
+        if first_sequence == known.next_sequence():
+            return None
+        for first, stored, offset in known.batches:
+            if first == first_sequence and stored == count:
+                return offset
+        return SequenceGap(
+            f"producer {producer_id} sent sequence {first_sequence} ({count} records) where "
+            f"{known.next_sequence()} was due, and it is no repetition of its last "
+            f"{len(known.batches)} batches"
+        )
+
+    @staticmethod
+    def gap(producer_id: int, first_sequence: int) -> SequenceGap:
+        return SequenceGap(
+            f"producer {producer_id} sent sequence {first_sequence} again with other records"
+        )
+
+    def add(self, producer_id: int, epoch: int, first_sequence: int, count: int, base: int) -> None:
+        known = self._table.get(producer_id)
+        if known is None or known.epoch != epoch:
+            self._table[producer_id] = Producer(epoch, [(first_sequence, count, base)])
+        else:
+            known.batches.append((first_sequence, count, base))
+            del known.batches[: -limits.PRODUCER_BATCHES_KEPT]
+        self._table.move_to_end(producer_id)
+        while len(self._table) > limits.PRODUCERS_PER_PARTITION_MAX:
+            self._table.popitem(last=False)
+
+    def add_batch(self, batch: Batch) -> None:
+        if batch.producer_id:
+            self.add(
+                batch.producer_id,
+                batch.producer_epoch,
+                batch.first_sequence,
+                batch.count,
+                batch.base_offset,
+            )
+
+    def last(self, producer_id: int) -> tuple[int, int] | None:
+        known = self._table.get(producer_id)
+        if known is None:
+            return None
+        _, count, offset = known.batches[-1]
+        return offset, count
+
+    def epoch(self, producer_id: int) -> int | None:
+        known = self._table.get(producer_id)
+        return None if known is None else known.epoch
+
+    # --- snapshot ---------------------------------------------------------------------------
+    def dump(self) -> bytes:
+        rows = [
+            _ROW.pack(producer_id, known.epoch, first, count, offset)
+            for producer_id, known in self._table.items()
+            for first, count, offset in known.batches
+        ]
+        rest = struct.pack("<I", len(rows)) + b"".join(rows)
+        return struct.pack("<II", MAGIC, crc32c(rest)) + rest
+
+    @classmethod
+    def load(cls, raw: bytes) -> Producers | None:
+        """The table, or None when the snapshot is not whole."""
+        if len(raw) < _HEAD.size:
+            return None
+        magic, crc, rows = _HEAD.unpack_from(raw)
+        if magic != MAGIC or crc32c(raw[8:]) != crc or len(raw) != _HEAD.size + rows * _ROW.size:
+            return None
+        table = cls()
+        for producer_id, epoch, first, count, offset in _ROW.iter_unpack(raw[_HEAD.size :]):
+            table.add(producer_id, epoch, first, count, offset)
+        return table

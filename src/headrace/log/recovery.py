@@ -1,0 +1,193 @@
+"""Opening a partition: what of the bytes is a log, and what is left of a crash.
+
+Closed segments are taken by name and size; only the last one is read, batch by batch. At its end
+there may be:
+
+- zeros: space that was preallocated and never written. Nothing is wrong.
+- a *torn tail*: bytes in which no valid batch with ``AFTER_SYNC`` follows. They were being written
+  when the process or the machine stopped; nobody was promised them. They are copied aside
+  (``<segment>.torn-<n>``) and cut off, and the start goes on.
+- *damage*: something valid with ``AFTER_SYNC`` follows, so the bytes before it were once safely on
+  disk. Nothing is cut or renumbered; the partition opens read-only, what is valid can be read, and
+  ``headrace doctor --repair`` gives up the damaged range on demand.
+
+``AFTER_SYNC`` is what tells a torn group of batches (the disk wrote the third of one commit and not
+the second) from a flipped bit in old data. See ``docs/format.md``.
+
+After a failed fsync the cached tail cannot be trusted to be on disk, though it reads well and a
+second fsync would succeed. The marker ``@suspect`` makes the next start copy the valid part of the
+last segment to a new file and sync that.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from headrace import limits
+from headrace.errors import DataCorrupt
+from headrace.files import Files, Handle
+from headrace.log.batch import AFTER_SYNC
+from headrace.log.index import Index
+from headrace.log.producers import Producers
+from headrace.log.segment import Damage, Found, base_offset_of, log_name, scan
+
+logger = logging.getLogger("headrace.log")
+
+
+@dataclass
+class LastSegment:
+    """What the scan of the last segment found."""
+
+    path: Path
+    base_offset: int
+    size: int
+    """Bytes of valid log; appends go on from here."""
+    index: Index
+    damage: list[tuple[int, int]] = field(default_factory=list)
+    """Offset ranges (first, end) that cannot be read."""
+    torn_bytes: int = 0
+    last_timestamp: int = 0
+
+
+@dataclass
+class Recovered:
+    """A partition as it lies on disk."""
+
+    closed: list[tuple[int, int]]
+    """(base offset, bytes) of the segments before the last."""
+    last: LastSegment | None
+    producers: Producers
+
+
+def segments_of(files: Files, directory: Path) -> list[tuple[int, int]]:
+    found = []
+    for name in files.names(directory):
+        base = base_offset_of(name)
+        if base is not None:
+            found.append((base, files.file_size(directory / name)))
+    return sorted(found)
+
+
+def recover(files: Files, directory: Path, *, suspect: bool = False) -> Recovered:
+    """Read the partition's directory, cut a torn tail, leave everything else as it is."""
+    for name in files.names(directory):
+        if name.endswith(".tmp"):
+            files.remove(directory / name)
+    segments = segments_of(files, directory)
+    # A crash while rolling leaves a last segment in which nothing was ever written.
+    while len(segments) > 1 and segments[-1][1] == 0:
+        base, _ = segments.pop()
+        files.remove(directory / log_name(base))
+    if not segments:
+        return Recovered([], None, Producers())
+    base, _ = segments[-1]
+    producers = _producers_before(files, directory, segments)
+    last = _open_last(files, directory / log_name(base), base, producers)
+    if suspect:
+        _rewrite(files, last)
+    return Recovered(segments[:-1], last, producers)
+
+
+def _open_last(files: Files, path: Path, base: int, producers: Producers) -> LastSegment:
+    handle = files.open(path, write=True)
+    try:
+        size = files.size(handle)
+        last = LastSegment(path, base, 0, Index(base))
+        parts = list(scan(files, handle, size, base_offset=base))
+        # Up to the last batch with AFTER_SYNC everything once was on disk, whatever it is now.
+        vouched = max(
+            (number for number, part in enumerate(parts) if _after_sync(part)), default=-1
+        )
+        torn = False
+        for number, part in enumerate(parts):
+            if isinstance(part, Found):
+                last.index.add(part.batch, part.position, part.size)
+                producers.add_batch(part.batch)
+            elif number < vouched:
+                following = parts[number + 1]
+                assert isinstance(following, Found)
+                last.damage.append((last.index.end_offset, following.batch.base_offset))
+            else:
+                torn = not part.zeros or number + 1 < len(parts)
+                break
+        last.size = last.index.log_bytes
+        last.last_timestamp = last.index.max_timestamp
+        if torn:
+            last.torn_bytes = _cut(files, handle, path, last.size, size)
+        # What was written but not synced before a crash is about to be shown to consumers.
+        files.sync(handle)
+        return last
+    finally:
+        handle.close()
+
+
+def _after_sync(part: Found | Damage) -> bool:
+    return isinstance(part, Found) and bool(part.batch.flags & AFTER_SYNC)
+
+
+def _cut(files: Files, handle: Handle, path: Path, keep: int, size: int) -> int:
+    """Copy what is behind ``keep`` aside, then cut it off. Returns how many bytes it was."""
+    tail = files.read_at(handle, keep, size - keep).rstrip(b"\0")
+    number = sum(1 for name in files.names(path.parent) if name.startswith(f"{path.stem}.torn-"))
+    aside = path.with_name(f"{path.stem}.torn-{number}")
+    files.replace(aside, [tail])
+    files.truncate(handle, keep)
+    files.sync(handle)
+    logger.warning(
+        "%s/%s: the last %d bytes were never completed; cut, and kept in %s",
+        path.parent.parent.name,
+        path.parent.name,
+        len(tail),
+        aside.name,
+    )
+    return len(tail)
+
+
+def _rewrite(files: Files, last: LastSegment) -> None:
+    """Put the valid bytes into a new file: the old one's pages may be clean and not on disk."""
+    handle = files.open(last.path)
+    try:
+        chunks = [
+            files.read_at(handle, at, min(limits.COMMIT_BYTES_MAX, last.size - at))
+            for at in range(0, last.size, limits.COMMIT_BYTES_MAX)
+        ]
+    finally:
+        handle.close()
+    files.replace(last.path, chunks)
+    logger.warning("%s was written anew after a failed sync", last.path)
+
+
+def _producers_before(files: Files, directory: Path, segments: list[tuple[int, int]]) -> Producers:
+    """The producers as of the beginning of the last segment."""
+    for number in range(len(segments) - 1, -1, -1):
+        producers = _snapshot(files, directory, segments[number][0])
+        if producers is None and number == 0:
+            producers = Producers()
+        if producers is None:
+            continue
+        for base, size in segments[number:-1]:
+            _replay(files, directory / log_name(base), base, size, producers)
+        return producers
+    raise AssertionError("unreachable: the first segment needs no snapshot")
+
+
+def _snapshot(files: Files, directory: Path, base: int) -> Producers | None:
+    try:
+        raw = files.read_file(directory / f"{base:020d}.producers")
+    except FileNotFoundError:
+        return None
+    return Producers.load(raw)
+
+
+def _replay(files: Files, path: Path, base: int, size: int, producers: Producers) -> None:
+    handle = files.open(path)
+    try:
+        for part in scan(files, handle, size, base_offset=base):
+            if isinstance(part, Found):
+                producers.add_batch(part.batch)
+    except OSError as error:
+        raise DataCorrupt(f"{path} cannot be read: {error}") from error
+    finally:
+        handle.close()

@@ -1,0 +1,288 @@
+"""One file of a partition: batches one behind the other, from the offset in its name on.
+
+Reading walks batch headers from the nearest index entry; every header and body that is handed out
+has passed its checksum. Where one does not, the reader gets :class:`DataCorrupt` that names exactly
+the offsets that cannot be read, and what lies behind them stays readable.
+
+:func:`scan` is the only code that looks for batches in bytes that may be damaged; recovery, the
+index rebuild and the doctor all use it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace import limits
+from headrace.errors import DataCorrupt
+from headrace.files import Files, Handle
+from headrace.log.batch import HEADER_BYTES, MAGIC, Batch, crc32c, parse, parse_header
+from headrace.log.index import Index
+
+_MAGIC_BYTES = MAGIC.to_bytes(4, "little")
+SCAN_BYTES = 4 << 20
+
+
+def log_name(base_offset: int) -> str:
+    return f"{base_offset:020d}.log"
+
+
+def base_offset_of(name: str) -> int | None:
+    """The offset in a segment's file name; None for any other file."""
+    stem, dot, suffix = name.partition(".")
+    return int(stem) if suffix == "log" and dot and len(stem) == 20 and stem.isdigit() else None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A valid batch in a scan. ``batch`` carries no body unless it was asked for."""
+
+    position: int
+    size: int
+    batch: Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Bytes in which no valid batch begins where one should. ``end`` is the next valid batch, or
+    the end of the bytes. ``zeros`` says that there is nothing at all in them."""
+
+    position: int
+    end: int
+    zeros: bool
+
+
+class _Window:
+    """A sliding read-ahead over a file, so that a scan reads each byte once."""
+
+    def __init__(self, files: Files, handle: Handle, size: int):
+        self._files, self._handle, self._size = files, handle, size
+        self._start = 0
+        self._data = b""
+
+    def get(self, position: int, length: int) -> bytes:
+        """Bytes at ``position``; fewer than ``length`` only at the end."""
+        length = min(length, self._size - position)
+        if position < self._start or position + length > self._start + len(self._data):
+            want = min(max(length, SCAN_BYTES), self._size - position)
+            self._start = position
+            self._data = self._files.read_at(self._handle, position, want)
+        at = position - self._start
+        return self._data[at : at + length]
+
+    def batch_at(self, position: int) -> tuple[Batch, int] | None:
+        """A valid batch (body verified, not kept) and its size."""
+        parsed = parse_header(self.get(position, HEADER_BYTES))
+        if parsed is None:
+            return None
+        batch, body_len = parsed
+        body = self.get(position + HEADER_BYTES, body_len)
+        if len(body) != body_len or crc32c(body) != batch.body_crc:
+            return None
+        return batch, HEADER_BYTES + body_len
+
+
+def scan(
+    files: Files, handle: Handle, size: int, *, start: int = 0, base_offset: int
+) -> Iterator[Found | Damage]:
+    """All valid batches of the file in order, and the damage between and behind them.
+
+    A batch counts only when it continues the offsets: equal to the last one's end, or beyond it
+    after damage. Batches begin at multiples of 8.
+    """
+    window = _Window(files, handle, size)
+    position, expected = start, base_offset
+    while position < size:
+        found = window.batch_at(position)
+        if found is not None and found[0].base_offset == expected:
+            batch, length = found
+            yield Found(position, length, batch)
+            position += length
+            expected = batch.end_offset
+            continue
+        end = _next_valid(window, position, size, expected)
+        yield Damage(position, end, _all_zero(window, position, end))
+        if end < size:
+            following = window.batch_at(end)
+            assert following is not None
+            expected = following[0].base_offset
+        position = end
+
+
+def _next_valid(window: _Window, position: int, size: int, expected: int) -> int:
+    """Where the next valid batch begins behind ``position``, or ``size``."""
+    at = position + 8 - position % 8
+    while at < size:
+        chunk = window.get(at, SCAN_BYTES)
+        hit = chunk.find(_MAGIC_BYTES)
+        while hit >= 0:
+            candidate = at + hit
+            if candidate % 8 == 0:
+                found = window.batch_at(candidate)
+                if found is not None and found[0].base_offset > expected:
+                    return candidate
+                chunk = window.get(at, SCAN_BYTES)
+            hit = chunk.find(_MAGIC_BYTES, hit + 1)
+        # The magic may lie across the border; batches are aligned, so 8 bytes are enough.
+        at += max(len(chunk) - 4, 8) if at + len(chunk) < size else len(chunk)
+        at += -at % 8 if at < size else 0
+    return size
+
+
+def _all_zero(window: _Window, position: int, end: int) -> bool:
+    while position < end:
+        chunk = window.get(position, min(SCAN_BYTES, end - position))
+        if chunk.count(0) != len(chunk):
+            return False
+        position += len(chunk)
+    return True
+
+
+class Readers:
+    """The read handles of closed segments, the least recently used given up first."""
+
+    def __init__(self, files: Files, count_max: int = limits.OPEN_READERS_MAX):
+        self._files = files
+        self._max = count_max
+        self._open: OrderedDict[Path, Handle] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def get(self, path: Path) -> Handle:
+        handle = self._open.get(path)
+        if handle is None:
+            handle = self._files.open(path)
+            self._open[path] = handle
+            while len(self._open) > self._max:
+                # Not closed here: another thread may be reading. The last reference closes it.
+                self._open.popitem(last=False)
+        else:
+            try:
+                self._open.move_to_end(path)
+            except KeyError:
+                self._open[path] = handle
+        return handle
+
+    def forget(self, path: Path) -> None:
+        self._open.pop(path, None)
+
+
+class Segment:
+    """A segment for readers. ``size`` bytes of it may be read."""
+
+    def __init__(
+        self,
+        files: Files,
+        readers: Readers,
+        path: Path,
+        base_offset: int,
+        size: int,
+        index: Index | None = None,
+    ):
+        self._files = files
+        self._readers = readers
+        self.path = path
+        self.base_offset = base_offset
+        self.size = size
+        self._index = index
+        self.writing: Handle | None = None
+
+    @property
+    def index_path(self) -> Path:
+        return self.path.with_suffix(".idx")
+
+    def handle(self) -> Handle:
+        return self.writing or self._readers.get(self.path)
+
+    def index(self) -> Index:
+        """The index; of a closed segment read from its file, or rebuilt when that is no good."""
+        if self._index is None:
+            self._index = self._load_index() or self._rebuild_index()
+        return self._index
+
+    def _load_index(self) -> Index | None:
+        try:
+            raw = self._files.read_file(self.index_path)
+        except FileNotFoundError:
+            return None
+        return Index.load(raw, self.base_offset, self.size)
+
+    def _rebuild_index(self) -> Index:
+        index = Index(self.base_offset)
+        for part in scan(self._files, self.handle(), self.size, base_offset=self.base_offset):
+            if isinstance(part, Found):
+                index.add(part.batch, part.position, part.size)
+        index.log_bytes = self.size
+        self._files.replace(self.index_path, [index.dump()])
+        return index
+
+    def read(self, offset: int, end_offset: int, max_bytes: int) -> list[Batch]:
+        """Whole valid batches from the one that holds ``offset`` on, up to ``end_offset``."""
+        position = self.index().position_of(offset)
+        batches: list[Batch] = []
+        taken = 0
+        want = max(max_bytes, limits.INDEX_INTERVAL_BYTES) + 4096
+        data, at = b"", 0
+        next_offset = offset
+        while position < self.size:
+            if len(data) - at < HEADER_BYTES:
+                data, at = self._load(position, want), 0
+            parsed = parse_header(data, at)
+            if parsed is not None and parsed[0].base_offset <= next_offset:
+                batch, body_len = parsed
+                size = HEADER_BYTES + body_len
+                if batch.end_offset <= offset:
+                    position += size
+                    at += size
+                    continue
+                if batch.base_offset >= end_offset or (batches and taken + size > max_bytes):
+                    return batches
+                if at + size > len(data):
+                    data, at = self._load(position, max(size, want)), 0
+                whole = parse(data, at)
+                if whole is not None:
+                    batches.append(whole)
+                    next_offset = whole.end_offset
+                    position += size
+                    at += size
+                    taken += size
+                    if taken >= max_bytes:
+                        return batches
+                    continue
+            if batches:
+                return batches  # the damage behind them is the next reader's
+            position = self._locate(offset, end_offset)
+            data, at = b"", 0
+        return batches
+
+    def _load(self, position: int, length: int) -> bytes:
+        return self._files.read_at(self.handle(), position, min(length, self.size - position))
+
+    def _locate(self, offset: int, end_offset: int) -> int:
+        """Find the batch by looking at everything, or say exactly which offsets are damaged."""
+        low, high = self.base_offset, end_offset
+        for part in scan(self._files, self.handle(), self.size, base_offset=self.base_offset):
+            if isinstance(part, Found):
+                if part.batch.base_offset > offset:
+                    high = part.batch.base_offset
+                    break
+                if part.batch.end_offset > offset:
+                    return part.position
+                low = part.batch.end_offset
+        raise DataCorrupt(
+            f"{self.path.parent.parent.name}/{self.path.parent.name}: offsets {low} to {high - 1} "
+            f"are damaged in {self.path.name} and cannot be read; 'headrace doctor' says more",
+        )
+
+    def batch_at_time(self, timestamp_ms: int, end_offset: int) -> Batch | None:
+        """The first batch with a record at the time or later."""
+        offset = self.index().offset_of_time(timestamp_ms)
+        while offset < end_offset:
+            for batch in self.read(offset, end_offset, limits.INDEX_INTERVAL_BYTES):
+                if batch.max_timestamp >= timestamp_ms:
+                    return batch
+                offset = batch.end_offset
+        return None

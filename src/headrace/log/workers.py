@@ -1,0 +1,113 @@
+"""The few threads that wait for the disk, so that the event loop does not.
+
+``submit(work, done)`` runs ``work`` in some thread and then ``done(result, error)`` on the loop.
+Jobs of different partitions run side by side, so their ``fdatasync`` calls overlap and the file
+system's journal commits once for many; jobs of one partition never do, because each
+:class:`Lane` has at most one job under way.
+
+A :class:`Lane` is the group commit: whatever is put while a job runs waits and goes into the next
+job together. Rejected: ``ThreadPoolExecutor`` (a Future and three lock hops per job; this is half
+the latency of a commit on a fast disk).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any, Generic, TypeVar
+
+from headrace.clock import Loop
+
+Item = TypeVar("Item")
+Done = Callable[[Any, BaseException | None], None]
+
+
+class Workers:
+    """A small pool of daemon threads, started when first needed."""
+
+    def __init__(self, loop: Loop, count: int = 8):
+        self._loop = loop
+        self._count = count
+        self._queue: SimpleQueue[tuple[Callable[[], Any], Done] | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._under_way = 0
+
+    def submit(self, work: Callable[[], Any], done: Done) -> None:
+        self._under_way += 1
+        if self._under_way > len(self._threads) and len(self._threads) < self._count:
+            thread = threading.Thread(
+                target=self._run, name=f"headrace-disk-{len(self._threads)}", daemon=True
+            )
+            self._threads.append(thread)
+            thread.start()
+        self._queue.put((work, done))
+
+    def _run(self) -> None:
+        while (job := self._queue.get()) is not None:
+            work, done = job
+            result, error = None, None
+            try:
+                result = work()
+            except BaseException as caught:
+                error = caught
+            try:
+                self._loop.call_soon_threadsafe(self._finish, done, result, error)
+            except RuntimeError:
+                return  # the loop was closed under us: there is nobody left to tell
+            del job, work, done, result, error
+
+    def _finish(self, done: Done, result: Any, error: BaseException | None) -> None:
+        self._under_way -= 1
+        done(result, error)
+
+    def close(self) -> None:
+        """End the threads once the queue is empty. Jobs under way finish."""
+        for _ in self._threads:
+            self._queue.put(None)
+        self._threads = []
+
+
+class Lane(Generic[Item]):
+    """One writer at a time; what waits meanwhile is taken together."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        workers: Workers,
+        take: Callable[[list[Item]], Callable[[], Any] | None],
+        finish: Done,
+    ):
+        self._loop = loop
+        self._workers = workers
+        self._take = take
+        self._finish = finish
+        self.waiting: list[Item] = []
+        self._busy = False
+
+    @property
+    def idle(self) -> bool:
+        return not self._busy and not self.waiting
+
+    def put(self, item: Item) -> None:
+        self.waiting.append(item)
+        if not self._busy:
+            self._busy = True
+            # Not at once: everything that arrives in this turn of the loop joins the commit.
+            self._loop.call_soon(self._start)
+
+    def _start(self) -> None:
+        while self.waiting:
+            items, self.waiting = self.waiting, []
+            # May put back what does not fit in front of ``waiting``.
+            work = self._take(items)
+            if work is not None:
+                self._workers.submit(work, self._done)
+                return
+        self._busy = False
+
+    def _done(self, result: Any, error: BaseException | None) -> None:
+        try:
+            self._finish(result, error)
+        finally:
+            self._start()

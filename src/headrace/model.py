@@ -1,0 +1,479 @@
+"""The nouns of Headrace: read this file and you know the system.
+
+A *record* lies in a partition of a topic, at an offset. A :class:`Message` is a record in a user's
+hands. A *subscription* is a durable position over topics; a *delivery* is one message handed to one
+member for a while. :class:`TopicSettings` and :class:`SubscriptionSettings` are all that can be
+chosen about either, with defaults, checked in one place so that every protocol refuses the same
+things with the same words.
+
+A message's id, unless the client gave one, is derived and costs no storage. It is a UUID, version 8::
+
+     48 bits topic hash | 0x8 | 12 bits partition | 0b10 | 62 bits offset
+
+so an id leads back to its record (:func:`split_id`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, Protocol, get_args
+
+from headrace import limits
+from headrace.errors import Closed, InvalidArgument, TooLarge
+
+Durability = Literal["always", "interval", "never"]
+Compression = Literal["none", "zstd"]
+Ordering = Literal["none", "key"]
+
+# --- names ------------------------------------------------------------------------------------
+_NAME = re.compile(r"[A-Za-z0-9._-]+\Z")
+INTERNAL_PREFIX = "__"
+DEAD_LETTER_SUFFIX = ".dlq"
+
+
+def check_topic_name(name: object, *, internal: bool = False) -> str:
+    """The name itself, or :class:`InvalidArgument`: a name becomes a directory, so it is strict."""
+    if not isinstance(name, str):
+        raise InvalidArgument(
+            f"a topic name is a str, not {type(name).__name__}", code="invalid_topic"
+        )
+    if not 1 <= len(name) <= limits.TOPIC_NAME_CHARS_MAX:
+        raise InvalidArgument(
+            f"a topic name has 1 to {limits.TOPIC_NAME_CHARS_MAX} characters, this one {len(name)}",
+            code="invalid_topic",
+        )
+    if not _NAME.match(name) or name in (".", ".."):
+        raise InvalidArgument(
+            f"topic {name!r} is not a valid name: use letters, digits, '.', '_' and '-'",
+            code="invalid_topic",
+        )
+    if name.startswith(INTERNAL_PREFIX) and not internal:
+        raise InvalidArgument(
+            f"topic {name!r}: names that begin with '{INTERNAL_PREFIX}' belong to the broker",
+            code="invalid_topic",
+        )
+    return name
+
+
+def check_subscription_name(name: object) -> str:
+    if not isinstance(name, str) or not _NAME.match(name) or name in (".", ".."):
+        raise InvalidArgument(
+            f"subscription {name!r} is not a valid name: use letters, digits, '.', '_' and '-'",
+            code="invalid_subscription",
+        )
+    if len(name) > limits.SUBSCRIPTION_NAME_CHARS_MAX:
+        raise InvalidArgument(
+            f"a subscription name has at most {limits.SUBSCRIPTION_NAME_CHARS_MAX} characters",
+            code="invalid_subscription",
+        )
+    return name
+
+
+def is_pattern(name: str) -> bool:
+    return "*" in name or ">" in name
+
+
+def check_pattern(pattern: object) -> str:
+    """A topic name, or one in which ``*`` stands for one word and a last ``>`` for the rest."""
+    if not isinstance(pattern, str) or not is_pattern(pattern):
+        return check_topic_name(pattern)
+    if len(pattern) > limits.TOPIC_NAME_CHARS_MAX:
+        raise InvalidArgument(f"pattern {pattern[:40]!r}… is too long", code="invalid_topic")
+    words = pattern.split(".")
+    for position, word in enumerate(words):
+        rest = word == ">" and position == len(words) - 1
+        if not (rest or word == "*" or _NAME.match(word)):
+            raise InvalidArgument(
+                f"pattern {pattern!r} is not valid: '*' stands alone for one word between dots, "
+                "and '>' alone as the last word for all the rest",
+                code="invalid_topic",
+            )
+    return pattern
+
+
+def pattern_matches(pattern: str, topic: str) -> bool:
+    """Whether ``topic`` is meant. Internal topics and dead-letter topics need to be named."""
+    if not is_pattern(pattern):
+        return pattern == topic
+    if topic.startswith(INTERNAL_PREFIX) or topic.endswith(DEAD_LETTER_SUFFIX):
+        return False
+    wanted = pattern.split(".")
+    words = topic.split(".")
+    if wanted[-1] == ">":
+        wanted.pop()
+        if len(words) <= len(wanted):
+            return False
+        words = words[: len(wanted)]
+    return len(words) == len(wanted) and all(
+        want in ("*", word) for want, word in zip(wanted, words, strict=True)
+    )
+
+
+# --- ids ------------------------------------------------------------------------------------
+def topic_hash(topic: str) -> int:
+    return int.from_bytes(hashlib.sha256(topic.encode()).digest()[:6], "big")
+
+
+def derive_id(topic_hash48: int, partition: int, offset: int) -> uuid.UUID:
+    return uuid.UUID(
+        int=topic_hash48 << 80 | 0x8 << 76 | partition << 64 | 0b10 << 62 | offset,
+    )
+
+
+def split_id(message_id: uuid.UUID) -> tuple[int, int, int] | None:
+    """(topic hash, partition, offset) of a derived id; None for an id that a client gave."""
+    number = message_id.int
+    if number >> 76 & 0xF != 0x8 or number >> 62 & 0b11 != 0b10:
+        return None
+    return number >> 80, number >> 64 & 0xFFF, number & limits.OFFSET_MAX
+
+
+def parse_id(text: object) -> uuid.UUID:
+    if isinstance(text, uuid.UUID):
+        return text
+    try:
+        return uuid.UUID(str(text))
+    except ValueError:
+        raise InvalidArgument(
+            f"{text!r} is not a UUID; leave the id out and the broker derives one",
+            code="invalid_id",
+        ) from None
+
+
+# --- messages ---------------------------------------------------------------------------------
+class Settling(Protocol):
+    """Whoever handed a message out and takes its ack, nack or extension back."""
+
+    def ack(self, message: Message) -> None: ...
+
+    def nack(self, message: Message, delay: float | None, reason: str) -> None: ...
+
+    def extend(self, message: Message, seconds: float | None) -> None: ...
+
+
+_NO_HEADERS: Mapping[str, str] = {}
+
+
+class Message:
+    """A record in a user's hands.
+
+    ``value`` is also called ``payload`` and ``body``. From a subscription it can be settled:
+    ``ack()``, ``nack(delay)``, ``extend(seconds)``.
+    """
+
+    __slots__ = (
+        "_id",
+        "_settling",
+        "attempt",
+        "headers",
+        "key",
+        "lease",
+        "offset",
+        "partition",
+        "timestamp",
+        "topic",
+        "value",
+    )
+
+    def __init__(
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        timestamp: int,
+        key: bytes | None,
+        value: bytes,
+        headers: Mapping[str, str] | None,
+        id: bytes | None = None,
+        attempt: int = 1,
+        settling: Settling | None = None,
+        lease: Any = None,
+    ):
+        self.topic = topic
+        self.partition = partition
+        self.offset = offset
+        self.timestamp = timestamp
+        self.key = key
+        self.value = value
+        self.headers = headers or _NO_HEADERS
+        self._id = id
+        self.attempt = attempt
+        self._settling = settling
+        self.lease = lease
+
+    @property
+    def payload(self) -> bytes:
+        return self.value
+
+    @property
+    def body(self) -> bytes:
+        return self.value
+
+    @property
+    def id(self) -> uuid.UUID:
+        """The client's own id if it gave one, else derived from topic, partition and offset."""
+        if self._id is not None and self._id != _NO_ID:
+            return uuid.UUID(bytes=self._id)
+        return derive_id(topic_hash(self.topic), self.partition, self.offset)
+
+    @property
+    def retry_count(self) -> int:
+        return self.attempt - 1
+
+    def text(self) -> str:
+        return self.value.decode()
+
+    def ack(self) -> None:
+        """It is done: it will not be delivered to this subscription again."""
+        self._settler().ack(self)
+
+    def nack(self, delay: float | None = None, reason: str = "nack") -> None:
+        """It failed: deliver it again, after ``delay`` seconds or the subscription's backoff."""
+        self._settler().nack(self, delay, reason)
+
+    def extend(self, seconds: float | None = None) -> None:
+        """More time: the deadline becomes ``seconds`` (or the ack timeout) from now."""
+        self._settler().extend(self, seconds)
+
+    def _settler(self) -> Settling:
+        if self._settling is None:
+            raise Closed(
+                "this message was fetched or came from a plain subscribe: there is nothing to "
+                "acknowledge; use a subscription for ack and nack",
+                code="not_a_delivery",
+            )
+        return self._settling
+
+    def __repr__(self) -> str:
+        value = self.value if len(self.value) <= 60 else self.value[:57] + b"..."
+        return f"<Message {self.topic}/{self.partition}@{self.offset} {value!r}>"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Message):
+            return NotImplemented
+        return (
+            self.topic == other.topic
+            and self.partition == other.partition
+            and self.offset == other.offset
+            and self.value == other.value
+            and self.key == other.key
+            and self.headers == other.headers
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.topic, self.partition, self.offset))
+
+
+_NO_ID = bytes(16)
+
+
+# --- settings ---------------------------------------------------------------------------------
+def _number(
+    name: str, value: object, low: float, high: float, *, whole: bool = True
+) -> int | float:
+    kinds = (int,) if whole else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kinds):
+        kind = "a whole number" if whole else "a number"
+        raise InvalidArgument(f"{name} is {kind}, not {value!r}", code="invalid_setting")
+    if not low <= value <= high or (isinstance(value, float) and not math.isfinite(value)):
+        raise InvalidArgument(
+            f"{name} must be between {low} and {high}, not {value!r}", code="invalid_setting"
+        )
+    return value
+
+
+def _one_of(name: str, value: object, choices: object) -> None:
+    if value not in get_args(choices):
+        raise InvalidArgument(
+            f"{name} must be one of {', '.join(map(str, get_args(choices)))}, not {value!r}",
+            code="invalid_setting",
+        )
+
+
+def _flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise InvalidArgument(f"{name} is true or false, not {value!r}", code="invalid_setting")
+
+
+class _Settings:
+    """Dataclass helpers: build from a mapping, change some, and complain by name."""
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Any:
+        known = {field.name for field in fields(cls)}  # type: ignore[arg-type]
+        for name in values:
+            if name not in known:
+                raise InvalidArgument(
+                    f"unknown setting {name!r}; known are {', '.join(sorted(known))}",
+                    code="unknown_setting",
+                )
+        return cls(**values)
+
+    def but(self, values: Mapping[str, Any]) -> Any:
+        """A copy with some values changed; unknown names are refused."""
+        type(self).of(values)
+        return replace(self, **values)  # type: ignore[type-var]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSettings(_Settings):
+    """All that can be chosen about a topic."""
+
+    partitions: int = 1
+    durable: bool = True
+    """False: kept in memory, dropped once every subscription is done with it."""
+    durability: Durability = "always"
+    """When a publish counts: after ``fdatasync``, or after the write with a sync every
+    ``sync_interval_ms``, or after the write alone."""
+    sync_interval_ms: int = 100
+    compression: Compression = "none"
+    segment_bytes: int = limits.SEGMENT_BYTES_DEFAULT
+    segment_hours: float = 24.0
+    retention_hours: float | None = 24.0
+    retention_bytes: int | None = None
+    retain_unread: bool = True
+    """Retention never deletes what a subscription has not finished."""
+    max_queue_size: int | None = None
+    """Most unread messages; publishes past it are refused. In memory 10,000 when not set."""
+    message_ttl_ms: int | None = None
+    """How long a message that brings no time-to-live of its own is delivered."""
+
+    def __post_init__(self) -> None:
+        _number("partitions", self.partitions, 1, limits.PARTITIONS_PER_TOPIC_MAX)
+        _flag("durable", self.durable)
+        _one_of("durability", self.durability, Durability)
+        _number("sync_interval_ms", self.sync_interval_ms, 1, 60_000)
+        _one_of("compression", self.compression, Compression)
+        _number("segment_bytes", self.segment_bytes, 4096, 1 << 31)
+        _number("segment_hours", self.segment_hours, 0.001, 24 * 366, whole=False)
+        if self.retention_hours is not None:
+            _number("retention_hours", self.retention_hours, 0, 24 * 366_000, whole=False)
+        if self.retention_bytes is not None:
+            _number("retention_bytes", self.retention_bytes, 0, 1 << 60)
+        _flag("retain_unread", self.retain_unread)
+        if self.max_queue_size is not None:
+            _number("max_queue_size", self.max_queue_size, 1, limits.OFFSET_MAX)
+        if self.message_ttl_ms is not None:
+            _number("message_ttl_ms", self.message_ttl_ms, 1, limits.TIMESTAMP_MS_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionSettings(_Settings):
+    """All that can be chosen about a subscription."""
+
+    ack_timeout: float = 30.0
+    """Seconds a member has for a message before it is delivered again."""
+    max_deliveries: int = 5
+    """After so many failed deliveries a message goes to the dead-letter topic. 0: never."""
+    ordering: Ordering = "none"
+    """``key``: messages of one key go to one member at a time, in order."""
+    backoff: float = 0.1
+    """Seconds before the first redelivery; doubles with each further one."""
+    backoff_max: float = 60.0
+    dead_letter_topic: str | None = None
+    """None: ``<subscription>.dlq``."""
+
+    def __post_init__(self) -> None:
+        _number("ack_timeout", self.ack_timeout, 0.001, limits.ACK_TIMEOUT_S_MAX, whole=False)
+        _number("max_deliveries", self.max_deliveries, 0, limits.MAX_DELIVERIES_MAX)
+        _one_of("ordering", self.ordering, Ordering)
+        _number("backoff", self.backoff, 0, 86_400, whole=False)
+        _number("backoff_max", self.backoff_max, 0, 86_400, whole=False)
+        if self.dead_letter_topic is not None:
+            check_topic_name(self.dead_letter_topic)
+
+    def delay_after(self, attempt: int) -> float:
+        """Seconds between failed delivery number ``attempt`` and the next one."""
+        return min(self.backoff_max, self.backoff * 2 ** min(attempt - 1, 40))
+
+
+# --- what a message may be made of -------------------------------------------------------------
+def check_headers(headers: object) -> Mapping[str, str]:
+    """Headers are str to str, without NUL, CR or LF in names: every protocol can carry them."""
+    if not isinstance(headers, Mapping):
+        raise InvalidArgument(
+            f"headers are a mapping of str to str, not {type(headers).__name__}",
+            code="invalid_headers",
+        )
+    if len(headers) > limits.HEADERS_PER_MESSAGE_MAX:
+        raise TooLarge(
+            f"a message has at most {limits.HEADERS_PER_MESSAGE_MAX} headers, this one "
+            f"{len(headers)}",
+            code="headers_too_large",
+        )
+    size = 0
+    for name, value in headers.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise InvalidArgument(
+                f"header {name!r}: {value!r} is not str to str", code="invalid_headers"
+            )
+        if not name or not name.isprintable() or "=" in name:
+            raise InvalidArgument(
+                f"header name {name!r} is empty, or has '=' or characters that cannot be printed",
+                code="invalid_headers",
+            )
+        if "\0" in value or "\r" in value or "\n" in value:
+            raise InvalidArgument(
+                f"header {name!r} has a NUL or a line end in its value; put such data in the body",
+                code="invalid_headers",
+            )
+        try:
+            size += len(name.encode()) + len(value.encode())
+        except UnicodeEncodeError:
+            raise InvalidArgument(
+                f"header {name!r} is not valid Unicode", code="invalid_headers"
+            ) from None
+    if size > limits.HEADER_BYTES_MAX:
+        raise TooLarge(
+            f"the headers have {size} bytes, the limit is {limits.HEADER_BYTES_MAX}",
+            code="headers_too_large",
+        )
+    return headers
+
+
+def check_key(key: object) -> bytes:
+    if isinstance(key, str):
+        try:
+            key = key.encode()
+        except UnicodeEncodeError:
+            raise InvalidArgument(f"key {key!r} is not valid Unicode", code="invalid_key") from None
+    if not isinstance(key, (bytes, bytearray, memoryview)):
+        raise InvalidArgument(
+            f"a key is bytes or str, not {type(key).__name__}", code="invalid_key"
+        )
+    key = bytes(key)
+    if len(key) > limits.KEY_BYTES_MAX:
+        raise TooLarge(
+            f"a key has at most {limits.KEY_BYTES_MAX} bytes, this one {len(key)}",
+            code="key_too_large",
+        )
+    return key
+
+
+def check_value(value: object, bytes_max: int) -> bytes:
+    if isinstance(value, str):
+        try:
+            value = value.encode()
+        except UnicodeEncodeError:
+            raise InvalidArgument("the text is not valid Unicode", code="invalid_value") from None
+    if not isinstance(value, (bytes, bytearray, memoryview)):
+        raise InvalidArgument(
+            f"a message's value is bytes or str, not {type(value).__name__}; "
+            "encode it first, for example with json.dumps(...)",
+            code="invalid_value",
+        )
+    value = bytes(value)
+    if len(value) > bytes_max:
+        raise TooLarge(
+            f"the message has {len(value)} bytes, the limit is {bytes_max} (max_message_size)",
+            code="message_too_large",
+        )
+    return value
