@@ -294,9 +294,15 @@ class Batch:
 
     # --- columns ----------------------------------------------------------------------------
     def plain(self) -> bytes:
-        """The body, unpacked."""
-        if not self.flags & COMPRESSION:
+        """The body, unpacked. What was lost has none, and that is an explicit error."""
+        if not self.flags & (COMPRESSION | LOST):
             return self._body
+        if self.flags & LOST:
+            raise DataCorrupt(
+                f"offsets {self.base_offset} to {self.end_offset - 1} were destroyed and given up "
+                "by a repair; go on at the next offset",
+                code="records_lost",
+            )
         if self._plain is None:
             self._plain = _unpack(self._body, self.flags)
         return self._plain
@@ -495,10 +501,12 @@ def _unpack(body: bytes, flags: int) -> bytes:
     plain_len, packed_len = _PREFIX.unpack_from(body)
     if plain_len > limits.BATCH_BYTES_MAX or 8 + packed_len > len(body):
         raise DataCorrupt("the compressed batch claims impossible lengths")
+    packed = body[8 : 8 + packed_len]
     try:
-        plain = zstandard.ZstdDecompressor().decompress(
-            body[8 : 8 + packed_len], max_output_size=plain_len
-        )
+        # Asked first: a size in the frame itself is believed, whatever max_output_size says.
+        if zstandard.frame_content_size(packed) not in (-1, plain_len):
+            raise DataCorrupt("the compressed batch has another length than it says")
+        plain = zstandard.ZstdDecompressor().decompress(packed, max_output_size=plain_len)
     except zstandard.ZstdError as error:
         raise DataCorrupt(f"the compressed batch cannot be unpacked: {error}") from None
     if len(plain) != plain_len:
@@ -573,13 +581,18 @@ def check(raw: bytes, *, message_bytes_max: int) -> Batch:
         raise DataCorrupt("the batch fails its checksum", code="invalid_batch")
     if batch.flags & ~(COLUMNS | COMPRESSION):
         raise DataCorrupt(f"the batch has unknown flags {batch.flags:#06x}", code="invalid_batch")
+    check_columns(batch, message_bytes_max)
+    return batch
+
+
+def check_columns(batch: Batch, message_bytes_max: int = limits.MESSAGE_BYTES_CEILING) -> None:
+    """That the body is columns as the flags say, whole and in bounds; the same errors as above."""
     try:
         _check_columns(batch, message_bytes_max)
     except (ValueError, IndexError, struct.error) as error:
         raise DataCorrupt(f"the batch makes no sense: {error}", code="invalid_batch") from None
     except DataCorrupt as error:
         raise DataCorrupt(error.message, code="invalid_batch") from None
-    return batch
 
 
 def _check_columns(batch: Batch, message_bytes_max: int) -> None:
