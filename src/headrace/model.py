@@ -60,7 +60,7 @@ def check_topic_name(name: object, *, internal: bool = False) -> str:
     return name
 
 
-def check_subscription_name(name: object) -> str:
+def check_subscription_name(name: object, *, internal: bool = False) -> str:
     if not isinstance(name, str) or not _NAME.match(name) or name in (".", ".."):
         raise InvalidArgument(
             f"subscription {name!r} is not a valid name: use letters, digits, '.', '_' and '-'",
@@ -69,6 +69,11 @@ def check_subscription_name(name: object) -> str:
     if len(name) > limits.SUBSCRIPTION_NAME_CHARS_MAX:
         raise InvalidArgument(
             f"a subscription name has at most {limits.SUBSCRIPTION_NAME_CHARS_MAX} characters",
+            code="invalid_subscription",
+        )
+    if name.startswith(INTERNAL_PREFIX) and not internal:
+        raise InvalidArgument(
+            f"subscription {name!r}: names that begin with '{INTERNAL_PREFIX}' belong to the broker",
             code="invalid_subscription",
         )
     return name
@@ -272,6 +277,72 @@ class Message:
 _NO_ID = bytes(16)
 
 
+class Receipt:
+    """What a publish is answered with: where the records are. ``offset`` is the first one's."""
+
+    __slots__ = ("_id", "count", "duplicate", "offset", "partition", "timestamp", "topic")
+
+    def __init__(
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        timestamp: int,
+        count: int = 1,
+        duplicate: bool = False,
+        id: bytes | None = None,
+    ):
+        self.topic = topic
+        self.partition = partition
+        self.offset = offset
+        self.timestamp = timestamp
+        self.count = count
+        self.duplicate = duplicate
+        """It was stored before; nothing was stored now."""
+        self._id = id
+
+    @property
+    def id(self) -> uuid.UUID:
+        """The first record's id."""
+        if self._id is not None and self._id != _NO_ID:
+            return uuid.UUID(bytes=self._id)
+        return derive_id(topic_hash(self.topic), self.partition, self.offset)
+
+    @property
+    def offsets(self) -> range:
+        return range(self.offset, self.offset + self.count)
+
+    def __repr__(self) -> str:
+        span = f"{self.offset}" if self.count == 1 else f"{self.offset}..{self.offsets[-1]}"
+        again = " (again)" if self.duplicate else ""
+        return f"<Receipt {self.topic}/{self.partition}@{span}{again}>"
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """A message that waits for its time. ``id`` cancels it."""
+
+    id: uuid.UUID
+    topic: str
+    deliver_at: int
+    """Milliseconds since 1970."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A message that was given up, with where it came from and why."""
+
+    offset: int
+    """Its place in the dead-letter topic: what ``redrive``, ``edit`` and ``purge`` take."""
+    message: Message
+    """The payload, key and headers as they were; topic, partition and offset are the origin's."""
+    subscription: str
+    reason: str
+    attempts: int
+    timestamp: int
+    """When it was given up, in milliseconds since 1970."""
+
+
 # --- settings ---------------------------------------------------------------------------------
 def _number(
     name: str, value: object, low: float, high: float, *, whole: bool = True
@@ -392,7 +463,7 @@ class SubscriptionSettings(_Settings):
 
     def delay_after(self, attempt: int) -> float:
         """Seconds between failed delivery number ``attempt`` and the next one."""
-        return min(self.backoff_max, self.backoff * 2 ** min(attempt - 1, 40))
+        return min(self.backoff_max, self.backoff * float(2 ** min(attempt - 1, 40)))
 
 
 # --- what a message may be made of -------------------------------------------------------------

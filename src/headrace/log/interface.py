@@ -101,6 +101,9 @@ class Log(Protocol):
         :class:`OffsetOutOfRange` outside of start..end, :class:`DataCorrupt` for a damaged range.
         """
 
+    def read_cached(self, offset: int) -> Batch:
+        """The batch that holds the offset, kept for the next reader. On the loop only."""
+
     def offset_at(self, timestamp_ms: int) -> int:
         """The first offset whose record is not older than the time, or ``end_offset``."""
 
@@ -111,6 +114,9 @@ class Log(Protocol):
 
     def last_producer_batch(self, producer_id: int) -> tuple[int, int] | None:
         """(offset, count) of the producer's newest batch, if it is still known."""
+
+    def next_sequence(self, producer_id: int) -> int:
+        """The sequence that the producer's next record must have; 0 for one not known."""
 
     def close(self, done: Callable[[], None]) -> None:
         """Write and sync what waits, give up the files, then call ``done`` on the loop."""

@@ -21,6 +21,7 @@ from headrace import limits
 from headrace.errors import DataCorrupt
 from headrace.files import Files, Handle
 from headrace.log.batch import crc32c
+from headrace.log.workers import SyncFailed
 
 logger = logging.getLogger("headrace.log")
 _HEAD = struct.Struct("<II")
@@ -115,7 +116,7 @@ class Journal:
         return self._handle
 
     def append(self, payloads: list[bytes]) -> None:
-        """Write and sync. An ``OSError`` from the write leaves the journal as it was."""
+        """Write and sync. An ``OSError`` leaves the journal as it was; ``SyncFailed`` is final."""
         handle = self._writer()
         frames = [frame(payload) for payload in payloads]
         size = sum(map(len, frames))
@@ -129,7 +130,10 @@ class Journal:
             self._files.truncate(handle, self.size)
             self._allocated = self.size
             raise
-        self._files.sync(handle)
+        try:
+            self._files.sync(handle)
+        except OSError as error:
+            raise SyncFailed(f"{self.path}: {error}") from error
         self.size += size
 
     def rewrite(self, payloads: list[bytes]) -> None:

@@ -113,6 +113,9 @@ class MemoryLog:
     def last_producer_batch(self, producer_id: int) -> tuple[int, int] | None:
         return self._producers.last(producer_id)
 
+    def next_sequence(self, producer_id: int) -> int:
+        return self._producers.next_sequence(producer_id)
+
     def close(self, done: Callable[[], None]) -> None:
         self._closed = True
         self._batches, self._bases = [], []

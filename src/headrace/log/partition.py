@@ -1,8 +1,8 @@
 """A partition on disk: segments, one writer, many readers.
 
 Rules:
-- The loop's thread owns everything here. A commit is prepared on it (``commit.gather``), written and synced in a worker (:class:`_Commit`), and finished on it (index, ``end_offset``,
-  answers). One commit at a time, so ``_Commit.run`` may use the writer's fields without a lock.
+- The loop's thread owns everything here. A commit is prepared on it (``commit.gather``), written
+  and synced in a worker (:class:`_Commit`), and finished on it (index, ``end_offset``, answers). One commit at a time, so ``_Commit.run`` may use the writer's fields without a lock.
 - Readers in other threads take ``end_offset`` first and the segment list second; both are replaced,
   never changed in place.
 - ``end_offset`` moves only when a commit is as durable as the mode says.
@@ -42,7 +42,7 @@ from headrace.log.index import Index
 from headrace.log.interface import Append
 from headrace.log.recovery import recover
 from headrace.log.segment import Readers, Segment, log_name
-from headrace.log.workers import Lane, Workers
+from headrace.log.workers import Lane, SyncFailed, Workers
 
 logger = logging.getLogger("headrace.log")
 _numbers = count(1)
@@ -57,10 +57,6 @@ class LogOptions:
     compression: str = "none"
     segment_bytes: int = limits.SEGMENT_BYTES_DEFAULT
     segment_hours: float = 24.0
-
-
-class SyncFailed(Exception):
-    """Raised in a worker when bytes may or may not have reached the disk."""
 
 
 class _Commit:
@@ -432,6 +428,9 @@ class PartitionLog:
 
     def last_producer_batch(self, producer_id: int) -> tuple[int, int] | None:
         return self._producers.last(producer_id)
+
+    def next_sequence(self, producer_id: int) -> int:
+        return self._producers.next_sequence(producer_id)
 
     def producer_epoch(self, producer_id: int) -> int | None:
         return self._producers.epoch(producer_id)

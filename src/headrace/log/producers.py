@@ -110,6 +110,10 @@ class Producers:
         _, count, offset = known.batches[-1]
         return offset, count
 
+    def next_sequence(self, producer_id: int) -> int:
+        known = self._table.get(producer_id)
+        return 0 if known is None else known.next_sequence()
+
     def epoch(self, producer_id: int) -> int | None:
         known = self._table.get(producer_id)
         return None if known is None else known.epoch

@@ -23,6 +23,10 @@ Item = TypeVar("Item")
 Done = Callable[[Any, BaseException | None], None]
 
 
+class SyncFailed(Exception):
+    """Raised in a worker when bytes may or may not have reached the disk. Never tried again."""
+
+
 class Workers:
     """A small pool of daemon threads, started when first needed."""
 

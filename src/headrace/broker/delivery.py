@@ -1,0 +1,246 @@
+"""A message on its way to a member: leases, members, and what is handed over.
+
+A :class:`Lease` covers all records that one member got of one batch at one time: offsets as a range
+(strided when several members share a batch round-robin) or a list, and one bit for each that is
+still out. So handing out a thousand messages costs one object, and settling one costs a bit.
+
+A :class:`Delivery` is what the member's :class:`Sink` gets: the lease, and where the records are.
+The sink takes from the batch what its protocol needs; a batch that goes to many sinks is decoded
+once.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from headrace import limits
+from headrace.errors import HeadraceError
+from headrace.log.batch import Batch
+from headrace.model import Message, Settling
+
+if TYPE_CHECKING:
+    from headrace.broker.cursor import Cursor
+    from headrace.broker.subscription import Subscription
+
+
+class Lease:
+    """Messages out with one member until they are settled or the deadline passes."""
+
+    __slots__ = (
+        "attempts",
+        "bytes",
+        "count",
+        "cursor",
+        "deadline",
+        "id",
+        "keys",
+        "mask",
+        "member",
+        "offsets",
+    )
+
+    def __init__(
+        self,
+        id: int,
+        member: Member,
+        cursor: Cursor,
+        offsets: Sequence[int],
+        attempts: int | list[int],
+        deadline: float,
+        size: int,
+    ):
+        self.id = id
+        self.member = member
+        self.cursor = cursor
+        self.offsets = offsets
+        self.attempts = attempts
+        self.count = len(offsets)
+        self.mask = (1 << self.count) - 1
+        self.deadline = deadline
+        self.bytes = size
+        self.keys: dict[int, bytes] | None = None
+        """Offset -> key, in an ordered subscription only."""
+
+    def index(self, offset: int) -> int:
+        """Which bit is the offset's; -1 when the lease never had it."""
+        offsets = self.offsets
+        if type(offsets) is range:
+            return offsets.index(offset) if offset in offsets else -1
+        at = bisect_left(offsets, offset)
+        return at if at < len(offsets) and offsets[at] == offset else -1
+
+    def is_out(self, offset: int) -> bool:
+        at = self.index(offset)
+        return at >= 0 and bool(self.mask >> at & 1)
+
+    def attempt_at(self, index: int) -> int:
+        return self.attempts if isinstance(self.attempts, int) else self.attempts[index]
+
+    def out(self) -> list[int]:
+        """The indexes still out."""
+        mask = self.mask
+        if mask == (1 << self.count) - 1:
+            return list(range(self.count))
+        return [index for index in range(self.count) if mask >> index & 1]
+
+
+class Delivery:
+    """Records of one batch for one sink. ``lease`` is None where nothing is to be acknowledged."""
+
+    __slots__ = ("attempts", "batch", "indexes", "lease", "partition", "topic")
+
+    def __init__(
+        self,
+        topic: str,
+        partition: int,
+        batch: Batch,
+        indexes: Sequence[int],
+        lease: Lease | None = None,
+    ):
+        self.topic = topic
+        self.partition = partition
+        self.batch = batch
+        self.indexes = indexes
+        self.lease = lease
+        self.attempts: int | list[int] = 1 if lease is None else lease.attempts
+
+    def __len__(self) -> int:
+        return len(self.indexes)
+
+    def messages(self, settling: Settling | None = None) -> list[Message]:
+        batch, indexes, lease = self.batch, self.indexes, self.lease
+        if isinstance(indexes, range) and isinstance(self.attempts, int):
+            return batch.messages(
+                self.topic,
+                self.partition,
+                indexes.start,
+                indexes.stop,
+                indexes.step,
+                attempt=self.attempts,
+                settling=settling,
+                lease=lease,
+            )
+        attempts = self.attempts
+        found: list[Message] = []
+        for number, index in enumerate(indexes):
+            attempt = attempts if isinstance(attempts, int) else attempts[number]
+            found += batch.messages(
+                self.topic,
+                self.partition,
+                index,
+                index + 1,
+                attempt=attempt,
+                settling=settling,
+                lease=lease,
+            )
+        return found
+
+
+class Sink(Protocol):
+    """Whatever stands behind a member: a channel, a connection, a waiting request."""
+
+    def room(self) -> int:
+        """How many messages it can take now."""
+
+    def deliver(self, delivery: Delivery) -> None: ...
+
+    def closed(self, error: HeadraceError | None) -> None:
+        """There will be no more: it was removed, its topic or the broker is gone."""
+
+
+class Member:
+    """One consumer of a subscription."""
+
+    __slots__ = ("auto_ack", "in_flight", "in_flight_bytes", "leases", "name", "prefetch", "sink")
+
+    def __init__(
+        self, name: str, sink: Sink, prefetch: int = limits.PREFETCH_DEFAULT, auto_ack: bool = False
+    ):
+        self.name = name
+        self.sink = sink
+        self.prefetch = prefetch
+        self.auto_ack = auto_ack
+        self.in_flight = 0
+        self.in_flight_bytes = 0
+        self.leases: dict[int, Lease] = {}
+
+    def room(self) -> int:
+        free = self.prefetch - self.in_flight
+        if free <= 0 or (self.in_flight and self.in_flight_bytes >= limits.PREFETCH_BYTES_MAX):
+            return 0
+        return min(free, self.sink.room())
+
+    def room_for(self, bytes_each: int) -> int:
+        """Like ``room``, for messages of about this size; one is always allowed."""
+        free = self.room()
+        if free <= 1:
+            return free
+        fits = (limits.PREFETCH_BYTES_MAX - self.in_flight_bytes) // (bytes_each or 1)
+        return min(free, max(int(fits), 1))
+
+    def took(self, lease: Lease) -> None:
+        self.leases[lease.id] = lease
+        self.in_flight += lease.count
+        self.in_flight_bytes += lease.bytes
+
+    def settled(self, lease: Lease, count: int) -> None:
+        self.in_flight -= count
+        if not lease.mask and self.leases.pop(lease.id, None) is not None:
+            self.in_flight_bytes -= lease.bytes
+
+
+class Tally:
+    """Plain counters of a subscription; metrics read them when they are asked."""
+
+    __slots__ = (
+        "acked",
+        "dead_lettered",
+        "delivered",
+        "expired",
+        "lost",
+        "nacked",
+        "redelivered",
+        "skipped",
+        "timeouts",
+    )
+
+    def __init__(self) -> None:
+        self.delivered = 0
+        self.redelivered = 0
+        self.acked = 0
+        self.nacked = 0
+        self.timeouts = 0
+        self.dead_lettered = 0
+        self.expired = 0
+        """Passed over because their time to live had ended."""
+        self.skipped = 0
+        """Passed over because they were meant for another subscription."""
+        self.lost = 0
+        """Given up by a repair of the log."""
+
+    def as_dict(self) -> dict[str, int]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+class Context(Protocol):
+    """What a subscription needs of the engine around it."""
+
+    def time(self) -> float: ...
+
+    def now_ms(self) -> int: ...
+
+    def call_soon(self, callback: Any, *args: Any) -> Any: ...
+
+    def call_later(self, delay: float, callback: Any, *args: Any) -> Any: ...
+
+    def next_lease_id(self) -> int: ...
+
+    def changed(self, cursor: Cursor) -> None:
+        """The cursor has something new for the journal."""
+
+    def dead_letter(
+        self, subscription: Subscription, cursor: Cursor, offset: int, attempt: int, reason: str
+    ) -> None:
+        """Store it as a dead letter, then call ``subscription.buried(cursor, offset, error)``."""

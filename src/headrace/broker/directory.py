@@ -1,0 +1,85 @@
+"""The data directory as a whole: who owns it, and whether its last owner left it in doubt.
+
+``@lock`` is held with ``flock`` for the life of the broker and names its holder; the lock dies with
+the process, so there is no stale one. ``@suspect`` is left behind by a broker whose sync failed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import orjson
+
+from headrace.clock import Clock
+from headrace.errors import DirectoryLocked, StorageFailed
+from headrace.files import Files, Handle
+
+logger = logging.getLogger("headrace.broker")
+LOCK = "@lock"
+SUSPECT = "@suspect"
+
+
+class DataDirectory:
+    def __init__(self, path: Path, files: Files, clock: Clock):
+        self.path = path
+        self._files, self._clock = files, clock
+        self._lock: Handle | None = None
+
+    def acquire(self) -> None:
+        """Take the lock or say who has it. Nothing else is touched before."""
+        try:
+            self._files.make_directory(self.path)
+            handle = self._files.open(self.path / LOCK, write=True, create=True)
+        except OSError as error:
+            raise StorageFailed(
+                f"the data directory {self.path} cannot be used: {error.strerror or error}",
+                code="directory_unusable",
+                retryable=False,
+            ) from error
+        if not self._files.lock(handle):
+            holder = self._holder(handle)
+            handle.close()
+            raise DirectoryLocked(
+                f"the data directory {self.path} is in use by {holder}; stop it first, or use "
+                "another directory"
+            )
+        content = orjson.dumps(
+            {
+                "pid": os.getpid(),
+                "host": os.uname().nodename,
+                "started_ms": self._clock.now_ms(),
+            }
+        )
+        self._files.truncate(handle, 0)
+        self._files.write_at(handle, 0, [content])
+        self._lock = handle
+
+    def _holder(self, handle: Handle) -> str:
+        try:
+            content = orjson.loads(self._files.read_at(handle, 0, 4096))
+            return f"process {content['pid']} on {content['host']}"
+        except (OSError, orjson.JSONDecodeError, KeyError, TypeError):
+            return "another process"
+
+    def release(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    @property
+    def is_suspect(self) -> bool:
+        return self._files.exists(self.path / SUSPECT)
+
+    def mark_suspect(self, why: str) -> None:
+        """Leave word for the next start. May fail itself on a failing disk; that is logged."""
+        try:
+            self._files.replace(self.path / SUSPECT, [why.encode()])
+        except OSError as error:
+            logger.critical("the data directory could not be marked as suspect: %s", error)
+
+    def clear_suspect(self) -> None:
+        if self.is_suspect:
+            self._files.remove(self.path / SUSPECT)
+            self._files.sync_directory(self.path)

@@ -1,0 +1,558 @@
+"""The broker's door: everything it can do, on one event loop.
+
+Who owns what: ``topics`` the logs, ``state`` the journal of subscriptions, each ``Subscription`` its
+members and deliveries, ``schedule`` what waits for its time, ``dead_letters`` what was given up,
+``retention`` what is forgotten. The engine ties them together and is the only one that knows all.
+
+Rules:
+- Every method is called on the loop's thread. What takes time answers through ``done``, on the loop;
+  what is the caller's mistake is raised at once, before anything has changed.
+- One process per data directory: the lock is taken before anything else is opened.
+- A failure that breaks a promise (a failed sync) stops the engine: all who wait are told, nothing
+  more is accepted, ``on_failed`` hears of it, and the next start does not trust what was cached.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from random import Random, SystemRandom
+from typing import Any
+
+from headrace import limits
+from headrace.broker import state as entries
+from headrace.broker.cursor import Cursor
+from headrace.broker.dead_letters import DeadLetters
+from headrace.broker.delivery import Sink
+from headrace.broker.directory import DataDirectory
+from headrace.broker.follower import Follower
+from headrace.broker.publishing import Publishing
+from headrace.broker.retention import DiskGuard, Retention
+from headrace.broker.schedule import Schedule
+from headrace.broker.state import Loaded, State
+from headrace.broker.subscription import Subscription
+from headrace.broker.topic import Partition, Topic
+from headrace.broker.topics import Topics
+from headrace.clock import Clock, Loop
+from headrace.errors import (
+    BrokerFailed,
+    Closed,
+    Conflict,
+    HeadraceError,
+    InvalidArgument,
+    MessageNotFound,
+    OffsetOutOfRange,
+    SubscriptionNotFound,
+    TopicNotFound,
+)
+from headrace.files import Files
+from headrace.log.batch import LOST
+from headrace.log.journal import Journal
+from headrace.log.memory import MemoryLog
+from headrace.log.workers import Workers
+from headrace.model import (
+    INTERNAL_PREFIX,
+    Message,
+    SubscriptionSettings,
+    TopicSettings,
+    check_pattern,
+    check_subscription_name,
+    check_topic_name,
+    is_pattern,
+    parse_id,
+    pattern_matches,
+    split_id,
+)
+
+logger = logging.getLogger("headrace.broker")
+
+Done = Callable[[HeadraceError | None], None]
+Start = str | int
+JOURNAL = "@subscriptions.journal"
+
+
+class Engine:
+    def __init__(
+        self,
+        data_dir: Path | None,
+        loop: Loop,
+        *,
+        topic_defaults: TopicSettings | None = None,
+        auto_create_topics: bool = True,
+        max_message_size: int = limits.MESSAGE_BYTES_DEFAULT,
+        disk_reserve_bytes: int = limits.DISK_RESERVE_BYTES_DEFAULT,
+        files: Files | None = None,
+        clock: Clock | None = None,
+        random: Random | None = None,
+        workers: Workers | None = None,
+        on_failed: Callable[[HeadraceError], None] | None = None,
+    ):
+        self.loop = loop
+        self.time, self.call_soon, self.call_later = loop.time, loop.call_soon, loop.call_later
+        files = files or Files()
+        self._clock = clock or Clock()
+        self._random = random or SystemRandom()
+        self.workers = workers or Workers(loop)
+        self.now_ms = self._clock.now_ms
+        self.auto_create_topics = auto_create_topics
+        self.max_message_size = max_message_size
+        self.on_failed = on_failed or (lambda error: None)
+        self.failed: HeadraceError | None = None
+        self.closing = False
+        self.directory = None if data_dir is None else DataDirectory(data_dir, files, self._clock)
+        self.guard = DiskGuard(data_dir, disk_reserve_bytes, files, loop)
+        self.topics = Topics(
+            data_dir,
+            topic_defaults or TopicSettings(),
+            files=files,
+            clock=self._clock,
+            loop=loop,
+            random=self._random,
+            workers=self.workers,
+            on_failure=self.fail,
+        )
+        journal = None if data_dir is None else Journal(files, data_dir / JOURNAL, entries.MAGIC)
+        self.state = State(journal, loop, self.workers, self._snapshot, self.fail)
+        self.retention = Retention(self.topics, self._clock, loop)
+        self.publishing = Publishing(self, self._random)
+        self.append = self.publishing.append
+        self.publish = self.publishing.publish
+        self.schedule = Schedule(self)
+        self.dead_letters = DeadLetters(self)
+        self._subscriptions: dict[tuple[str, str], Subscription] = {}
+        self._followers: set[Follower] = set()
+        self._next_number = 1
+        self._lease_id = self._random.getrandbits(52)
+
+    # --- opening and closing ------------------------------------------------------------------
+    def open(self) -> None:
+        """Take the directory, read what is there, be ready. Blocks for as long as that takes."""
+        suspect = False
+        if self.directory is not None:
+            self.directory.acquire()
+        try:
+            if self.directory is not None:
+                suspect = self.directory.is_suspect
+            self.topics.load(suspect=suspect)
+            self._restore(self.state.load())
+            self.state.start()
+            if self.directory is not None and suspect:
+                self.directory.clear_suspect()
+            self.schedule.load()
+        except BaseException:
+            if self.directory is not None:
+                self.directory.release()
+            raise
+        self.retention.start()
+
+    def _restore(self, loaded: Loaded) -> None:
+        """Make the subscriptions of the journal stand where it says."""
+        self.publishing.producers = loaded.producers
+        self._next_number = loaded.next_number
+        by_number: dict[int, Subscription] = {}
+        for number, item in loaded.subscriptions.items():
+            known = SubscriptionSettings.__dataclass_fields__
+            settings = {k: v for k, v in item["settings"].items() if k in known}
+            subscription = Subscription(
+                self,
+                number,
+                item["name"],
+                item["topic"],
+                SubscriptionSettings.of(settings),
+                item["created_ms"],
+            )
+            self._subscriptions[subscription.key] = subscription
+            by_number[number] = subscription
+        for number, item in loaded.cursors.items():
+            owner = by_number.get(item["subscription"])
+            topic = self.topics.get(item["topic"])
+            if owner is None or topic is None or item["partition"] >= len(topic.partitions):
+                continue
+            if topic.incarnation != item["incarnation"]:
+                continue
+            partition = topic.partitions[item["partition"]]
+            cursor = Cursor(number, partition, partition.log.start_offset)
+            for payload in loaded.deltas.get(number, ()):
+                cursor.apply(payload)
+            end = partition.log.end_offset
+            if cursor.position > end or cursor.high > end:
+                # Memory topics start empty; a durable one can only be short after a loss.
+                if isinstance(partition.log, MemoryLog):
+                    cursor.seek(0)
+                else:
+                    logger.error(
+                        "subscription %s was beyond the end of %s/%d; it goes on at the end",
+                        owner.name,
+                        topic.name,
+                        partition.number,
+                    )
+                    cursor.seek(min(cursor.position, end))
+            owner.attach(cursor)
+        for subscription in self._subscriptions.values():
+            for topic in self.topics:
+                if pattern_matches(subscription.pattern, topic.name):
+                    self._attach(subscription, topic, "earliest", write=False)
+
+    def _snapshot(self) -> list[bytes]:
+        """Everything the journal has to know, for its rewriting."""
+        payloads = [
+            entries.name_producer(name, *known) for name, known in self.publishing.producers.items()
+        ]
+        for subscription in self._subscriptions.values():
+            payloads.append(self._definition(subscription))
+            for cursor in subscription.cursors.values():
+                incarnation = self.topics.find(cursor.partition.topic).incarnation
+                payloads.append(entries.number_cursor(cursor, subscription.number, incarnation))
+                payloads.append(cursor.snapshot())
+        return payloads
+
+    def _definition(self, subscription: Subscription) -> bytes:
+        return entries.define(
+            subscription.number,
+            subscription.name,
+            subscription.pattern,
+            subscription.settings.as_dict(),
+            subscription.created_ms,
+        )
+
+    def close(self, done: Callable[[], None]) -> None:
+        """Store what is on its way, let go of everybody, release the directory."""
+        if self.closing:
+            raise Closed("the broker is closing already")
+        self.closing = True
+        self.retention.close()
+        self.schedule.close()
+        self._let_go(Closed("the broker was closed"))
+
+        def state_closed() -> None:
+            self.topics.close(logs_closed)
+
+        def logs_closed() -> None:
+            self.workers.close()
+            if self.directory is not None:
+                self.directory.release()
+            done()
+
+        self.state.close(state_closed)
+
+    def _let_go(self, error: HeadraceError) -> None:
+        for follower in tuple(self._followers):
+            follower.close(error)
+        self._followers.clear()
+        for subscription in self._subscriptions.values():
+            subscription.close(error)
+
+    def fail(self, error: HeadraceError) -> None:
+        """A promise cannot be kept any more: stop."""
+        if self.failed is not None:
+            return
+        self.failed = BrokerFailed(f"the broker has stopped: {error.message}")
+        logger.critical("the broker stops: %s", error)
+        if self.directory is not None:
+            self.directory.mark_suspect(error.message)
+        self._let_go(self.failed)
+        self.on_failed(self.failed)
+
+    def check_open(self) -> None:
+        if self.failed is not None:
+            raise self.failed
+        if self.closing:
+            raise Closed("the broker is closed")
+
+    # --- topics -----------------------------------------------------------------------------
+    def create_topic(
+        self, name: str, settings: TopicSettings | None = None, *, internal: bool = False
+    ) -> Topic:
+        self.check_open()
+        topic = self.topics.create(name, settings or self.topics.defaults, internal=internal)
+        for subscription in self._subscriptions.values():
+            if pattern_matches(subscription.pattern, name):
+                self._attach(subscription, topic, "earliest")
+        for follower in self._followers:
+            if pattern_matches(follower.pattern, name):
+                for partition in topic.partitions:
+                    follower.attach(partition, 0)
+        return topic
+
+    def change_topic(self, name: str, changes: dict[str, Any]) -> Topic:
+        self.check_open()
+        topic = self.topics.find(name)
+        before = len(topic.partitions)
+        self.topics.change(topic, topic.settings.but(changes))
+        if len(topic.partitions) > before:
+            for subscription in self._subscriptions.values():
+                if pattern_matches(subscription.pattern, name):
+                    self._attach(subscription, topic, "earliest")
+            for follower in self._followers:
+                if pattern_matches(follower.pattern, name):
+                    for partition in topic.partitions[before:]:
+                        follower.attach(partition, 0)
+        return topic
+
+    def delete_topic(self, name: str, done: Done) -> None:
+        """The topic, its records and the subscriptions over it alone are gone."""
+        self.check_open()
+        check_topic_name(name)
+        topic = self.topics.find(name)
+        for follower in self._followers:
+            follower.detach(name)
+        for subscription in list(self._subscriptions.values()):
+            for cursor in subscription.detach(name):
+                self.state.forget(cursor)
+            if subscription.pattern == name:
+                self._remove(subscription, TopicNotFound(f"topic {name!r} was deleted"))
+        self.schedule.forget_topic(name)
+        self.topics.delete(topic, lambda: self.state.flush(done))
+
+    def topic_for_publish(self, name: str) -> Topic:
+        topic = self.topics.get(name)
+        if topic is not None and not name.startswith(INTERNAL_PREFIX):
+            return topic
+        check_topic_name(name)
+        if not self.auto_create_topics:
+            raise TopicNotFound(
+                f"there is no topic {name!r}, and topics are not made by publishing here "
+                "(auto_create_topics is off); create it first"
+            )
+        return self.create_topic(name)
+
+    # --- reading ----------------------------------------------------------------------------
+    def partition(self, topic: str, partition: int = 0) -> Partition:
+        return self.topics.find(topic).partition(partition)
+
+    def resolve(self, partition: Partition, where: Start, *, time_ms: int | None = None) -> int:
+        """An offset for ``earliest``, ``latest``, a number or a time."""
+        log = partition.log
+        if time_ms is not None:
+            return log.offset_at(time_ms)
+        if where == "earliest":
+            return log.start_offset
+        if where == "latest":
+            return log.end_offset
+        if isinstance(where, bool) or not isinstance(where, int):
+            raise InvalidArgument(
+                f"a position is 'earliest', 'latest' or an offset, not {where!r}",
+                code="invalid_offset",
+            )
+        if not 0 <= where <= limits.OFFSET_MAX:
+            raise InvalidArgument(f"{where} is not an offset", code="invalid_offset")
+        if where > log.end_offset:
+            raise OffsetOutOfRange(
+                f"offset {where} is behind the end of {partition.topic}/{partition.number}, "
+                f"which is {log.end_offset}"
+            )
+        return max(where, log.start_offset)
+
+    def find_message(self, message_id: uuid.UUID | str) -> Message:
+        """The record that a derived id leads to."""
+        parts = split_id(parse_id(message_id))
+        topic = None if parts is None else self.topics.by_hash(parts[0])
+        if parts is None or topic is None or parts[1] >= len(topic.partitions):
+            raise MessageNotFound(
+                f"{message_id} does not lead to a record: ids that a client gave are not indexed"
+                if parts is None
+                else f"there is no message {message_id}"
+            )
+        _, number, offset = parts
+        log = topic.partitions[number].log
+        if not log.start_offset <= offset < log.end_offset:
+            raise MessageNotFound(f"message {message_id} is not there any more, or not yet")
+        batch = log.read(offset, 1)[0]
+        if batch.flags & LOST:
+            raise MessageNotFound(f"message {message_id} was lost and given up by a repair")
+        index = offset - batch.base_offset
+        return batch.messages(topic.name, number, index, index + 1)[0]
+
+    # --- subscriptions ------------------------------------------------------------------------
+    def all_subscriptions(self) -> list[Subscription]:
+        return list(self._subscriptions.values())
+
+    def subscriptions(self, topic: str | None = None) -> list[Subscription]:
+        """Those that users made; over one topic (also by a wildcard) if it is named."""
+        return [
+            subscription
+            for subscription in self._subscriptions.values()
+            if not subscription.name.startswith(INTERNAL_PREFIX)
+            and (topic is None or pattern_matches(subscription.pattern, topic))
+        ]
+
+    def subscription_or_none(self, name: str, pattern: str) -> Subscription | None:
+        return self._subscriptions.get((pattern, name))
+
+    def subscription(self, name: str, pattern: str | None = None) -> Subscription:
+        """By name and topic, or by name alone where that is unambiguous."""
+        if pattern is not None:
+            found = self._subscriptions.get((pattern, name))
+            matches = [] if found is None else [found]
+        else:
+            matches = [s for s in self.subscriptions() if s.name == name]
+        if not matches:
+            over = "" if pattern is None else f" over {pattern!r}"
+            raise SubscriptionNotFound(f"there is no subscription {name!r}{over}; create it first")
+        if len(matches) > 1:
+            topics = ", ".join(sorted(s.pattern for s in matches))
+            raise Conflict(
+                f"there are several subscriptions {name!r}, over {topics}: name the topic too",
+                code="ambiguous_subscription",
+            )
+        return matches[0]
+
+    def subscribe(
+        self,
+        name: str,
+        pattern: str,
+        *,
+        start: Start = "earliest",
+        start_time_ms: int | None = None,
+        settings: dict[str, Any] | None = None,
+        done: Done | None = None,
+        internal: bool = False,
+    ) -> Subscription:
+        """The subscription, made if it is not there. Settings that are given are applied."""
+        self.check_open()
+        check_subscription_name(name, internal=internal)
+        existing = self._subscriptions.get((pattern, name))
+        if existing is not None:
+            changed = existing.settings.but(settings or {})
+            if changed.ordering != existing.settings.ordering and existing.members:
+                raise Conflict(
+                    f"the ordering of {name!r} cannot change while it has members",
+                    code="subscription_busy",
+                )
+            if changed != existing.settings:
+                existing.settings = changed
+                self.state.write(self._definition(existing), done)
+            elif done is not None:
+                self.call_soon(done, None)
+            return existing
+        chosen = SubscriptionSettings.of(settings or {})
+        if not internal:
+            check_pattern(pattern)
+            if not is_pattern(pattern):
+                self.topic_for_publish(pattern)
+        if len(self._subscriptions) >= limits.SUBSCRIPTIONS_MAX:
+            raise InvalidArgument(
+                f"the broker has {limits.SUBSCRIPTIONS_MAX} subscriptions, the limit",
+                code="too_many_subscriptions",
+            )
+        topics = [t for t in self.topics if pattern_matches(pattern, t.name)]
+        for topic in topics:  # a bad start is refused before anything is made
+            for partition in topic.partitions:
+                self.resolve(partition, start, time_ms=start_time_ms)
+        subscription = Subscription(self, self._number(), name, pattern, chosen, self.now_ms())
+        self._subscriptions[subscription.key] = subscription
+        for topic in topics:
+            self._attach(subscription, topic, start, start_time_ms, write=False)
+        self.state.write(self._definition(subscription))
+        for cursor in subscription.cursors.values():
+            self._write_cursor(subscription, cursor)
+        self.state.flush(done or (lambda error: None))
+        return subscription
+
+    def _attach(
+        self,
+        subscription: Subscription,
+        topic: Topic,
+        start: Start,
+        start_time_ms: int | None = None,
+        *,
+        write: bool = True,
+    ) -> None:
+        """Give the subscription a cursor in every partition where it has none."""
+        for partition in topic.partitions:
+            if (topic.name, partition.number) not in subscription.cursors:
+                offset = self.resolve(partition, start, time_ms=start_time_ms)
+                cursor = Cursor(self._number(), partition, offset)
+                subscription.attach(cursor)
+                if write:
+                    self._write_cursor(subscription, cursor)
+
+    def _write_cursor(self, subscription: Subscription, cursor: Cursor) -> None:
+        incarnation = self.topics.find(cursor.partition.topic).incarnation
+        self.state.write(entries.number_cursor(cursor, subscription.number, incarnation))
+        self.changed(cursor)
+
+    def _number(self) -> int:
+        number = self._next_number
+        self._next_number += 1
+        return number
+
+    def unsubscribe(self, subscription: Subscription, done: Done) -> None:
+        """Delete it, with its position."""
+        self.check_open()
+        self._remove(
+            subscription, SubscriptionNotFound(f"subscription {subscription.name!r} was deleted")
+        )
+        self.state.flush(done)
+
+    def _remove(self, subscription: Subscription, error: HeadraceError) -> None:
+        del self._subscriptions[subscription.key]
+        for cursor in subscription.cursors.values():
+            self.state.forget(cursor)
+        partitions = [cursor.partition for cursor in subscription.cursors.values()]
+        subscription.close(error)
+        self.state.write(entries.delete(subscription.number))
+        for partition in partitions:
+            self.retention.trim(partition)
+
+    def seek(
+        self,
+        subscription: Subscription,
+        where: Start,
+        done: Done,
+        *,
+        time_ms: int | None = None,
+        topic: str | None = None,
+        partition: int | None = None,
+    ) -> None:
+        """Replay: deliver again from an offset or a time, everywhere or in one partition."""
+        self.check_open()
+        chosen = [
+            cursor
+            for (name, number), cursor in subscription.cursors.items()
+            if topic in (None, name) and partition in (None, number)
+        ]
+        if not chosen:
+            raise InvalidArgument(
+                f"subscription {subscription.name!r} has no such topic or partition",
+                code="invalid_partition",
+            )
+        targets = [self.resolve(cursor.partition, where, time_ms=time_ms) for cursor in chosen]
+        for cursor, offset in zip(chosen, targets, strict=True):
+            subscription.seek(cursor, offset)
+        self.state.flush(done)
+
+    def follow(self, pattern: str, sink: Sink) -> Follower:
+        """An ephemeral subscription: everything from now on."""
+        self.check_open()
+        check_pattern(pattern)
+        if not is_pattern(pattern):
+            self.topic_for_publish(pattern)
+        follower = Follower(self, pattern, sink)
+        self._followers.add(follower)
+        for topic in self.topics:
+            if pattern_matches(pattern, topic.name):
+                for partition in topic.partitions:
+                    follower.attach(partition, partition.log.end_offset)
+        return follower
+
+    def unfollow(self, follower: Follower) -> None:
+        self._followers.discard(follower)
+        follower.close()
+
+    # --- what subscriptions need (delivery.Context) ------------------------------------------
+    def next_lease_id(self) -> int:
+        self._lease_id += 1
+        return self._lease_id
+
+    def changed(self, cursor: Cursor) -> None:
+        if isinstance(cursor.partition.log, MemoryLog):
+            self.retention.trim(cursor.partition)
+        self.state.changed(cursor)
+
+    def dead_letter(
+        self, subscription: Subscription, cursor: Cursor, offset: int, attempt: int, reason: str
+    ) -> None:
+        self.dead_letters.bury(subscription, cursor, offset, attempt, reason)

@@ -1,0 +1,117 @@
+"""An ephemeral subscription: every message from now on, to one sink, gone with it.
+
+There is nothing to acknowledge and nothing is kept. A follower that is slow reads later from the
+log, so it costs an offset and not a buffer; when what it has not read yet is dropped (retention, or
+a memory topic that everybody else is done with), it goes on with what is there and counts what it
+missed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from headrace import limits
+from headrace.broker.delivery import Context, Delivery, Sink
+from headrace.errors import DataCorrupt, HeadraceError, OffsetOutOfRange
+from headrace.log.batch import HAS_EXPIRY, HAS_TARGETS, LOST, Batch
+
+if TYPE_CHECKING:
+    from headrace.broker.topic import Partition
+
+logger = logging.getLogger("headrace.broker")
+
+
+class Follower:
+    def __init__(self, context: Context, pattern: str, sink: Sink):
+        self._context = context
+        self.pattern = pattern
+        self.sink = sink
+        self.closed = False
+        self.delivered = 0
+        self.missed = 0
+        self._places: dict[tuple[str, int], tuple[Partition, int]] = {}
+        self._behind: dict[tuple[str, int], None] = {}
+        self._pumping = False
+
+    def attach(self, partition: Partition, offset: int) -> None:
+        self._places[(partition.topic, partition.number)] = (partition, offset)
+        partition.watchers.append(self)
+        self.on_advance(partition.topic, partition.number)
+
+    def detach(self, topic: str) -> None:
+        for key in [key for key in self._places if key[0] == topic]:
+            partition, _ = self._places.pop(key)
+            self._behind.pop(key, None)
+            partition.watchers.remove(self)
+
+    def on_advance(self, topic: str, partition: int) -> None:
+        self._behind[(topic, partition)] = None
+        self.wake()
+
+    def wake(self) -> None:
+        """The sink may have room again, or there is something new."""
+        if not self._pumping and self._behind and not self.closed:
+            self._pumping = True
+            self._context.call_soon(self.pump)
+
+    def pump(self) -> None:
+        self._pumping = False
+        while self._behind and not self.closed:
+            room = self.sink.room()
+            if room <= 0:
+                return
+            key = next(iter(self._behind))
+            del self._behind[key]
+            partition, offset = self._places[key]
+            if offset < partition.log.end_offset:
+                offset = self._deliver(partition, offset, room)
+                self._places[key] = (partition, offset)
+                if offset < partition.log.end_offset:
+                    self._behind[key] = None
+
+    def _deliver(self, partition: Partition, offset: int, room: int) -> int:
+        """Hand over what fits; returns where to go on."""
+        log = partition.log
+        try:
+            batch = log.read_cached(offset)
+        except OffsetOutOfRange:
+            self.missed += log.start_offset - offset
+            return log.start_offset
+        except (DataCorrupt, OSError) as error:
+            logger.error("a follower of %s cannot read on: %s", partition.topic, error)
+            self.close(
+                error if isinstance(error, HeadraceError) else DataCorrupt(f"cannot read: {error}")
+            )
+            return offset
+        start = offset - batch.base_offset
+        stop = min(batch.count, start + min(room, limits.LEASE_RECORDS_MAX))
+        if batch.flags & LOST:
+            self.missed += batch.count - start
+            return batch.end_offset
+        indexes: range | list[int] = range(start, stop)
+        if batch.flags & (HAS_EXPIRY | HAS_TARGETS):
+            indexes = self._for_all(batch, indexes)
+        if indexes:
+            self.delivered += len(indexes)
+            self.sink.deliver(Delivery(partition.topic, partition.number, batch, indexes))
+        return batch.base_offset + stop
+
+    def _for_all(self, batch: Batch, indexes: Sequence[int]) -> list[int]:
+        targets, expiry, now = batch.targets(), batch.expiry(), self._context.now_ms()
+        return [
+            index
+            for index in indexes
+            if not (targets and targets[index])
+            and not (expiry and expiry[index] and expiry[index] <= now)
+        ]
+
+    def close(self, error: HeadraceError | None = None) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        for partition, _ in self._places.values():
+            partition.watchers.remove(self)
+        self._places.clear()
+        self.sink.closed(error)

@@ -1,0 +1,162 @@
+"""What may be forgotten, and whether there is room for more.
+
+:class:`Retention` deletes whole closed segments by age and by size, oldest first; never the one being
+written, and, where the topic says ``retain_unread``, never what a subscription has not finished. In
+memory topics it lets go of what every subscription is done with.
+
+:class:`DiskGuard` refuses publishes while free space is below the reserve, before anything is
+appended, and lets them through again when there is a quarter more than that. Acks, positions and
+deletions use the reserve.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace.broker.subscription import Subscription
+from headrace.broker.topic import Partition, Topic
+from headrace.clock import Clock, Loop
+from headrace.errors import StorageFull
+from headrace.files import Files
+from headrace.log.memory import MemoryLog
+from headrace.log.partition import PartitionLog
+
+if TYPE_CHECKING:
+    from headrace.broker.topics import Topics
+
+logger = logging.getLogger("headrace.broker")
+INTERVAL_S = 10.0
+
+
+def low_water(partition: Partition) -> int | None:
+    """The lowest position of any subscription in the partition; None without subscriptions."""
+    positions = [
+        watcher.cursors[(partition.topic, partition.number)].position
+        for watcher in partition.watchers
+        if isinstance(watcher, Subscription)
+    ]
+    return min(positions, default=None)
+
+
+class Retention:
+    def __init__(self, topics: Topics, clock: Clock, loop: Loop):
+        self._topics, self._clock, self._loop = topics, clock, loop
+        self._timer: Any = None
+        self._trims: set[Partition] = set()
+        self.deleted_bytes = 0
+
+    def start(self) -> None:
+        self._timer = self._loop.call_later(INTERVAL_S, self._tick)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _tick(self) -> None:
+        self.run()
+        self.start()
+
+    def run(self) -> None:
+        """Look at every topic once."""
+        for topic in self._topics:
+            for partition in topic.partitions:
+                if isinstance(partition.log, PartitionLog):
+                    try:
+                        self._run_partition(topic, partition, partition.log)
+                    except OSError as error:  # the next round tries again
+                        logger.error("retention of %s: %s", topic.name, error)
+
+    def _run_partition(self, topic: Topic, partition: Partition, log: PartitionLog) -> None:
+        settings = topic.settings
+        now = self._clock.now_ms()
+        log.roll_if_old(now)
+        closed = log.closed_segments()
+        if not closed:
+            return
+        total = log.size_bytes()
+        oldest = None
+        if settings.retention_hours is not None:
+            oldest = now - int(settings.retention_hours * 3_600_000)
+        keep_from = closed[0][0]
+        for _, end, size, newest in closed:
+            too_old = oldest is not None and newest < oldest
+            too_much = settings.retention_bytes is not None and total > settings.retention_bytes
+            if not (too_old or too_much):
+                break
+            keep_from = end
+            total -= size
+        if settings.retain_unread:
+            low = low_water(partition)
+            if low is not None:
+                keep_from = min(keep_from, low)
+        before = log.size_bytes()
+        log.drop_before(keep_from)
+        self.deleted_bytes += before - log.size_bytes()
+
+    # --- memory -----------------------------------------------------------------------------
+    def trim(self, partition: Partition) -> None:
+        """A position moved in a memory topic: soon let go of what nobody needs."""
+        if not self._trims:
+            self._loop.call_soon(self._trim)
+        self._trims.add(partition)
+
+    def _trim(self) -> None:
+        trims, self._trims = self._trims, set()
+        for partition in trims:
+            low = low_water(partition)
+            if low is not None and isinstance(partition.log, MemoryLog):
+                partition.log.drop_before(low)
+
+
+class DiskGuard:
+    CHECK_S = 0.25
+
+    def __init__(self, directory: Path | None, reserve_bytes: int, files: Files, loop: Loop):
+        self._directory = directory
+        self._reserve = reserve_bytes
+        self._files, self._loop = files, loop
+        self._checked_at = -1.0
+        self.free_bytes = 0
+        self.full = False
+
+    def refusal(self) -> StorageFull | None:
+        """Why nothing can be published now, or None."""
+        if self._directory is None:
+            return None
+        now = self._loop.time()
+        if now - self._checked_at >= self.CHECK_S or self._checked_at < 0:
+            self._checked_at = now
+            self._check()
+        if not self.full:
+            return None
+        return StorageFull(
+            f"only {self.free_bytes >> 20} MiB are free on the disk, {self._reserve >> 20} MiB are "
+            "kept in reserve; publishing goes on by itself when there is room again"
+        )
+
+    def _check(self) -> None:
+        assert self._directory is not None
+        try:
+            self.free_bytes = self._files.free_bytes(self._directory)
+        except OSError as error:
+            logger.error("free space cannot be read: %s", error)
+            return
+        needed = self._reserve + self._reserve // 4 if self.full else self._reserve
+        full = self.free_bytes < needed
+        if full != self.full:
+            self.full = full
+            logger.warning(
+                "%d MiB are free: publishes are %s",
+                self.free_bytes >> 20,
+                "refused" if full else "accepted again",
+            )
+
+    def hit_the_wall(self) -> None:
+        """A write found no room, whatever the last look at the disk said."""
+        if not self.full:
+            self.full = True
+            self._checked_at = self._loop.time()
+            logger.warning("the disk is full: publishes are refused")

@@ -1,0 +1,50 @@
+"""Messages of a subscription that are to be delivered again: at once, or when their time comes."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterator
+
+from headrace.broker.cursor import Cursor
+
+Item = tuple[Cursor, int]
+
+
+class Retries:
+    """``ready`` in the order in which they became so; ``later`` by the time they are due."""
+
+    __slots__ = ("_count", "_later", "ready")
+
+    def __init__(self) -> None:
+        self.ready: deque[Item] = deque()
+        self._later: list[tuple[float, int, Cursor, int]] = []
+        self._count = 0
+
+    def __len__(self) -> int:
+        return len(self.ready) + len(self._later)
+
+    def __iter__(self) -> Iterator[Item]:
+        yield from self.ready
+        yield from ((cursor, offset) for _, _, cursor, offset in self._later)
+
+    def add(self, cursor: Cursor, offset: int) -> None:
+        self.ready.append((cursor, offset))
+
+    def add_at(self, due: float, cursor: Cursor, offset: int) -> None:
+        self._count += 1
+        heapq.heappush(self._later, (due, self._count, cursor, offset))
+
+    def collect(self, now: float) -> None:
+        """Those whose time has come become ready."""
+        while self._later and self._later[0][0] <= now:
+            _, _, cursor, offset = heapq.heappop(self._later)
+            self.ready.append((cursor, offset))
+
+    def next_due(self) -> float | None:
+        return self._later[0][0] if self._later else None
+
+    def forget(self, cursor: Cursor) -> None:
+        self.ready = deque(item for item in self.ready if item[0] is not cursor)
+        self._later = [item for item in self._later if item[2] is not cursor]
+        heapq.heapify(self._later)

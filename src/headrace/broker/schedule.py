@@ -1,0 +1,351 @@
+"""Delayed messages: they wait in an internal topic and are published when their time comes.
+
+A delayed publish is appended to ``__scheduled``, durable like any other; its place there is its id.
+A hidden subscription over that topic knows which of them are done: published or cancelled. In
+memory there is one heap entry for each that waits. Nothing else: storage, recovery, retention and
+compact state are those of every topic.
+
+Exactly once: a round publishes what is due as one batch per partition, as an idempotent producer of
+its own; then marks it done, durably; then the next round begins. After a crash between the two, the
+newest batch of that producer in each partition says which ids are there already.
+
+Rejected: delayed records inside their own topic (every reader would have to step around them, a
+start would have to scan for them, and Spark would see them early).
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import uuid
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from headrace import limits
+from headrace.errors import HeadraceError, MessageNotFound, QueueFull
+from headrace.log.batch import LOST, Columns
+from headrace.log.interface import Append
+from headrace.model import (
+    Message,
+    Receipt,
+    Scheduled,
+    TopicSettings,
+    derive_id,
+    split_id,
+    topic_hash,
+)
+
+if TYPE_CHECKING:
+    from headrace.broker.engine import Engine
+
+logger = logging.getLogger("headrace.broker")
+TOPIC = "__scheduled"
+KEEPER = "__schedule"
+PRODUCER_ID = 0x6865_6164_7261_6365  # "headrace"
+CONTROL = "headrace-schedule"
+ROUND_MAX = 1000
+LOOK_AGAIN_S = 60.0
+"""The wall clock may jump, so no timer trusts it for longer than this."""
+
+
+class _Waiting:
+    __slots__ = ("control", "deliver_at", "id", "offset")
+
+    def __init__(self, offset: int, control: dict[str, Any]):
+        self.offset = offset
+        self.control = control
+        self.deliver_at: int = control["at"]
+        self.id = uuid.UUID(control["id"]) if control.get("id") else derived_id(offset)
+
+
+def derived_id(offset: int) -> uuid.UUID:
+    return derive_id(topic_hash(TOPIC), 0, offset)
+
+
+class Schedule:
+    def __init__(self, engine: Engine):
+        self._engine = engine
+        self._waiting: dict[int, _Waiting] = {}
+        self._by_id: dict[uuid.UUID, int] = {}
+        self._heap: list[tuple[int, int]] = []
+        self._moving: set[int] = set()
+        self._timer: Any = None
+        self._rounding = False
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    # --- starting ---------------------------------------------------------------------------
+    def load(self) -> None:
+        """Find what still waits; called once, when topics and subscriptions are there."""
+        topic = self._engine.topics.get(TOPIC)
+        if topic is None:
+            return
+        cursor = self._cursor()
+        log = topic.partitions[0].log
+        there = self._already_there()
+        published: list[int] = []
+        batch = None
+        for offset in cursor.undone(log.end_offset):
+            if offset < log.start_offset:
+                continue
+            if batch is None or offset >= batch.end_offset:
+                batch = log.read(offset, 1)[0]
+            if batch.flags & LOST:
+                continue
+            index = offset - batch.base_offset
+            message = batch.messages(TOPIC, 0, index, index + 1)[0]
+            waiting = self._add(offset, orjson.loads(message.headers[CONTROL]))
+            if there.get(waiting.id.bytes, -1) >= waiting.deliver_at:
+                published.append(offset)
+        self._drop(published)
+        self._arm()
+
+    def _already_there(self) -> dict[bytes, int]:
+        """Ids in the newest batch that a schedule wrote to each partition, and when.
+
+        Only these can have been published without having been marked done.
+        """
+        there: dict[bytes, int] = {}
+        for topic in self._engine.topics:
+            for partition in topic.partitions:
+                last = partition.log.last_producer_batch(PRODUCER_ID)
+                if last is None:
+                    continue
+                try:
+                    batch = partition.log.read(last[0], 1)[0]
+                except HeadraceError:
+                    continue  # retention took it, long after it was marked done
+                there.update((id, batch.base_timestamp) for id in batch.ids() or ())
+        return there
+
+    def _cursor(self) -> Any:
+        engine = self._engine
+        keeper = engine.subscription_or_none(KEEPER, TOPIC)
+        if keeper is None:
+            keeper = engine.subscribe(KEEPER, TOPIC, start="earliest", internal=True)
+        return keeper.cursors[(TOPIC, 0)]
+
+    def _add(self, offset: int, control: dict[str, Any]) -> _Waiting:
+        waiting = _Waiting(offset, control)
+        self._waiting[offset] = waiting
+        if control.get("id"):
+            self._by_id[waiting.id] = offset
+        heapq.heappush(self._heap, (waiting.deliver_at, offset))
+        return waiting
+
+    # --- asking for it ------------------------------------------------------------------------
+    def add(
+        self,
+        topic: str,
+        columns: Columns,
+        deliver_at: int,
+        partition: int | None,
+        done: Callable[[list[Receipt], HeadraceError | None], None],
+    ) -> None:
+        """Keep one message until ``deliver_at``; the receipt's id cancels it."""
+        engine = self._engine
+        assert len(columns.values) == 1
+        if len(self._waiting) >= limits.SCHEDULED_MAX:
+            raise QueueFull(f"{limits.SCHEDULED_MAX} messages wait for their time already")
+        home = engine.topics.get(TOPIC)
+        if home is None:
+            home = engine.create_topic(
+                TOPIC, TopicSettings(retention_hours=0.0, segment_bytes=16 << 20), internal=True
+            )
+            self._cursor()
+        control: dict[str, Any] = {"topic": topic, "at": deliver_at}
+        if partition is not None:
+            control["partition"] = partition
+        if columns.ids is not None:
+            control["id"] = str(uuid.UUID(bytes=columns.ids[0]))
+        if columns.expiry is not None and columns.expiry[0]:
+            control["expiry"] = columns.expiry[0]
+        if columns.targets is not None and columns.targets[0]:
+            control["target"] = columns.targets[0].decode()
+        headers = dict(columns.headers[0] or {}) if columns.headers is not None else {}
+        headers[CONTROL] = orjson.dumps(control).decode()
+        kept = Columns(columns.values, columns.keys, [headers])
+
+        def stored(entry: Append) -> None:
+            if entry.error is not None:
+                done([], entry.error)
+                return
+            waiting = self._add(entry.first_offset, control)
+            self._arm()
+            done([Receipt(topic, -1, -1, entry.timestamp, id=waiting.id.bytes)], None)
+
+        engine.append(home, 0, Append(kept, None, stored))
+
+    def waiting(self, topic: str | None = None, limit: int = 1000) -> list[Scheduled]:
+        """What waits, soonest first."""
+        chosen = (w for w in self._waiting.values() if topic is None or w.control["topic"] == topic)
+        soonest = heapq.nsmallest(limit, chosen, key=lambda w: (w.deliver_at, w.offset))
+        return [Scheduled(w.id, w.control["topic"], w.deliver_at) for w in soonest]
+
+    def cancel(self, message_id: uuid.UUID, done: Callable[[HeadraceError | None], None]) -> None:
+        """It will not be published. :class:`MessageNotFound` if it was, or never waited."""
+        offset = self._by_id.get(message_id)
+        if offset is None:
+            parts = split_id(message_id)
+            if parts is not None and parts[0] == topic_hash(TOPIC):
+                offset = parts[2]
+        if offset is None or offset not in self._waiting or offset in self._moving:
+            raise MessageNotFound(
+                f"no message with the id {message_id} waits for its time; it may have been "
+                "published already",
+                code="not_scheduled",
+            )
+        self._drop([offset])
+        self._engine.state.flush(done)
+
+    def forget_topic(self, topic: str) -> None:
+        """The topic is deleted, and what was to be published to it with it."""
+        self._drop(
+            [
+                waiting.offset
+                for waiting in self._waiting.values()
+                if waiting.control["topic"] == topic and waiting.offset not in self._moving
+            ]
+        )
+
+    def _drop(self, offsets: list[int]) -> None:
+        if not offsets:
+            return
+        cursor = self._cursor()
+        for offset in offsets:
+            waiting = self._waiting.pop(offset)
+            self._by_id.pop(waiting.id, None)
+            cursor.done(offset)
+        self._engine.changed(cursor)
+
+    # --- when the time comes ------------------------------------------------------------------
+    def _arm(self) -> None:
+        while self._heap and self._heap[0][1] not in self._waiting:
+            heapq.heappop(self._heap)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._heap and not self._rounding:
+            delay = (self._heap[0][0] - self._engine.now_ms()) / 1000
+            self._timer = self._engine.call_later(min(max(delay, 0.0), LOOK_AGAIN_S), self._round)
+
+    def _round(self) -> None:
+        """Publish what is due."""
+        self._timer = None
+        if self._rounding or self._engine.closing:
+            return
+        now = self._engine.now_ms()
+        due: list[_Waiting] = []
+        while self._heap and self._heap[0][0] <= now and len(due) < ROUND_MAX:
+            _, offset = heapq.heappop(self._heap)
+            waiting = self._waiting.get(offset)
+            if waiting is not None:
+                due.append(waiting)
+        if not due:
+            self._arm()
+            return
+        self._rounding = True
+        self._moving = {waiting.offset for waiting in due}
+        due.sort(key=lambda waiting: waiting.offset)
+        places: dict[tuple[str, int], list[tuple[_Waiting, Message]]] = {}
+        failed: list[_Waiting] = []
+        for waiting in due:
+            try:
+                message = self._read(waiting.offset)
+                places.setdefault(self._place(waiting, message), []).append((waiting, message))
+            except (HeadraceError, OSError) as error:
+                logger.error("a delayed message cannot be published yet: %s", error)
+                failed.append(waiting)
+        self._publish(places, failed)
+
+    def _read(self, offset: int) -> Message:
+        batch = self._engine.topics.find(TOPIC).partitions[0].log.read(offset, 1)[0]
+        index = offset - batch.base_offset
+        return batch.messages(TOPIC, 0, index, index + 1)[0]
+
+    def _place(self, waiting: _Waiting, message: Message) -> tuple[str, int]:
+        topic = self._engine.topic_for_publish(waiting.control["topic"])
+        number = waiting.control.get("partition")
+        if number is None:
+            key = message.key
+            number = topic.next_partition() if key is None else topic.partition_of_key(key)
+        return topic.name, min(number, len(topic.partitions) - 1)
+
+    def _publish(
+        self,
+        places: dict[tuple[str, int], list[tuple[_Waiting, Message]]],
+        failed: list[_Waiting],
+    ) -> None:
+        moved: list[int] = []
+        entries: list[tuple[str, int, Append]] = []
+        waiting_for = 1
+
+        def finished(group: list[_Waiting], error: HeadraceError | None) -> None:
+            nonlocal waiting_for
+            waiting_for -= 1
+            if error is None:
+                moved.extend(waiting.offset for waiting in group)
+            else:
+                logger.error("delayed messages could not be published yet: %s", error)
+                failed.extend(group)
+            if waiting_for == 0:
+                self._end_round(moved, failed)
+
+        for (name, number), pairs in places.items():
+            group = [waiting for waiting, _ in pairs]
+            entry = self._entry(name, number, pairs)
+            entry.done = lambda e, group=group: finished(group, e.error)  # type: ignore[misc]
+            entries.append((name, number, entry))
+        waiting_for += len(entries)
+        for name, number, entry in entries:
+            self._engine.append(self._engine.topics.find(name), number, entry)
+        finished([], None)
+
+    def _entry(self, name: str, number: int, pairs: list[tuple[_Waiting, Message]]) -> Append:
+        headers = [
+            {key: text for key, text in message.headers.items() if key != CONTROL}
+            for _, message in pairs
+        ]
+        controls = [waiting.control for waiting, _ in pairs]
+        columns = Columns(
+            [message.value for _, message in pairs],
+            [m.key for _, m in pairs] if any(m.key is not None for _, m in pairs) else None,
+            headers if any(headers) else None,
+            ids=[waiting.id.bytes for waiting, _ in pairs],
+            expiry=[c.get("expiry", 0) for c in controls]
+            if any("expiry" in c for c in controls)
+            else None,
+            targets=[c.get("target", "").encode() for c in controls]
+            if any("target" in c for c in controls)
+            else None,
+        )
+        log = self._engine.topics.find(name).partitions[number].log
+        return Append(
+            columns,
+            None,
+            lambda entry: None,
+            producer_id=PRODUCER_ID,
+            first_sequence=log.next_sequence(PRODUCER_ID),
+        )
+
+    def _end_round(self, moved: list[int], failed: list[_Waiting]) -> None:
+        self._drop(moved)
+        for waiting in failed:
+            # Behind what is due later, so that one that cannot be published does not hold up all.
+            retry = self._engine.now_ms() + 1000
+            heapq.heappush(self._heap, (retry, waiting.offset))
+
+        def flushed(_error: HeadraceError | None) -> None:
+            self._moving.clear()
+            self._rounding = False
+            self._arm()
+
+        self._engine.state.flush(flushed)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

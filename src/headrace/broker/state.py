@@ -1,0 +1,237 @@
+"""What subscriptions there are and where they stand, kept in one journal.
+
+Payloads (``log.journal`` frames and checksums them), by their first byte:
+
+- ``S`` + JSON: a subscription is made or changed: id, name, topic pattern, settings, created_ms
+- ``D`` + JSON: it is deleted: id
+- ``K`` + JSON: a cursor gets its number: cursor, subscription, topic, partition, incarnation
+- ``C`` + binary: a cursor's news or, with its reset flag, all of it (``cursor.Cursor._pack``)
+- ``E`` + JSON: a named producer gets an epoch: name, id, epoch
+
+Definitions are durable before the caller hears of them. Positions are written together for all
+subscriptions, at most ``FLUSH_S`` after they changed: a crash may cost the last acks, and the
+messages come again. ``flush`` is the barrier for who needs more.
+
+When the journal cannot be written (no room), nothing is lost in memory and it is tried again; when
+its *sync* fails the broker stops, as for any other failed sync.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+
+from headrace.broker.cursor import Cursor
+from headrace.clock import Loop
+from headrace.errors import HeadraceError, OutcomeUnknown, StorageFailed
+from headrace.log.journal import Journal
+from headrace.log.workers import Lane, SyncFailed, Workers
+
+logger = logging.getLogger("headrace.broker")
+MAGIC = b"headrace subscriptions 1"
+FLUSH_S = 0.05
+RETRY_S = 1.0
+
+Done = Callable[[HeadraceError | None], None]
+
+
+class Entry:
+    __slots__ = ("done", "payload")
+
+    def __init__(self, payload: bytes | None, done: Done | None):
+        self.payload = payload
+        self.done = done
+
+
+def define(
+    number: int, name: str, pattern: str, settings: dict[str, Any], created_ms: int
+) -> bytes:
+    return b"S" + orjson.dumps(
+        {
+            "id": number,
+            "name": name,
+            "topic": pattern,
+            "settings": settings,
+            "created_ms": created_ms,
+        }
+    )
+
+
+def delete(number: int) -> bytes:
+    return b"D" + orjson.dumps({"id": number})
+
+
+def number_cursor(cursor: Cursor, subscription: int, incarnation: int) -> bytes:
+    return b"K" + orjson.dumps(
+        {
+            "cursor": cursor.number,
+            "subscription": subscription,
+            "topic": cursor.partition.topic,
+            "partition": cursor.partition.number,
+            "incarnation": incarnation,
+        }
+    )
+
+
+def name_producer(name: str, producer_id: int, epoch: int) -> bytes:
+    return b"E" + orjson.dumps({"name": name, "id": producer_id, "epoch": epoch})
+
+
+class Loaded:
+    """The journal's content, folded: the newest of each thing."""
+
+    def __init__(self) -> None:
+        self.subscriptions: dict[int, dict[str, Any]] = {}
+        self.cursors: dict[int, dict[str, Any]] = {}
+        self.deltas: dict[int, list[bytes]] = {}
+        self.producers: dict[str, tuple[int, int]] = {}
+        self.next_number = 1
+        self.damaged = 0
+
+    def add(self, payload: bytes) -> None:
+        kind = payload[:1]
+        if kind == b"C":
+            number = Cursor.number_of(payload)
+            self.deltas.setdefault(number, []).append(payload)
+            return
+        item = orjson.loads(payload[1:])
+        if kind == b"S":
+            self.subscriptions[item["id"]] = item
+            self.next_number = max(self.next_number, item["id"] + 1)
+        elif kind == b"D":
+            self.subscriptions.pop(item["id"], None)
+        elif kind == b"K":
+            self.cursors[item["cursor"]] = item
+            self.deltas.pop(item["cursor"], None)
+            self.next_number = max(self.next_number, item["cursor"] + 1)
+        elif kind == b"E":
+            self.producers[item["name"]] = (item["id"], item["epoch"])
+
+
+class State:
+    """The journal and what is to go into it. ``journal`` None: nothing is kept."""
+
+    def __init__(
+        self,
+        journal: Journal | None,
+        loop: Loop,
+        workers: Workers,
+        snapshot: Callable[[], list[bytes]],
+        on_failure: Callable[[HeadraceError], None],
+    ):
+        self._journal = journal
+        self._loop = loop
+        self._snapshot = snapshot
+        self._on_failure = on_failure
+        self._lane: Lane[Entry] = Lane(loop, workers, self._prepare, self._finish)
+        self._dirty: dict[int, Cursor] = {}
+        self._timer: Any = None
+        self._writing: list[Entry] = []
+        self._cursors: list[Cursor] = []
+        self._failed: HeadraceError | None = None
+        self.writes = 0
+
+    def load(self) -> Loaded:
+        loaded = Loaded()
+        if self._journal is None:
+            return loaded
+        for payload in self._journal.open() or ():
+            try:
+                loaded.add(payload)
+            except (orjson.JSONDecodeError, KeyError, ValueError) as error:
+                logger.error("the subscription journal has an entry that makes no sense: %s", error)
+                loaded.damaged += 1
+        loaded.damaged += self._journal.damaged
+        return loaded
+
+    def start(self) -> None:
+        """Write what was loaded as a fresh snapshot: short, and free of what damage was skipped."""
+        if self._journal is not None:
+            self._journal.rewrite(self._snapshot())
+
+    # --- writing ----------------------------------------------------------------------------
+    def write(self, payload: bytes, done: Done | None = None) -> None:
+        """Keep a definition; ``done`` hears when it is durable."""
+        self._put(Entry(payload, done))
+
+    def flush(self, done: Done) -> None:
+        """Write all positions now; ``done`` hears when they are durable."""
+        self._put(Entry(None, done))
+
+    def _put(self, entry: Entry) -> None:
+        if self._failed is not None or self._journal is None:
+            if entry.done is not None:
+                self._loop.call_soon(entry.done, self._failed)
+            return
+        self._lane.put(entry)
+
+    def changed(self, cursor: Cursor) -> None:
+        self._dirty[cursor.number] = cursor
+        if self._timer is None and self._journal is not None:
+            self._timer = self._loop.call_later(FLUSH_S, self._flush_later)
+
+    def forget(self, cursor: Cursor) -> None:
+        self._dirty.pop(cursor.number, None)
+
+    def _flush_later(self) -> None:
+        self._timer = None
+        if self._dirty and self._failed is None:
+            self._lane.put(Entry(None, None))
+
+    def _prepare(self, entries: list[Entry]) -> Callable[[], None]:
+        journal = self._journal
+        assert journal is not None
+        self._writing = entries
+        self._cursors = [cursor for cursor in self._dirty.values() if cursor.dirty]
+        self._dirty.clear()
+        if journal.wants_rewrite:
+            snapshot = self._snapshot()
+            for cursor in self._cursors:
+                cursor.take_delta()
+            return lambda: journal.rewrite(snapshot)
+        payloads = [entry.payload for entry in entries if entry.payload is not None]
+        payloads += [cursor.take_delta() for cursor in self._cursors]
+        return lambda: journal.append(payloads) if payloads else None
+
+    def _finish(self, _result: None, error: BaseException | None) -> None:
+        entries, self._writing = self._writing, []
+        cursors, self._cursors = self._cursors, []
+        answer: HeadraceError | None = None
+        self.writes += 1
+        if isinstance(error, OSError):
+            answer = StorageFailed(f"the subscription journal cannot be written: {error}")
+            logger.error("%s; it is tried again", answer)
+            for cursor in cursors:
+                cursor.rewrite()
+                self._dirty[cursor.number] = cursor
+            if self._timer is None:
+                self._timer = self._loop.call_later(RETRY_S, self._flush_later)
+        elif error is not None:
+            answer = OutcomeUnknown(f"it is unknown whether this was stored: {error}")
+            self._failed = answer
+            logger.critical("the subscription journal failed: %s", error, exc_info=error)
+            entries += self._lane.waiting
+            self._lane.waiting = []
+        for entry in entries:
+            if entry.done is not None:
+                entry.done(answer)
+        if self._failed is not None:
+            self._on_failure(self._failed)
+
+    def close(self, done: Callable[[], None]) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+        def closed(_error: HeadraceError | None) -> None:
+            if self._journal is not None:
+                self._journal.close()
+            done()
+
+        self.flush(closed)
+
+
+__all__ = ["Entry", "Loaded", "State", "SyncFailed"]

@@ -1,0 +1,727 @@
+"""A subscription: a durable position over topics, and the members that share its messages.
+
+A message's life here::
+
+    log ──read──▶ out with a member ──ack──▶ done
+                    │        ▲
+          nack, deadline,    │ backoff
+          member gone        │
+                    ▼        │
+                 to retry ───┘──after max_deliveries──▶ dead letter (stored first) ──▶ done
+
+Rules:
+- All on the loop. ``pump`` is the only place that hands messages out; everything else schedules it.
+- Round-robin over the members that have room, message by message: of a batch shared by three, each
+  gets every third record, as one strided lease.
+- A failed message is retried before fresh ones are read.
+- A message is *done* only by an ack, by being meant for others, by its time to live, or when its dead
+  letter is durable. It is never done because a member or the broker went away.
+- ``ordering="key"``: a key that is out or waiting for a retry is *busy*; later messages of the same
+  key are parked until it is free. Messages without a key are not ordered.
+
+Rejected: one object per message in flight (250 MB for a million, against 2 MB); a timer per message.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from collections import deque
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import Any
+
+from headrace import limits
+from headrace.broker.cursor import Cursor
+from headrace.broker.delivery import Context, Delivery, Lease, Member, Tally
+from headrace.broker.members import Members
+from headrace.broker.ordering import KeyOrder
+from headrace.broker.retries import Retries
+from headrace.errors import DataCorrupt, HeadraceError, OffsetOutOfRange, StaleDelivery
+from headrace.log.batch import HAS_EXPIRY, HAS_TARGETS, LOST, Batch
+from headrace.model import SubscriptionSettings
+
+logger = logging.getLogger("headrace.broker")
+_READ_PAUSE_S = 1.0
+
+
+class Subscription:
+    def __init__(
+        self,
+        context: Context,
+        number: int,
+        name: str,
+        pattern: str,
+        settings: SubscriptionSettings,
+        created_ms: int,
+    ):
+        self._context = context
+        self.number = number
+        self.name = name
+        self.pattern = pattern
+        self.settings = settings
+        self.created_ms = created_ms
+        self.tally = Tally()
+        self.cursors: dict[tuple[str, int], Cursor] = {}
+        self.members = Members()
+        self.leases: dict[int, Lease] = {}
+        self.closed = False
+        self._target = name.encode()
+        self._pumping = False
+        self._hungry: deque[Cursor] = deque()
+        self._is_hungry: set[int] = set()
+        self._retries = Retries()
+        self._deadlines: list[tuple[float, int]] = []
+        self._timer: Any = None
+        self._timer_at = 0.0
+        self._order = KeyOrder()
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return (self.pattern, self.name)
+
+    # --- topics -----------------------------------------------------------------------------
+    def attach(self, cursor: Cursor) -> None:
+        partition = cursor.partition
+        self.cursors[(partition.topic, partition.number)] = cursor
+        partition.watchers.append(self)
+        self.advanced(cursor)
+
+    def detach(self, topic: str) -> list[Cursor]:
+        """Let go of a topic that is deleted."""
+        gone = [cursor for (name, _), cursor in self.cursors.items() if name == topic]
+        for cursor in gone:
+            del self.cursors[(topic, cursor.partition.number)]
+            cursor.partition.watchers.remove(self)
+            self._forget(cursor)
+        return gone
+
+    def on_advance(self, topic: str, partition: int) -> None:
+        cursor = self.cursors.get((topic, partition))
+        if cursor is not None:
+            self.advanced(cursor)
+
+    def advanced(self, cursor: Cursor) -> None:
+        """There may be something to read at the cursor."""
+        if (
+            cursor.number not in self._is_hungry
+            and cursor.blocked is None
+            and cursor.next < cursor.partition.log.end_offset
+        ):
+            self._is_hungry.add(cursor.number)
+            self._hungry.append(cursor)
+            self.wake()
+
+    # --- members ----------------------------------------------------------------------------
+    def join(self, member: Member) -> None:
+        self.members.add(member)
+        self.wake()
+
+    def leave(self, member: Member, *, count_attempt: bool = True) -> None:
+        """The member is gone; what it had goes to the others.
+
+        With ``count_attempt`` (it vanished, perhaps because of a message) a delivery is used up;
+        without (it closed in good order and says that it began none of these) it is not.
+        """
+        if member not in self.members:
+            return
+        self.members.remove(member)
+        for lease in list(member.leases.values()):
+            self._end(lease, "member left", at_once=True, count=count_attempt)
+        self.wake()
+
+    def wake(self) -> None:
+        if not self._pumping and not self.closed:
+            self._pumping = True
+            self._context.call_soon(self.pump)
+
+    # --- handing out ------------------------------------------------------------------------
+    def pump(self) -> None:
+        """Hand out what there is to whoever has room."""
+        self._pumping = False
+        if self.closed:
+            return
+        self._retries.collect(self._context.time())
+        while self.members.have_room():
+            if self._retries.ready:
+                self._hand_out_retries()
+            elif self._hungry and self._order.has_room(self._hungry[0]):
+                self._hand_out_fresh(self._hungry[0])
+            else:
+                break
+
+    @property
+    def _has_work(self) -> bool:
+        return bool(self._retries.ready or self._hungry)
+
+    def _hand_out_fresh(self, cursor: Cursor) -> None:
+        partition = cursor.partition
+        if cursor.next >= partition.log.end_offset or cursor.blocked:
+            self._sated(cursor)
+            return
+        try:
+            batch = partition.log.read_cached(cursor.next)
+        except OffsetOutOfRange:
+            self._skip_missing(cursor)
+            return
+        except DataCorrupt as error:
+            self._block(cursor, error.message)
+            return
+        except OSError as error:
+            self._block(cursor, f"cannot be read: {error}", pause=True)
+            return
+        start = cursor.next - batch.base_offset
+        stop = min(batch.count, start + limits.LEASE_RECORDS_MAX * max(len(self.members), 1))
+        indexes = self._deliverable(cursor, batch, start, stop)
+        if self.settings.ordering == "key" and batch.keys() is not None:
+            stop = self._hand_out_ordered(cursor, batch, indexes, stop)
+        else:
+            left = self._share(cursor, batch, indexes)
+            if left:
+                stop = left[0]
+        cursor.next = batch.base_offset + stop
+        # The next batch of this partition waits for its turn behind the other partitions.
+        self._hungry.rotate(-1)
+        if cursor.next >= partition.log.end_offset:
+            self._sated(cursor)
+
+    def _sated(self, cursor: Cursor) -> None:
+        self._is_hungry.discard(cursor.number)
+        if cursor in self._hungry:
+            self._hungry.remove(cursor)
+
+    def _skip_missing(self, cursor: Cursor) -> None:
+        """Retention has overtaken the subscription: go on with the first record there is."""
+        start = cursor.partition.log.start_offset
+        logger.warning(
+            "subscription %s lost %d messages of %s/%d to retention (offsets %d to %d)",
+            self.name,
+            start - cursor.next,
+            cursor.partition.topic,
+            cursor.partition.number,
+            cursor.next,
+            start - 1,
+        )
+        self.tally.lost += start - cursor.next
+        cursor.done_run(cursor.next, start)
+        cursor.next = start
+        self._context.changed(cursor)
+
+    def _block(self, cursor: Cursor, why: str, *, pause: bool = False) -> None:
+        cursor.blocked = why
+        self._sated(cursor)
+        logger.error(
+            "subscription %s stops at %s/%d offset %d: %s",
+            self.name,
+            cursor.partition.topic,
+            cursor.partition.number,
+            cursor.next,
+            why,
+        )
+        if pause:
+            self._context.call_later(_READ_PAUSE_S, self._unblock, cursor)
+
+    def _unblock(self, cursor: Cursor) -> None:
+        cursor.blocked = None
+        self.advanced(cursor)
+
+    def _deliverable(
+        self, cursor: Cursor, batch: Batch, start: int, stop: int
+    ) -> range | list[int]:
+        """Indexes of the records to hand out; the others in between are done."""
+        if batch.flags & LOST:
+            self.tally.lost += stop - start
+            cursor.done_run(batch.base_offset + start, batch.base_offset + stop)
+            self._context.changed(cursor)
+            return range(0)
+        ttl_ms = cursor.partition.message_ttl_ms
+        if (
+            not batch.flags & (HAS_EXPIRY | HAS_TARGETS)
+            and cursor.high <= batch.base_offset + start
+            and ttl_ms is None
+        ):
+            return range(start, stop)
+        indexes = []
+        now = self._context.now_ms()
+        times = batch.times()
+        expiry = batch.expiry()
+        targets = batch.targets()
+        changed = False
+        for index in range(start, stop):
+            offset = batch.base_offset + index
+            if cursor.is_done(offset):
+                continue
+            if targets is not None and targets[index] not in (b"", self._target):
+                self.tally.skipped += 1
+            elif _expired(index, batch, times, expiry, ttl_ms, now):
+                self.tally.expired += 1
+            else:
+                indexes.append(index)
+                continue
+            cursor.done(offset)
+            changed = True
+        if changed:
+            self._context.changed(cursor)
+        return indexes
+
+    def _share(
+        self,
+        cursor: Cursor,
+        batch: Batch,
+        indexes: range | list[int],
+        attempts: list[int] | None = None,
+    ) -> range | list[int]:
+        """Deal the records out, one to each member in turn; returns what nobody had room for."""
+        each = batch.stored_bytes // batch.count
+        while indexes:
+            members, room = self.members.next(len(indexes), each)
+            if not members:
+                break
+            step = len(members)
+            taken = min(len(indexes), step * room)
+            for number, member in enumerate(members):
+                share = indexes[number:taken:step]
+                if share:
+                    tries = 1 if attempts is None else attempts[number:taken:step]
+                    self._give(member, cursor, batch, share, tries, each)
+            indexes = indexes[taken:]
+            attempts = None if attempts is None else attempts[taken:]
+        return indexes
+
+    def _give(
+        self,
+        member: Member,
+        cursor: Cursor,
+        batch: Batch,
+        indexes: Sequence[int],
+        attempts: int | list[int],
+        bytes_each: int,
+        keys: dict[int, bytes] | None = None,
+    ) -> None:
+        count = len(indexes)
+        self.tally.delivered += count
+        base = batch.base_offset
+        partition = cursor.partition
+        if isinstance(indexes, range):
+            offsets: Sequence[int] = range(base + indexes.start, base + indexes.stop, indexes.step)
+        else:
+            offsets = [base + index for index in indexes]
+        if member.auto_ack:
+            delivery = Delivery(partition.topic, partition.number, batch, indexes)
+            delivery.attempts = attempts
+            if isinstance(offsets, range) and offsets.step == 1:
+                cursor.done_run(offsets.start, offsets.stop)
+            else:
+                for offset in offsets:
+                    cursor.done(offset)
+            self.tally.acked += count
+            self._context.changed(cursor)
+            for key in (keys or {}).values():
+                self._free(key)
+            member.sink.deliver(delivery)
+            return
+        deadline = self._context.time() + self.settings.ack_timeout
+        lease = Lease(
+            self._context.next_lease_id(),
+            member,
+            cursor,
+            offsets,
+            attempts,
+            deadline,
+            bytes_each * count,
+        )
+        lease.keys = keys
+        self.leases[lease.id] = lease
+        member.took(lease)
+        heapq.heappush(self._deadlines, (deadline, lease.id))
+        self._arm(deadline)
+        member.sink.deliver(Delivery(partition.topic, partition.number, batch, indexes, lease))
+
+    # --- order by key -----------------------------------------------------------------------
+    def _hand_out_ordered(
+        self, cursor: Cursor, batch: Batch, indexes: Iterable[int], stop: int
+    ) -> int:
+        """Records whose key is free go out, the others are parked. Returns where reading stopped."""
+        keys = batch.keys()
+        assert keys is not None
+        each = batch.stored_bytes // batch.count
+        shares: dict[int, tuple[Member, list[int], dict[int, bytes]]] = {}
+        room: dict[int, int] = {}
+        for index in indexes:
+            key = keys[index]
+            offset = batch.base_offset + index
+            if key is not None and key in self._order.busy:
+                if not self._order.has_room(cursor):
+                    stop = index
+                    break
+                self._order.park(key, cursor, offset)
+                continue
+            member = self.members.one(room, each)
+            if member is None:
+                stop = index
+                break
+            _, share, held = shares.setdefault(id(member), (member, [], {}))
+            share.append(index)
+            if key is not None:
+                self._order.busy.add(key)
+                held[offset] = key
+        for member, share, held in shares.values():
+            self._give(member, cursor, batch, share, 1, each, held)
+        return stop
+
+    def _free(self, key: bytes) -> None:
+        """The key's message is done: its next one, if any, may go."""
+        following = self._order.free(key)
+        if following is not None:
+            self._retries.add(*following)
+
+    # --- retries ----------------------------------------------------------------------------
+    def _hand_out_retries(self) -> None:
+        """Give the waiting ones out again, those of one batch together."""
+        room = self.members.room()
+        ready = self._retries.ready
+        taken: list[tuple[Cursor, int]] = []
+        while ready and len(taken) < min(room, limits.LEASE_RECORDS_MAX):
+            cursor, offset = ready.popleft()
+            if not cursor.is_done(offset):
+                taken.append((cursor, offset))
+        taken.sort(key=lambda item: (item[0].number, item[1]))
+        for cursor, items in groupby(taken, key=lambda item: item[0]):
+            offsets = [offset for _, offset in items]
+            while offsets:
+                offsets = self._retry_batch(cursor, offsets)
+
+    def _retry_batch(self, cursor: Cursor, offsets: list[int]) -> list[int]:
+        """Hand out those that lie in the batch of the first; returns the rest."""
+        try:
+            batch = cursor.partition.log.read(offsets[0], 1)[0]
+        except (OffsetOutOfRange, IndexError):
+            self.tally.lost += 1
+            cursor.done(offsets[0])
+            self._context.changed(cursor)
+            return offsets[1:]
+        except (DataCorrupt, OSError) as error:
+            logger.error("subscription %s cannot read a message again: %s", self.name, error)
+            self._retry_at(self._context.time() + 30.0, cursor, offsets[0])
+            return offsets[1:]
+        inside = [offset for offset in offsets if offset < batch.end_offset]
+        indexes = self._deliverable_again(cursor, batch, inside)
+        attempts = [cursor.attempts.get(batch.base_offset + i, 0) + 1 for i in indexes]
+        self.tally.redelivered += sum(1 for attempt in attempts if attempt > 1)
+        each = batch.stored_bytes // batch.count
+        keys = batch.keys() if self.settings.ordering == "key" else None
+        if keys is not None:
+            room: dict[int, int] = {}
+            for index, attempt in zip(indexes, attempts, strict=True):
+                member = self.members.one(room, each)
+                offset = batch.base_offset + index
+                key = keys[index]
+                if member is None:
+                    self._retries.ready.appendleft((cursor, offset))
+                    continue
+                held = {} if key is None else {offset: key}
+                self._give(member, cursor, batch, [index], [attempt], each, held)
+                room.pop(id(member), None)
+        else:
+            for index in self._share(cursor, batch, indexes, attempts):
+                self._retries.add(cursor, batch.base_offset + index)
+        return offsets[len(inside) :]
+
+    def _deliverable_again(self, cursor: Cursor, batch: Batch, offsets: list[int]) -> list[int]:
+        """Indexes of retries whose time to live has not ended meanwhile."""
+        ttl_ms = cursor.partition.message_ttl_ms
+        indexes = [offset - batch.base_offset for offset in offsets]
+        if ttl_ms is None and not batch.flags & HAS_EXPIRY:
+            return indexes
+        now, times, expiry = self._context.now_ms(), batch.times(), batch.expiry()
+        alive = []
+        for index in indexes:
+            if _expired(index, batch, times, expiry, ttl_ms, now):
+                self.tally.expired += 1
+                self._done(cursor, batch.base_offset + index, self._key_of(batch, index))
+            else:
+                alive.append(index)
+        return alive
+
+    def _key_of(self, batch: Batch, index: int) -> bytes | None:
+        keys = batch.keys() if self.settings.ordering == "key" else None
+        return None if keys is None else keys[index]
+
+    def _retry_at(self, due: float, cursor: Cursor, offset: int) -> None:
+        self._retries.add_at(due, cursor, offset)
+        self._arm(due)
+
+    # --- settling ---------------------------------------------------------------------------
+    def lease(self, lease_id: int) -> Lease:
+        lease = self.leases.get(lease_id)
+        if lease is None:
+            raise StaleDelivery(
+                "this delivery has ended: it was settled, timed out, or the subscription was moved"
+            )
+        return lease
+
+    def ack(self, lease_id: int, offset: int) -> None:
+        """One message is done. :class:`StaleDelivery` if it is no longer out with the member."""
+        lease = self.lease(lease_id)
+        self._settle(lease, offset)
+        self.tally.acked += 1
+        self._done(lease.cursor, offset, lease.keys.get(offset) if lease.keys else None)
+        self._released(lease, 1)
+
+    def ack_lease(self, lease_id: int) -> int:
+        """All that is still out of one lease is done; returns how many that were."""
+        lease = self.lease(lease_id)
+        return self._ack_indexes(lease, lease.out())
+
+    def ack_up_to(self, lease_id: int, offset: int) -> int:
+        """The message, and everything its member holds of the partition before it, is done."""
+        last = self.lease(lease_id)
+        if not last.is_out(offset):
+            raise _not_out(offset)
+        count = 0
+        for lease in list(last.member.leases.values()):
+            if lease.cursor is last.cursor:
+                indexes = [at for at in lease.out() if lease.offsets[at] <= offset]
+                count += self._ack_indexes(lease, indexes)
+        return count
+
+    def _ack_indexes(self, lease: Lease, indexes: list[int]) -> int:
+        if not indexes:
+            return 0
+        offsets = lease.offsets
+        whole = len(indexes) == lease.count and isinstance(offsets, range) and offsets.step == 1
+        if whole and not lease.keys:
+            lease.mask = 0
+            assert isinstance(offsets, range)
+            lease.cursor.done_run(offsets.start, offsets.stop)
+            self._context.changed(lease.cursor)
+        else:
+            for index in indexes:
+                lease.mask &= ~(1 << index)
+                offset = offsets[index]
+                self._done(lease.cursor, offset, lease.keys.get(offset) if lease.keys else None)
+        self.tally.acked += len(indexes)
+        self._released(lease, len(indexes))
+        return len(indexes)
+
+    def nack(
+        self, lease_id: int, offset: int, delay: float | None = None, reason: str = "nack"
+    ) -> None:
+        """One message failed: again after ``delay`` seconds, or after the backoff."""
+        lease = self.lease(lease_id)
+        index = self._settle(lease, offset)
+        self.tally.nacked += 1
+        attempt = lease.attempt_at(index)
+        if delay is None:
+            delay = self.settings.delay_after(attempt)
+        self._failed(lease.cursor, offset, attempt, reason, delay)
+        self._released(lease, 1)
+
+    def release(self, lease_id: int, offset: int) -> None:
+        """Give a message back that was never begun: it does not count as a delivery."""
+        lease = self.lease(lease_id)
+        self._settle(lease, offset)
+        self._retries.add(lease.cursor, offset)
+        self._released(lease, 1)
+
+    def extend(self, lease_id: int, seconds: float | None = None) -> float:
+        """The lease's deadline becomes ``seconds`` from now; returns the seconds granted."""
+        lease = self.lease(lease_id)
+        granted = self.settings.ack_timeout if seconds is None else seconds
+        lease.deadline = self._context.time() + granted
+        heapq.heappush(self._deadlines, (lease.deadline, lease.id))
+        self._arm(lease.deadline)
+        return granted
+
+    def _settle(self, lease: Lease, offset: int) -> int:
+        index = lease.index(offset)
+        if index < 0 or not lease.mask >> index & 1:
+            raise _not_out(offset)
+        lease.mask ^= 1 << index
+        return index
+
+    def _released(self, lease: Lease, count: int) -> None:
+        lease.member.settled(lease, count)
+        if not lease.mask:
+            self.leases.pop(lease.id, None)
+        if not self._pumping and self._has_work:
+            self.wake()
+
+    def _done(self, cursor: Cursor, offset: int, key: bytes | None) -> None:
+        cursor.done(offset)
+        self._context.changed(cursor)
+        if key is not None:
+            self._free(key)
+
+    def _failed(self, cursor: Cursor, offset: int, attempt: int, reason: str, delay: float) -> None:
+        """A delivery came to nothing: again, or to the dead letters."""
+        cursor.failed(offset, attempt)
+        self._context.changed(cursor)
+        limit = self.settings.max_deliveries
+        if limit and attempt >= limit:
+            self._context.dead_letter(self, cursor, offset, attempt, reason)
+        elif delay > 0:
+            self._retry_at(self._context.time() + delay, cursor, offset)
+        else:
+            self._retries.add(cursor, offset)
+
+    def buried(self, cursor: Cursor, offset: int, key: bytes | None, error: Any) -> None:
+        """The dead letter is durable, or could not be stored and will be tried again."""
+        if (
+            self.closed
+            or self.cursors.get((cursor.partition.topic, cursor.partition.number)) is not cursor
+        ):
+            return
+        if error is None:
+            self.tally.dead_lettered += 1
+            self._done(cursor, offset, key if self.settings.ordering == "key" else None)
+        else:
+            logger.error("subscription %s: dead letter not stored: %s", self.name, error)
+            self._retry_at(
+                self._context.time() + max(self.settings.backoff_max, 1.0), cursor, offset
+            )
+        if self._has_work:
+            self.wake()
+
+    # --- time -------------------------------------------------------------------------------
+    def _arm(self, at: float) -> None:
+        """Have ``_tick`` run at the time, or earlier."""
+        if self._timer is not None:
+            if self._timer_at <= at:
+                return
+            self._timer.cancel()
+        self._timer_at = at
+        self._timer = self._context.call_later(max(at - self._context.time(), 0.0), self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        if self.closed:
+            return
+        now = self._context.time()
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, lease_id = heapq.heappop(self._deadlines)
+            lease = self.leases.get(lease_id)
+            if lease is not None and lease.deadline <= now:
+                self.tally.timeouts += lease.mask.bit_count()
+                self._end(lease, "ack timeout", at_once=False, count=True)
+        # Settled leases at the head need no timer.
+        while self._deadlines and self._deadlines[0][1] not in self.leases:
+            heapq.heappop(self._deadlines)
+        due = self._retries.next_due()
+        if due is not None and due <= now:
+            self.wake()
+        deadline = self._deadlines[0][0] if self._deadlines else None
+        upcoming = [at for at in (deadline, due) if at is not None and at > now]
+        if upcoming:
+            self._arm(min(upcoming))
+
+    def _end(self, lease: Lease, reason: str, *, at_once: bool, count: bool) -> None:
+        """Take back what is still out of the lease."""
+        out = lease.out()
+        lease.mask = 0
+        lease.member.settled(lease, len(out))
+        self.leases.pop(lease.id, None)
+        for index in out:
+            offset = lease.offsets[index]
+            attempt = lease.attempt_at(index)
+            if not count:
+                self._retries.add(lease.cursor, offset)
+                continue
+            delay = 0.0 if at_once else self.settings.delay_after(attempt)
+            self._failed(lease.cursor, offset, attempt, reason, delay)
+        self.wake()
+
+    # --- moving and ending --------------------------------------------------------------------
+    def seek(self, cursor: Cursor, offset: int) -> None:
+        """Deliver again from the offset on; what is out of this partition becomes stale."""
+        self._forget(cursor)
+        cursor.seek(offset)
+        self._context.changed(cursor)
+        self.advanced(cursor)
+
+    def _forget(self, cursor: Cursor) -> None:
+        """Drop everything that is under way at the cursor."""
+        for lease in [lease for lease in self.leases.values() if lease.cursor is cursor]:
+            out = lease.mask.bit_count()
+            lease.mask = 0
+            lease.member.settled(lease, out)
+            del self.leases[lease.id]
+        self._retries.forget(cursor)
+        self._order.forget(cursor)
+        if self.settings.ordering == "key":
+            self._recount_busy()
+        self._sated(cursor)
+
+    def _recount_busy(self) -> None:
+        """Keys are busy while one of their messages is out or waits for a retry."""
+        held = {key for lease in self.leases.values() for key in (lease.keys or {}).values()}
+        for cursor, offset in self._retries:
+            batch = cursor.partition.log.read(offset, 1)[0]
+            key = self._key_of(batch, offset - batch.base_offset)
+            if key is not None:
+                held.add(key)
+        for cursor, offset in self._order.restart(held):
+            self._retries.add(cursor, offset)
+
+    def close(self, error: HeadraceError | None = None) -> None:
+        self.closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for cursor in self.cursors.values():
+            cursor.partition.watchers.remove(self)
+        for member in self.members:
+            member.sink.closed(error)
+        self.members.clear()
+        self.leases.clear()
+
+    # --- asking -----------------------------------------------------------------------------
+    def lag(self) -> int:
+        return sum(cursor.lag() for cursor in self.cursors.values())
+
+    def in_flight(self) -> int:
+        return sum(lease.mask.bit_count() for lease in self.leases.values())
+
+    def statistics(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "topic": self.pattern,
+            "members": len(self.members),
+            "lag": self.lag(),
+            "in_flight": self.in_flight(),
+            "waiting_for_retry": len(self._retries),
+            "created": self.created_ms,
+            "settings": self.settings.as_dict(),
+            "partitions": [
+                {
+                    "topic": topic,
+                    "partition": number,
+                    "position": cursor.position,
+                    "end_offset": cursor.partition.log.end_offset,
+                    "lag": cursor.lag(),
+                    "blocked": cursor.blocked,
+                }
+                for (topic, number), cursor in sorted(self.cursors.items())
+            ],
+            **self.tally.as_dict(),
+        }
+
+
+def _expired(
+    index: int,
+    batch: Batch,
+    times: list[int] | None,
+    expiry: list[int] | None,
+    ttl_ms: int | None,
+    now: int,
+) -> bool:
+    """Whether the record's own time to live, or else its topic's, has ended."""
+    if expiry is not None and expiry[index]:
+        return expiry[index] <= now
+    if ttl_ms is None:
+        return False
+    return (batch.base_timestamp if times is None else times[index]) + ttl_ms <= now
+
+
+def _not_out(offset: int) -> StaleDelivery:
+    return StaleDelivery(f"offset {offset} is not out with this delivery any more")

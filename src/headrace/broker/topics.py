@@ -1,0 +1,235 @@
+"""All topics of a broker: making, changing, finding and deleting them.
+
+Making and deleting touch a handful of small files and are done at once, on the loop; both are rare.
+Deleting survives a crash half-way: the directory is first moved to ``@deleted`` in one step, and
+whatever lies there at the next start is removed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+
+from headrace import limits
+from headrace.broker import topic as topic_files
+from headrace.broker.topic import Topic, log_options
+from headrace.clock import Clock, Loop
+from headrace.errors import Conflict, DataCorrupt, HeadraceError, InvalidArgument, TopicNotFound
+from headrace.files import Files
+from headrace.log.batch import Batch
+from headrace.log.cache import BatchCache
+from headrace.log.memory import MemoryLog
+from headrace.log.partition import PartitionLog
+from headrace.log.segment import Readers
+from headrace.log.workers import Workers
+from headrace.model import TopicSettings, check_topic_name
+
+logger = logging.getLogger("headrace.broker")
+DELETED = "@deleted"
+
+
+class Topics:
+    def __init__(
+        self,
+        directory: Path | None,
+        defaults: TopicSettings,
+        *,
+        files: Files,
+        clock: Clock,
+        loop: Loop,
+        random: Random,
+        workers: Workers,
+        on_failure: Callable[[HeadraceError], None],
+    ):
+        self.directory = directory
+        self.defaults = defaults
+        self._files, self._clock, self._loop = files, clock, loop
+        self._random, self._workers = random, workers
+        self._on_failure = on_failure
+        self.readers = Readers(files)
+        self.cache = BatchCache()
+        self._topics: dict[str, Topic] = {}
+        self._by_hash: dict[int, Topic] = {}
+        self._partitions = 0
+        self.on_sync: Callable[[float], None] = lambda seconds: None
+
+    def __iter__(self) -> Iterator[Topic]:
+        return iter(tuple(self._topics.values()))
+
+    def __len__(self) -> int:
+        return len(self._topics)
+
+    def get(self, name: str) -> Topic | None:
+        return self._topics.get(name)
+
+    def find(self, name: str) -> Topic:
+        topic = self._topics.get(name)
+        if topic is None:
+            check_topic_name(name, internal=True)
+            raise TopicNotFound(f"there is no topic {name!r}; create it, or publish to it")
+        return topic
+
+    def by_hash(self, number: int) -> Topic | None:
+        return self._by_hash.get(number)
+
+    # --- starting ---------------------------------------------------------------------------
+    def load(self, *, suspect: bool) -> None:
+        """Open every topic of the data directory."""
+        if self.directory is None:
+            return
+        deleted = self.directory / DELETED
+        if self._files.exists(deleted):
+            self._files.remove_tree(deleted)
+        for name in self._files.names(self.directory):
+            path = self.directory / name
+            if name.startswith("@") or not self._files.is_directory(path):
+                continue
+            try:
+                check_topic_name(name, internal=True)
+                topic = topic_files.load(
+                    self._files, path, self.defaults, self._incarnation(), self._clock.now_ms()
+                )
+            except (InvalidArgument, DataCorrupt) as error:
+                logger.error("%s is left alone: %s", path, error)
+                continue
+            for number in range(topic.settings.partitions):
+                topic.add_partition(self._open_log(topic, number, suspect=suspect))
+            self._register(topic)
+
+    # --- making, changing, deleting -----------------------------------------------------------
+    def create(self, name: str, settings: TopicSettings, *, internal: bool = False) -> Topic:
+        check_topic_name(name, internal=internal)
+        if name in self._topics:
+            raise Conflict(f"topic {name!r} exists already", code="topic_exists")
+        if self.directory is None and settings.durable:
+            settings = settings.but({"durable": False})
+        self._check_partitions(settings.partitions)
+        topic = Topic(name, settings, self._incarnation(), self._clock.now_ms())
+        if topic.hash in self._by_hash:
+            raise Conflict(
+                f"topic {name!r} cannot be told from {self._by_hash[topic.hash].name!r} by its "
+                "hash; choose another name",
+                code="topic_exists",
+            )
+        if self.directory is not None:
+            path = self.directory / name
+            self._files.make_directory(path)
+            topic_files.save(self._files, path, topic)
+        for number in range(settings.partitions):
+            topic.add_partition(self._open_log(topic, number))
+        self._register(topic)
+        return topic
+
+    def change(self, topic: Topic, settings: TopicSettings) -> None:
+        """Apply new settings; partitions can be added but not taken away."""
+        old = topic.settings
+        if settings.durable != old.durable:
+            raise Conflict(
+                f"topic {topic.name!r} is {'durable' if old.durable else 'in memory'} and stays so;"
+                " create another topic",
+                code="topic_settings_fixed",
+            )
+        added = settings.partitions - old.partitions
+        if added < 0:
+            raise Conflict(
+                f"topic {topic.name!r} has {old.partitions} partitions; they cannot be taken away",
+                code="topic_settings_fixed",
+            )
+        self._check_partitions(added)
+        topic.apply(settings)
+        if self.directory is not None:
+            topic_files.save(self._files, self.directory / topic.name, topic)
+        for number in range(old.partitions, settings.partitions):
+            topic.add_partition(self._open_log(topic, number))
+        self._partitions += added
+
+    def delete(self, topic: Topic, done: Callable[[], None]) -> None:
+        """Gone at once for everybody; the files follow."""
+        del self._topics[topic.name]
+        del self._by_hash[topic.hash]
+        self._partitions -= len(topic.partitions)
+        grave: Path | None = None
+        if self.directory is not None:
+            graves = self.directory / DELETED
+            self._files.make_directory(graves)
+            grave = graves / f"{topic.name}@{topic.incarnation}"
+            self._files.rename(self.directory / topic.name, grave)
+            self._files.sync_directory(self.directory)
+            self._files.sync_directory(graves)
+        waiting = len(topic.partitions)
+
+        def closed() -> None:
+            nonlocal waiting
+            waiting -= 1
+            if waiting == 0:
+                if grave is not None:
+                    self._workers.submit(lambda: self._files.remove_tree(grave), removed)
+                else:
+                    done()
+
+        def removed(_result: object, error: BaseException | None) -> None:
+            if error is not None:  # the next start tries again
+                logger.warning("files of the deleted topic %s: %s", topic.name, error)
+            done()
+
+        for partition in topic.partitions:
+            partition.log.close(closed)
+
+    def _check_partitions(self, more: int) -> None:
+        if self._partitions + more > limits.PARTITIONS_TOTAL_MAX:
+            raise InvalidArgument(
+                f"the broker has {self._partitions} partitions; {more} more would be above the "
+                f"limit of {limits.PARTITIONS_TOTAL_MAX}",
+                code="too_many_partitions",
+            )
+
+    def _register(self, topic: Topic) -> None:
+        self._topics[topic.name] = topic
+        self._by_hash[topic.hash] = topic
+        self._partitions += len(topic.partitions)
+
+    def _incarnation(self) -> int:
+        return self._random.getrandbits(53)
+
+    def _open_log(
+        self, topic: Topic, number: int, *, suspect: bool = False
+    ) -> PartitionLog | MemoryLog:
+        if self.directory is None or not topic.settings.durable:
+            return MemoryLog(clock=self._clock, loop=self._loop)
+        path = self.directory / topic.name / str(number)
+        self._files.make_directory(path)
+        log = PartitionLog(
+            path,
+            log_options(topic.settings),
+            files=self._files,
+            clock=self._clock,
+            loop=self._loop,
+            workers=self._workers,
+            readers=self.readers,
+            cache=self.cache,
+            on_failure=self._on_failure,
+            suspect=suspect,
+        )
+        log.on_sync = lambda seconds: self.on_sync(seconds)
+        return log
+
+    def close(self, done: Callable[[], None]) -> None:
+        logs = [partition.log for topic in self for partition in topic.partitions]
+        waiting = len(logs)
+        if not waiting:
+            done()
+            return
+
+        def closed() -> None:
+            nonlocal waiting
+            waiting -= 1
+            if waiting == 0:
+                done()
+
+        for log in logs:
+            log.close(closed)
+
+
+__all__ = ["Batch", "Topics"]
