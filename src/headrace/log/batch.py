@@ -614,7 +614,12 @@ def _check_columns(batch: Batch, message_bytes_max: int) -> None:
             raise TooLarge(f"a key has at most {limits.KEY_BYTES_MAX} bytes", code="key_too_large")
     if batch.flags & HAS_HEADERS:
         start = batch.column(HAS_HEADERS)
-        _check_offsets(plain, start, count, binary=False)
+        # Counted here, because a name that comes twice is one in the dict that is checked below.
+        if max(_check_offsets(plain, start, count, binary=False)) > limits.HEADERS_PER_MESSAGE_MAX:
+            raise TooLarge(
+                f"a message has at most {limits.HEADERS_PER_MESSAGE_MAX} headers",
+                code="headers_too_large",
+            )
         size = 4 * (count + 1)
         total = int.from_bytes(plain[start + size - 4 : start + size], "little")
         start += size + (-size & 7)
