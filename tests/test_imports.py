@@ -25,7 +25,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "wire": BASICS,
     "broker": BASICS | {"log"},
     "server": BASICS | {"log", "wire", "broker"},
-    "client": BASICS | {"wire", "log.batch"},
+    "client": BASICS | {"wire", "log.batch", "log.columns"},
     "spark": BASICS | {"client", "log"},
     "console": BASICS,
     "cli": ANYTHING,

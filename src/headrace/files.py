@@ -17,6 +17,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 IOV_MAX = 1024
@@ -157,13 +158,22 @@ class Files:
 
     def replace(self, path: Path, content: Sequence[bytes]) -> None:
         """Put ``content`` at ``path`` so that a crash leaves the old or the new, whole."""
+        self.rename(self.write_temporary(path, content), path)
+        self.sync_directory(path.parent)
+
+    def write_temporary(self, path: Path, content: Sequence[bytes]) -> Path:
+        """The first half of ``replace``: write and sync beside ``path``. Returns where."""
         temporary = path.with_name(path.name + ".tmp")
         handle = self.open(temporary, write=True, create=True)
         try:
             self.truncate(handle, 0)
             self.write_at(handle, 0, content)
             self.sync(handle)
+        except OSError:
+            # Half a file is of no use, and on a full disk it takes the last room.
+            with suppress(OSError):
+                self.remove(temporary)
+            raise
         finally:
             handle.close()
-        self.rename(temporary, path)
-        self.sync_directory(path.parent)
+        return temporary

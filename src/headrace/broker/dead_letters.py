@@ -25,7 +25,8 @@ from headrace.errors import (
     OffsetOutOfRange,
     SubscriptionNotFound,
 )
-from headrace.log.batch import LOST, Columns
+from headrace.log.batch import LOST
+from headrace.log.columns import Columns
 from headrace.log.interface import Append
 from headrace.model import DEAD_LETTER_SUFFIX, DeadLetter, Message, TopicSettings
 

@@ -16,7 +16,8 @@ from headrace.broker import state as entries
 from headrace.broker.retention import low_water
 from headrace.broker.topic import Topic
 from headrace.errors import Closed, HeadraceError, InvalidArgument, QueueFull, StorageFull
-from headrace.log.batch import Batch, Columns
+from headrace.log.batch import Batch
+from headrace.log.columns import Columns
 from headrace.log.interface import Append
 from headrace.model import Receipt, check_subscription_name, check_topic_name
 

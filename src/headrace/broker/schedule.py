@@ -25,7 +25,8 @@ import orjson
 
 from headrace import limits
 from headrace.errors import HeadraceError, MessageNotFound, QueueFull
-from headrace.log.batch import LOST, Columns
+from headrace.log.batch import LOST
+from headrace.log.columns import Columns
 from headrace.log.interface import Append
 from headrace.model import (
     Message,

@@ -19,7 +19,8 @@ import orjson
 
 from headrace.errors import DataCorrupt, InvalidArgument
 from headrace.files import Files
-from headrace.log.batch import Columns, crc32c
+from headrace.log.batch import crc32c
+from headrace.log.columns import Columns
 from headrace.log.interface import Log
 from headrace.log.memory import MemoryLog
 from headrace.log.partition import LogOptions, PartitionLog

@@ -51,7 +51,7 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, chain, pairwise, repeat
 from typing import Any
 
@@ -60,6 +60,7 @@ import zstandard
 
 from headrace import limits
 from headrace.errors import DataCorrupt, TooLarge
+from headrace.log.columns import Columns, Headers
 from headrace.model import Message, Settling, check_headers
 
 if sys.byteorder != "little":  # pragma: no cover
@@ -85,64 +86,12 @@ LOST = 0x4000
 AFTER_SYNC = 0x8000
 
 _PAD = [bytes(n) for n in range(8)]
-_LITERAL_ZERO = bytes(16)
 
 crc32c = google_crc32c.value
-_Headers = Mapping[str, str] | None
 
 
 def _pad(size: int) -> bytes:
     return _PAD[-size & 7]
-
-
-class Columns:
-    """The records of a batch before it is encoded; absent columns are None."""
-
-    __slots__ = ("expiry", "headers", "ids", "keys", "targets", "times", "values")
-
-    def __init__(
-        self,
-        values: Sequence[bytes],
-        keys: Sequence[bytes | None] | None = None,
-        headers: Sequence[_Headers] | None = None,
-        times: Sequence[int] | None = None,
-        ids: Sequence[bytes] | None = None,
-        expiry: Sequence[int] | None = None,
-        targets: Sequence[bytes] | None = None,
-    ):
-        self.values = values
-        self.keys = keys
-        self.headers = headers
-        self.times = times
-        self.ids = ids
-        self.expiry = expiry
-        self.targets = targets
-
-
-_OPTIONAL: tuple[tuple[str, Any], ...] = (
-    ("keys", None),
-    ("headers", None),
-    ("ids", _LITERAL_ZERO),
-    ("expiry", 0),
-    ("targets", b""),
-)
-
-
-def concat(parts: Sequence[Columns]) -> Columns:
-    """One after the other; a column that only some have is filled with 'none' for the rest."""
-    if len(parts) == 1:
-        return parts[0]
-    assert all(part.times is None for part in parts), "own times are not gathered"
-    joined = Columns(list(chain.from_iterable([part.values for part in parts])))
-    for name, absent in _OPTIONAL:
-        columns = [getattr(part, name) for part in parts]
-        if any(column is not None for column in columns):
-            filled = (
-                repeat(absent, len(part.values)) if column is None else column
-                for part, column in zip(parts, columns, strict=True)
-            )
-            setattr(joined, name, list(chain.from_iterable(filled)))
-    return joined
 
 
 # --- encoding -----------------------------------------------------------------------------------
@@ -337,7 +286,7 @@ class Batch:
                 ]
         return self._keys
 
-    def headers(self) -> list[_Headers] | None:
+    def headers(self) -> list[Headers] | None:
         """A new dict per record that has any, else None."""
         if not self.flags & HAS_HEADERS:
             return None

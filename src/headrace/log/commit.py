@@ -3,8 +3,8 @@
 Pure: no files, no clock, no loop. The disk log and the memory log both use it, so a repeated batch, a
 gap or a clock that runs backwards mean the same in both.
 
-Entries that bring columns are gathered, in order, into batches of up to ``BATCH_BYTES_TARGET``;
-whole batches and those of idempotent producers stay as they are.
+Entries that bring columns are gathered, in order, into batches of about ``BATCH_BYTES_TARGET``, a
+large one cut into several; whole batches and those of idempotent producers stay as they are.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from collections.abc import Sequence
 
 from headrace import limits
 from headrace.errors import HeadraceError
-from headrace.log.batch import AFTER_SYNC, HAS_TIMES, LOST, Batch, clamp_times, concat, encode
+from headrace.log.batch import AFTER_SYNC, HAS_TIMES, LOST, Batch, clamp_times, encode
+from headrace.log.columns import Columns, concat, cut
 from headrace.log.interface import Append
 from headrace.log.producers import Producers
 
@@ -29,7 +30,18 @@ class Group:
         self.offset = offset
         self.timestamp = timestamp
 
-    def stamp(self, entries: Sequence[Append], batch: Batch, now_ms: int) -> None:
+    def place(self, entries: Sequence[Append], batches: Sequence[Batch], now_ms: int) -> None:
+        """Give the entries, whose records fill the batches exactly, their offsets and times."""
+        offset = self.offset
+        for batch in batches:
+            self._stamp(batch, now_ms)
+        for entry in entries:
+            entry.first_offset = offset
+            entry.timestamp = batches[0].base_timestamp
+            offset += entry.count
+        assert offset == self.offset
+
+    def _stamp(self, batch: Batch, now_ms: int) -> None:
         now_ms = max(now_ms, self.timestamp)
         if batch.flags & HAS_TIMES:
             batch = clamp_times(batch, self.timestamp, now_ms)
@@ -38,13 +50,7 @@ class Group:
         batch.base_offset = self.offset
         batch.flags &= ~(AFTER_SYNC | LOST)
         self.batches.append(batch)
-        offset = self.offset
-        for entry in entries:
-            entry.first_offset = offset
-            entry.timestamp = batch.base_timestamp
-            offset += entry.count
-        assert offset == batch.end_offset
-        self.offset = offset
+        self.offset += batch.count
         self.timestamp = batch.max_timestamp
 
 
@@ -84,7 +90,7 @@ def gather(
         batch.first_sequence = entry.first_sequence
         if entry.producer_id:
             new.setdefault(entry.producer_id, []).append(entry)
-        group.stamp([entry], batch, now_ms)
+        group.place([entry], [batch], now_ms)
     run.close()
     return group, left
 
@@ -115,12 +121,25 @@ class _Run:
         if not entries:
             return
         try:
-            batch = encode(concat([e.columns for e in entries if e.columns is not None]))
+            batches = [
+                encode(part)
+                for part in _parts(concat([e.columns for e in entries if e.columns is not None]))
+            ]
         except HeadraceError as error:
             for entry in entries:
                 entry.error = error
             return
-        self._group.stamp(entries, batch, self._now_ms)
+        self._group.place(entries, batches, self._now_ms)
+
+
+def _parts(columns: Columns) -> list[Columns]:
+    """The columns, cut where one batch would be larger than readers like."""
+    count = len(columns.values)
+    size = sum(map(len, columns.values)) + 1
+    if count <= limits.BATCH_RECORDS_TARGET and size <= 2 * limits.BATCH_BYTES_TARGET:
+        return [columns]
+    step = max(1, min(limits.BATCH_RECORDS_TARGET, count * limits.BATCH_BYTES_TARGET // size))
+    return [cut(columns, start, start + step) for start in range(0, count, step)]
 
 
 def _is_new(entry: Append, new: dict[int, list[Append]], producers: Producers) -> bool:
@@ -128,24 +147,28 @@ def _is_new(entry: Append, new: dict[int, list[Append]], producers: Producers) -
 
     ``new`` holds what this very group stores already: not in the table before it is durable.
     """
-    earlier = new.get(entry.producer_id)
-    if earlier and earlier[-1].producer_epoch == entry.producer_epoch:
+    epoch = entry.producer_epoch
+    earlier = new.get(entry.producer_id, [])
+    newest = earlier[-1].producer_epoch if earlier else -1
+    if newest > epoch:
+        entry.error = producers.fenced(entry.producer_id, epoch, newest)
+        return False
+    if newest == epoch:
         last = earlier[-1]
         if entry.first_sequence == (last.first_sequence + last.count) & 0xFFFF_FFFF:
             return True
         for twin in earlier:
-            if twin.first_sequence == entry.first_sequence and twin.count == entry.count:
+            same = (twin.producer_epoch, twin.first_sequence, twin.count)
+            if same == (epoch, entry.first_sequence, entry.count):
                 entry.first_offset, entry.duplicate = twin.first_offset, True
                 entry.timestamp = twin.timestamp
                 return False
-    verdict = producers.judge(
-        entry.producer_id, entry.producer_epoch, entry.first_sequence, entry.count
-    )
+    verdict = producers.judge(entry.producer_id, epoch, entry.first_sequence, entry.count)
     if isinstance(verdict, HeadraceError):
         entry.error = verdict
     elif verdict is not None:
         entry.first_offset, entry.duplicate = verdict, True
-    elif earlier and earlier[-1].producer_epoch == entry.producer_epoch:
+    elif newest == epoch:
         # In order by the table, but this group has moved on since: a reused sequence.
         entry.error = producers.gap(entry.producer_id, entry.first_sequence)
     else:

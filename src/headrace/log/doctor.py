@@ -13,12 +13,15 @@ Rules:
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from headrace.clock import Clock
 from headrace.errors import DirectoryLocked, InvalidArgument, NotFound, StorageFull
-from headrace.files import Files
+from headrace.files import Files, Handle
 from headrace.log.examination import LOCK, Examination, Progress, looks_like_data, printable
 from headrace.log.findings import Action, Finding, Report
 from headrace.log.remedies import Remedy
@@ -93,16 +96,35 @@ def locked(data_dir: Path, files: Files) -> Iterator[None]:
         )
     path = data_dir / LOCK
     try:
-        handle = files.open(path, write=True, create=True)
+        handle, writable = files.open(path, write=True, create=True), True
     except OSError:
         if not files.exists(path):
             raise
-        handle = files.open(path)  # a medium that cannot be written can still be examined
+        # A medium that cannot be written can still be examined.
+        handle, writable = files.open(path), False
     try:
         if not files.lock(handle):
-            holder = files.read_at(handle, 0, 200).decode("utf-8", "replace").partition("\n")[0]
-            by = f" by {printable(holder.strip())}" if holder.strip() else ""
-            raise DirectoryLocked(f"{data_dir} is in use{by}; stop the broker there first")
+            raise DirectoryLocked(
+                f"{data_dir} is in use by {_holder(files, handle)}; stop the broker there first"
+            )
+        if writable:  # so that a broker that is started now can say who is in its way
+            files.truncate(handle, 0)
+            files.write_at(handle, 0, [_this_process()])
         yield
     finally:
         handle.close()
+
+
+def _this_process() -> bytes:
+    started_ms = Clock().now_ms()
+    return json.dumps(
+        {"pid": os.getpid(), "host": os.uname().nodename, "started_ms": started_ms}
+    ).encode()
+
+
+def _holder(files: Files, handle: Handle) -> str:
+    try:
+        content = json.loads(files.read_at(handle, 0, 4096))
+        return printable(f"process {content['pid']} on {content['host']}")
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another process"

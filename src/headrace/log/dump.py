@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.errors import InvalidArgument, NotFound
-from headrace.files import Files
+from headrace.files import Files, Handle
 from headrace.log import batch as layout
-from headrace.log.batch import HEADER_BYTES, Batch, parse_header
-from headrace.log.segment import Damage, scan
+from headrace.log.batch import HEADER_BYTES, Batch, parse, parse_header
+from headrace.log.segment import SCAN_BYTES, Damage, scan
 
 FLAG_WORDS = {
     layout.HAS_KEYS: "keys",
@@ -37,8 +37,8 @@ class Piece:
     position: int
     bytes: int
     state: str
-    """``whole``; ``body_damaged`` (the header is valid, its body is not), ``damaged``, or
-    ``zeros``: space that was reserved and never written."""
+    """``whole``; ``body_damaged`` (only the header is valid), ``misplaced`` (valid, but its offset
+    does not belong there), ``damaged``, or ``zeros``: space that was reserved and never written."""
     first: int | None = None
     end: int | None = None
     count: int | None = None
@@ -84,7 +84,7 @@ def dump(path: Path, files: Files | None = None) -> Iterator[Piece]:
             )
         for part in scan(files, handle, size, base_offset=base):
             if isinstance(part, Damage):
-                yield from _damage(files.read_at(handle, part.position, HEADER_BYTES), part)
+                yield from _damage(files, handle, part)
             else:
                 yield _piece(part.position, part.size, "whole", part.batch)
     finally:
@@ -108,14 +108,22 @@ def _piece(position: int, size: int, state: str, batch: Batch) -> Piece:
     )
 
 
-def _damage(raw: bytes, part: Damage) -> Iterator[Piece]:
+def _damage(files: Files, handle: Handle, part: Damage) -> Iterator[Piece]:
     size = part.end - part.position
-    parsed = None if part.zeros else parse_header(raw)
-    if parsed is None:
+    head = None if part.zeros else parse_header(files.read_at(handle, part.position, HEADER_BYTES))
+    if head is None:
         yield Piece(part.position, size, "zeros" if part.zeros else "damaged")
         return
-    batch, body_len = parsed
+    batch, body_len = head
+    whole = parse(files.read_at(handle, part.position, HEADER_BYTES + body_len)) is not None
     length = min(HEADER_BYTES + body_len, size)
-    yield _piece(part.position, length, "body_damaged", batch)
+    yield _piece(part.position, length, "misplaced" if whole else "body_damaged", batch)
     if length < size:
-        yield Piece(part.position + length, size - length, "damaged")
+        rest = part.position + length
+        empty = all(not any(chunk) for chunk in _chunks(files, handle, rest, part.end))
+        yield Piece(rest, part.end - rest, "zeros" if empty else "damaged")
+
+
+def _chunks(files: Files, handle: Handle, start: int, end: int) -> Iterator[bytes]:
+    for position in range(start, end, SCAN_BYTES):
+        yield files.read_at(handle, position, min(SCAN_BYTES, end - position))

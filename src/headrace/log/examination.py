@@ -61,8 +61,15 @@ def looks_like_data(data_dir: Path, files: Files) -> bool:
 
 
 def _looks_like_topic(path: Path, files: Files) -> bool:
+    """Settings, or a partition with a segment; other programs number their directories too."""
     return any(
-        name == TOPIC_SETTINGS or partition_number(name) is not None for name in files.names(path)
+        name == TOPIC_SETTINGS
+        or (
+            partition_number(name) is not None
+            and files.is_directory(path / name)
+            and any(base_offset_of(file) is not None for file in files.names(path / name))
+        )
+        for name in files.names(path)
     )
 
 
@@ -345,8 +352,13 @@ class _Partition:
             if found is None:
                 expected = max(expected, segment.base, self._limit(number) or 0)
             else:
-                self._judge(found, self._limit(number), overlaps=segment.base < expected)
-                self._judge_index(found, index)
+                limit = self._limit(number)
+                self._count(found)
+                if segment.base < expected or (limit is not None and found.end_offset > limit):
+                    self._add_overlap(found)
+                else:
+                    self._judge(found)
+                    self._judge_index(found, index)
                 self.time = max(self.time, found.last_time)
                 expected = max(expected, found.end_offset)
             number += 1
@@ -371,8 +383,14 @@ class _Partition:
             base = base_offset_of(f"{stem}.log")
             if suffix == "producers" and base is not None:
                 self._judge_producers(path)
-            elif suffix != "idx" or base not in bases:
+            elif suffix != "idx" or base is None:
                 self.examination.add_other(path)
+            elif base not in bases:
+                self.add(
+                    "note", "index_orphan", path,
+                    "an index whose segment is not there; nothing reads it",
+                    bytes=self.files.file_size(path),
+                )  # fmt: skip
         self.segments.sort(key=lambda segment: segment.base)
         self.state.segments = len(self.segments)
         self.state.bytes = sum(segment.size for segment in self.segments)
@@ -459,7 +477,7 @@ class _Partition:
             )  # fmt: skip
 
     # --- what a segment holds ---------------------------------------------------------------
-    def _judge(self, found: Survey, limit: int | None, *, overlaps: bool) -> None:
+    def _count(self, found: Survey) -> None:
         for run in found.runs:
             self.state.batches += run.batches
             self.state.records += run.end - run.first - run.lost_records
@@ -471,15 +489,16 @@ class _Partition:
                     "skip them",
                     first=first, end=end,
                 )  # fmt: skip
-        if overlaps or (limit is not None and found.end_offset > limit):
-            self.add(
-                "damage", "overlap", found.path,
-                f"it holds offsets {found.base_offset} to {found.end_offset - 1}, and another "
-                "segment has some of them too; compare both with --dump and move the wrong one "
-                "aside",
-                first=found.base_offset, end=found.end_offset, bytes=found.size,
-            )  # fmt: skip
-            return
+
+    def _add_overlap(self, found: Survey) -> None:
+        self.add(
+            "damage", "overlap", found.path,
+            f"it holds offsets {found.base_offset} to {found.end_offset - 1}, and another segment "
+            "has some of them too; compare both with --dump and move the wrong one aside",
+            first=found.base_offset, end=found.end_offset, bytes=found.size,
+        )  # fmt: skip
+
+    def _judge(self, found: Survey) -> None:
         remedy: Remedy | None = RewriteSegment(found, self.time)
         if found.newer_at is not None:
             remedy = None

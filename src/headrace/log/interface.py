@@ -20,7 +20,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from headrace.errors import HeadraceError
-from headrace.log.batch import Batch, Columns
+from headrace.log.batch import Batch
+from headrace.log.columns import Columns
 
 
 class Append:
@@ -71,7 +72,7 @@ class Append:
         else:
             assert columns is not None
             self.count = len(columns.values)
-            self.bytes = sum(map(len, columns.values)) + 64 * self.count
+            self.bytes = _size(columns)
         self.first_offset = -1
         self.timestamp = 0
         self.duplicate = False
@@ -80,6 +81,18 @@ class Append:
     def fail(self, error: HeadraceError) -> None:
         self.error = error
         self.done(self)
+
+
+def _size(columns: Columns) -> int:
+    """About how many bytes the records take; what bounds queues and gathered batches counts this."""
+    size = sum(map(len, columns.values)) + 64 * len(columns.values)
+    if columns.keys is not None:
+        size += sum([len(key) for key in columns.keys if key])
+    if columns.headers is not None:
+        for headers in columns.headers:
+            if headers:
+                size += sum(map(len, headers)) + sum(map(len, headers.values())) + 8 * len(headers)
+    return size
 
 
 class Log(Protocol):

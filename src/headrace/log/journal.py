@@ -13,6 +13,7 @@ Rules:
 
 from __future__ import annotations
 
+import errno
 import logging
 import struct
 from pathlib import Path
@@ -122,26 +123,55 @@ class Journal:
         size = sum(map(len, frames))
         try:
             if self.size + size > self._allocated:
-                grow = max(size, RESERVE_BYTES)
-                self._files.allocate(handle, self._allocated, self.size + grow - self._allocated)
-                self._allocated = self.size + grow
+                self._reserve(handle, size)
             self._files.write_at(handle, self.size, frames)
-        except OSError:
-            self._files.truncate(handle, self.size)
-            self._allocated = self.size
+        except OSError as cause:
+            self._take_back(handle, cause)
             raise
+        self._sync(handle)
+        self.size += size
+
+    def _reserve(self, handle: Handle, size: int) -> None:
+        """Room for what is written now and for a while; on a full disk, for this alone."""
+        end = self.size + max(size, RESERVE_BYTES)
+        try:
+            self._files.allocate(handle, self._allocated, end - self._allocated)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            end = self.size + size
+            self._files.allocate(handle, self._allocated, end - self._allocated)
+        self._allocated = end
+
+    def _take_back(self, handle: Handle, cause: OSError) -> None:
+        """Make a failed append as if it had never been: what was refused must not come back."""
+        try:
+            self._files.truncate(handle, self.size)
+        except OSError as error:
+            raise SyncFailed(
+                f"{self.path}: a write failed ({cause}) and could not be taken back ({error})"
+            ) from error
+        self._allocated = self.size
+        self._sync(handle)
+
+    def _sync(self, handle: Handle) -> None:
         try:
             self._files.sync(handle)
         except OSError as error:
             raise SyncFailed(f"{self.path}: {error}") from error
-        self.size += size
 
     def rewrite(self, payloads: list[bytes]) -> None:
-        """Replace everything by a snapshot."""
+        """Replace everything by a snapshot. Errors as with ``append``."""
         frames = [frame(self._magic), *map(frame, payloads)]
-        self._files.replace(self.path, frames)
+        temporary = self._files.write_temporary(self.path, frames)
+        self._files.rename(temporary, self.path)
+        # From here on the old file is gone, and appending to it would be writing into nothing.
         self._handle = None
         self.size = self.snapshot_bytes = self._allocated = sum(map(len, frames))
+        try:
+            self._files.sync_directory(self.path.parent)
+        except OSError as error:
+            raise SyncFailed(f"{self.path}: {error}") from error
 
     @property
     def wants_rewrite(self) -> bool:

@@ -45,6 +45,8 @@ class MemoryLog:
 
     def _commit(self) -> None:
         entries, self._waiting = self._waiting, []
+        if not entries:  # close was faster
+            return
         while entries:
             group, entries = gather(
                 entries,
@@ -118,5 +120,6 @@ class MemoryLog:
 
     def close(self, done: Callable[[], None]) -> None:
         self._closed = True
+        self._commit()
         self._batches, self._bases = [], []
         done()

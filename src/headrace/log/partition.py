@@ -19,7 +19,7 @@ import logging
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 
 from headrace import limits
@@ -73,13 +73,19 @@ class _Commit:
 
     def run(self) -> None:
         partition = self.partition
-        if self.roll or partition.writer_is_full():
-            self.rolled = partition.roll()
-        if self.batches:
-            if partition.options.compression != "none":
-                for batch in self.batches:
-                    batch.pack()
-            partition.write(self.batches)
+        try:
+            # Not for a sync alone: what it cannot roll for, it could not sync either.
+            if self.roll or (self.batches and partition.writer_is_full()):
+                self.rolled = partition.roll()
+            if self.batches:
+                if partition.options.compression != "none":
+                    for batch in self.batches:
+                        batch.pack()
+                partition.write(self.batches)
+        except OSError:
+            if self.sync:  # it was asked for what had been written before, too
+                partition.sync()
+            raise
         if self.sync:
             partition.sync()
             self.synced = True
@@ -364,7 +370,9 @@ class PartitionLog:
             waiting, self._lane.waiting = self._lane.waiting, []
             commit.entries.extend(item for item in waiting if isinstance(item, Append))
         for entry in commit.entries:
-            if entry.error is None and not (entry.duplicate and self.failed is None):
+            # A repetition keeps its answer if the first one is stored: not if that, too, failed here.
+            stored = entry.duplicate and entry.first_offset < self.end_offset
+            if entry.error is None and not (stored and self.failed is None):
                 entry.error = answer
                 entry.first_offset = -1
             entry.done(entry)
@@ -376,52 +384,61 @@ class PartitionLog:
         end = self.end_offset
         if offset == end:
             return []
+        segment, limit = self._segment_for(offset, end)
         cached = self._cache.get(self.number, offset)
-        if cached is not None and cached.base_offset < end:
+        if cached is not None:
             return [cached]
-        return self._segment_for(offset, end).read(offset, end, max_bytes)
+        try:
+            return segment.read(offset, limit, max_bytes)
+        except FileNotFoundError:
+            # Another thread may have dropped it meanwhile; then this says so.
+            self._segment_for(offset, end)
+            raise
 
     def read_cached(self, offset: int) -> Batch:
         """One batch that holds the offset, kept for the next reader. On the loop only."""
         batch = self._cache.get(self.number, offset)
-        if batch is None or batch.base_offset >= self.end_offset:
+        if batch is None or not self.start_offset <= offset < self.end_offset:
             batch = self.read(offset, 1)[0]
             self._cache.put(self.number, batch)
         return batch
 
-    def _segment_for(self, offset: int, end: int) -> Segment:
+    def _segment_for(self, offset: int, end: int) -> tuple[Segment, int]:
+        """The segment that has the offset, and the offset behind its last one."""
         segments = self._segments
-        if not self.start_offset <= offset < end:
+        start = segments[0].base_offset if segments else end
+        if not start <= offset < end:
             raise OffsetOutOfRange(
-                f"offset {offset} is not there: the partition holds {self.start_offset} to "
-                f"{end - 1}"
-                if end > self.start_offset
+                f"offset {offset} is not there: the partition holds {start} to {end - 1}"
+                if end > start
                 else f"offset {offset} is not there: the partition is empty (next offset {end})"
             )
         at = bisect_right(segments, offset, key=lambda segment: segment.base_offset) - 1
-        return segments[max(at, 0)]
+        following = segments[at + 1 : at + 2]
+        return segments[at], min(end, following[0].base_offset) if following else end
 
     def offset_at(self, timestamp_ms: int) -> int:
+        """See :class:`~headrace.log.interface.Log`. Damaged records count as not there."""
         end = self.end_offset
         segments = [s for s in self._segments if s.base_offset < end]
         low, high = 0, len(segments)
         while low < high:  # the first segment that reaches the time
-            middle = (low + high) // 2
-            if segments[middle].index().max_timestamp < timestamp_ms:
+            middle = probe = (low + high) // 2
+            while probe > low and not segments[probe].index().batches:
+                probe -= 1  # nothing is left in that one: it has no time to go by
+            if segments[probe].index().max_timestamp < timestamp_ms:
                 low = middle + 1
             else:
-                high = middle
-        if low == len(segments):
-            return end
-        batch = segments[low].batch_at_time(timestamp_ms, end)
-        if batch is None:
-            return end
-        times = batch.times()
-        if times is None:
-            return max(batch.base_offset, self.start_offset)
-        return batch.base_offset + next(
-            number for number, time in enumerate(times) if time >= timestamp_ms
-        )
+                high = probe
+        limits_of = [segment.base_offset for segment in segments[1:]] + [end]
+        for segment, limit in zip(segments[low:], limits_of[low:], strict=True):
+            batch = segment.batch_at_time(timestamp_ms, limit)
+            if batch is not None:
+                times = batch.times() or [batch.base_timestamp]
+                return batch.base_offset + next(
+                    (number for number, time in enumerate(times) if time >= timestamp_ms), 0
+                )
+        return end
 
     def size_bytes(self) -> int:
         return sum(segment.size for segment in self._segments)
@@ -438,25 +455,32 @@ class PartitionLog:
     # --- keeping house ----------------------------------------------------------------------
     def closed_segments(self) -> list[tuple[int, int, int, int]]:
         """(base offset, end offset, bytes, max timestamp) of all but the one being written."""
-        return [
-            (
-                segment.base_offset,
-                self._segments[number + 1].base_offset,
-                segment.size,
-                segment.index().max_timestamp,
-            )
-            for number, segment in enumerate(self._segments[:-1])
-        ]
+        found = []
+        for segment, following in pairwise(self._segments):
+            index = segment.index()
+            newest = index.max_timestamp
+            if index.end_offset < following.base_offset:
+                # Its end is damaged, and those records were as new as what follows, at most.
+                newest = max(newest, *following.index().times[:1], 0) or self._last_timestamp
+            found.append((segment.base_offset, following.base_offset, segment.size, newest))
+        return found
 
     def drop_before(self, offset: int) -> None:
         """Delete the closed segments that lie wholly before the offset, oldest first."""
-        segments = list(self._segments)
-        while len(segments) > 1 and segments[1].base_offset <= offset:
-            gone = segments.pop(0)
-            self._segments = tuple(segments)
-            self.start_offset = segments[0].base_offset
+        while len(self._segments) > 1 and self._segments[1].base_offset <= offset:
+            gone, *rest = self._segments
+            self._segments = tuple(rest)
+            self.start_offset = rest[0].base_offset
             self._readers.forget(gone.path)
-            self._files.remove(gone.path)
+            try:
+                self._files.remove(gone.path)
+            except FileNotFoundError:
+                pass
+            except OSError:
+                # It will be there at the next start; going on behind it would leave a gap.
+                self._segments = (gone, *self._segments)
+                self.start_offset = gone.base_offset
+                raise
             for suffix in (".idx", ".producers"):
                 path = gone.path.with_suffix(suffix)
                 if self._files.exists(path):
@@ -483,6 +507,15 @@ class PartitionLog:
     def close(self, done: Callable[[], None]) -> None:
         if self._closed:
             done()
+            return
+        if self._closing is not None:
+            first = self._closing
+
+            def both() -> None:
+                first()
+                done()
+
+            self._closing = both
             return
         self._closing = done
         if self._sync_timer is not None:

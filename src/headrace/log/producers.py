@@ -61,10 +61,7 @@ class Producers:
                 )
             return None
         if epoch < known.epoch:
-            return ProducerFenced(
-                f"producer {producer_id} has been taken over by epoch {known.epoch}; "
-                f"epoch {epoch} can publish no more"
-            )
+            return self.fenced(producer_id, epoch, known.epoch)
         if first_sequence == known.next_sequence():
             return None
         for first, stored, offset in known.batches:
@@ -74,6 +71,13 @@ class Producers:
             f"producer {producer_id} sent sequence {first_sequence} ({count} records) where "
             f"{known.next_sequence()} was due, and it is no repetition of its last "
             f"{len(known.batches)} batches"
+        )
+
+    @staticmethod
+    def fenced(producer_id: int, epoch: int, newest: int) -> ProducerFenced:
+        return ProducerFenced(
+            f"producer {producer_id} has been taken over by epoch {newest}; "
+            f"epoch {epoch} can publish no more"
         )
 
     @staticmethod

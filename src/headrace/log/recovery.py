@@ -75,11 +75,11 @@ def recover(files: Files, directory: Path, *, suspect: bool = False) -> Recovere
     for name in files.names(directory):
         if name.endswith(".tmp"):
             files.remove(directory / name)
+    # A process that was killed may have made a file whose name is not on disk yet.
+    files.sync_directory(directory)
     segments = segments_of(files, directory)
-    # A crash while rolling leaves a last segment in which nothing was ever written.
-    while len(segments) > 1 and segments[-1][1] == 0:
-        base, _ = segments.pop()
-        files.remove(directory / log_name(base))
+    if len(segments) > 1 and segments[-1][1] == 0 and _is_stray(files, directory, segments):
+        files.remove(directory / log_name(segments.pop()[0]))
     if not segments:
         return Recovered([], None, Producers())
     base, _ = segments[-1]
@@ -88,6 +88,28 @@ def recover(files: Files, directory: Path, *, suspect: bool = False) -> Recovere
     if suspect:
         _rewrite(files, last)
     return Recovered(segments[:-1], last, producers)
+
+
+def _is_stray(files: Files, directory: Path, segments: list[tuple[int, int]]) -> bool:
+    """Whether an empty last segment lies before the end of the log.
+
+    Otherwise it stays, though nothing was ever written in it: it says that the one before it is
+    closed, whose end must then not be taken for a torn tail and cut.
+    """
+    (base, size), (empty, _) = segments[-2:]
+    path = directory / log_name(base)
+    try:
+        index = Index.load(files.read_file(path.with_suffix(".idx")), base, size)
+    except OSError:
+        index = None
+    if index is not None:
+        return index.end_offset > empty
+    handle = files.open(path)
+    try:
+        parts = scan(files, handle, size, base_offset=base)
+        return any(isinstance(part, Found) and part.batch.end_offset > empty for part in parts)
+    finally:
+        handle.close()
 
 
 def _open_last(files: Files, path: Path, base: int, producers: Producers) -> LastSegment:
@@ -130,8 +152,9 @@ def _after_sync(part: Found | Damage) -> bool:
 def _cut(files: Files, handle: Handle, path: Path, keep: int, size: int) -> int:
     """Copy what is behind ``keep`` aside, then cut it off. Returns how many bytes it was."""
     tail = files.read_at(handle, keep, size - keep).rstrip(b"\0")
-    number = sum(1 for name in files.names(path.parent) if name.startswith(f"{path.stem}.torn-"))
-    aside = path.with_name(f"{path.stem}.torn-{number}")
+    number = 0
+    while files.exists(aside := path.with_name(f"{path.stem}.torn-{number}")):
+        number += 1
     files.replace(aside, [tail])
     files.truncate(handle, keep)
     files.sync(handle)

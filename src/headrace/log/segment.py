@@ -10,6 +10,7 @@ index rebuild and the doctor all use it.
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from headrace.files import Files, Handle
 from headrace.log.batch import HEADER_BYTES, MAGIC, Batch, crc32c, parse, parse_header
 from headrace.log.index import Index
 
+logger = logging.getLogger("headrace.log")
 _MAGIC_BYTES = MAGIC.to_bytes(4, "little")
 SCAN_BYTES = 4 << 20
 
@@ -114,6 +116,11 @@ def scan(
 def _next_valid(window: _Window, position: int, size: int, expected: int) -> int:
     """Where the next valid batch begins behind ``position``, or ``size``."""
     at = position + 8 - position % 8
+    header = parse_header(window.get(position, HEADER_BYTES))
+    if header is not None and header[0].base_offset == expected:
+        # The header says how far its damaged body reaches. Nothing is looked for in there: a
+        # message may well contain the bytes of a batch, and nobody must be shown those.
+        at = position + HEADER_BYTES + header[1]
     while at < size:
         chunk = window.get(at, SCAN_BYTES)
         hit = chunk.find(_MAGIC_BYTES)
@@ -123,7 +130,6 @@ def _next_valid(window: _Window, position: int, size: int, expected: int) -> int
                 found = window.batch_at(candidate)
                 if found is not None and found[0].base_offset > expected:
                     return candidate
-                chunk = window.get(at, SCAN_BYTES)
             hit = chunk.find(_MAGIC_BYTES, hit + 1)
         # The magic may lie across the border; batches are aligned, so 8 bytes are enough.
         at += max(len(chunk) - 4, 8) if at + len(chunk) < size else len(chunk)
@@ -206,7 +212,7 @@ class Segment:
     def _load_index(self) -> Index | None:
         try:
             raw = self._files.read_file(self.index_path)
-        except FileNotFoundError:
+        except OSError:
             return None
         return Index.load(raw, self.base_offset, self.size)
 
@@ -216,18 +222,29 @@ class Segment:
             if isinstance(part, Found):
                 index.add(part.batch, part.position, part.size)
         index.log_bytes = self.size
-        self._files.replace(self.index_path, [index.dump()])
+        try:
+            self._files.replace(self.index_path, [index.dump()])
+        except OSError as error:  # a full disk, or another reader who does the same: read on
+            logger.warning("%s could not be written: %s", self.index_path, error)
         return index
 
     def read(self, offset: int, end_offset: int, max_bytes: int) -> list[Batch]:
-        """Whole valid batches from the one that holds ``offset`` on, up to ``end_offset``."""
+        """Whole valid batches from the one that holds ``offset`` on, up to ``end_offset``.
+
+        ``end_offset`` is where the next segment begins, or the log ends. At least one batch, or
+        :class:`DataCorrupt` that names the damaged offsets.
+        """
         position = self.index().position_of(offset)
         batches: list[Batch] = []
         taken = 0
         want = max(max_bytes, limits.INDEX_INTERVAL_BYTES) + 4096
         data, at = b"", 0
         next_offset = offset
-        while position < self.size:
+        while position < self.size or not batches:
+            if position >= self.size:
+                # Cut short, or the index is wrong. Nothing at all would look like the end.
+                position = self._locate(offset, end_offset)
+                data, at = b"", 0
             if len(data) - at < HEADER_BYTES:
                 data, at = self._load(position, want), 0
             parsed = parse_header(data, at)
@@ -278,11 +295,23 @@ class Segment:
         )
 
     def batch_at_time(self, timestamp_ms: int, end_offset: int) -> Batch | None:
-        """The first batch with a record at the time or later."""
-        offset = self.index().offset_of_time(timestamp_ms)
+        """The first batch that can be read with a record at the time or later."""
+        index = self.index()
+        offset = index.offset_of_time(timestamp_ms) if index.batches else end_offset
         while offset < end_offset:
-            for batch in self.read(offset, end_offset, limits.INDEX_INTERVAL_BYTES):
+            try:
+                batches = self.read(offset, end_offset, limits.INDEX_INTERVAL_BYTES)
+            except DataCorrupt:
+                offset = self._behind_damage(offset, end_offset)
+                continue
+            for batch in batches:
                 if batch.max_timestamp >= timestamp_ms:
                     return batch
                 offset = batch.end_offset
         return None
+
+    def _behind_damage(self, offset: int, end_offset: int) -> int:
+        for part in scan(self._files, self.handle(), self.size, base_offset=self.base_offset):
+            if isinstance(part, Found) and part.batch.base_offset > offset:
+                return part.batch.base_offset
+        return end_offset

@@ -1,0 +1,325 @@
+"""``headrace doctor``: examine a data directory, repair it on demand, look into one file."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from headrace.errors import InvalidArgument, StorageFailed
+from headrace.log.doctor import examine, repair
+from headrace.log.dump import Piece, dump
+from headrace.log.findings import Action, Finding, PartitionState, Report, Severity
+
+_COLOURS: dict[Severity, str] = {
+    "ok": "green",
+    "note": "cyan",
+    "warning": "yellow",
+    "damage": "bold red",
+}
+_ROWS_MAX = 50
+"""Healthy partitions beyond so many are counted, not listed."""
+_FINDINGS_MAX = 20
+"""Findings of one code beyond so many are counted, not listed."""
+
+
+def doctor(
+    data_dir: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="DATA_DIR",
+            envvar="HEADRACE_DATA_DIR",
+            help="The data directory. No broker may be running on it.",
+        ),
+    ] = None,
+    repair: Annotated[
+        bool,
+        typer.Option("--repair", help="Repair what can be repaired, after asking."),
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Repair without asking.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    dump: Annotated[
+        Path | None,
+        typer.Option("--dump", metavar="FILE", help="List the batches of one segment file."),
+    ] = None,
+) -> None:
+    """Examine a data directory: every checksum, every offset, every file.
+
+    Nothing is changed without --repair. A repair never changes an offset and never throws data
+    away: destroyed records are marked as lost, so that consumers go on behind them, and a damaged
+    file is kept beside the repaired one.
+
+    \b
+    Examples:
+      headrace doctor headrace-data              what is there, and is it whole?
+      headrace doctor headrace-data --repair     give up what is destroyed, go on
+      headrace doctor headrace-data --json       the same for a program
+      headrace doctor --dump headrace-data/orders/0/00000000000000000000.log
+
+    \b
+    Exit codes:
+      0  healthy: all that was safely stored can be read, or was given up by a repair
+      1  there is damage
+      2  it could not be examined: a broker is running there, or it is no data directory
+    """
+    try:
+        if dump is not None:
+            if repair or yes:
+                raise InvalidArgument("--dump only looks at a file; leave out --repair and --yes")
+            whole = _dump(dump, as_json)
+        elif data_dir is None:
+            raise InvalidArgument("name the data directory: headrace doctor DATA_DIR")
+        elif repair:
+            if as_json and not yes:
+                raise InvalidArgument("--repair --json cannot ask you; add --yes to repair")
+            whole = _repair(data_dir, yes, as_json)
+        elif yes:
+            raise InvalidArgument("--yes answers what --repair asks; add --repair to repair")
+        else:
+            whole = _examine(data_dir, as_json)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        raise StorageFailed(f"{where}{error.strerror or error}", retryable=False) from error
+    if not whole:
+        raise typer.Exit(1)
+
+
+# --- the three things it does -------------------------------------------------------------------
+def _examine(data_dir: Path, as_json: bool) -> bool:
+    report = _watched_examination(data_dir)
+    if as_json:
+        _print_json(report.as_dict())
+    else:
+        console = _console()
+        _print_report(console, report)
+        _print_verdict(console, report, repaired=False)
+    return report.healthy
+
+
+def _repair(data_dir: Path, yes: bool, as_json: bool) -> bool:
+    before = _watched_examination(data_dir)
+    console = _console()
+    if not as_json:
+        _print_report(console, before)
+        if not before.repairable:
+            _print_verdict(console, before, repaired=True)
+            return before.healthy
+        if not yes and not _confirmed(before):
+            console.print("Nothing was changed.")
+            return before.healthy
+    actions = repair(data_dir, before)
+    after = _watched_examination(data_dir)
+    if as_json:
+        _print_json(
+            {
+                "before": before.as_dict(),
+                "actions": [asdict(action) for action in actions],
+                "after": after.as_dict(),
+            }
+        )
+    else:
+        for action in actions:
+            _print_action(console, action)
+        console.print()
+        _print_verdict(console, after, repaired=True)
+    return after.healthy
+
+
+def _dump(path: Path, as_json: bool) -> bool:
+    whole = True
+    for number, piece in enumerate(dump(path)):
+        whole = whole and piece.state in ("whole", "zeros")
+        if number == 0 and not as_json:
+            typer.echo(_DUMP_ROW.format(*_DUMP_HEAD))
+        typer.echo(json.dumps(asdict(piece)) if as_json else _dump_row(piece))
+    return whole
+
+
+def _confirmed(report: Report) -> bool:
+    lost = sum(finding.records for finding in report.repairable if finding.severity == "damage")
+    question = f"Repair {_count(len(report.repairable), 'finding')}"
+    if lost:
+        question += f" and give up {_count(lost, 'record')} for good"
+    try:
+        return typer.confirm(f"{question}?")
+    except typer.Abort:  # nobody there to answer
+        typer.echo()
+        return False
+
+
+# --- printing -----------------------------------------------------------------------------------
+def _console() -> Console:
+    return Console(highlight=False, soft_wrap=True)
+
+
+def _print_json(value: object) -> None:
+    typer.echo(json.dumps(value, indent=2))
+
+
+@contextmanager
+def _bar() -> Iterator[Progress]:
+    columns = (BarColumn(), TextColumn("{task.percentage:>3.0f}%"), TimeRemainingColumn())
+    console = Console(stderr=True)
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        yield bar
+
+
+def _watched_examination(data_dir: Path) -> Report:
+    with _bar() as bar:
+        task = bar.add_task("", total=None)
+
+        def show(_file: str, done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        return examine(data_dir, progress=show)
+
+
+def _print_report(console: Console, report: Report) -> None:
+    shown = report.partitions
+    if len(shown) > _ROWS_MAX:
+        shown = [state for state in shown if state.severity != "ok"]
+    if shown:
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        table.add_column("partition", overflow="fold")
+        table.add_column("offsets")
+        for name in ("records", "batches", "segments", "size"):
+            table.add_column(name, justify="right")
+        table.add_column("state")
+        for state in shown:
+            table.add_row(*_partition_row(state))
+        console.print(table, soft_wrap=False)
+    if len(shown) < len(report.partitions):
+        rest = len(report.partitions) - len(shown)
+        console.print(f"{'and ' if shown else ''}{_count(rest, 'partition')} with nothing to say")
+    if report.partitions:
+        console.print()
+    seen: Counter[str] = Counter()
+    for finding in report.findings:
+        seen[finding.code] += 1
+        if seen[finding.code] <= _FINDINGS_MAX:
+            _print_finding(console, finding)
+    for code, number in seen.items():
+        if number > _FINDINGS_MAX:
+            console.print(f"and {number - _FINDINGS_MAX:,} more {code}; --json lists them all")
+    if report.findings:
+        console.print()
+
+
+def _partition_row(state: PartitionState) -> list[Text]:
+    empty = state.end_offset == state.start_offset
+    cells = [
+        f"{state.topic}/{state.partition}",
+        "none" if empty else f"{state.start_offset} to {state.end_offset - 1}",
+        f"{state.records:,}",
+        f"{state.batches:,}",
+        f"{state.segments:,}",
+        _size(state.bytes),
+    ]
+    return [*map(Text, cells), Text(state.severity, style=_COLOURS[state.severity])]
+
+
+def _print_finding(console: Console, finding: Finding) -> None:
+    line = Text.assemble(
+        (f"{finding.severity:<8}", _COLOURS[finding.severity]),
+        (finding.file, "bold"),
+        f" [{finding.code}]\n        {finding.sentence}.",
+    )
+    console.print(line)
+
+
+def _print_action(console: Console, action: Action) -> None:
+    console.print(
+        Text.assemble(
+            (f"{'done':<8}", "green"), (action.file, "bold"), f"\n        {action.sentence}."
+        )
+    )
+
+
+def _print_verdict(console: Console, report: Report, *, repaired: bool) -> None:
+    totals = report.totals
+    place = (
+        f"in {_count(totals.partitions, 'partition')} of {_count(totals.topics, 'topic')}, "
+        f"{_size(totals.bytes)}"
+    )
+    records = _count(totals.records, "record")
+    if report.healthy:
+        text = Text.assemble(("Healthy", "bold green"), f": {records} {place}; all can be read.")
+        warnings = sum(finding.severity == "warning" for finding in report.findings)
+        if warnings:
+            text.append(f" {_count(warnings, 'warning')}{'' if repaired else ', see above'}.")
+        if totals.lost_records:
+            text.append(f" {_count(totals.lost_records, 'record')} given up as lost.")
+        console.print(text)
+        return
+    damage = [finding for finding in report.findings if finding.severity == "damage"]
+    text = Text.assemble(("Damage", "bold red"), f" in {_count(len(damage), 'place')}: ")
+    if totals.damaged_records:
+        lost = _count(totals.damaged_records, "record")
+        text.append(f"{lost} cannot be read, {totals.records:,} can ({place}).")
+    else:
+        text.append(f"{records} can be read ({place}), but something else is wrong.")
+    left = sum(not finding.repairable for finding in damage)
+    if len(damage) > left and not repaired:
+        text.append(" Run it again with --repair to give up what is destroyed and go on.")
+    if left:
+        text.append(f" {_count(left, 'place')} must be seen to by hand.")
+    console.print(text)
+
+
+_DUMP_HEAD = ("position", "bytes", "offsets", "records", "time (UTC)", "what")
+_DUMP_ROW = "{:>12} {:>10}  {:<23} {:>9}  {:<25} {}"
+
+
+def _dump_row(piece: Piece) -> str:
+    if piece.first is None or piece.end is None or piece.base_timestamp is None:
+        offsets = records = time = "-"
+        words = [piece.state]
+    else:
+        offsets = f"{piece.first} to {piece.end - 1}"
+        records = str(piece.count)
+        time = _time(piece.base_timestamp)
+        words = list(piece.flags) if piece.state == "whole" else [piece.state, *piece.flags]
+    if piece.producer_id:
+        words.append(
+            f"producer {piece.producer_id} epoch {piece.producer_epoch} "
+            f"sequence {piece.first_sequence}"
+        )
+    return _DUMP_ROW.format(
+        piece.position, piece.bytes, offsets, records, time, " ".join(words)
+    ).rstrip()
+
+
+def _time(milliseconds: int) -> str:
+    try:
+        when = datetime.fromtimestamp(milliseconds / 1000, UTC)
+    except (OverflowError, ValueError, OSError):
+        return f"{milliseconds} ms"
+    return when.strftime("%Y-%m-%d %H:%M:%S.") + f"{milliseconds % 1000:03d}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _size(size: int) -> str:
+    if size < 1000:
+        return f"{size} B"
+    value = float(size)
+    for unit in ("kB", "MB", "GB"):
+        value /= 1000
+        if value < 999.95:
+            return f"{value:.1f} {unit}"
+    return f"{value / 1000:.1f} TB"

@@ -1,0 +1,222 @@
+"""The records of a batch before it is encoded, and how a user's arguments become them.
+
+:func:`one` and :func:`many` are the only way from what somebody wants to publish to records that can
+be stored: all checks are here, so every front end refuses the same things with the same words, and
+nothing behind this line has to doubt a type or a size. ``many`` looks at whole columns with builtins;
+a loop per record runs only for columns that need one (headers, keys).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import chain, repeat
+from typing import Any
+
+from headrace import limits
+from headrace.errors import InvalidArgument, TooLarge
+from headrace.model import (
+    check_headers,
+    check_key,
+    check_subscription_name,
+    check_value,
+    parse_id,
+)
+
+Headers = Mapping[str, str] | None
+NO_ID = bytes(16)
+
+
+class Columns:
+    """The records of a batch before it is encoded; absent columns are None."""
+
+    __slots__ = ("expiry", "headers", "ids", "keys", "targets", "times", "values")
+
+    def __init__(
+        self,
+        values: Sequence[bytes],
+        keys: Sequence[bytes | None] | None = None,
+        headers: Sequence[Headers] | None = None,
+        times: Sequence[int] | None = None,
+        ids: Sequence[bytes] | None = None,
+        expiry: Sequence[int] | None = None,
+        targets: Sequence[bytes] | None = None,
+    ):
+        self.values = values
+        self.keys = keys
+        self.headers = headers
+        self.times = times
+        self.ids = ids
+        self.expiry = expiry
+        self.targets = targets
+
+
+_OPTIONAL: tuple[tuple[str, Any], ...] = (
+    ("keys", None),
+    ("headers", None),
+    ("ids", NO_ID),
+    ("expiry", 0),
+    ("targets", b""),
+)
+
+
+def cut(columns: Columns, start: int, stop: int) -> Columns:
+    """The records ``start:stop``."""
+
+    def some(column: Sequence[Any] | None) -> Sequence[Any] | None:
+        return None if column is None else column[start:stop]
+
+    return Columns(
+        columns.values[start:stop],
+        some(columns.keys),
+        some(columns.headers),
+        some(columns.times),
+        some(columns.ids),
+        some(columns.expiry),
+        some(columns.targets),
+    )
+
+
+def concat(parts: Sequence[Columns]) -> Columns:
+    """One after the other; a column that only some have is filled with 'none' for the rest."""
+    if len(parts) == 1:
+        return parts[0]
+    assert all(part.times is None for part in parts), "own times are not gathered"
+    joined = Columns(list(chain.from_iterable([part.values for part in parts])))
+    for name, absent in _OPTIONAL:
+        columns = [getattr(part, name) for part in parts]
+        if any(column is not None for column in columns):
+            filled = (
+                repeat(absent, len(part.values)) if column is None else column
+                for part, column in zip(parts, columns, strict=True)
+            )
+            setattr(joined, name, list(chain.from_iterable(filled)))
+    return joined
+
+
+# --- from a user's arguments ----------------------------------------------------------------------
+def one(
+    value: object,
+    *,
+    bytes_max: int,
+    key: object = None,
+    headers: object = None,
+    id: object = None,
+    timestamp: int | None = None,
+    expires_at: int | None = None,
+    target: str | None = None,
+) -> Columns:
+    """One message, checked."""
+    return Columns(
+        [check_value(value, bytes_max)],
+        None if key is None else [check_key(key)],
+        [check_headers(headers)] if headers else None,
+        None if timestamp is None else [check_time("timestamp", timestamp)],
+        None if id is None else [parse_id(id).bytes],
+        None if expires_at is None else [check_time("expires_at", expires_at)],
+        None if target is None else [check_subscription_name(target).encode()],
+    )
+
+
+def many(
+    values: Sequence[object],
+    *,
+    bytes_max: int,
+    keys: Sequence[object] | None = None,
+    headers: Sequence[object] | Mapping[str, str] | None = None,
+    ids: Sequence[object] | None = None,
+    timestamps: Sequence[int] | None = None,
+    expires_at: int | None = None,
+    target: str | None = None,
+) -> Columns:
+    """Many messages, checked column by column. One mapping as ``headers`` is meant for all."""
+    if isinstance(values, (str, bytes, bytearray, memoryview)):
+        raise InvalidArgument(
+            "publish_many takes a list of messages; publish takes a single one",
+            code="invalid_value",
+        )
+    checked: Sequence[bytes] = list(values)  # type: ignore[arg-type]
+    count = len(checked)
+    if not count:
+        raise InvalidArgument("there is nothing to publish: the list is empty", code="empty_batch")
+    if count > limits.BATCH_RECORDS_MAX:
+        raise TooLarge(
+            f"{count} messages at once are more than {limits.BATCH_RECORDS_MAX}; publish fewer",
+            code="batch_too_large",
+        )
+    if set(map(type, checked)) != {bytes} or max(map(len, checked)) > bytes_max:
+        checked = [check_value(value, bytes_max) for value in checked]
+    columns = Columns(checked)
+    if keys is not None:
+        _same_length("keys", keys, count)
+        columns.keys = [None if key is None else check_key(key) for key in keys]
+    if headers:
+        if isinstance(headers, Mapping):
+            columns.headers = [check_headers(headers)] * count
+        else:
+            _same_length("headers", headers, count)
+            columns.headers = [check_headers(each) if each else None for each in headers]
+    if ids is not None:
+        _same_length("ids", ids, count)
+        columns.ids = [NO_ID if each is None else parse_id(each).bytes for each in ids]
+    if timestamps is not None:
+        _same_length("timestamps", timestamps, count)
+        columns.times = [check_time("timestamp", each) for each in timestamps]
+    if expires_at is not None:
+        columns.expiry = [check_time("expires_at", expires_at)] * count
+    if target is not None:
+        columns.targets = [check_subscription_name(target).encode()] * count
+    return columns
+
+
+def _same_length(name: str, column: Sequence[Any], count: int) -> None:
+    if len(column) != count:
+        raise InvalidArgument(
+            f"there are {count} values and {len(column)} {name}: give one for each, or none",
+            code="invalid_columns",
+        )
+
+
+def check_time(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidArgument(
+            f"{name} is milliseconds since 1970 as a whole number, not {value!r}",
+            code="invalid_time",
+        )
+    if not 0 <= value <= limits.TIMESTAMP_MS_MAX:
+        raise InvalidArgument(
+            f"{name} is milliseconds since 1970, not {value}", code="invalid_time"
+        )
+    return value
+
+
+def expiry_of(ttl: object, now_ms: int) -> int | None:
+    """When a message that may live ``ttl`` seconds expires."""
+    seconds = _seconds("ttl", ttl, limits.DELAY_S_MAX)
+    return None if seconds is None else now_ms + max(int(seconds * 1000), 1)
+
+
+def time_of(delay: object, deliver_at: object, now_ms: int) -> int | None:
+    """When a message with a ``delay`` in seconds, or a time in milliseconds, is to be published."""
+    if delay is not None and deliver_at is not None:
+        raise InvalidArgument("give delay or deliver_at, not both", code="invalid_delay")
+    if deliver_at is not None:
+        at = check_time("deliver_at", deliver_at)
+        if at > now_ms + limits.DELAY_S_MAX * 1000:
+            raise InvalidArgument(
+                f"deliver_at is more than {limits.DELAY_S_MAX:.0f} seconds ahead",
+                code="invalid_delay",
+            )
+        return at
+    seconds = _seconds("delay", delay, limits.DELAY_S_MAX)
+    return None if seconds is None else now_ms + int(seconds * 1000)
+
+
+def _seconds(name: str, value: object, high: float) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= high:
+        raise InvalidArgument(
+            f"{name} is a number of seconds between 0 and {high:.0f}, not {value!r}",
+            code=f"invalid_{name}",
+        )
+    return float(value)
