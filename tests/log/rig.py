@@ -5,8 +5,9 @@ from pathlib import Path
 
 from headrace.errors import HeadraceError
 from headrace.files import Files
-from headrace.log.batch import Batch, Columns
+from headrace.log.batch import Batch
 from headrace.log.cache import BatchCache
+from headrace.log.columns import Columns
 from headrace.log.interface import Append
 from headrace.log.partition import LogOptions, PartitionLog
 from headrace.log.segment import Readers

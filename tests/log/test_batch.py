@@ -26,16 +26,15 @@ from headrace.log.batch import (
     LOST,
     ZSTD,
     Batch,
-    Columns,
     check,
     check_columns,
     clamp_times,
-    concat,
     crc32c,
     encode,
     parse,
     parse_header,
 )
+from headrace.log.columns import Columns, concat
 from headrace.model import derive_id, topic_hash
 
 FIXTURES = Path(__file__).parent / "fixtures"

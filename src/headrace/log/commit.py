@@ -33,11 +33,14 @@ class Group:
     def place(self, entries: Sequence[Append], batches: Sequence[Batch], now_ms: int) -> None:
         """Give the entries, whose records fill the batches exactly, their offsets and times."""
         offset = self.offset
+        number = len(self.batches)
         for batch in batches:
             self._stamp(batch, now_ms)
+        # Asked of what was stored: a batch whose times are changed is made anew.
+        timestamp = self.batches[number].base_timestamp
         for entry in entries:
             entry.first_offset = offset
-            entry.timestamp = batches[0].base_timestamp
+            entry.timestamp = timestamp
             offset += entry.count
         assert offset == self.offset
 
