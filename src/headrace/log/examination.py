@@ -442,7 +442,7 @@ class _Partition:
             return False
         del self.segments[number]
         self.add(
-            "damage", "not_a_segment", stray.path,
+            "damage" if stray.size else "warning", "not_a_segment", stray.path,
             "it is named like a segment, but holds no valid batch, and the segment before it has "
             "its offsets; a repair moves it out of the way",
             MoveAside(stray.path), bytes=stray.size,

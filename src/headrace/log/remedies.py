@@ -14,6 +14,7 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -186,7 +187,7 @@ def _copy(files: Files, path: Path, start: int, end: int) -> Iterator[bytes]:
 
 
 def _write(files: Files, path: Path, content: Iterable[bytes]) -> None:
-    """As ``Files.replace``, for what is too large to be held in memory."""
+    """As ``Files.replace``, for what may be too large to be held in memory."""
     temporary = _write_temporary(files, path, content)
     files.rename(temporary, path)
     files.sync_directory(path.parent)
@@ -201,6 +202,10 @@ def _write_temporary(files: Files, path: Path, content: Iterable[bytes]) -> Path
         for chunk in content:
             position += files.write_at(handle, position, [chunk])
         files.sync(handle)
+    except OSError:
+        with suppress(OSError):
+            files.remove(temporary)
+        raise
     finally:
         handle.close()
     return temporary
