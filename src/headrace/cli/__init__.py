@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.doctor import doctor
+from headrace.cli import doctor
 from headrace.errors import HeadraceError
 
 app = typer.Typer(
@@ -24,7 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command(short_help="Examine or repair a data directory.")(doctor)
+app.command(short_help="Examine or repair a data directory.")(doctor.doctor)
 
 
 def _print_version(wanted: bool) -> None:
