@@ -20,7 +20,7 @@ from rich.text import Text
 from headrace.errors import InvalidArgument, StorageFailed
 from headrace.log.doctor import examine, repair
 from headrace.log.dump import Piece, dump
-from headrace.log.findings import Action, Finding, PartitionState, Report, Severity
+from headrace.log.findings import Action, Finding, PartitionState, Report, Severity, count
 
 _COLOURS: dict[Severity, str] = {
     "ok": "green",
@@ -148,9 +148,9 @@ def _dump(path: Path, as_json: bool) -> bool:
 
 def _confirmed(report: Report) -> bool:
     lost = sum(finding.records for finding in report.repairable if finding.severity == "damage")
-    question = f"Repair {_count(len(report.repairable), 'finding')}"
+    question = f"Repair {count(len(report.repairable), 'finding')}"
     if lost:
-        question += f" and give up {_count(lost, 'record')} for good"
+        question += f" and give up {count(lost, 'record')} for good"
     try:
         return typer.confirm(f"{question}?")
     except typer.Abort:  # nobody there to answer
@@ -203,7 +203,7 @@ def _print_report(console: Console, report: Report) -> None:
         console.print(table, soft_wrap=False)
     if len(shown) < len(report.partitions):
         rest = len(report.partitions) - len(shown)
-        console.print(f"{'and ' if shown else ''}{_count(rest, 'partition')} with nothing to say")
+        console.print(f"{'and ' if shown else ''}{count(rest, 'partition')} with nothing to say")
     if report.partitions:
         console.print()
     seen: Counter[str] = Counter()
@@ -251,23 +251,23 @@ def _print_action(console: Console, action: Action) -> None:
 def _print_verdict(console: Console, report: Report, *, repaired: bool) -> None:
     totals = report.totals
     place = (
-        f"in {_count(totals.partitions, 'partition')} of {_count(totals.topics, 'topic')}, "
+        f"in {count(totals.partitions, 'partition')} of {count(totals.topics, 'topic')}, "
         f"{_size(totals.bytes)}"
     )
-    records = _count(totals.records, "record")
+    records = count(totals.records, "record")
     if report.healthy:
         text = Text.assemble(("Healthy", "bold green"), f": {records} {place}; all can be read.")
         warnings = sum(finding.severity == "warning" for finding in report.findings)
         if warnings:
-            text.append(f" {_count(warnings, 'warning')}{'' if repaired else ', see above'}.")
+            text.append(f" {count(warnings, 'warning')}{'' if repaired else ', see above'}.")
         if totals.lost_records:
-            text.append(f" {_count(totals.lost_records, 'record')} given up as lost.")
+            text.append(f" {count(totals.lost_records, 'record')} given up as lost.")
         console.print(text)
         return
     damage = [finding for finding in report.findings if finding.severity == "damage"]
-    text = Text.assemble(("Damage", "bold red"), f" in {_count(len(damage), 'place')}: ")
+    text = Text.assemble(("Damage", "bold red"), f" in {count(len(damage), 'place')}: ")
     if totals.damaged_records:
-        lost = _count(totals.damaged_records, "record")
+        lost = count(totals.damaged_records, "record")
         text.append(f"{lost} cannot be read, {totals.records:,} can ({place}).")
     else:
         text.append(f"{records} can be read ({place}), but something else is wrong.")
@@ -275,7 +275,7 @@ def _print_verdict(console: Console, report: Report, *, repaired: bool) -> None:
     if len(damage) > left and not repaired:
         text.append(" Run it again with --repair to give up what is destroyed and go on.")
     if left:
-        text.append(f" {_count(left, 'place')} must be seen to by hand.")
+        text.append(f" {count(left, 'place')} must be seen to by hand.")
     console.print(text)
 
 
@@ -308,10 +308,6 @@ def _time(milliseconds: int) -> str:
     except (OverflowError, ValueError, OSError):
         return f"{milliseconds} ms"
     return when.strftime("%Y-%m-%d %H:%M:%S.") + f"{milliseconds % 1000:03d}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _size(size: int) -> str:

@@ -19,7 +19,15 @@ from pathlib import Path
 from headrace import limits
 from headrace.errors import InvalidArgument
 from headrace.files import Files
-from headrace.log.findings import Finding, PartitionState, Report, Severity, worst
+from headrace.log.findings import (
+    Finding,
+    PartitionState,
+    Report,
+    Severity,
+    count,
+    offsets,
+    worst,
+)
 from headrace.log.index import Index
 from headrace.log.journal import Journal, _entry_at
 from headrace.log.producers import Producers
@@ -248,9 +256,9 @@ class Examination:
         if places:
             self.add(
                 "damage", "journal_damaged", path,
-                f"{places} damaged places among {entries:,} entries of the subscription journal; "
-                "the next start skips them and keeps a copy. Positions there are older than they "
-                "were, so some messages are delivered again",
+                f"{count(places, 'damaged place')} among {entries:,} entries of the subscription "
+                "journal; the next start skips that and keeps a copy. Some positions are then older "
+                "than they were, and messages are delivered again",
                 bytes=len(raw),
             )  # fmt: skip
         if torn:
@@ -485,16 +493,15 @@ class _Partition:
             for first, end in run.lost:
                 self.add(
                     "note", "records_lost", found.path,
-                    f"offsets {first} to {end - 1} were given up by an earlier repair; consumers "
-                    "skip them",
+                    f"{offsets(first, end)}: given up by an earlier repair; consumers skip what is lost",
                     first=first, end=end,
                 )  # fmt: skip
 
     def _add_overlap(self, found: Survey) -> None:
         self.add(
             "damage", "overlap", found.path,
-            f"it holds offsets {found.base_offset} to {found.end_offset - 1}, and another segment "
-            "has some of them too; compare both with --dump and move the wrong one aside",
+            f"it holds {offsets(found.base_offset, found.end_offset)}, and another segment has some "
+            "of that too; compare both with --dump and move the wrong one aside",
             first=found.base_offset, end=found.end_offset, bytes=found.size,
         )  # fmt: skip
 
@@ -527,24 +534,23 @@ class _Partition:
             )  # fmt: skip
 
     def _add_gone(self, found: Survey, gone: Gone, remedy: Remedy | None) -> None:
-        count = gone.end - gone.first
-        self.state.damaged_records += count
+        records = gone.end - gone.first
+        self.state.damaged_records += records
         size = gone.end_position - gone.position
         code = "damaged_range"
         if gone.cause == "columns":
-            code, why = "columns_invalid", "pass their checksum but make no sense"
+            code, why = "columns_invalid", "the checksum matches, but the columns make no sense"
         elif size:
-            why = "fail their checksum"
+            why = "the checksum fails"
         else:
-            why = "are missing from their segment"
-        if count > LOST_RECORDS_MAX:
+            why = "the segment is empty"
+        if records > LOST_RECORDS_MAX:
             remedy, what = None, "; that is more than can be true, look at the next segment's name"
         else:
-            what = "; a repair gives them up and keeps a copy" if remedy else ""
+            what = "; a repair gives up what is destroyed and keeps a copy" if remedy else ""
         self.add(
             "damage", code, found.path,
-            f"offsets {gone.first} to {gone.end - 1} ({size:,} bytes) {why} and cannot be "
-            f"read{what}",
+            f"{offsets(gone.first, gone.end)} cannot be read, {count(size, 'byte')}: {why}{what}",
             remedy, first=gone.first, end=gone.end, bytes=size,
         )  # fmt: skip
 
@@ -553,10 +559,10 @@ class _Partition:
         assert torn is not None
         whole = ""
         if torn.records:
-            whole = f", {torn.records:,} whole records that no sync vouches for among them,"
+            whole = f", {count(torn.records, 'whole record')} that no sync vouches for among them,"
         self.add(
             "warning", "torn_tail", found.path,
-            f"the last {torn.bytes:,} bytes were being written when the broker stopped; nobody was "
+            f"the last {count(torn.bytes, 'byte')} were being written when the broker stopped; nobody was "
             f"promised them. The next start cuts them off{whole} and keeps them in a file beside it",
             first=found.end_offset, bytes=torn.bytes,
         )  # fmt: skip
@@ -566,14 +572,13 @@ class _Partition:
         path = self.directory / log_name(first)
         fits = end - first <= LOST_RECORDS_MAX
         what = (
-            "put it back from a backup, or let a repair give them up"
+            "put it back from a backup, or let a repair give up what was in it"
             if fits
             else f"that is more than can be true, look at the name of {log_name(end)}"
         )
         self.add(
             "damage", "segment_missing", path,
-            f"offsets {first} to {end - 1} are in no file: a segment was removed or cut short; "
-            f"{what}",
+            f"{offsets(first, end)}: in no file, a segment was removed or cut short; {what}",
             FillGap(path, first, end, self.time) if fits else None,
             first=first, end=end,
         )  # fmt: skip

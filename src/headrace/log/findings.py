@@ -39,6 +39,14 @@ class Finding:
         return 0 if self.first is None or self.end is None else self.end - self.first
 
 
+def offsets(first: int, end: int) -> str:
+    return f"offset {first}" if end - first == 1 else f"offsets {first} to {end - 1}"
+
+
+def count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 def worst(severities: Iterable[Severity]) -> Severity:
     return max(severities, key=_ORDER.index, default="ok")
 

@@ -23,6 +23,7 @@ from headrace import limits
 from headrace.errors import DataCorrupt
 from headrace.files import Files
 from headrace.log.batch import Batch, lost
+from headrace.log.findings import count
 from headrace.log.index import Index
 from headrace.log.segment import Found, scan
 from headrace.log.survey import Gone, Survey
@@ -67,8 +68,8 @@ class RewriteSegment:
             files.replace(index_path, [index.dump()])
         gone = sum(piece.end - piece.first for piece in survey.gone)
         return (
-            f"written anew with {gone:,} records given up as lost; every other record is where it "
-            f"was, and the file as it was is kept in {aside.name}"
+            f"written anew with {count(gone, 'record')} given up as lost; every other record is "
+            f"where it was, and the file as it was is kept in {aside.name}"
         )
 
     def _content(self, files: Files) -> Iterator[bytes]:
@@ -102,7 +103,7 @@ class FillGap:
         content = (batch.raw() for batch in lost_batches(self.first, self.end, self.time))
         index = _write_segment(files, self.path, self.first, self.end, content)
         files.replace(self.path.with_suffix(".idx"), [index.dump()])
-        return f"made, with {self.end - self.first:,} records given up as lost"
+        return f"made, with {count(self.end - self.first, 'record')} given up as lost"
 
 
 @dataclass(frozen=True)
@@ -168,9 +169,9 @@ def lost_batches(first: int, end: int, time: int, headers: Iterable[Batch] = ())
         yield batch
         first, time = batch.end_offset, batch.max_timestamp
     while first < end:
-        count = min(end - first, limits.BATCH_RECORDS_MAX)
-        yield lost(first, count, time)
-        first += count
+        size = min(end - first, limits.BATCH_RECORDS_MAX)
+        yield lost(first, size, time)
+        first += size
 
 
 def _copy(files: Files, path: Path, start: int, end: int) -> Iterator[bytes]:
