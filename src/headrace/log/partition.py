@@ -430,9 +430,10 @@ class PartitionLog:
                 low = middle + 1
             else:
                 high = probe
-        limits_of = [segment.base_offset for segment in segments[1:]] + [end]
-        for segment, limit in zip(segments[low:], limits_of[low:], strict=True):
-            batch = segment.batch_at_time(timestamp_ms, limit)
+        for number in range(low, len(segments)):
+            following = segments[number + 1 : number + 2]
+            limit = following[0].base_offset if following else end
+            batch = segments[number].batch_at_time(timestamp_ms, limit)
             if batch is not None:
                 times = batch.times() or [batch.base_timestamp]
                 return batch.base_offset + next(
