@@ -254,7 +254,7 @@ def test_a_failing_disk_is_one_sentence(
 def test_help_shows_examples() -> None:
     """The help of the command has examples and the exit codes, line by line."""
     result = run("--help")
-    assert "  headrace doctor headrace-data --repair" in result.stdout
+    assert "  headrace doctor data --repair" in result.stdout
     assert "Exit codes:" in result.stdout
 
 

@@ -39,7 +39,7 @@ def doctor(
         Path | None,
         typer.Argument(
             metavar="DATA_DIR",
-            envvar="HEADRACE_DATA_DIR",
+            envvar=["HEADRACE_DATA_DIR", "QB_DATA_DIR"],
             help="The data directory. No broker may be running on it.",
         ),
     ] = None,
@@ -62,10 +62,10 @@ def doctor(
 
     \b
     Examples:
-      headrace doctor headrace-data              what is there, and is it whole?
-      headrace doctor headrace-data --repair     give up what is destroyed, go on
-      headrace doctor headrace-data --json       the same for a program
-      headrace doctor --dump headrace-data/orders/0/00000000000000000000.log
+      headrace doctor data              what is there, and is it whole?
+      headrace doctor data --repair     give up what is destroyed, go on
+      headrace doctor data --json       the same for a program
+      headrace doctor --dump data/orders/0/00000000000000000000.log
 
     \b
     Exit codes:
@@ -79,7 +79,7 @@ def doctor(
                 raise InvalidArgument("--dump only looks at a file; leave out --repair and --yes")
             whole = _dump(dump, as_json)
         elif data_dir is None:
-            raise InvalidArgument("name the data directory: headrace doctor DATA_DIR")
+            raise InvalidArgument("name the data directory, for example: headrace doctor ./data")
         elif repair:
             if as_json and not yes:
                 raise InvalidArgument("--repair --json cannot ask you; add --yes to repair")
