@@ -251,6 +251,21 @@ def test_a_failing_disk_is_one_sentence(
     assert capsys.readouterr().err == "headrace: data/@lock: Permission denied [storage_failed]\n"
 
 
+def test_a_reader_that_has_seen_enough_is_no_error(
+    data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``headrace doctor --dump … | head`` ends without a word."""
+
+    def closed(*_: object, **__: object) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("headrace.cli.doctor.dump", closed)
+    monkeypatch.setattr(sys, "stdout", sys.stdout)  # it is wrapped, and put back afterwards
+    monkeypatch.setattr(sys, "stderr", sys.stderr)
+    assert run_main(monkeypatch, "doctor", "--dump", segment(data / "orders" / "0", 0)) == 1
+    assert capsys.readouterr().err == ""
+
+
 def test_help_shows_examples() -> None:
     """The help of the command has examples and the exit codes, line by line."""
     result = run("--help")

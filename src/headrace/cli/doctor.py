@@ -88,6 +88,8 @@ def doctor(
             raise InvalidArgument("--yes answers what --repair asks; add --repair to repair")
         else:
             whole = _examine(data_dir, as_json)
+    except BrokenPipeError:
+        raise  # `| head` has seen enough, and that is no error
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         raise StorageFailed(f"{where}{error.strerror or error}", retryable=False) from error
