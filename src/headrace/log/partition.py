@@ -419,8 +419,16 @@ class PartitionLog:
 
     def offset_at(self, timestamp_ms: int) -> int:
         """See :class:`~headrace.log.interface.Log`. Damaged records count as not there."""
-        end = self.end_offset
-        segments = [s for s in self._segments if s.base_offset < end]
+        while True:
+            end, segments = self.end_offset, self._segments
+            try:
+                return self._find_time(timestamp_ms, end, segments)
+            except FileNotFoundError:
+                if segments is self._segments:  # nobody has dropped it meanwhile: it is missing
+                    raise
+
+    def _find_time(self, timestamp_ms: int, end: int, all_segments: tuple[Segment, ...]) -> int:
+        segments = [s for s in all_segments if s.base_offset < end]
         low, high = 0, len(segments)
         while low < high:  # the first segment that reaches the time
             middle = probe = (low + high) // 2

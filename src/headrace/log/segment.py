@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 
 from headrace import limits
 from headrace.errors import DataCorrupt
@@ -147,33 +148,37 @@ def _all_zero(window: _Window, position: int, end: int) -> bool:
 
 
 class Readers:
-    """The read handles of closed segments, the least recently used given up first."""
+    """The read handles of closed segments, the least recently used given up first.
+
+    Used by readers in any thread, hence the lock; nothing that may wait is done under it.
+    """
 
     def __init__(self, files: Files, count_max: int = limits.OPEN_READERS_MAX):
         self._files = files
         self._max = count_max
         self._open: OrderedDict[Path, Handle] = OrderedDict()
+        self._lock = Lock()
 
     def __len__(self) -> int:
         return len(self._open)
 
     def get(self, path: Path) -> Handle:
-        handle = self._open.get(path)
-        if handle is None:
-            handle = self._files.open(path)
+        with self._lock:
+            handle = self._open.get(path)
+            if handle is not None:
+                self._open.move_to_end(path)
+                return handle
+        handle = self._files.open(path)
+        with self._lock:
             self._open[path] = handle
             while len(self._open) > self._max:
                 # Not closed here: another thread may be reading. The last reference closes it.
                 self._open.popitem(last=False)
-        else:
-            try:
-                self._open.move_to_end(path)
-            except KeyError:
-                self._open[path] = handle
         return handle
 
     def forget(self, path: Path) -> None:
-        self._open.pop(path, None)
+        with self._lock:
+            self._open.pop(path, None)
 
 
 class Segment:
