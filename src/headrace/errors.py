@@ -172,3 +172,19 @@ class Unauthenticated(HeadraceError):
 
 class Forbidden(HeadraceError):
     code = "forbidden"
+
+
+def by_kind(kind: str) -> type[HeadraceError]:
+    """The class whose own code is ``kind``: how an error that crossed a wire is raised again."""
+    return _KINDS.get(kind, HeadraceError)
+
+
+def kind_of(error: HeadraceError) -> str:
+    return str(type(error).__dict__.get("code", "error"))
+
+
+def _all(cls: type[HeadraceError]) -> list[type[HeadraceError]]:
+    return [cls, *(deeper for below in cls.__subclasses__() for deeper in _all(below))]
+
+
+_KINDS = {cls.__dict__.get("code", ""): cls for cls in _all(HeadraceError)}

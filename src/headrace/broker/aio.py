@@ -17,7 +17,7 @@ from headrace.broker.topic import Topic
 from headrace.errors import Closed, HeadraceError, InvalidArgument
 from headrace.log.batch import LOST, Batch
 from headrace.log.columns import expiry_of, many, one, time_of
-from headrace.model import DeadLetter, Message, Receipt, Scheduled, TopicSettings
+from headrace.model import DeadLetter, Message, Receipt, Scheduled, TopicSettings, parse_id
 
 Start = str | int | datetime
 Result = TypeVar("Result")
@@ -63,6 +63,13 @@ class AsyncBroker:
     def open(cls, data_dir: str | Path | None = None, **options: Any) -> AsyncBroker:
         """To be awaited, or used with ``async with``."""
         return cls(data_dir, **options)
+
+    @classmethod
+    def around(cls, engine: Engine) -> AsyncBroker:
+        """The same API over an engine that somebody else opened and closes."""
+        broker = cls()
+        broker._engine = engine
+        return broker
 
     async def start(self) -> AsyncBroker:
         if self._engine is None:
@@ -336,10 +343,14 @@ class AsyncBroker:
     ) -> None:
         """Replay a subscription from ``earliest``, ``latest``, an offset or a time on."""
         position, time_ms = split_start(to)
-        subscription = self.engine.subscription(name, topic if partition is None else None)
+        engine = self.engine
+        subscription = None if topic is None else engine.subscription_or_none(name, topic)
+        if subscription is None:  # the topic is one of those that a wildcard stands for
+            subscription = engine.subscription(name)
+        only = None if topic == subscription.pattern else topic
         await self._done(
-            lambda done: self.engine.seek(
-                subscription, position, done, time_ms=time_ms, partition=partition
+            lambda done: engine.seek(
+                subscription, position, done, time_ms=time_ms, topic=only, partition=partition
             )
         )
 
@@ -398,8 +409,6 @@ class AsyncBroker:
 
     async def cancel(self, message_id: uuid.UUID | str) -> None:
         """A delayed message will not be published."""
-        from headrace.model import parse_id
-
         await self._done(self.engine.schedule.cancel, parse_id(message_id))
 
     async def flush(self) -> None:
@@ -416,9 +425,9 @@ def _settle(future: asyncio.Future[Any], value: Any, error: HeadraceError | None
         future.set_result(value)
 
 
-def check_capacity(capacity: object) -> int:
+def check_capacity(capacity: object, name: str = "capacity") -> int:
     if isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 1:
-        raise InvalidArgument(f"capacity is a whole number above 0, not {capacity!r}")
+        raise InvalidArgument(f"{name} is a whole number above 0, not {capacity!r}")
     return capacity
 
 
@@ -451,8 +460,7 @@ def fetch_batches(
 def fetch_messages(
     engine: Engine, topic: str, offset: Start, limit: int, partition: int, max_bytes: int
 ) -> list[Message]:
-    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-        raise InvalidArgument(f"limit is a whole number above 0, not {limit!r}")
+    check_capacity(limit, "limit")
     found: list[Message] = []
     size = 0
     for batch, start in _pages(engine, topic, offset, partition, max_bytes):
@@ -480,7 +488,7 @@ def fetch_values(
 def _pages(
     engine: Engine, topic: str, offset: Start, partition: int, max_bytes: int
 ) -> Generator[tuple[Batch, int], None, None]:
-    """Batches from the offset on, each with the index to begin at; lost ones raise."""
+    """Batches from the offset on, each with the index to begin at."""
     batches = fetch_batches(engine, topic, offset, partition, max_bytes)
     at = None
     if isinstance(offset, int):
@@ -489,11 +497,15 @@ def _pages(
         place = engine.partition(topic, partition)
         position, time_ms = split_start(offset)
         at = max(engine.resolve(place, position, time_ms=time_ms), batches[0].base_offset)
+    first = True
     while batches:
         for batch in batches:
             assert at is not None
             if batch.flags & LOST:
+                if not first:
+                    return  # what lies before it can be read; the next fetch says what is gone
                 batch.values()  # raises, and says which offsets are gone
+            first = False
             yield batch, at - batch.base_offset
             at = batch.end_offset
         assert at is not None

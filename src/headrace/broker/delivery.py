@@ -123,19 +123,9 @@ class Delivery:
                 lease=lease,
             )
         attempts = self.attempts
-        found: list[Message] = []
-        for number, index in enumerate(indexes):
-            attempt = attempts if isinstance(attempts, int) else attempts[number]
-            found += batch.messages(
-                self.topic,
-                self.partition,
-                index,
-                index + 1,
-                attempt=attempt,
-                settling=settling,
-                lease=lease,
-            )
-        return found
+        if isinstance(attempts, int):
+            attempts = [attempts] * len(indexes)
+        return batch.pick(self.topic, self.partition, indexes, attempts, settling, lease)
 
 
 class Sink(Protocol):

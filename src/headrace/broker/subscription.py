@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import heapq
 import logging
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import groupby
@@ -142,6 +143,9 @@ class Subscription:
         if self.closed:
             return
         self._retries.collect(self._context.time())
+        due = self._retries.next_due()
+        if due is not None:
+            self._arm(due)
         while self.members.have_room():
             if self._retries.ready:
                 self._hand_out_retries()
@@ -472,6 +476,15 @@ class Subscription:
         """All that is still out of one lease is done; returns how many that were."""
         lease = self.lease(lease_id)
         return self._ack_indexes(lease, lease.out())
+
+    def ack_run(self, lease_id: int, first: int, last: int) -> int:
+        """All of a lease between two offsets is done; returns how many were not out any more."""
+        lease = self.lease(lease_id)
+        offsets = lease.offsets
+        low, high = bisect_left(offsets, first), bisect_right(offsets, last)
+        indexes = [at for at in range(low, high) if lease.mask >> at & 1]
+        self._ack_indexes(lease, indexes)
+        return high - low - len(indexes)
 
     def ack_up_to(self, lease_id: int, offset: int) -> int:
         """The message, and everything its member holds of the partition before it, is done."""

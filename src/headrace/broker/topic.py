@@ -13,14 +13,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import orjson
 
 from headrace.errors import DataCorrupt, InvalidArgument
 from headrace.files import Files
 from headrace.log.batch import crc32c
-from headrace.log.columns import Columns
+from headrace.log.columns import Columns, pick
 from headrace.log.interface import Log
 from headrace.log.memory import MemoryLog
 from headrace.log.partition import LogOptions, PartitionLog
@@ -119,7 +119,7 @@ class Topic:
         if len(places) == 1:
             return [(next(iter(places)), columns, everything)]
         return [
-            (number, _pick(columns, indexes), indexes) for number, indexes in sorted(places.items())
+            (number, pick(columns, indexes), indexes) for number, indexes in sorted(places.items())
         ]
 
     # --- asking -----------------------------------------------------------------------------
@@ -139,21 +139,6 @@ class Topic:
             },
             option=orjson.OPT_INDENT_2,
         )
-
-
-def _pick(columns: Columns, indexes: Sequence[int]) -> Columns:
-    def some(column: Sequence[Any] | None) -> list[Any] | None:
-        return None if column is None else [column[index] for index in indexes]
-
-    return Columns(
-        [columns.values[index] for index in indexes],
-        some(columns.keys),
-        some(columns.headers),
-        some(columns.times),
-        some(columns.ids),
-        some(columns.expiry),
-        some(columns.targets),
-    )
 
 
 def log_options(settings: TopicSettings) -> LogOptions:

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli import doctor
+from headrace.cli import doctor, serve
 from headrace.errors import HeadraceError
 
 app = typer.Typer(
@@ -24,6 +24,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command(short_help="Run the broker.")(serve.serve)
+app.command(short_help="Print the settings in force.")(serve.config)
 app.command(short_help="Examine or repair a data directory.")(doctor.doctor)
 
 

@@ -51,7 +51,7 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain, pairwise, repeat
 from typing import Any
 
@@ -377,6 +377,39 @@ class Batch:
                 repeat(None) if headers is None else headers[cut],
                 repeat(None) if ids is None else ids[cut],
                 repeat(attempt),
+                repeat(settling),
+                repeat(lease),
+            )
+        )
+
+    def pick(
+        self,
+        topic: str,
+        partition: int,
+        indexes: Sequence[int],
+        attempts: Sequence[int],
+        settling: Settling | None = None,
+        lease: Any = None,
+        offsets: Sequence[int] | None = None,
+    ) -> list[Message]:
+        """Message objects for some records, each with its own attempt (and offset, if given)."""
+
+        def some(column: Sequence[Any] | None) -> Iterable[Any]:
+            return repeat(None) if column is None else [column[index] for index in indexes]
+
+        times = self.times()
+        return list(
+            map(
+                Message,
+                repeat(topic),
+                repeat(partition),
+                [self.base_offset + index for index in indexes] if offsets is None else offsets,
+                repeat(self.base_timestamp) if times is None else some(times),
+                some(self.keys()),
+                some(self.values()),
+                some(self.headers()),
+                some(self.ids()),
+                attempts,
                 repeat(settling),
                 repeat(lease),
             )

@@ -76,6 +76,23 @@ def cut(columns: Columns, start: int, stop: int) -> Columns:
     )
 
 
+def pick(columns: Columns, indexes: Sequence[int]) -> Columns:
+    """The records at the indexes."""
+
+    def some(column: Sequence[Any] | None) -> list[Any] | None:
+        return None if column is None else [column[index] for index in indexes]
+
+    return Columns(
+        [columns.values[index] for index in indexes],
+        some(columns.keys),
+        some(columns.headers),
+        some(columns.times),
+        some(columns.ids),
+        some(columns.expiry),
+        some(columns.targets),
+    )
+
+
 def concat(parts: Sequence[Columns]) -> Columns:
     """One after the other; a column that only some have is filled with 'none' for the rest."""
     if len(parts) == 1:

@@ -1,0 +1,1 @@
+"""Sockets to broker: connections, flow control, the front ends, starting and stopping."""

@@ -1,0 +1,508 @@
+"""The binary protocol's types. ``PUBLISH`` is ``on_publish``, found in a table.
+
+Answers carry the number of their request. They leave in the order of the requests, but for a fetch
+that waits: it answers when there is something, and does not hold up the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+import orjson
+
+from headrace import limits
+from headrace.broker.aio import split_start
+from headrace.broker.delivery import Delivery
+from headrace.errors import HeadraceError, InvalidArgument, StaleDelivery, Unauthenticated, kind_of
+from headrace.log import batch as batches
+from headrace.log.columns import pick
+from headrace.model import Receipt
+from headrace.server.members import Memberships, WireSink
+from headrace.server.operations import parse_position
+from headrace.server.polling import wait_for
+from headrace.server.tcp import Connection
+from headrace.server.text import number_of, publish_arguments, seconds_of
+from headrace.server.turns import Turns
+from headrace.wire import binary
+from headrace.wire.binary import BinaryParser, Frame, Type
+
+FETCH_BYTES_MAX = 32 << 20
+FETCH_WAIT_S_MAX = 60.0
+
+
+def success(sequence: int, properties: Mapping[str, str] | None = None, body: bytes = b"") -> bytes:
+    return binary.encode(Type.ACK, sequence, {"status": "success", **(properties or {})}, body)
+
+
+def failure(sequence: int, error: HeadraceError) -> bytes:
+    return binary.encode(
+        Type.ACK,
+        sequence,
+        {
+            "status": "error",
+            "code": error.code,
+            "error": error.message.replace("\0", " "),
+            "kind": kind_of(error),
+            "retryable": "true" if error.retryable else "false",
+        },
+    )
+
+
+class BinarySession:
+    protocol = "binary"
+
+    def __init__(self, connection: Connection):
+        self._connection = connection
+        self._hub = connection.hub
+        self._engine = connection.hub.engine
+        self._outbox = connection.outbox
+        self._parser = BinaryParser()
+        self._memberships = Memberships(
+            self._engine, self._outbox, self._deliver, self._subscription_closed
+        )
+        self._turns: Turns[Frame | HeadraceError] = Turns(self._outbox, self._handle, _depends)
+        self._batched: set[WireSink] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._client = connection.peer
+        self._heartbeat: asyncio.TimerHandle | None = None
+
+    # --- in ---------------------------------------------------------------------------------
+    def feed(self, data: bytes) -> None:
+        if self._heartbeat is not None:
+            self._expect_life()
+        for frame in self._parser.feed(data):
+            self._turns.add(frame)
+        if self._parser.error is not None:
+            self._turns.add(self._parser.error)
+
+    def _handle(self, frame: Frame | HeadraceError) -> None:
+        connection = self._connection
+        if connection.closing:
+            return
+        if isinstance(frame, HeadraceError):
+            self._outbox.send(failure(0, frame))
+            connection.close()
+            return
+        if not connection.authenticated and frame.type not in (Type.AUTH, Type.HEARTBEAT):
+            self._outbox.send(failure(frame.sequence, Unauthenticated("send AUTH first")))
+            connection.close()
+            return
+        try:
+            handler = TYPES.get(frame.type)
+            if handler is None:
+                raise InvalidArgument(
+                    f"there is no request of type {frame.type}", code="unknown_command"
+                )
+            handler(self, frame)
+        except HeadraceError as error:
+            self._outbox.send(failure(frame.sequence, error))
+
+    def lost(self) -> None:
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
+        for task in self._tasks:
+            task.cancel()
+        self._memberships.leave_all()
+
+    def _expect_life(self) -> None:
+        """A client that sends heartbeats is dropped when it falls silent."""
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
+        loop = asyncio.get_running_loop()
+        self._heartbeat = loop.call_later(self._hub.heartbeat_s, self._connection.abort)
+
+    def _later(
+        self, sequence: int, work: Coroutine[Any, Any, bytes], *, ordered: bool = True
+    ) -> None:
+        """Answer when the work is done."""
+        fill = self._outbox.reserve().fill if ordered else self._outbox.write
+
+        async def run() -> None:
+            try:
+                answer = await work
+            except HeadraceError as error:
+                answer = failure(sequence, error)
+            fill(answer)
+
+        task = asyncio.get_running_loop().create_task(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # --- topics and administration --------------------------------------------------------------
+    def on_create_topic(self, frame: Frame) -> None:
+        properties = frame.properties
+        settings = _settings(frame)
+        if "partitions" in properties:
+            settings["partitions"] = number_of(properties["partitions"], "partitions")
+        topic = _need(properties, "topic")
+
+        async def create() -> bytes:
+            await self._hub.operations.broker.create_topic(topic, **settings)
+            return success(frame.sequence, {"topic": topic})
+
+        self._later(frame.sequence, create())
+
+    def on_admin(self, frame: Frame) -> None:
+        try:
+            request = orjson.loads(frame.body)
+        except orjson.JSONDecodeError as error:
+            raise InvalidArgument(f"the body is not JSON: {error}", code="bad_frame") from None
+        if not isinstance(request, dict):
+            raise InvalidArgument("the body is not a JSON object", code="bad_frame")
+        operation = request.pop("op", None)
+
+        async def administer() -> bytes:
+            result = await self._hub.operations.call(operation, request)
+            return success(frame.sequence, None, orjson.dumps(result))
+
+        self._later(frame.sequence, administer(), ordered=operation != "redrive")
+
+    def on_auth(self, frame: Frame) -> None:
+        if not self._hub.is_token(_need(frame.properties, "token")):
+            self._outbox.send(failure(frame.sequence, Unauthenticated("this is not the token")))
+            self._connection.close()
+            return
+        self._connection.authenticated = True
+        self._outbox.send(success(frame.sequence))
+
+    def on_heartbeat(self, frame: Frame) -> None:
+        if self._heartbeat is None:
+            self._expect_life()
+        # Past the order: it says that the connection lives, not that what is before it is done.
+        self._outbox.write(binary.encode(Type.HEARTBEAT, frame.sequence))
+
+    # --- publishing -------------------------------------------------------------------------
+    def on_publish(self, frame: Frame) -> None:
+        options = dict(frame.properties)
+        topic = _need(options, "topic")
+        for name in ("topic", "client_id", "subscription", "offset"):
+            options.pop(name, None)
+        key64 = options.pop("key64", None)
+        columns, how = publish_arguments(frame.body, options, self._engine)
+        if key64 is not None:
+            columns.keys = [_base64(key64)]
+        slot = self._outbox.reserve(len(frame.body) + 256)
+
+        def done(receipts: list[Receipt], error: HeadraceError | None) -> None:
+            if error is not None:
+                slot.fill(failure(frame.sequence, error))
+            else:
+                slot.fill(success(frame.sequence, _receipt(receipts[0])))
+
+        try:
+            self._engine.publish(topic, columns, done, **how)
+        except HeadraceError as error:
+            slot.fill(failure(frame.sequence, error))
+
+    def on_publish_batch(self, frame: Frame) -> None:
+        properties = frame.properties
+        topic = _need(properties, "topic")
+        batch = batches.check(frame.body, message_bytes_max=self._engine.max_message_size)
+        partition = None
+        if "partition" in properties:
+            partition = number_of(properties["partition"], "partition")
+        producer = None
+        if batch.producer_id:
+            producer = (batch.producer_id, batch.producer_epoch, batch.first_sequence)
+        slot = self._outbox.reserve(len(frame.body) + 256)
+
+        def done(receipts: list[Receipt], error: HeadraceError | None) -> None:
+            if error is not None:
+                slot.fill(failure(frame.sequence, error))
+            elif len(receipts) == 1:
+                slot.fill(success(frame.sequence, _receipt(receipts[0])))
+            else:
+                body = orjson.dumps([_receipt(receipt) for receipt in receipts])
+                slot.fill(success(frame.sequence, _receipt(receipts[0]), body))
+
+        try:
+            self._engine.publishing.publish_batch(
+                topic, batch, done, partition=partition, producer=producer
+            )
+        except HeadraceError as error:
+            slot.fill(failure(frame.sequence, error))
+
+    # --- reading ----------------------------------------------------------------------------
+    def on_fetch(self, frame: Frame) -> None:
+        properties = frame.properties
+        partition = self._engine.partition(
+            _need(properties, "topic"), number_of(properties.get("partition", "0"), "partition")
+        )
+        wait = min(number_of(properties.get("wait", "0"), "wait") / 1000, FETCH_WAIT_S_MAX)
+        size = number_of(properties.get("max_bytes", str(1 << 20)), "max_bytes")
+        size = min(max(size, 1), FETCH_BYTES_MAX)
+        position, time_ms = split_start(parse_position(properties.get("offset", "earliest")))
+        log = partition.log
+        if isinstance(position, int) and time_ms is None:
+            offset = position
+        else:
+            offset = self._engine.resolve(partition, position, time_ms=time_ms)
+        if offset == log.end_offset and wait:
+
+            async def poll() -> bytes:
+                await wait_for(partition, wait)
+                return self._batches(frame.sequence, log, offset, size)
+
+            self._later(frame.sequence, poll(), ordered=False)
+            return
+        self._outbox.send(self._batches(frame.sequence, log, offset, size))
+
+    def _batches(self, sequence: int, log: Any, offset: int, size: int) -> bytes:
+        found = log.read(offset, size)
+        body = b"".join([piece for batch in found for piece in (batch.header(), batch.body)])
+        return binary.encode(
+            Type.BATCHES,
+            sequence,
+            {
+                "status": "success",
+                "offset": str(offset),
+                "start_offset": str(log.start_offset),
+                "end_offset": str(log.end_offset),
+            },
+            body,
+        )
+
+    # --- subscribing ------------------------------------------------------------------------
+    def on_create_subscription(self, frame: Frame) -> None:
+        properties = frame.properties
+        name, topic = _need(properties, "subscription"), _need(properties, "topic")
+        start = parse_position(properties.get("start_offset", "earliest"))
+        settings = _settings(frame)
+
+        async def create() -> bytes:
+            await self._hub.operations.broker.create_subscription(
+                name, topic, start=start, **settings
+            )
+            return success(frame.sequence, {"subscription": name, "topic": topic})
+
+        self._later(frame.sequence, create())
+
+    def on_delete_subscription(self, frame: Frame) -> None:
+        properties = frame.properties
+        name = _need(properties, "subscription")
+
+        async def delete() -> bytes:
+            await self._hub.operations.broker.delete_subscription(name, properties.get("topic"))
+            return success(frame.sequence, {"subscription": name})
+
+        self._later(frame.sequence, delete())
+
+    def on_subscribe(self, frame: Frame) -> None:
+        properties = frame.properties
+        self._client = properties.get("client_id", self._client)
+        batched = properties.get("mode") == "batch"
+        name = properties.get("subscription")
+        # The answer goes out before the first delivery: it is sent here, and joining only schedules.
+        if name is None:
+            sink = self._memberships.follow(_need(properties, "topic"))
+        else:
+            subscription = self._engine.subscription(name, properties.get("topic"))
+            prefetch = number_of(properties.get("prefetch", "100"), "prefetch")
+            auto = properties.get("ack", "auto") == "auto"
+            sink = self._memberships.join(subscription, self._client, prefetch, auto)
+        if batched:
+            self._batched.add(sink)
+        answer = {} if sink.subscription is None else {"topic": sink.subscription.pattern}
+        self._outbox.send(success(frame.sequence, answer))
+
+    def on_unsubscribe(self, frame: Frame) -> None:
+        properties = frame.properties
+        name = properties.get("subscription")
+        topic = properties.get("topic") if name else _need(properties, "topic")
+        self._memberships.leave(topic, name)
+        self._outbox.send(success(frame.sequence))
+
+    def _subscription_closed(self, sink: WireSink, error: HeadraceError | None) -> None:
+        self._batched.discard(sink)
+        properties = {"code": error.code, "error": error.message} if error else {}
+        properties |= _source(sink)
+        self._outbox.write(binary.encode(Type.CLOSED, 0, properties))
+
+    def _deliver(self, sink: WireSink, delivery: Delivery) -> None:
+        if sink in self._batched:
+            self._deliver_batch(sink, delivery)
+            return
+        source = _source(sink)
+        parts = []
+        for message in delivery.messages():
+            properties = {"topic": message.topic, "partition": str(message.partition), **source}
+            if delivery.lease is not None:
+                properties["lease"] = str(delivery.lease.id)
+            if message.attempt > 1:
+                properties["attempt"] = str(message.attempt)
+            if message._id is not None:
+                properties["id"] = str(message.id)
+            put_key(properties, message.key)
+            for header, value in message.headers.items():
+                properties[f"h.{header}"] = value
+            parts.append(
+                binary.encode(
+                    Type.DATA, message.offset, properties, message.value, message.timestamp
+                )
+            )
+        self._outbox.write(b"".join(parts))
+
+    def _deliver_batch(self, sink: WireSink, delivery: Delivery) -> None:
+        """One frame with a whole batch, as it lies in the log where nothing must be left out."""
+        batch, indexes = delivery.batch, delivery.indexes
+        base = batch.base_offset
+        properties = {"topic": delivery.topic, "partition": str(delivery.partition)}
+        properties |= _source(sink)
+        if delivery.lease is not None:
+            properties["lease"] = str(delivery.lease.id)
+        if delivery.attempts != 1:
+            attempts = delivery.attempts
+            many = [attempts] if isinstance(attempts, int) else attempts
+            properties["attempts"] = ",".join(map(str, many))
+        if len(indexes) == batch.count:
+            raw = batch.raw()
+        else:
+            part = batches.encode(pick(batch.columns(), indexes))
+            part.base_offset = base + indexes[0]
+            part.base_timestamp, part.max_timestamp = batch.base_timestamp, batch.max_timestamp
+            raw = part.raw()
+            if not (isinstance(indexes, range) and indexes.step == 1):
+                offsets = ",".join([str(base + index) for index in indexes])
+                properties["offsets"] = offsets
+        self._outbox.write(binary.encode(Type.DELIVER, base + indexes[0], properties, raw))
+
+    # --- settling ---------------------------------------------------------------------------
+    def on_ack(self, frame: Frame) -> None:
+        lease_id, offset = _delivery(frame.properties)
+        subscription = self._memberships.of_lease(lease_id)
+        if frame.properties.get("up_to") == "true":
+            subscription.ack_up_to(lease_id, offset)
+        else:
+            subscription.ack(lease_id, offset)
+        self._outbox.send(success(frame.sequence))
+
+    def on_nack(self, frame: Frame) -> None:
+        properties = frame.properties
+        lease_id, offset = _delivery(properties)
+        delay = seconds_of(properties["delay"], "delay") if "delay" in properties else None
+        subscription = self._memberships.of_lease(lease_id)
+        if properties.get("release") == "true":
+            subscription.release(lease_id, offset)
+        else:
+            subscription.nack(lease_id, offset, delay, properties.get("reason", "nack"))
+        self._outbox.send(success(frame.sequence))
+
+    def on_extend(self, frame: Frame) -> None:
+        properties = frame.properties
+        lease_id = number_of(_need(properties, "lease"), "lease")
+        seconds = seconds_of(properties["seconds"], "seconds") if "seconds" in properties else None
+        granted = self._memberships.of_lease(lease_id).extend(lease_id, seconds)
+        self._outbox.send(success(frame.sequence, {"seconds": f"{granted:g}"}))
+
+    def on_settle(self, frame: Frame) -> None:
+        """Acks in bulk. What is stale among them is counted in the answer, not an error."""
+        stale = 0
+        for lease_id, first, last in binary.decode_runs(frame.body):
+            try:
+                subscription = self._memberships.of_lease(lease_id)
+                stale += subscription.ack_run(lease_id, first, last)
+            except StaleDelivery:
+                stale += max(last - first + 1, 1)
+        self._outbox.send(success(frame.sequence, {"stale": str(stale)} if stale else None))
+
+
+TYPES: dict[int, Callable[[BinarySession, Frame], None]] = {
+    Type[name.removeprefix("on_").upper()]: handler
+    for name, handler in vars(BinarySession).items()
+    if name.startswith("on_")
+}
+
+
+_INDEPENDENT = {
+    Type.PUBLISH,
+    Type.PUBLISH_BATCH,
+    Type.HEARTBEAT,
+    Type.ACK,
+    Type.NACK,
+    Type.EXTEND,
+    Type.SETTLE,
+}
+
+
+def _depends(frame: Frame | HeadraceError) -> bool:
+    """Whether what came before must be done first."""
+    return isinstance(frame, HeadraceError) or frame.type not in _INDEPENDENT
+
+
+def _settings(frame: Frame) -> dict[str, Any]:
+    """Settings travel as a JSON object in the body."""
+    if not frame.body:
+        return {}
+    try:
+        settings = orjson.loads(frame.body)
+    except orjson.JSONDecodeError as error:
+        raise InvalidArgument(f"the settings are not JSON: {error}", code="bad_frame") from None
+    if not isinstance(settings, dict):
+        raise InvalidArgument("the settings are not a JSON object", code="bad_frame")
+    return settings
+
+
+def _need(properties: Mapping[str, str], name: str) -> str:
+    value = properties.get(name)
+    if not value:
+        raise InvalidArgument(f"the property {name!r} is missing", code="missing_property")
+    return value
+
+
+def _delivery(properties: Mapping[str, str]) -> tuple[int, int]:
+    return (
+        number_of(_need(properties, "lease"), "lease"),
+        number_of(_need(properties, "offset"), "offset"),
+    )
+
+
+def _source(sink: WireSink) -> dict[str, str]:
+    """Which of the connection's subscriptions it is."""
+    if sink.subscription is not None:
+        return {"subscription": sink.subscription.name, "pattern": sink.subscription.pattern}
+    assert sink.follower is not None
+    return {"pattern": sink.follower.pattern}
+
+
+def _receipt(receipt: Receipt) -> dict[str, str]:
+    properties = {
+        "topic": receipt.topic,
+        "partition": str(receipt.partition),
+        "offset": str(receipt.offset),
+        "timestamp": str(receipt.timestamp),
+        "count": str(receipt.count),
+        "id": str(receipt.id),
+    }
+    if receipt.offset < 0:
+        del properties["offset"], properties["partition"]
+        properties["scheduled"] = "true"
+    if receipt.duplicate:
+        properties["duplicate"] = "true"
+    return properties
+
+
+def put_key(properties: dict[str, str], key: bytes | None) -> None:
+    """A key is bytes; one that is not plain text travels as base64."""
+    if key is None:
+        return
+    try:
+        text = key.decode()
+    except UnicodeDecodeError:
+        text = "\0"
+    if "\0" in text:
+        properties["key64"] = base64.b64encode(key).decode()
+    else:
+        properties["key"] = text
+
+
+def _base64(text: str) -> bytes:
+    try:
+        key = base64.b64decode(text, validate=True)
+    except ValueError:
+        raise InvalidArgument("key64 is not base64", code="invalid_key") from None
+    if len(key) > limits.KEY_BYTES_MAX:
+        raise InvalidArgument(f"a key has at most {limits.KEY_BYTES_MAX} bytes")
+    return key

@@ -1,0 +1,145 @@
+"""Flow control: answers in order, and a bound on what a connection may cost.
+
+Both ways. A client that *floods* is not read from while too much of what it sent is unanswered, so
+the socket slows it down. A client that *does not read* stops getting deliveries once the transport's
+buffer is full, and is dropped when that lasts, or when answers alone exceed a hard bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+UNANSWERED_BYTES_HIGH = 8 << 20
+UNANSWERED_BYTES_LOW = 2 << 20
+UNANSWERED_COUNT_HIGH = 10_000
+WRITE_BYTES_HIGH = 1 << 20
+WRITE_BYTES_LOW = 256 << 10
+WRITE_BYTES_HARD = 192 << 20
+"""One answer may be a whole fetch of 128 MiB; more than this is never held for one client."""
+STALLED_S = 30.0
+
+
+class Slot:
+    """The place of one answer among the others."""
+
+    __slots__ = ("_outbox", "cost", "data")
+
+    def __init__(self, outbox: Outbox, cost: int):
+        self._outbox = outbox
+        self.cost = cost
+        self.data: bytes | None = None
+
+    def fill(self, data: bytes) -> None:
+        self.data = data
+        self._outbox.filled(self)
+
+
+class Outbox:
+    """Answers leave in the order of their commands, whenever they are ready."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop):
+        self._transport = transport
+        self._loop = loop
+        self._slots: deque[Slot] = deque()
+        self._cost = 0
+        self._reading = True
+        self._held = False
+        self._stalled: asyncio.TimerHandle | None = None
+        self.writable = True
+        self.closed = False
+        self.on_writable: Callable[[], None] = lambda: None
+        self.before_idle: Callable[[], None] = lambda: None
+        """Everything is answered; more may be asked before ``on_idle``."""
+        self.on_idle: Callable[[], None] = lambda: None
+        transport.set_write_buffer_limits(WRITE_BYTES_HIGH, WRITE_BYTES_LOW)
+
+    @property
+    def unanswered(self) -> int:
+        return len(self._slots)
+
+    # --- answers ----------------------------------------------------------------------------
+    def reserve(self, cost: int = 64) -> Slot:
+        """A place for an answer that is not ready; ``cost`` is what the command holds meanwhile."""
+        slot = Slot(self, cost)
+        self._slots.append(slot)
+        self._cost += cost
+        self._regulate()
+        return slot
+
+    def hold(self, held: bool) -> None:
+        """Whether commands wait for their turn: none are read meanwhile."""
+        self._held = held
+        self._regulate()
+
+    def _regulate(self) -> None:
+        """Read, or do not, by what is unanswered."""
+        if self.closed:
+            return
+        if self._reading:
+            if (
+                self._held
+                or self._cost > UNANSWERED_BYTES_HIGH
+                or len(self._slots) > UNANSWERED_COUNT_HIGH
+            ):
+                self._reading = False
+                self._transport.pause_reading()
+        elif not self._held and self._cost < UNANSWERED_BYTES_LOW:
+            self._reading = True
+            self._transport.resume_reading()
+
+    def send(self, data: bytes) -> None:
+        """An answer that is ready now: at once, or behind those that are not."""
+        if self._slots:
+            self.reserve(len(data)).fill(data)
+        else:
+            self.write(data)
+
+    def filled(self, slot: Slot) -> None:
+        if self.closed or slot is not self._slots[0]:
+            return
+        ready = []
+        while self._slots and self._slots[0].data is not None:
+            first = self._slots.popleft()
+            self._cost -= first.cost
+            ready.append(first.data)
+        self.write(b"".join([data for data in ready if data]))
+        if not self._reading and self._cost < UNANSWERED_BYTES_LOW and not self.closed:
+            self._reading = True
+        self._held = False
+            self._transport.resume_reading()
+        if not self._slots:
+            self.on_drained()
+
+    def write(self, data: bytes) -> None:
+        """Past the order: deliveries, and answers that carry their own number."""
+        if self.closed or not data:
+            return
+        self._transport.write(data)
+        if self._transport.get_write_buffer_size() > WRITE_BYTES_HARD:
+            self.abort()
+
+    # --- the transport's word ---------------------------------------------------------------
+    def pause_writing(self) -> None:
+        self.writable = False
+        if self._stalled is None:
+            self._stalled = self._loop.call_later(STALLED_S, self.abort)
+
+    def resume_writing(self) -> None:
+        self.writable = True
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+        self.on_writable()
+
+    def abort(self) -> None:
+        """It does not read: drop it, with what was buffered for it."""
+        self._transport.abort()
+
+    def close(self) -> None:
+        self.closed = True
+        self._slots.clear()
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None

@@ -1,0 +1,143 @@
+"""What a connection has subscribed to: its members and followers, and what it has to settle.
+
+The two sessions differ in how a delivery looks on the wire; everything else about taking part in
+subscriptions is here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from headrace import limits
+from headrace.broker.delivery import Delivery, Member
+from headrace.broker.engine import Engine
+from headrace.broker.follower import Follower
+from headrace.broker.subscription import Subscription
+from headrace.errors import Conflict, HeadraceError, InvalidArgument, NotFound, StaleDelivery
+from headrace.server.flow import Outbox
+
+FOLLOW_AT_ONCE = 1000
+
+
+class WireSink:
+    """One subscription's deliveries into a connection."""
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        write: Callable[[WireSink, Delivery], None],
+        on_closed: Callable[[WireSink, HeadraceError | None], None],
+    ):
+        self._outbox = outbox
+        self._write = write
+        self._on_closed = on_closed
+        self.follower: Follower | None = None
+        self.subscription: Subscription | None = None
+        self.member: Member | None = None
+
+    def room(self) -> int:
+        return FOLLOW_AT_ONCE if self._outbox.writable and not self._outbox.closed else 0
+
+    def deliver(self, delivery: Delivery) -> None:
+        self._write(self, delivery)
+
+    def closed(self, error: HeadraceError | None) -> None:
+        self._on_closed(self, error)
+
+    def wake(self) -> None:
+        if self.follower is not None:
+            self.follower.wake()
+        if self.subscription is not None:
+            self.subscription.wake()
+
+
+class Memberships:
+    def __init__(
+        self,
+        engine: Engine,
+        outbox: Outbox,
+        write: Callable[[WireSink, Delivery], None],
+        on_closed: Callable[[WireSink, HeadraceError | None], None],
+    ):
+        self._engine = engine
+        self._outbox = outbox
+        self._write = write
+        self._notify = on_closed
+        self._sinks: dict[tuple[str, str | None], WireSink] = {}
+        outbox.on_writable = self._on_writable
+
+    def __len__(self) -> int:
+        return len(self._sinks)
+
+    def _on_writable(self) -> None:
+        for sink in tuple(self._sinks.values()):
+            sink.wake()
+
+    def follow(self, pattern: str) -> WireSink:
+        """A plain subscription: every message from now on."""
+        key = (pattern, None)
+        if key in self._sinks:
+            raise Conflict(f"this connection follows {pattern!r} already", code="subscribed")
+        sink = self._new()
+        self._sinks[key] = sink
+        try:
+            sink.follower = self._engine.follow(pattern, sink)
+        except HeadraceError:
+            del self._sinks[key]
+            raise
+        return sink
+
+    def join(
+        self, subscription: Subscription, name: str, prefetch: int, auto_ack: bool
+    ) -> WireSink:
+        """Become a member of a subscription."""
+        key = (subscription.pattern, subscription.name)
+        if key in self._sinks:
+            raise Conflict(
+                f"this connection is a member of {subscription.name!r} already", code="subscribed"
+            )
+        if not 1 <= prefetch <= limits.PREFETCH_MAX:
+            raise InvalidArgument(f"prefetch is from 1 to {limits.PREFETCH_MAX}, not {prefetch}")
+        sink = self._new()
+        sink.subscription = subscription
+        sink.member = Member(name, sink, prefetch, auto_ack)
+        self._sinks[key] = sink
+        subscription.join(sink.member)
+        return sink
+
+    def _new(self) -> WireSink:
+        return WireSink(self._outbox, self._write, self._closed)
+
+    def _closed(self, sink: WireSink, error: HeadraceError | None) -> None:
+        for key, known in list(self._sinks.items()):
+            if known is sink:
+                del self._sinks[key]
+                self._notify(sink, error)
+
+    def leave(self, pattern: str | None, name: str | None) -> None:
+        """End one of them: by topic, by subscription name, or by both."""
+        for (topic, group), sink in list(self._sinks.items()):
+            if (pattern is None or topic == pattern) and group == name:
+                del self._sinks[(topic, group)]
+                self._end(sink, count_attempt=True)
+                return
+        raise NotFound("this connection has no such subscription", code="not_subscribed")
+
+    def leave_all(self) -> None:
+        sinks, self._sinks = list(self._sinks.values()), {}
+        for sink in sinks:
+            self._end(sink, count_attempt=True)
+
+    def _end(self, sink: WireSink, *, count_attempt: bool) -> None:
+        if sink.follower is not None:
+            self._engine.unfollow(sink.follower)
+        if sink.subscription is not None and sink.member is not None:
+            sink.subscription.leave(sink.member, count_attempt=count_attempt)
+
+    def of_lease(self, lease_id: int) -> Subscription:
+        """The subscription whose delivery this connection holds."""
+        for sink in self._sinks.values():
+            subscription, member = sink.subscription, sink.member
+            if subscription is not None and member is not None and lease_id in member.leases:
+                return subscription
+        raise StaleDelivery("this delivery has ended: it was settled, or it timed out")

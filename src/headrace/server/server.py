@@ -1,0 +1,174 @@
+"""A running broker: the engine, its listeners, and how it starts and stops.
+
+Starting: the directory is locked and read before any port is bound, and the line that says "ready"
+names every address. Stopping (SIGTERM, SIGINT): no more connections, no more commands; what is under
+way is answered; deliveries go back to their subscriptions; everything is synced; exit 0. A failed
+sync stops the server with exit code 70 and a message that says why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import signal
+import socket
+import ssl
+import sys
+from pathlib import Path
+from typing import Any
+
+from headrace.broker.aio import AsyncBroker
+from headrace.broker.engine import Engine
+from headrace.errors import HeadraceError, InvalidArgument
+from headrace.server.binary import BinarySession
+from headrace.server.operations import Operations
+from headrace.server.tcp import Connection, Hub
+from headrace.server.text import TextSession
+from headrace.settings import Settings
+
+logger = logging.getLogger("headrace.server")
+DRAIN_S = 5.0
+SWITCH_INTERVAL_S = 0.0005
+"""The loop must not wait 5 ms for its turn when a disk thread has computed something."""
+EXIT_FAILED = 70
+
+
+class Server:
+    def __init__(self, settings: Settings):
+        check_exposure(settings)
+        self._settings = settings
+        self._listeners: list[asyncio.Server] = []
+        self._stopping = asyncio.Event()
+        self.failed: HeadraceError | None = None
+        self.addresses: dict[str, tuple[str, int]] = {}
+        self._tls = make_tls(settings)
+        loop = asyncio.get_running_loop()
+        data_dir = Path(settings.data_dir) if settings.persistence_enabled else None
+        self.engine = Engine(
+            data_dir,
+            loop,
+            topic_defaults=settings.topic_defaults(),
+            auto_create_topics=settings.auto_create_topics,
+            max_message_size=settings.max_message_size,
+            disk_reserve_bytes=settings.disk_reserve_bytes,
+            on_failed=self._on_failed,
+        )
+        self.broker = AsyncBroker.around(self.engine)
+        self.hub = Hub(self.engine, Operations(self.broker), settings.token)
+        self.hub.max_connections = settings.max_connections
+        self.hub.heartbeat_s = settings.heartbeat_interval
+
+    @property
+    def is_tls(self) -> bool:
+        return self._tls is not None
+
+    # --- starting ---------------------------------------------------------------------------
+    async def start(self) -> None:
+        self.engine.open()
+        try:
+            await self._listen("tcp", self._settings.port, self._connection)
+        except BaseException:
+            await self.broker.close()
+            raise
+
+    def _connection(self) -> Connection:
+        return Connection(self.hub, TextSession, BinarySession)
+
+    async def _listen(self, name: str, port: int, factory: Any) -> None:
+        host = self._settings.host
+        loop = asyncio.get_running_loop()
+        try:
+            listener = await loop.create_server(factory, host, port, ssl=self._tls, backlog=1024)
+        except OSError as error:
+            raise InvalidArgument(
+                f"cannot listen on {host}:{port} ({name}): {error.strerror or error}; is another "
+                f"broker running? Choose another port, or 0 for a free one",
+                code="cannot_listen",
+            ) from None
+        self._listeners.append(listener)
+        address = listener.sockets[0].getsockname()
+        self.addresses[name] = (address[0], address[1])
+
+    # --- stopping ---------------------------------------------------------------------------
+    def _on_failed(self, error: HeadraceError) -> None:
+        self.failed = error
+        self.stop()
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    async def wait(self) -> None:
+        """Until somebody says stop."""
+        await self._stopping.wait()
+
+    async def close(self) -> None:
+        """Drain, then close. Takes seconds at most, whatever the clients do."""
+        for listener in self._listeners:
+            listener.close()
+        self.hub.draining = True
+        connections = list(self.hub.connections)
+        for connection in connections:
+            connection.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_S):
+                await self.hub.wait_until_empty()
+        for connection in list(self.hub.connections):
+            connection.abort()
+        await asyncio.sleep(0)
+        if self.failed is None:
+            await self.broker.close()
+
+
+def check_exposure(settings: Settings) -> None:
+    """Beyond this machine only with authentication, or when told so."""
+    if settings.token or settings.insecure:
+        return
+    try:
+        infos = socket.getaddrinfo(settings.host, None)
+        loopback = all(ipaddress.ip_address(info[4][0]).is_loopback for info in infos)
+    except OSError as error:
+        raise InvalidArgument(
+            f"host {settings.host!r} cannot be resolved: {error}", code="cannot_listen"
+        ) from None
+    if not loopback:
+        raise InvalidArgument(
+            f"{settings.host} can be reached from other machines: set a token "
+            "(HEADRACE_TOKEN or --token), or say --insecure if that is meant",
+            code="authentication_required",
+        )
+
+
+def make_tls(settings: Settings) -> ssl.SSLContext | None:
+    if not settings.tls_cert:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(settings.tls_cert, settings.tls_key)
+    except (OSError, ssl.SSLError) as error:
+        raise InvalidArgument(
+            f"the certificate {settings.tls_cert} or its key cannot be used: {error}",
+            code="invalid_setting",
+        ) from None
+    return context
+
+
+async def serve(settings: Settings, ready: Any = None) -> int:
+    """Run until a signal; returns the exit code."""
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    server = Server(settings)
+    await server.start()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, server.stop)
+    if ready is not None:
+        ready(server)
+    await server.wait()
+    logger.info("stopping")
+    await server.close()
+    if server.failed is not None:
+        logger.critical("%s", server.failed)
+        return EXIT_FAILED
+    return 0

@@ -1,0 +1,44 @@
+"""Commands in order: one that depends on those before it waits until they are answered.
+
+Publishes follow each other without waiting; that is what makes pipelining fast. A fetch behind a
+publish must see it, so it waits, and everything behind it waits with it. While something waits, the
+socket is not read, so a waiting line is never longer than what had arrived.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from headrace.server.flow import Outbox
+
+Item = TypeVar("Item")
+
+
+class Turns(Generic[Item]):
+    def __init__(
+        self,
+        outbox: Outbox,
+        handle: Callable[[Item], None],
+        depends: Callable[[Item], bool],
+    ):
+        self._outbox = outbox
+        self._handle = handle
+        self._depends = depends
+        self._line: deque[Item] = deque()
+        outbox.before_idle = self._go_on
+
+    def add(self, item: Item) -> None:
+        if self._line or (self._outbox.unanswered and self._depends(item)):
+            self._line.append(item)
+            self._outbox.hold(True)
+        else:
+            self._handle(item)
+
+    def _go_on(self) -> None:
+        """Everything so far is answered: the next ones, up to one that has to wait again."""
+        while self._line and not (self._outbox.unanswered and self._depends(self._line[0])):
+            self._handle(self._line.popleft())
+        if not self._line:
+            self._outbox.hold(False)

@@ -1,0 +1,202 @@
+r"""The binary protocol: frames of properties and a body, big-endian.
+
+::
+
+    [4 total_length, its own four bytes included][4 message_type][8 sequence_number][8 timestamp ms]
+    [4 properties_length][properties: key=value\x00 ...][4 body_length][body]
+
+A request carries the client's own sequence number; the ACK that answers it carries the same one, with
+``status=success`` or ``status=error``, ``code=`` and ``error=``. In DATA the sequence number is the
+offset. ``docs/protocol.md`` has every type and property.
+
+Lengths are judged before anything is allocated for them: a total that exceeds the limit, or parts that
+do not add up to it, end the stream.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from enum import IntEnum
+
+from headrace import limits
+from headrace.errors import HeadraceError, InvalidArgument, TooLarge
+
+_HEAD = struct.Struct(">IIQQI")
+_LENGTH = struct.Struct(">I")
+HEAD_BYTES = _HEAD.size
+FRAME_BYTES_MIN = HEAD_BYTES + 4
+PROPERTIES_BYTES_MAX = 256 << 10
+FRAME_BYTES_MAX = limits.BATCH_BYTES_MAX + PROPERTIES_BYTES_MAX + 4096
+
+
+class Type(IntEnum):
+    CREATE_TOPIC = 1
+    PUBLISH = 2
+    CREATE_SUBSCRIPTION = 3
+    DELETE_SUBSCRIPTION = 4
+    SUBSCRIBE = 5
+    UNSUBSCRIBE = 6
+    HEARTBEAT = 7
+    ACK = 8
+    DATA = 9
+    PUBLISH_BATCH = 16
+    FETCH = 17
+    BATCHES = 18
+    NACK = 19
+    EXTEND = 20
+    AUTH = 21
+    ADMIN = 22
+    DELIVER = 23
+    SETTLE = 24
+    CLOSED = 25
+
+
+class Frame:
+    __slots__ = ("body", "properties", "sequence", "timestamp", "type")
+
+    def __init__(
+        self,
+        type: int,
+        sequence: int,
+        properties: Mapping[str, str] | None = None,
+        body: bytes = b"",
+        timestamp: int = 0,
+    ):
+        self.type = type
+        self.sequence = sequence
+        self.properties: Mapping[str, str] = properties or {}
+        self.body = body
+        self.timestamp = timestamp
+
+    def __repr__(self) -> str:
+        name = Type(self.type).name if self.type in Type._value2member_map_ else str(self.type)
+        return f"<Frame {name} #{self.sequence} {dict(self.properties)} {len(self.body)} bytes>"
+
+
+def encode_properties(properties: Mapping[str, str]) -> bytes:
+    return "".join([f"{name}={value}\0" for name, value in properties.items()]).encode()
+
+
+def decode_properties(raw: bytes) -> dict[str, str]:
+    if not raw:
+        return {}
+    if raw[-1] != 0:
+        raise InvalidArgument("the properties do not end with a NUL byte", code="bad_frame")
+    try:
+        text = raw[:-1].decode()
+    except UnicodeDecodeError:
+        raise InvalidArgument("the properties are not UTF-8 text", code="bad_frame") from None
+    properties = {}
+    for item in text.split("\0"):
+        name, equals, value = item.partition("=")
+        if not equals or not name:
+            raise InvalidArgument(f"the property {item[:40]!r} is not name=value", code="bad_frame")
+        properties[name] = value
+    return properties
+
+
+def encode(
+    type: int,
+    sequence: int,
+    properties: Mapping[str, str] | None = None,
+    body: bytes = b"",
+    timestamp: int = 0,
+) -> bytes:
+    raw = encode_properties(properties) if properties else b""
+    total = FRAME_BYTES_MIN + len(raw) + len(body)
+    return b"".join(
+        (
+            _HEAD.pack(total, type, sequence, timestamp, len(raw)),
+            raw,
+            _LENGTH.pack(len(body)),
+            body,
+        )
+    )
+
+
+class BinaryParser:
+    """Feed it bytes; it gives frames. After an error it gives nothing more."""
+
+    def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX):
+        self._max = frame_bytes_max
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._needed = 4
+        self.error: HeadraceError | None = None
+
+    @property
+    def buffered(self) -> int:
+        return self._size
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """Frames that are complete now. ``error`` is set when the stream makes no sense."""
+        if self.error is not None:
+            return []
+        self._parts.append(data)
+        self._size += len(data)
+        if self._size < self._needed:
+            return []
+        buffer = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        frames: list[Frame] = []
+        at = 0
+        try:
+            while True:
+                left = len(buffer) - at
+                if left < 4:
+                    self._needed = 4
+                    break
+                total = _LENGTH.unpack_from(buffer, at)[0]
+                self._check_total(total)
+                if left < total:
+                    self._needed = total
+                    break
+                frames.append(self._frame(buffer, at, total))
+                at += total
+        except HeadraceError as error:
+            self.error = error
+            at = len(buffer)
+        rest = buffer[at:]
+        self._parts = [rest] if rest else []
+        self._size = len(rest)
+        return frames
+
+    def _check_total(self, total: int) -> None:
+        if total > self._max:
+            raise TooLarge(
+                f"a frame has at most {self._max} bytes, this one says {total}",
+                code="frame_too_large",
+            )
+        if total < FRAME_BYTES_MIN:
+            raise InvalidArgument(
+                f"a frame has at least {FRAME_BYTES_MIN} bytes, this one says {total}",
+                code="bad_frame",
+            )
+
+    def _frame(self, buffer: bytes, at: int, total: int) -> Frame:
+        _, type_, sequence, timestamp, size = _HEAD.unpack_from(buffer, at)
+        if size > PROPERTIES_BYTES_MAX or FRAME_BYTES_MIN + size > total:
+            raise InvalidArgument("the properties are longer than the frame", code="bad_frame")
+        start = at + HEAD_BYTES
+        properties = decode_properties(buffer[start : start + size])
+        start += size
+        body_size = _LENGTH.unpack_from(buffer, start)[0]
+        start += 4
+        if start + body_size != at + total:
+            raise InvalidArgument("the body's length and the frame's differ", code="bad_frame")
+        return Frame(type_, sequence, properties, buffer[start : start + body_size], timestamp)
+
+
+# --- bulk settling ------------------------------------------------------------------------------
+_RUN = struct.Struct(">QQQ")
+
+
+def encode_runs(runs: list[tuple[int, int, int]]) -> bytes:
+    """(lease, first offset, last offset) of what is acknowledged together."""
+    return b"".join([_RUN.pack(*run) for run in runs])
+
+
+def decode_runs(raw: bytes) -> list[tuple[int, int, int]]:
+    if len(raw) % _RUN.size:
+        raise InvalidArgument("a SETTLE body is made of 24-byte entries", code="bad_frame")
+    return list(_RUN.iter_unpack(raw))

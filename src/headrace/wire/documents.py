@@ -1,0 +1,94 @@
+"""What travels as JSON: the same on the wire, in the API and in ``--json``.
+
+Each pair of functions loses nothing: bytes that are not text travel as base64 and say so.
+"""
+
+from __future__ import annotations
+
+import base64
+import uuid
+from typing import Any
+
+from headrace.model import DeadLetter, Message, Receipt, Scheduled
+
+
+def pack(value: bytes) -> dict[str, str]:
+    try:
+        return {"data": value.decode()}
+    except UnicodeDecodeError:
+        return {"data": base64.b64encode(value).decode(), "encoding": "base64"}
+
+
+def unpack(document: dict[str, Any]) -> bytes:
+    text: str = document["data"]
+    return base64.b64decode(text) if document.get("encoding") == "base64" else text.encode()
+
+
+def message(item: Message) -> dict[str, Any]:
+    return {
+        "id": str(item.id),
+        "topic": item.topic,
+        "partition": item.partition,
+        "offset": item.offset,
+        "timestamp": item.timestamp,
+        "key": None if item.key is None else pack(item.key),
+        "headers": dict(item.headers),
+        "attempt": item.attempt,
+        **pack(item.value),
+    }
+
+
+def to_message(document: dict[str, Any]) -> Message:
+    return Message(
+        document["topic"],
+        document["partition"],
+        document["offset"],
+        document["timestamp"],
+        None if document["key"] is None else unpack(document["key"]),
+        unpack(document),
+        document["headers"],
+        uuid.UUID(document["id"]).bytes,
+        document.get("attempt", 1),
+    )
+
+
+def letter(item: DeadLetter) -> dict[str, Any]:
+    return {
+        "offset": item.offset,
+        "subscription": item.subscription,
+        "reason": item.reason,
+        "attempts": item.attempts,
+        "timestamp": item.timestamp,
+        "message": message(item.message),
+    }
+
+
+def to_letter(document: dict[str, Any]) -> DeadLetter:
+    return DeadLetter(
+        document["offset"],
+        to_message(document["message"]),
+        document["subscription"],
+        document["reason"],
+        document["attempts"],
+        document["timestamp"],
+    )
+
+
+def scheduled(item: Scheduled) -> dict[str, Any]:
+    return {"id": str(item.id), "topic": item.topic, "deliver_at": item.deliver_at}
+
+
+def to_scheduled(document: dict[str, Any]) -> Scheduled:
+    return Scheduled(uuid.UUID(document["id"]), document["topic"], document["deliver_at"])
+
+
+def receipt(item: Receipt) -> dict[str, Any]:
+    return {
+        "id": str(item.id),
+        "topic": item.topic,
+        "partition": item.partition,
+        "offset": item.offset,
+        "timestamp": item.timestamp,
+        "count": item.count,
+        "duplicate": item.duplicate,
+    }
