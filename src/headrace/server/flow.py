@@ -105,12 +105,11 @@ class Outbox:
             self._cost -= first.cost
             ready.append(first.data)
         self.write(b"".join([data for data in ready if data]))
-        if not self._reading and self._cost < UNANSWERED_BYTES_LOW and not self.closed:
-            self._reading = True
-        self._held = False
-            self._transport.resume_reading()
         if not self._slots:
-            self.on_drained()
+            self.before_idle()
+            if not self._slots:
+                self.on_idle()
+        self._regulate()
 
     def write(self, data: bytes) -> None:
         """Past the order: deliveries, and answers that carry their own number."""
