@@ -6,8 +6,8 @@ any depth, and the position moves over a full chunk in one step. ``next`` is whe
 on; between the two lie messages that are out with members, waiting for a retry, or done.
 
 For the journal the cursor remembers what has changed since it was last written: runs of newly done
-offsets, and attempts. Replaying these on an older state gives the newer one, in any overlap:
-writing something twice does no harm.
+offsets, and attempts; nothing, while all of it is to be written next time. Replaying these on an older
+state gives the newer one, in any overlap: writing something twice does no harm.
 """
 
 from __future__ import annotations
@@ -86,13 +86,14 @@ class Cursor:
                 self.high = offset + 1
             if offset == self.position:
                 self._advance()
-        runs = self._fresh_runs
-        if runs and runs[-1][1] == offset:
-            runs[-1][1] = offset + 1
-        elif len(runs) < RUNS_KEPT_MAX:
-            runs.append([offset, offset + 1])
-        else:
-            self.rewrite()
+        if not self._rewrite:
+            runs = self._fresh_runs
+            if runs and runs[-1][1] == offset:
+                runs[-1][1] = offset + 1
+            elif len(runs) < RUNS_KEPT_MAX:
+                runs.append([offset, offset + 1])
+            else:
+                self.rewrite()
         if self.attempts:
             self.attempts.pop(offset, None)
         return True
@@ -110,10 +111,11 @@ class Cursor:
             self.high = max(self.high, stop)
             if start == self.position:
                 self._advance()
-        if len(self._fresh_runs) < RUNS_KEPT_MAX:
-            self._fresh_runs.append([start, stop])
-        else:
-            self.rewrite()
+        if not self._rewrite:
+            if len(self._fresh_runs) < RUNS_KEPT_MAX:
+                self._fresh_runs.append([start, stop])
+            else:
+                self.rewrite()
         if self.attempts:
             for offset in [o for o in self.attempts if start <= o < stop]:
                 del self.attempts[offset]
@@ -149,7 +151,8 @@ class Cursor:
     def failed(self, offset: int, attempt: int) -> None:
         """Remember that delivery number ``attempt`` of the offset came to nothing."""
         self.attempts[offset] = attempt
-        self._fresh_attempts[offset] = attempt
+        if not self._rewrite:
+            self._fresh_attempts[offset] = attempt
 
     def seek(self, offset: int) -> None:
         """Begin again at the offset: everything from there on is to be delivered."""
