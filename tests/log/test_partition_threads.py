@@ -1,9 +1,12 @@
 """Readers in other threads, real files, real workers: what they see is always a prefix of the log."""
 
 import asyncio
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+import pytest
 
 from headrace.clock import Clock
 from headrace.errors import OffsetOutOfRange
@@ -15,7 +18,16 @@ from headrace.log.segment import Readers
 from headrace.log.workers import Workers
 from tests.log.rig import entry_of, values
 
-COMMITS = 90
+COMMITS = 150
+
+
+@pytest.fixture(autouse=True)
+def _hectic() -> Iterator[None]:
+    """Threads take turns a thousand times as often, so that a few milliseconds try what takes days."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(5e-6)
+    yield
+    sys.setswitchinterval(before)
 
 
 def value_of(offset: int) -> bytes:
@@ -52,10 +64,12 @@ async def publish(log: PartitionLog, *records: bytes) -> Append:
     return await future
 
 
-def follow(log: PartitionLog, stop: threading.Event, problems: list[object]) -> None:
-    """Read from the beginning to the end, over and over, and check every byte."""
+def follow(
+    log: PartitionLog, turns: threading.Semaphore, stop: threading.Event, problems: list[object]
+) -> None:
+    """Read from the beginning to the end, once for each turn, and check every byte."""
     try:
-        while not stop.is_set():
+        while turns.acquire(timeout=60) and not stop.is_set():
             offset = log.start_offset
             while offset < log.end_offset:
                 try:
@@ -80,14 +94,17 @@ def test_readers_in_threads_see_whole_records(tmp_path: Path) -> None:
     problems: list[object] = []
 
     async def main(log: PartitionLog) -> None:
-        stop = threading.Event()
-        threads = [threading.Thread(target=follow, args=(log, stop, problems)) for _ in range(2)]
+        turns, stop = threading.Semaphore(0), threading.Event()
+        threads = [
+            threading.Thread(target=follow, args=(log, turns, stop, problems)) for _ in range(2)
+        ]
         for thread in threads:
             thread.start()
         try:
             end = 0
             for number in range(COMMITS):
                 count = number % 3 + 1
+                turns.release(len(threads))
                 entry = await publish(log, *(value_of(end + at) for at in range(count)))
                 assert entry.first_offset == end
                 end += count
@@ -95,6 +112,7 @@ def test_readers_in_threads_see_whole_records(tmp_path: Path) -> None:
                     log.drop_before(end - 60)
         finally:
             stop.set()
+            turns.release(len(threads))
             for thread in threads:
                 await asyncio.to_thread(thread.join)
         assert log.start_offset > 0
@@ -102,6 +120,33 @@ def test_readers_in_threads_see_whole_records(tmp_path: Path) -> None:
 
     asyncio.run(with_log(tmp_path, main))
     assert problems == []
+
+
+def test_handles_are_shared_by_threads(tmp_path: Path) -> None:
+    """Many threads that open more segments than may stay open all get the right file."""
+    files = Files()
+    paths = [tmp_path / str(number) for number in range(6)]
+    for path in paths:
+        path.write_bytes(path.name.encode())
+    readers, problems = Readers(files, 2), []
+
+    def hammer(offset: int) -> None:
+        try:
+            for number in range(2_000):
+                path = paths[number * (offset + 1) % len(paths)]
+                assert files.read_at(readers.get(path), 0, 1) == path.name.encode()
+                if number % 7 == 0:
+                    readers.forget(path)
+        except BaseException as problem:
+            problems.append(problem)
+
+    threads = [threading.Thread(target=hammer, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert problems == []
+    assert len(readers) <= 2
 
 
 def test_a_real_partition_survives_its_process(tmp_path: Path) -> None:
