@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from headrace import limits
-from headrace.broker.channel import AsyncChannel, AsyncConsumer
+from headrace.broker.channel import AsyncConsumer, AsyncPlainChannel
 from headrace.broker.engine import Engine
 from headrace.broker.publishing import idempotency_producer
 from headrace.broker.topic import Topic
+from headrace.channels import AsyncChannel
 from headrace.errors import Closed, HeadraceError, InvalidArgument
 from headrace.log.batch import LOST, Batch
 from headrace.log.columns import expiry_of, many, one, time_of
@@ -263,10 +264,10 @@ class AsyncBroker:
         self, topic: str, *, capacity: int = limits.CHANNEL_CAPACITY_DEFAULT
     ) -> AsyncChannel:
         """Every message of the topic (or wildcard) from now on."""
-        channel = AsyncChannel(topic, check_capacity(capacity))
+        channel = AsyncPlainChannel(topic, check_capacity(capacity))
         follower = self.engine.follow(topic, channel)
-        channel._refill = follower.wake
-        channel._on_close = lambda channel: self._close_follower(channel, follower)
+        channel.refill = follower.wake
+        channel.on_close = lambda channel: self._close_follower(channel, follower)
         self._channels.append(channel)
         return channel
 
@@ -297,7 +298,7 @@ class AsyncBroker:
         consumer = AsyncConsumer(
             subscription, member or f"member-{self._members}", check_prefetch(prefetch)
         )
-        consumer._on_close = self._close_consumer
+        consumer.on_close = self._close_consumer
         self._channels.append(consumer)
         subscription.join(consumer.member)
         return consumer

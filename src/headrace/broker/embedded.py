@@ -19,9 +19,10 @@ from typing import Any, TypedDict, TypeVar, Unpack
 from headrace import limits
 from headrace.broker import aio
 from headrace.broker.aio import AsyncBroker, Start
-from headrace.broker.channel import Channel, Consumer
+from headrace.broker.channel import Consumer, PlainChannel
 from headrace.broker.engine import Engine
 from headrace.broker.publishing import idempotency_producer
+from headrace.channels import Channel
 from headrace.errors import Closed, HeadraceError, InvalidArgument
 from headrace.log.batch import Batch
 from headrace.log.columns import Columns, expiry_of, many, one, time_of
@@ -313,12 +314,12 @@ class Broker:
     # --- subscribing ------------------------------------------------------------------------
     def subscribe(self, topic: str, *, capacity: int = limits.CHANNEL_CAPACITY_DEFAULT) -> Channel:
         """Every message of the topic (or wildcard) from now on, in a bounded channel."""
-        channel = Channel(topic, aio.check_capacity(capacity), self._call)
+        channel = PlainChannel(topic, aio.check_capacity(capacity), self._call)
 
         async def follow() -> None:
             follower = self.engine.follow(topic, channel)
-            channel._refill = follower.wake
-            channel._on_close = lambda channel: self._forget(
+            channel.refill = follower.wake
+            channel.on_close = lambda channel: self._forget(
                 channel, lambda: self._async.engine.unfollow(follower)
             )
 
@@ -351,7 +352,7 @@ class Broker:
             self._members += 1
             label = member or f"member-{self._members}"
             consumer = Consumer(subscription, label, prefetch, self._call)
-            consumer._on_close = self._close_consumer
+            consumer.on_close = self._close_consumer
             subscription.join(consumer.member)
             return consumer
 
