@@ -16,7 +16,8 @@ the second) from a flipped bit in old data. See ``docs/format.md``.
 
 After a failed fsync the cached tail cannot be trusted to be on disk, though it reads well and a
 second fsync would succeed. The marker ``@suspect`` makes the next start copy the valid part of the
-last segment to a new file and sync that.
+last segment to a new file and sync that. An ``OSError`` out of :func:`recover` may be just such a
+failed fsync, so the start after it has to be suspicious, too.
 """
 
 from __future__ import annotations
