@@ -1,0 +1,184 @@
+"""The process that is killed: a broker on a data directory, and its load.
+
+Started by ``runner.py`` with its orders as JSON on the first line of stdin; stdout is the oracle's
+pipe. Phases:
+
+- ``load``: open, show what is there, then publish and consume until killed, or until stdin ends,
+  which asks for a close in good order.
+- ``drain``: open, send again what had no answer, and consume until nothing is left. Then close.
+- ``final``: open and show everything there is. Then close.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from typing import Any
+
+import orjson
+
+from headrace import Broker, HeadraceError
+from tests.crash.consumers import is_idle, members
+from tests.crash.history import Oracle, identify
+from tests.crash.load import GROUPS, TOPICS, Client, Idempotent, Keyed, publishers
+
+READ_CHUNK = 500
+EXIT_FAILED = 3
+"""The broker stopped itself."""
+
+
+def define(broker: Broker) -> None:
+    """The topics and groups of the load, whichever are not there yet."""
+    there = set(broker.topics())
+    for name, settings in TOPICS.items():
+        if name not in there:
+            broker.create_topic(name, **settings)
+    for group, (topic, settings) in GROUPS.items():
+        broker.create_subscription(group, topic, **settings)
+
+
+def show(broker: Broker, oracle: Oracle, begin: dict[str, int]) -> None:
+    """Tell the bounds of every partition, and what stands in it from ``begin`` on."""
+    there = set(broker.topics())
+    names = sorted(there) + [f"{s['topic']}:{s['name']}" for s in broker.subscriptions()]
+    oracle.tell("defined", names=names)
+    for topic in TOPICS:
+        if topic not in there:
+            continue
+        for bounds in broker.topic_stats(topic)["partitions"]:
+            partition = bounds["partition"]
+            start, end = bounds["start_offset"], bounds["end_offset"]
+            oracle.tell("bounds", topic=topic, partition=partition, start=start, end=end)
+            if bounds["read_only"]:
+                oracle.tell("problem", what=f"{topic}/{partition}: {bounds['read_only']}")
+            offset = max(start, begin.get(f"{topic}/{partition}", 0))
+            while offset < end:
+                offset = show_some(broker, oracle, topic, partition, offset)
+
+
+def show_some(broker: Broker, oracle: Oracle, topic: str, partition: int, offset: int) -> int:
+    try:
+        messages = broker.fetch(topic, offset, READ_CHUNK, partition=partition)
+    except HeadraceError as error:
+        what = f"{topic}/{partition} offset {offset} cannot be read: {error.code}: {error}"
+        oracle.tell("problem", what=what)
+        return sys.maxsize
+    if [m.offset for m in messages] != list(range(offset, offset + len(messages))) or not messages:
+        offsets = [m.offset for m in messages]
+        oracle.tell("problem", what=f"{topic}/{partition}: asked for {offset}, got {offsets}")
+        return sys.maxsize
+    oracle.tell(
+        "read",
+        topic=topic,
+        partition=partition,
+        offset=offset,
+        values=[identify(message) for message in messages],
+    )
+    return offset + len(messages)
+
+
+def show_dead(broker: Broker, oracle: Oracle) -> None:
+    for group in GROUPS:
+        after = -1
+        while True:
+            try:
+                letters = broker.dead_letters(group, after=after, limit=READ_CHUNK)
+            except HeadraceError:
+                break  # none so far
+            for letter in letters:
+                message = letter.message
+                oracle.tell(
+                    "dead",
+                    group=group,
+                    topic=message.topic,
+                    partition=message.partition,
+                    offset=message.offset,
+                    value=identify(message),
+                    stored_ms=letter.timestamp,
+                )
+            if not letters:
+                break
+            after = letters[-1].offset
+
+
+def load(broker: Broker, oracle: Oracle, orders: dict[str, Any]) -> None:
+    life, seed = orders["life"], orders["seed"]
+    clients: list[Client] = publishers(
+        orders["publishers"], broker, oracle, life, seed, orders["memory"]
+    )
+    if orders["consume"]:
+        clients += members(broker, oracle, life, seed)
+    for client in clients:
+        client.start()
+    asked = threading.Event()
+
+    def wait_for_the_end() -> None:
+        sys.stdin.buffer.read()
+        asked.set()
+
+    threading.Thread(target=wait_for_the_end, daemon=True).start()
+    while not asked.wait(0.05):
+        if broker.engine.failed is not None:
+            raise broker.engine.failed
+    stop(clients)
+
+
+def stop(clients: list[Client]) -> None:
+    for client in clients:
+        client.stopping.set()
+    for client in clients:
+        client.join()
+
+
+def drain(broker: Broker, oracle: Oracle, orders: dict[str, Any]) -> None:
+    """Everything that was sent arrives, and everything that was asked for is answered."""
+    life, seed = orders["life"], orders["seed"]
+    for client in publishers(list(orders["memory"]), broker, oracle, life, seed, orders["memory"]):
+        pending = orders["memory"][client.name]["pending"]
+        if pending and isinstance(client, Idempotent):
+            client.publish(*pending)
+        elif pending and isinstance(client, Keyed):
+            client.publish(pending[0])
+    clients = members(broker, oracle, life, seed, tidy=True)
+    for client in clients:
+        client.start()
+    deadline = time.monotonic() + orders["window"]
+    while (missing := is_idle(broker)) is not None:
+        if time.monotonic() > deadline:
+            oracle.tell("stuck", what=f"after {orders['window']} seconds, {missing}")
+            break
+        time.sleep(0.05)
+    stop(clients)
+    show_dead(broker, oracle)
+
+
+def main() -> int:
+    logging.basicConfig(level="INFO", format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    orders = orjson.loads(sys.stdin.buffer.readline())
+    oracle = Oracle(sys.stdout.fileno())
+    life, phase = orders["life"], orders["phase"]
+    oracle.tell("start", life=life)
+    began = time.monotonic()
+    with Broker.open(orders["data"], **orders["options"]) as broker:
+        oracle.tell("opened", life=life, seconds=time.monotonic() - began)
+        try:
+            if phase == "final":
+                oracle.tell("final")
+                show(broker, oracle, {})
+            else:
+                show(broker, oracle, orders["begin"])
+                define(broker)
+                (load if phase == "load" else drain)(broker, oracle, orders)
+        except HeadraceError as error:
+            if broker.engine.failed is None:
+                raise
+            oracle.tell("failed", life=life, what=str(error))
+            return EXIT_FAILED
+    oracle.tell("closed", life=life)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
