@@ -353,11 +353,13 @@ class SimulatedFiles(Files):
         return len(self._file(path).data)
 
     def rename(self, source: Path, target: Path) -> None:
-        file = self._file(source)
+        node = self._find(source)
+        if node is None:
+            raise _error(errno.ENOENT, source)
         if source.parent == target.parent:
-            self._directory(source.parent).change({source.name: None, target.name: file})
+            self._directory(source.parent).change({source.name: None, target.name: node})
         else:
-            self._directory(target.parent).change({target.name: file})
+            self._directory(target.parent).change({target.name: node})
             self._directory(source.parent).change({source.name: None})
 
     def remove(self, path: Path) -> None:
