@@ -466,6 +466,22 @@ class SubscriptionSettings(_Settings):
         return min(self.backoff_max, self.backoff * float(2 ** min(attempt - 1, 40)))
 
 
+def check_seconds(name: str, value: object, high: float) -> float:
+    """A number of seconds from 0 to ``high``."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= high:
+        raise InvalidArgument(
+            f"{name} is a number of seconds between 0 and {high:.0f}, not {value!r}",
+            code=f"invalid_{name}",
+        )
+    return float(value)
+
+
+def check_reason(reason: object) -> str:
+    if not isinstance(reason, str):
+        raise InvalidArgument(f"a reason is a str, not {reason!r}", code="invalid_reason")
+    return reason
+
+
 # --- what a message may be made of -------------------------------------------------------------
 def check_headers(headers: object) -> Mapping[str, str]:
     """Headers are str to str, without NUL, CR or LF in names: every protocol can carry them."""

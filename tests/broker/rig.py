@@ -43,7 +43,7 @@ class Inbox:
 
     def deliver(self, delivery: Delivery) -> None:
         self.deliveries.append(delivery)
-        self.messages += delivery.messages()
+        self.messages += delivery.messages(self)
 
     def closed(self, error: HeadraceError | None) -> None:
         self.ends.append(error)
@@ -77,6 +77,10 @@ class Inbox:
     ) -> None:
         assert self.subscription is not None
         self.subscription.nack(message.lease.id, message.offset, delay, reason)
+
+    def extend(self, message: Message, seconds: float | None = None) -> None:
+        assert self.subscription is not None
+        self.subscription.extend(message.lease.id, seconds)
 
     def leave(self, *, count_attempt: bool = True) -> None:
         assert self.subscription is not None

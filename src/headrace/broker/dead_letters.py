@@ -60,15 +60,13 @@ class DeadLetters:
     ) -> None:
         """Store the message as a dead letter and tell the subscription."""
         partition = cursor.partition
-        key: bytes | None = None
         try:
             batch = partition.log.read(offset, 1)[0]
             index = offset - batch.base_offset
             message = batch.messages(partition.topic, partition.number, index, index + 1)[0]
-            key = message.key
             topic = self._topic(subscription, partition.topic)
         except (HeadraceError, OSError, IndexError) as error:
-            self._engine.call_soon(subscription.buried, cursor, offset, key, error)
+            self._engine.call_soon(subscription.buried, cursor, offset, error)
             return
         headers = {name: value for name, value in message.headers.items() if name not in _OURS} | {
             TOPIC: message.topic,
@@ -79,10 +77,11 @@ class DeadLetters:
             REASON: " ".join(reason.split())[:1000],
             ATTEMPTS: str(attempt),
         }
-        columns = Columns([message.value], [key] if key is not None else None, [headers])
+        key = message.key
+        columns = Columns([message.value], None if key is None else [key], [headers])
 
         def stored(entry: Append) -> None:
-            subscription.buried(cursor, offset, key, entry.error)
+            subscription.buried(cursor, offset, entry.error)
 
         self._engine.append(topic, 0, Append(columns, None, stored))
 

@@ -35,7 +35,6 @@ class Lease:
         "cursor",
         "deadline",
         "id",
-        "keys",
         "mask",
         "member",
         "offsets",
@@ -60,8 +59,6 @@ class Lease:
         self.mask = (1 << self.count) - 1
         self.deadline = deadline
         self.bytes = size
-        self.keys: dict[int, bytes] | None = None
-        """Offset -> key, in an ordered subscription only."""
 
     def index(self, offset: int) -> int:
         """Which bit is the offset's; -1 when the lease never had it."""
@@ -177,8 +174,9 @@ class Member:
 
     def settled(self, lease: Lease, count: int) -> None:
         self.in_flight -= count
-        if not lease.mask and self.leases.pop(lease.id, None) is not None:
-            self.in_flight_bytes -= lease.bytes
+        self.in_flight_bytes -= lease.bytes // lease.count * count
+        if not lease.mask:
+            self.leases.pop(lease.id, None)
 
 
 class Tally:

@@ -422,7 +422,7 @@ class Engine:
                     code="subscription_busy",
                 )
             if changed != existing.settings:
-                existing.settings = changed
+                existing.change(changed)
                 self.state.write(self._definition(existing), done)
             elif done is not None:
                 self.call_soon(done, None)

@@ -1,8 +1,10 @@
-"""Order by key: which keys have a message under way, and what waits behind it.
+"""Order by key: which message holds a key, and what waits behind it.
 
 A key is *busy* from the moment its message is handed out until that message is done, through all its
-retries. Later messages of a busy key are parked, in order; when the key becomes free the first of
-them takes its place at once, so no other message of the key can slip in between.
+retries and until its dead letter is stored. Later messages of a busy key are parked, in order; when
+the key becomes free the first of them takes it over at once, so no other message of the key can slip
+in between. Who holds a key is remembered by place, so that it is freed even when the message itself
+can no longer be read.
 """
 
 from __future__ import annotations
@@ -16,43 +18,52 @@ Item = tuple[Cursor, int]
 
 
 class KeyOrder:
-    __slots__ = ("busy", "parked")
+    __slots__ = ("_held", "_parked", "busy")
 
     def __init__(self) -> None:
         self.busy: set[bytes] = set()
-        self.parked: dict[bytes, deque[Item]] = {}
+        self._held: dict[int, dict[int, bytes]] = {}
+        """Cursor number -> offset -> the key that the message there holds."""
+        self._parked: dict[bytes, deque[Item]] = {}
 
     def has_room(self, cursor: Cursor) -> bool:
         return cursor.parked < limits.ORDERED_PARKED_MAX
 
+    def hold(self, key: bytes, cursor: Cursor, offset: int) -> None:
+        """The message is handed out: its key is busy."""
+        self.busy.add(key)
+        self._held.setdefault(cursor.number, {})[offset] = key
+
     def park(self, key: bytes, cursor: Cursor, offset: int) -> None:
-        self.parked.setdefault(key, deque()).append((cursor, offset))
+        self._parked.setdefault(key, deque()).append((cursor, offset))
         cursor.parked += 1
 
-    def free(self, key: bytes) -> Item | None:
-        """The key's message is done. Its next one, which keeps the key busy, or None."""
-        waiting = self.parked.get(key)
+    def free(self, cursor: Cursor, offset: int) -> Item | None:
+        """The message is done. The next one of its key, which holds the key now, or None."""
+        held = self._held.get(cursor.number)
+        key = held.pop(offset, None) if held else None
+        return None if key is None else self._next(key)
+
+    def _next(self, key: bytes) -> Item | None:
+        waiting = self._parked.get(key)
         if not waiting:
             self.busy.discard(key)
             return None
         cursor, offset = waiting.popleft()
         cursor.parked -= 1
         if not waiting:
-            del self.parked[key]
+            del self._parked[key]
+        self.hold(key, cursor, offset)
         return cursor, offset
 
-    def forget(self, cursor: Cursor) -> None:
-        """Drop what is parked of one partition."""
-        for key, waiting in list(self.parked.items()):
+    def forget(self, cursor: Cursor) -> list[Item]:
+        """Drop all there is of one partition; returns what may go now because its key is free."""
+        for key, waiting in list(self._parked.items()):
             kept = deque(item for item in waiting if item[0] is not cursor)
             if kept:
-                self.parked[key] = kept
+                self._parked[key] = kept
             else:
-                del self.parked[key]
+                del self._parked[key]
         cursor.parked = 0
-
-    def restart(self, held: set[bytes]) -> list[Item]:
-        """Only ``held`` keys are busy now; returns what may go because its key is not."""
-        self.busy = held | set(self.parked)
-        freed = [self.free(key) for key in list(self.parked) if key not in held]
+        freed = [self._next(key) for key in self._held.pop(cursor.number, {}).values()]
         return [item for item in freed if item is not None]

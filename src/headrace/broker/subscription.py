@@ -24,7 +24,6 @@ Rejected: one object per message in flight (250 MB for a million, against 2 MB);
 
 from __future__ import annotations
 
-import heapq
 import logging
 from bisect import bisect_left, bisect_right
 from collections import deque
@@ -34,13 +33,15 @@ from typing import Any
 
 from headrace import limits
 from headrace.broker.cursor import Cursor
+from headrace.broker.deadlines import Deadlines
 from headrace.broker.delivery import Context, Delivery, Lease, Member, Tally
 from headrace.broker.members import Members
 from headrace.broker.ordering import KeyOrder
 from headrace.broker.retries import Retries
+from headrace.broker.selection import select
 from headrace.errors import DataCorrupt, HeadraceError, OffsetOutOfRange, StaleDelivery
-from headrace.log.batch import HAS_EXPIRY, HAS_TARGETS, LOST, Batch
-from headrace.model import SubscriptionSettings
+from headrace.log.batch import LOST, Batch
+from headrace.model import SubscriptionSettings, check_reason, check_seconds
 
 logger = logging.getLogger("headrace.broker")
 _READ_PAUSE_S = 1.0
@@ -72,7 +73,9 @@ class Subscription:
         self._hungry: deque[Cursor] = deque()
         self._is_hungry: set[int] = set()
         self._retries = Retries()
-        self._deadlines: list[tuple[float, int]] = []
+        self._deadlines = Deadlines(self.leases)
+        self._burying: set[tuple[int, int]] = set()
+        """(cursor number, offset) of what is on its way to the dead letters."""
         self._timer: Any = None
         self._timer_at = 0.0
         self._order = KeyOrder()
@@ -80,6 +83,21 @@ class Subscription:
     @property
     def key(self) -> tuple[str, str]:
         return (self.pattern, self.name)
+
+    @property
+    def _ordered(self) -> bool:
+        return self.settings.ordering == "key"
+
+    def change(self, settings: SubscriptionSettings) -> None:
+        """New settings; another order takes effect by reading everything that is not done anew."""
+        reread = settings.ordering != self.settings.ordering
+        self.settings = settings
+        if reread:
+            assert not self.leases, "the order cannot change under members"
+            for cursor in self.cursors.values():
+                self._forget(cursor)
+                cursor.next = cursor.position
+                self.advanced(cursor)
 
     # --- topics -----------------------------------------------------------------------------
     def attach(self, cursor: Cursor) -> None:
@@ -101,6 +119,10 @@ class Subscription:
         cursor = self.cursors.get((topic, partition))
         if cursor is not None:
             self.advanced(cursor)
+
+    def _is_attached(self, cursor: Cursor) -> bool:
+        place = (cursor.partition.topic, cursor.partition.number)
+        return self.cursors.get(place) is cursor
 
     def advanced(self, cursor: Cursor) -> None:
         """There may be something to read at the cursor."""
@@ -143,20 +165,25 @@ class Subscription:
         if self.closed:
             return
         self._retries.collect(self._context.time())
-        due = self._retries.next_due()
-        if due is not None:
-            self._arm(due)
         while self.members.have_room():
             if self._retries.ready:
                 self._hand_out_retries()
-            elif self._hungry and self._order.has_room(self._hungry[0]):
-                self._hand_out_fresh(self._hungry[0])
+            elif (cursor := self._next_hungry()) is not None:
+                self._hand_out_fresh(cursor)
             else:
                 break
 
     @property
     def _has_work(self) -> bool:
         return bool(self._retries.ready or self._hungry)
+
+    def _next_hungry(self) -> Cursor | None:
+        """The partition whose turn it is. One that can set no more aside does not hold up others."""
+        for _ in range(len(self._hungry)):
+            if self._order.has_room(self._hungry[0]):
+                return self._hungry[0]
+            self._hungry.rotate(-1)
+        return None
 
     def _hand_out_fresh(self, cursor: Cursor) -> None:
         partition = cursor.partition
@@ -177,7 +204,7 @@ class Subscription:
         start = cursor.next - batch.base_offset
         stop = min(batch.count, start + limits.LEASE_RECORDS_MAX * max(len(self.members), 1))
         indexes = self._deliverable(cursor, batch, start, stop)
-        if self.settings.ordering == "key" and batch.keys() is not None:
+        if self._ordered and batch.keys() is not None:
             stop = self._hand_out_ordered(cursor, batch, indexes, stop)
         else:
             left = self._share(cursor, batch, indexes)
@@ -226,55 +253,39 @@ class Subscription:
             self._context.call_later(_READ_PAUSE_S, self._unblock, cursor)
 
     def _unblock(self, cursor: Cursor) -> None:
-        cursor.blocked = None
-        self.advanced(cursor)
+        if self._is_attached(cursor):
+            cursor.blocked = None
+            self.advanced(cursor)
 
-    def _deliverable(
-        self, cursor: Cursor, batch: Batch, start: int, stop: int
-    ) -> range | list[int]:
+    def _deliverable(self, cursor: Cursor, batch: Batch, start: int, stop: int) -> Sequence[int]:
         """Indexes of the records to hand out; the others in between are done."""
+        base = batch.base_offset
         if batch.flags & LOST:
             self.tally.lost += stop - start
-            cursor.done_run(batch.base_offset + start, batch.base_offset + stop)
+            cursor.done_run(base + start, base + stop)
             self._context.changed(cursor)
             return range(0)
-        ttl_ms = cursor.partition.message_ttl_ms
-        if (
-            not batch.flags & (HAS_EXPIRY | HAS_TARGETS)
-            and cursor.high <= batch.base_offset + start
-            and ttl_ms is None
-        ):
-            return range(start, stop)
-        indexes = []
-        now = self._context.now_ms()
-        times = batch.times()
-        expiry = batch.expiry()
-        targets = batch.targets()
-        changed = False
-        for index in range(start, stop):
-            offset = batch.base_offset + index
-            if cursor.is_done(offset):
-                continue
-            if targets is not None and targets[index] not in (b"", self._target):
-                self.tally.skipped += 1
-            elif _expired(index, batch, times, expiry, ttl_ms, now):
-                self.tally.expired += 1
-            else:
-                indexes.append(index)
-                continue
-            cursor.done(offset)
-            changed = True
-        if changed:
-            self._context.changed(cursor)
-        return indexes
+        indexes: Sequence[int] = range(start, stop)
+        if cursor.high > base + start:
+            indexes = [index for index in indexes if not cursor.is_done(base + index)]
+        return self._wanted(cursor, batch, indexes)
 
-    def _share(
-        self,
-        cursor: Cursor,
-        batch: Batch,
-        indexes: range | list[int],
-        attempts: list[int] | None = None,
-    ) -> range | list[int]:
+    def _wanted(self, cursor: Cursor, batch: Batch, indexes: Sequence[int]) -> Sequence[int]:
+        """Those that are for us and still alive; the others are done."""
+        chosen = select(
+            batch,
+            indexes,
+            target=self._target,
+            ttl_ms=cursor.partition.message_ttl_ms,
+            now_ms=self._context.now_ms(),
+        )
+        self.tally.skipped += len(chosen.foreign)
+        self.tally.expired += len(chosen.expired)
+        for index in (*chosen.foreign, *chosen.expired):
+            self._done(cursor, batch.base_offset + index)
+        return chosen.wanted
+
+    def _share(self, cursor: Cursor, batch: Batch, indexes: Sequence[int]) -> Sequence[int]:
         """Deal the records out, one to each member in turn; returns what nobody had room for."""
         each = batch.stored_bytes // batch.count
         while indexes:
@@ -286,42 +297,31 @@ class Subscription:
             for number, member in enumerate(members):
                 share = indexes[number:taken:step]
                 if share:
-                    tries = 1 if attempts is None else attempts[number:taken:step]
-                    self._give(member, cursor, batch, share, tries, each)
+                    self._give(member, cursor, batch, share, each)
             indexes = indexes[taken:]
-            attempts = None if attempts is None else attempts[taken:]
         return indexes
 
     def _give(
-        self,
-        member: Member,
-        cursor: Cursor,
-        batch: Batch,
-        indexes: Sequence[int],
-        attempts: int | list[int],
-        bytes_each: int,
-        keys: dict[int, bytes] | None = None,
+        self, member: Member, cursor: Cursor, batch: Batch, indexes: Sequence[int], bytes_each: int
     ) -> None:
         count = len(indexes)
-        self.tally.delivered += count
         base = batch.base_offset
         partition = cursor.partition
         if isinstance(indexes, range):
             offsets: Sequence[int] = range(base + indexes.start, base + indexes.stop, indexes.step)
         else:
             offsets = [base + index for index in indexes]
+        attempts: int | list[int] = 1
+        failed = cursor.attempts
+        if failed and not failed.keys().isdisjoint(offsets):
+            attempts = [failed.get(offset, 0) + 1 for offset in offsets]
+            self.tally.redelivered += sum(attempt > 1 for attempt in attempts)
+        self.tally.delivered += count
         if member.auto_ack:
             delivery = Delivery(partition.topic, partition.number, batch, indexes)
             delivery.attempts = attempts
-            if isinstance(offsets, range) and offsets.step == 1:
-                cursor.done_run(offsets.start, offsets.stop)
-            else:
-                for offset in offsets:
-                    cursor.done(offset)
             self.tally.acked += count
-            self._context.changed(cursor)
-            for key in (keys or {}).values():
-                self._free(key)
+            self._done_all(cursor, offsets)
             member.sink.deliver(delivery)
             return
         deadline = self._context.time() + self.settings.ack_timeout
@@ -334,10 +334,9 @@ class Subscription:
             deadline,
             bytes_each * count,
         )
-        lease.keys = keys
         self.leases[lease.id] = lease
         member.took(lease)
-        heapq.heappush(self._deadlines, (deadline, lease.id))
+        self._deadlines.add(lease)
         self._arm(deadline)
         member.sink.deliver(Delivery(partition.topic, partition.number, batch, indexes, lease))
 
@@ -349,7 +348,7 @@ class Subscription:
         keys = batch.keys()
         assert keys is not None
         each = batch.stored_bytes // batch.count
-        shares: dict[int, tuple[Member, list[int], dict[int, bytes]]] = {}
+        shares: dict[int, tuple[Member, list[int]]] = {}
         room: dict[int, int] = {}
         for index in indexes:
             key = keys[index]
@@ -364,18 +363,16 @@ class Subscription:
             if member is None:
                 stop = index
                 break
-            _, share, held = shares.setdefault(id(member), (member, [], {}))
-            share.append(index)
+            shares.setdefault(id(member), (member, []))[1].append(index)
             if key is not None:
-                self._order.busy.add(key)
-                held[offset] = key
-        for member, share, held in shares.values():
-            self._give(member, cursor, batch, share, 1, each, held)
+                self._order.hold(key, cursor, offset)
+        for member, share in shares.values():
+            self._give(member, cursor, batch, share, each)
         return stop
 
-    def _free(self, key: bytes) -> None:
-        """The key's message is done: its next one, if any, may go."""
-        following = self._order.free(key)
+    def _free(self, cursor: Cursor, offset: int) -> None:
+        """The message is done: the next one of its key, if any, may go."""
+        following = self._order.free(cursor, offset)
         if following is not None:
             self._retries.add(*following)
 
@@ -387,7 +384,9 @@ class Subscription:
         taken: list[tuple[Cursor, int]] = []
         while ready and len(taken) < min(room, limits.LEASE_RECORDS_MAX):
             cursor, offset = ready.popleft()
-            if not cursor.is_done(offset):
+            if cursor.is_done(offset):
+                self._free(cursor, offset)
+            else:
                 taken.append((cursor, offset))
         taken.sort(key=lambda item: (item[0].number, item[1]))
         for cursor, items in groupby(taken, key=lambda item: item[0]):
@@ -401,55 +400,17 @@ class Subscription:
             batch = cursor.partition.log.read(offsets[0], 1)[0]
         except (OffsetOutOfRange, IndexError):
             self.tally.lost += 1
-            cursor.done(offsets[0])
-            self._context.changed(cursor)
+            self._done(cursor, offsets[0])
             return offsets[1:]
         except (DataCorrupt, OSError) as error:
             logger.error("subscription %s cannot read a message again: %s", self.name, error)
             self._retry_at(self._context.time() + 30.0, cursor, offsets[0])
             return offsets[1:]
         inside = [offset for offset in offsets if offset < batch.end_offset]
-        indexes = self._deliverable_again(cursor, batch, inside)
-        attempts = [cursor.attempts.get(batch.base_offset + i, 0) + 1 for i in indexes]
-        self.tally.redelivered += sum(1 for attempt in attempts if attempt > 1)
-        each = batch.stored_bytes // batch.count
-        keys = batch.keys() if self.settings.ordering == "key" else None
-        if keys is not None:
-            room: dict[int, int] = {}
-            for index, attempt in zip(indexes, attempts, strict=True):
-                member = self.members.one(room, each)
-                offset = batch.base_offset + index
-                key = keys[index]
-                if member is None:
-                    self._retries.ready.appendleft((cursor, offset))
-                    continue
-                held = {} if key is None else {offset: key}
-                self._give(member, cursor, batch, [index], [attempt], each, held)
-                room.pop(id(member), None)
-        else:
-            for index in self._share(cursor, batch, indexes, attempts):
-                self._retries.add(cursor, batch.base_offset + index)
+        indexes = self._wanted(cursor, batch, [offset - batch.base_offset for offset in inside])
+        for index in self._share(cursor, batch, indexes):
+            self._retries.add(cursor, batch.base_offset + index)
         return offsets[len(inside) :]
-
-    def _deliverable_again(self, cursor: Cursor, batch: Batch, offsets: list[int]) -> list[int]:
-        """Indexes of retries whose time to live has not ended meanwhile."""
-        ttl_ms = cursor.partition.message_ttl_ms
-        indexes = [offset - batch.base_offset for offset in offsets]
-        if ttl_ms is None and not batch.flags & HAS_EXPIRY:
-            return indexes
-        now, times, expiry = self._context.now_ms(), batch.times(), batch.expiry()
-        alive = []
-        for index in indexes:
-            if _expired(index, batch, times, expiry, ttl_ms, now):
-                self.tally.expired += 1
-                self._done(cursor, batch.base_offset + index, self._key_of(batch, index))
-            else:
-                alive.append(index)
-        return alive
-
-    def _key_of(self, batch: Batch, index: int) -> bytes | None:
-        keys = batch.keys() if self.settings.ordering == "key" else None
-        return None if keys is None else keys[index]
 
     def _retry_at(self, due: float, cursor: Cursor, offset: int) -> None:
         self._retries.add_at(due, cursor, offset)
@@ -469,7 +430,7 @@ class Subscription:
         lease = self.lease(lease_id)
         self._settle(lease, offset)
         self.tally.acked += 1
-        self._done(lease.cursor, offset, lease.keys.get(offset) if lease.keys else None)
+        self._done(lease.cursor, offset)
         self._released(lease, 1)
 
     def ack_lease(self, lease_id: int) -> int:
@@ -501,18 +462,13 @@ class Subscription:
     def _ack_indexes(self, lease: Lease, indexes: list[int]) -> int:
         if not indexes:
             return 0
-        offsets = lease.offsets
-        whole = len(indexes) == lease.count and isinstance(offsets, range) and offsets.step == 1
-        if whole and not lease.keys:
+        if len(indexes) == lease.count:
             lease.mask = 0
-            assert isinstance(offsets, range)
-            lease.cursor.done_run(offsets.start, offsets.stop)
-            self._context.changed(lease.cursor)
+            self._done_all(lease.cursor, lease.offsets)
         else:
             for index in indexes:
                 lease.mask &= ~(1 << index)
-                offset = offsets[index]
-                self._done(lease.cursor, offset, lease.keys.get(offset) if lease.keys else None)
+                self._done(lease.cursor, lease.offsets[index])
         self.tally.acked += len(indexes)
         self._released(lease, len(indexes))
         return len(indexes)
@@ -521,6 +477,9 @@ class Subscription:
         self, lease_id: int, offset: int, delay: float | None = None, reason: str = "nack"
     ) -> None:
         """One message failed: again after ``delay`` seconds, or after the backoff."""
+        check_reason(reason)
+        if delay is not None:
+            delay = check_seconds("delay", delay, limits.DELAY_S_MAX)
         lease = self.lease(lease_id)
         index = self._settle(lease, offset)
         self.tally.nacked += 1
@@ -540,9 +499,11 @@ class Subscription:
     def extend(self, lease_id: int, seconds: float | None = None) -> float:
         """The lease's deadline becomes ``seconds`` from now; returns the seconds granted."""
         lease = self.lease(lease_id)
-        granted = self.settings.ack_timeout if seconds is None else seconds
+        granted = self.settings.ack_timeout
+        if seconds is not None:
+            granted = check_seconds("seconds", seconds, limits.ACK_TIMEOUT_S_MAX)
         lease.deadline = self._context.time() + granted
-        heapq.heappush(self._deadlines, (lease.deadline, lease.id))
+        self._deadlines.add(lease)
         self._arm(lease.deadline)
         return granted
 
@@ -560,11 +521,19 @@ class Subscription:
         if not self._pumping and self._has_work:
             self.wake()
 
-    def _done(self, cursor: Cursor, offset: int, key: bytes | None) -> None:
+    def _done(self, cursor: Cursor, offset: int) -> None:
         cursor.done(offset)
         self._context.changed(cursor)
-        if key is not None:
-            self._free(key)
+        if self._ordered:
+            self._free(cursor, offset)
+
+    def _done_all(self, cursor: Cursor, offsets: Sequence[int]) -> None:
+        if isinstance(offsets, range) and offsets.step == 1 and not self._ordered:
+            cursor.done_run(offsets.start, offsets.stop)
+            self._context.changed(cursor)
+        else:
+            for offset in offsets:
+                self._done(cursor, offset)
 
     def _failed(self, cursor: Cursor, offset: int, attempt: int, reason: str, delay: float) -> None:
         """A delivery came to nothing: again, or to the dead letters."""
@@ -572,22 +541,21 @@ class Subscription:
         self._context.changed(cursor)
         limit = self.settings.max_deliveries
         if limit and attempt >= limit:
+            self._burying.add((cursor.number, offset))
             self._context.dead_letter(self, cursor, offset, attempt, reason)
         elif delay > 0:
             self._retry_at(self._context.time() + delay, cursor, offset)
         else:
             self._retries.add(cursor, offset)
 
-    def buried(self, cursor: Cursor, offset: int, key: bytes | None, error: Any) -> None:
+    def buried(self, cursor: Cursor, offset: int, error: Exception | None) -> None:
         """The dead letter is durable, or could not be stored and will be tried again."""
-        if (
-            self.closed
-            or self.cursors.get((cursor.partition.topic, cursor.partition.number)) is not cursor
-        ):
-            return
+        if self.closed or (cursor.number, offset) not in self._burying:
+            return  # the subscription was moved, or the topic deleted, meanwhile
+        self._burying.remove((cursor.number, offset))
         if error is None:
             self.tally.dead_lettered += 1
-            self._done(cursor, offset, key if self.settings.ordering == "key" else None)
+            self._done(cursor, offset)
         else:
             logger.error("subscription %s: dead letter not stored: %s", self.name, error)
             self._retry_at(
@@ -611,20 +579,15 @@ class Subscription:
         if self.closed:
             return
         now = self._context.time()
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, lease_id = heapq.heappop(self._deadlines)
-            lease = self.leases.get(lease_id)
-            if lease is not None and lease.deadline <= now:
-                self.tally.timeouts += lease.mask.bit_count()
-                self._end(lease, "ack timeout", at_once=False, count=True)
-        # Settled leases at the head need no timer.
-        while self._deadlines and self._deadlines[0][1] not in self.leases:
-            heapq.heappop(self._deadlines)
-        due = self._retries.next_due()
-        if due is not None and due <= now:
+        for lease in self._deadlines.expired(now):
+            self.tally.timeouts += lease.mask.bit_count()
+            self._end(lease, "ack timeout", at_once=False, count=True)
+        self._retries.collect(now)
+        if self._retries.ready:
             self.wake()
-        deadline = self._deadlines[0][0] if self._deadlines else None
-        upcoming = [at for at in (deadline, due) if at is not None and at > now]
+        upcoming = [
+            at for at in (self._deadlines.next(), self._retries.next_due()) if at is not None
+        ]
         if upcoming:
             self._arm(min(upcoming))
 
@@ -660,23 +623,16 @@ class Subscription:
             lease.member.settled(lease, out)
             del self.leases[lease.id]
         self._retries.forget(cursor)
-        self._order.forget(cursor)
-        if self.settings.ordering == "key":
-            self._recount_busy()
+        self._burying = {item for item in self._burying if item[0] != cursor.number}
+        for item in self._order.forget(cursor):
+            self._retries.add(*item)
         self._sated(cursor)
-
-    def _recount_busy(self) -> None:
-        """Keys are busy while one of their messages is out or waits for a retry."""
-        held = {key for lease in self.leases.values() for key in (lease.keys or {}).values()}
-        for cursor, offset in self._retries:
-            batch = cursor.partition.log.read(offset, 1)[0]
-            key = self._key_of(batch, offset - batch.base_offset)
-            if key is not None:
-                held.add(key)
-        for cursor, offset in self._order.restart(held):
-            self._retries.add(cursor, offset)
+        if self._has_work:  # who had these has room for others now
+            self.wake()
 
     def close(self, error: HeadraceError | None = None) -> None:
+        if self.closed:
+            return
         self.closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -718,22 +674,6 @@ class Subscription:
             ],
             **self.tally.as_dict(),
         }
-
-
-def _expired(
-    index: int,
-    batch: Batch,
-    times: list[int] | None,
-    expiry: list[int] | None,
-    ttl_ms: int | None,
-    now: int,
-) -> bool:
-    """Whether the record's own time to live, or else its topic's, has ended."""
-    if expiry is not None and expiry[index]:
-        return expiry[index] <= now
-    if ttl_ms is None:
-        return False
-    return (batch.base_timestamp if times is None else times[index]) + ttl_ms <= now
 
 
 def _not_out(offset: int) -> StaleDelivery:

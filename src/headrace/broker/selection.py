@@ -1,0 +1,42 @@
+"""Which records of a batch are for a reader, and which are passed over.
+
+A record with a target is for the subscription it names and for nobody else. A record whose time to
+live has ended, its own or else its topic's, is for nobody any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from headrace.log.batch import HAS_EXPIRY, HAS_TARGETS, Batch
+
+
+class Selection(NamedTuple):
+    """Indexes of a batch's records."""
+
+    wanted: Sequence[int]
+    foreign: Sequence[int] = ()
+    """Meant for another subscription."""
+    expired: Sequence[int] = ()
+
+
+def select(
+    batch: Batch, indexes: Sequence[int], *, target: bytes, ttl_ms: int | None, now_ms: int
+) -> Selection:
+    """``target``: the subscription that reads, or nothing for a reader that is none."""
+    if ttl_ms is None and not batch.flags & (HAS_EXPIRY | HAS_TARGETS):
+        return Selection(indexes)
+    targets, expiry, times = batch.targets(), batch.expiry(), batch.times()
+    wanted: list[int] = []
+    foreign: list[int] = []
+    expired: list[int] = []
+    for index in indexes:
+        if targets is not None and targets[index] not in (b"", target):
+            foreign.append(index)
+            continue
+        ends = expiry[index] if expiry is not None else 0
+        if not ends and ttl_ms is not None:
+            ends = (batch.base_timestamp if times is None else times[index]) + ttl_ms
+        (expired if ends and ends <= now_ms else wanted).append(index)
+    return Selection(wanted, foreign, expired)

@@ -1,0 +1,965 @@
+"""What a subscription does with its messages and members, one rule at a time.
+
+``test_subscription_machine.py`` runs all of it in any order against a model.
+"""
+
+import tracemalloc
+
+import pytest
+
+from headrace import limits
+from headrace.broker.deadlines import _SLACK
+from headrace.broker.delivery import Delivery, Member
+from headrace.errors import (
+    Conflict,
+    InvalidArgument,
+    OffsetOutOfRange,
+    StaleDelivery,
+    SubscriptionNotFound,
+    TopicNotFound,
+)
+from headrace.log.batch import LOST, Batch
+from headrace.testing import FaultyFiles, SimulatedFiles
+from tests.broker.rig import DATA, GROUP, TOPIC, Inbox, Rig, damage, flip
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig()
+
+
+# --- who gets what ----------------------------------------------------------------------------
+def test_every_subscription_gets_every_message(rig: Rig) -> None:
+    """Two groups over one topic each get all of it, in order."""
+    inboxes = [rig.join(rig.subscribe(name)) for name in ("billing", "mail")]
+    rig.numbers(5)
+    for inbox in inboxes:
+        assert inbox.values == [b"0", b"1", b"2", b"3", b"4"]
+        assert inbox.attempts == [1] * 5
+
+
+def test_members_share_message_by_message(rig: Rig) -> None:
+    """Of a batch shared by three, each member gets every third record."""
+    group = rig.subscribe()
+    inboxes = [rig.join(group) for _ in range(3)]
+    rig.numbers(10)
+    assert [inbox.offsets for inbox in inboxes] == [[0, 3, 6, 9], [1, 4, 7], [2, 5, 8]]
+
+
+def test_the_turn_goes_on_from_batch_to_batch(rig: Rig) -> None:
+    """The member behind the last one served is the next, whatever the size of the batches."""
+    group = rig.subscribe()
+    inboxes = [rig.join(group) for _ in range(3)]
+    published = 0
+    for size in (1, 1, 2, 4, 1, 5, 3):
+        rig.numbers(size, start=published)
+        published += size
+    for turn, inbox in enumerate(inboxes):
+        assert inbox.offsets == list(range(turn, published, 3))
+
+
+def test_a_full_member_is_passed_over(rig: Rig) -> None:
+    """Round-robin is over the members with room; nobody gets more than their prefetch."""
+    group = rig.subscribe()
+    small, large = rig.join(group, prefetch=2), rig.join(group, prefetch=100)
+    rig.numbers(10)
+    assert small.offsets == [0, 2]
+    assert large.offsets == [1, 3, 4, 5, 6, 7, 8, 9]
+    assert group.in_flight() == 10
+
+
+def test_prefetch_bounds_what_is_out_until_it_is_settled(rig: Rig) -> None:
+    """A member with a prefetch of 3 has three out; each ack lets one more come."""
+    group = rig.subscribe()
+    rig.numbers(10)
+    inbox = rig.join(group, prefetch=3)
+    seen = []
+    while batch := inbox.take():
+        assert group.in_flight() <= 3
+        seen += [message.offset for message in batch]
+        inbox.ack(batch[0])
+        rig.run()
+        seen += [message.offset for message in inbox.messages]
+        for message in (*batch[1:], *inbox.take()):
+            inbox.ack(message)
+        rig.run()
+    assert seen == list(range(10))
+    assert group.lag() == 0
+
+
+def test_a_sink_without_room_gets_nothing_until_it_says_so(rig: Rig) -> None:
+    """A full connection is not written to; ``wake`` is how it says that it can take more."""
+    group = rig.subscribe()
+    inbox = rig.join(group, space=0)
+    rig.numbers(3)
+    assert inbox.messages == []
+    inbox.space = 2
+    group.wake()
+    rig.run()
+    assert inbox.offsets[:2] == [0, 1]
+
+
+def test_large_messages_are_bounded_by_bytes_too(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The unsettled bytes of a member have a bound, and each ack of a lease frees its share."""
+    monkeypatch.setattr(limits, "PREFETCH_BYTES_MAX", 10_000)
+    group = rig.subscribe()
+    inbox = rig.join(group)
+    rig.publish(TOPIC, *[bytes(2_000)] * 20)
+    first = inbox.take()
+    assert 3 <= len(first) <= 5
+    inbox.ack(first[0])
+    rig.run()
+    assert len(inbox.take()) == 1  # not only when the last of the lease is settled
+    rig.publish("huge", bytes(50_000))
+    assert len(rig.join(rig.subscribe(topic="huge")).messages) == 1  # one is always allowed
+
+
+def test_partitions_take_turns(rig: Rig) -> None:
+    """A group over many partitions reads them in turn, not one to its end."""
+    rig.engine.create_topic(TOPIC, rig.engine.topics.defaults.but({"partitions": 3}))
+    for _ in range(4):
+        for partition in range(3):
+            rig.publish(TOPIC, b"x", partition=partition)
+    inbox = rig.join(rig.subscribe())
+    assert [message.partition for message in inbox.messages] == [0, 1, 2] * 4
+    for partition in range(3):
+        offsets = [m.offset for m in inbox.messages if m.partition == partition]
+        assert offsets == [0, 1, 2, 3]
+
+
+def test_auto_ack_is_done_on_delivery(rig: Rig) -> None:
+    """A member that acknowledges on delivery has nothing out and sees nothing again."""
+    group = rig.subscribe()
+    inbox = rig.join(group, prefetch=2, auto_ack=True)
+    rig.numbers(6)
+    assert inbox.offsets == [0, 1, 2, 3, 4, 5]
+    assert all(delivery.lease is None for delivery in inbox.deliveries)
+    assert (group.lag(), group.in_flight(), group.tally.acked) == (0, 0, 6)
+    inbox.leave()
+    assert rig.join(group).messages == []
+
+
+# --- settling ---------------------------------------------------------------------------------
+def test_an_ack_is_once(rig: Rig) -> None:
+    """A second ack, an ack of another lease's offset and one of a made-up lease are refused."""
+    group = rig.subscribe()
+    inbox = rig.join(group)
+    rig.numbers(1)
+    rig.numbers(1, start=1)
+    first, second = inbox.take()
+    inbox.ack(first)
+    with pytest.raises(StaleDelivery):
+        inbox.ack(first)
+    with pytest.raises(StaleDelivery):
+        group.ack(second.lease.id, first.offset)
+    with pytest.raises(StaleDelivery):
+        group.ack(12345, 0)
+    for settle in (group.nack, group.release, group.ack_up_to):
+        with pytest.raises(StaleDelivery):
+            settle(first.lease.id, first.offset)
+    with pytest.raises(StaleDelivery):
+        group.extend(first.lease.id)
+    assert group.lag() == 1
+
+
+def test_ack_lease_run_and_up_to(rig: Rig) -> None:
+    """Many can be acknowledged at once: a lease, a run of it, all up to one; others stay out."""
+    group = rig.subscribe()
+    one, two = rig.join(group), rig.join(group)
+    rig.numbers(10)  # one: 0 2 4 6 8, two: 1 3 5 7 9
+    lease = one.messages[0].lease
+    assert group.ack_up_to(lease.id, 4) == 3
+    assert group.lag() == 7
+    with pytest.raises(StaleDelivery):
+        group.ack_up_to(lease.id, 2)
+    assert group.ack_run(lease.id, 4, 7) == 1  # 4 was not out any more, 6 is done now
+    assert group.ack_lease(lease.id) == 1
+    assert group.ack_lease(two.messages[0].lease.id) == 5
+    assert (group.lag(), group.in_flight()) == (0, 0)
+    assert one.member is not None
+    assert (one.member.in_flight, one.member.in_flight_bytes) == (0, 0)
+
+
+def test_ack_up_to_is_about_one_partition(rig: Rig) -> None:
+    """What the member holds of other partitions is not touched."""
+    rig.engine.create_topic(TOPIC, rig.engine.topics.defaults.but({"partitions": 2}))
+    inbox = rig.join(group := rig.subscribe())
+    for partition in (0, 1):
+        for _ in range(3):
+            rig.publish(TOPIC, b"x", partition=partition)
+    last = [m for m in inbox.messages if m.partition == 0][-1]
+    assert group.ack_up_to(last.lease.id, last.offset) == 3
+    assert group.in_flight() == 3
+    assert group.cursors[(TOPIC, 1)].position == 0
+
+
+def test_a_nack_comes_back_after_the_backoff(rig: Rig) -> None:
+    """0.1 s, then twice as long each time, up to the cap, with the attempt counted."""
+    group = rig.subscribe(backoff=1.0, backoff_max=5.0, max_deliveries=0)
+    inbox = rig.join(group)
+    rig.numbers(1)
+    for attempt, pause in enumerate((1.0, 2.0, 4.0, 5.0, 5.0), start=1):
+        (message,) = inbox.take()
+        assert message.attempt == attempt
+        assert message.retry_count == attempt - 1
+        inbox.nack(message)
+        rig.advance(pause - 0.001)
+        assert inbox.messages == []
+        rig.advance(0.001)
+    assert group.tally.redelivered == 5
+
+
+def test_a_nack_with_a_delay_of_its_own(rig: Rig) -> None:
+    """The caller's delay replaces the backoff; 0 is at once."""
+    group = rig.subscribe(backoff=60.0)
+    inbox = rig.join(group)
+    rig.numbers(2)
+    first, second = inbox.take()
+    inbox.nack(first, delay=0)
+    inbox.nack(second, delay=3.5)
+    rig.run()
+    assert [(m.offset, m.attempt) for m in inbox.take()] == [(0, 2)]
+    rig.advance(3.4)
+    assert inbox.messages == []
+    rig.advance(0.1)
+    assert [(m.offset, m.attempt) for m in inbox.take()] == [(1, 2)]
+
+
+def test_each_delay_has_its_time(rig: Rig) -> None:
+    """Of several waiting retries each comes when it is due, not when the next deadline is."""
+    group = rig.subscribe(ack_timeout=1000.0)
+    inbox = rig.join(group)
+    rig.numbers(4)
+    for delay, message in enumerate(inbox.take(), start=1):
+        inbox.nack(message, delay=delay)
+    for offset in range(4):
+        rig.advance(1)
+        assert inbox.offsets == [offset]
+        inbox.ack(*inbox.take())
+
+
+def test_retries_go_before_fresh_ones(rig: Rig) -> None:
+    """What has failed is delivered again before anything new is read."""
+    group = rig.subscribe()
+    rig.numbers(6)
+    inbox = rig.join(group, prefetch=2)
+    first, second = inbox.take()
+    inbox.nack(first, delay=0)
+    inbox.ack(second)
+    rig.run()
+    assert inbox.offsets == [0, 2]
+
+
+@pytest.mark.parametrize("bad", [-1, float("nan"), float("inf"), "1", True, [], 1e12])
+def test_a_bad_delay_is_refused_and_settles_nothing(rig: Rig, bad: object) -> None:
+    """A delay or an extension that is no number of seconds leaves the delivery as it was."""
+    group = rig.subscribe()
+    inbox = rig.join(group)
+    rig.numbers(1)
+    (message,) = inbox.take()
+    with pytest.raises(InvalidArgument) as caught:
+        inbox.nack(message, delay=bad)  # type: ignore[arg-type]
+    assert caught.value.code == "invalid_delay"
+    with pytest.raises(InvalidArgument) as caught:
+        group.extend(message.lease.id, bad)  # type: ignore[arg-type]
+    assert caught.value.code == "invalid_seconds"
+    with pytest.raises(InvalidArgument):
+        inbox.nack(message, reason=7)  # type: ignore[arg-type]
+    assert group.in_flight() == 1
+    inbox.ack(message)
+
+
+def test_release_does_not_count(rig: Rig) -> None:
+    """A message given back unopened comes again at once, with the same attempt number."""
+    group = rig.subscribe(max_deliveries=1)
+    inbox = rig.join(group)
+    rig.numbers(1)
+    for _ in range(3):
+        (message,) = inbox.take()
+        assert message.attempt == 1
+        group.release(message.lease.id, message.offset)
+        rig.run()
+    assert group.tally.dead_lettered == 0
+
+
+# --- time -------------------------------------------------------------------------------------
+def test_the_deadline_sends_it_again(rig: Rig) -> None:
+    """Past the ack timeout and the backoff another attempt begins, and the old ack is stale."""
+    group = rig.subscribe(ack_timeout=10.0, backoff=1.0)
+    inbox = rig.join(group)
+    rig.numbers(3)
+    first = inbox.take()
+    inbox.ack(first[1])
+    rig.advance(9.999)
+    assert group.in_flight() == 2
+    rig.advance(0.001)
+    assert group.in_flight() == 0
+    with pytest.raises(StaleDelivery):
+        inbox.ack(first[0])
+    rig.advance(1.0)
+    assert [(m.offset, m.attempt) for m in inbox.messages] == [(0, 2), (2, 2)]
+    assert group.tally.timeouts == 2
+
+
+def test_the_deadline_ignores_the_wall_clock(rig: Rig) -> None:
+    """A wall clock that jumps a day ahead or back ends no delivery."""
+    group = rig.subscribe(ack_timeout=10.0)
+    rig.join(group)
+    rig.numbers(1)
+    rig.clock.jump(86_400_000)
+    rig.advance(5)
+    rig.clock.jump(-2 * 86_400_000)
+    rig.advance(4)
+    assert group.in_flight() == 1
+    rig.advance(1)
+    assert group.in_flight() == 0
+
+
+def test_an_extension_is_more_time(rig: Rig) -> None:
+    """The deadline moves to so many seconds from now, or to a whole ack timeout from now."""
+    group = rig.subscribe(ack_timeout=10.0, backoff=0.0)
+    inbox = rig.join(group)
+    rig.numbers(1)
+    (message,) = inbox.take()
+    rig.advance(9)
+    assert group.extend(message.lease.id) == 10.0
+    rig.advance(9)
+    assert group.extend(message.lease.id, 30) == 30
+    rig.advance(29)
+    inbox.ack(message)
+    rig.advance(100)
+    assert inbox.messages == []
+    assert group.tally.timeouts == 0
+
+
+def test_an_extension_can_be_shorter(rig: Rig) -> None:
+    """A member that knows it is about to fail may ask for less."""
+    group = rig.subscribe(ack_timeout=1000.0, backoff=0.0)
+    inbox = rig.join(group)
+    rig.numbers(1)
+    group.extend(inbox.take()[0].lease.id, 1)
+    rig.advance(1)
+    assert inbox.attempts == [2]
+
+
+def test_settled_deadlines_do_not_pile_up(rig: Rig) -> None:
+    """With a timeout of hours, a million settled deliveries leave a bounded trace."""
+    group = rig.subscribe(ack_timeout=limits.ACK_TIMEOUT_S_MAX)
+    inbox = rig.join(group)
+    for number in range(3 * _SLACK):
+        rig.numbers(1, start=number)
+        inbox.ack(*inbox.take())
+    assert len(group._deadlines) <= _SLACK + 2
+    rig.numbers(1)
+    lease = inbox.take()[0].lease
+    for _ in range(3 * _SLACK):
+        group.extend(lease.id)
+    assert len(group._deadlines) <= _SLACK + 4
+    assert rig.loop.timers < 10
+
+
+# --- members come and go ------------------------------------------------------------------------
+def test_what_a_lost_member_had_goes_to_the_others(rig: Rig) -> None:
+    """A member that vanishes uses up an attempt; what it had settled stays settled."""
+    group = rig.subscribe()
+    gone, left = rig.join(group), rig.join(group)
+    rig.numbers(4)  # gone: 0 2
+    gone.ack(gone.messages[0])
+    left.take()
+    gone.leave()
+    rig.run()
+    assert [(m.offset, m.attempt) for m in left.messages] == [(2, 2)]
+    with pytest.raises(StaleDelivery):
+        gone.ack(gone.messages[1])
+    gone.leave()  # a second time is no mistake
+
+
+def test_leaving_in_good_order_does_not_count(rig: Rig) -> None:
+    """A member that says it began none of them gives them back with the same attempt number."""
+    group = rig.subscribe()
+    gone = rig.join(group)
+    rig.numbers(2)
+    gone.leave(count_attempt=False)
+    assert rig.join(group).attempts == [1, 1]
+
+
+def test_without_members_messages_wait(rig: Rig) -> None:
+    """Nothing is delivered to nobody, and nothing is lost meanwhile."""
+    group = rig.subscribe()
+    rig.numbers(3)
+    assert (group.lag(), group.tally.delivered) == (3, 0)
+    assert rig.join(group).offsets == [0, 1, 2]
+
+
+def test_deleting_a_subscription_tells_its_members(rig: Rig) -> None:
+    """The members hear why; the name is free again and starts anew."""
+    group = rig.subscribe()
+    inbox = rig.join(group)
+    rig.numbers(2)
+    rig.wait(rig.engine.unsubscribe, group)
+    assert isinstance(inbox.ends[0], SubscriptionNotFound)
+    with pytest.raises(SubscriptionNotFound):
+        rig.engine.subscription(GROUP)
+    rig.reopen()
+    assert rig.engine.subscriptions() == []
+    assert rig.join(rig.subscribe()).offsets == [0, 1]
+
+
+def test_deleting_the_topic_ends_the_subscription(rig: Rig) -> None:
+    """A group over the topic alone goes with it; one over a wildcard stays, and lets it go."""
+    plain, wide = rig.subscribe(), rig.subscribe("all", "*")
+    members = rig.join(plain), rig.join(wide)
+    rig.numbers(3)
+    rig.numbers(2, topic="users")
+    rig.wait(rig.engine.delete_topic, TOPIC)
+    assert isinstance(members[0].ends[0], TopicNotFound)
+    assert members[1].ends == []
+    assert (wide.lag(), wide.in_flight()) == (2, 2)
+    with pytest.raises(StaleDelivery):
+        wide.ack(members[1].messages[0].lease.id, 0)
+    rig.numbers(1)  # made anew by this publish
+    assert [(m.topic, m.offset) for m in members[1].messages][-1] == (TOPIC, 0)
+
+
+# --- dead letters -----------------------------------------------------------------------------
+def test_after_max_deliveries_it_is_a_dead_letter(rig: Rig) -> None:
+    """Payload, key, headers, origin, reason and attempts are kept, and the message is done."""
+    group = rig.subscribe(max_deliveries=2, backoff=0.0)
+    inbox = rig.join(group)
+    receipt = rig.publish(TOPIC, b"poison", keys=["k"], headers=[{"colour": "red"}])
+    inbox.nack(inbox.take()[0], reason="first")
+    rig.run()
+    inbox.nack(inbox.take()[0], reason="cannot be read:\n line 1")
+    rig.advance(1)
+    (letter,) = rig.letters()
+    assert (letter.message.value, letter.message.key) == (b"poison", b"k")
+    assert letter.message.headers == {"colour": "red"}
+    assert (letter.message.topic, letter.message.partition, letter.message.offset) == (TOPIC, 0, 0)
+    assert letter.message.id == receipt.id
+    assert letter.reason == "cannot be read: line 1"
+    assert (letter.subscription, letter.attempts) == (GROUP, 2)
+    assert (group.lag(), group.tally.dead_lettered, inbox.messages) == (0, 1, [])
+
+
+def test_the_dead_letter_is_durable_before_the_message_is_done(rig: Rig) -> None:
+    """While it is on its way to the disk the message is not done: a crash may double, not lose."""
+    group = rig.subscribe(max_deliveries=1)
+    inbox = rig.join(group)
+    rig.numbers(1)
+    rig.workers.hold = True
+    inbox.nack(inbox.take()[0])
+    rig.run()
+    assert group.lag() == 1
+    assert rig.workers.held >= 1
+    while rig.workers.held:
+        rig.workers.release()
+        rig.run()
+    assert group.lag() == 0
+    assert len(rig.letters()) == 1
+
+
+def test_a_dead_letter_that_cannot_be_stored_is_tried_again() -> None:
+    """On a full disk the message stays undone and is delivered again later."""
+    files = FaultyFiles(SimulatedFiles())
+    rig = Rig(files)
+    group = rig.subscribe(max_deliveries=1, backoff_max=5.0)
+    inbox = rig.join(group)
+    rig.numbers(1)
+    files.fail("mkdir", repeat=True)
+    inbox.nack(inbox.take()[0])
+    rig.run()
+    assert group.lag() == 1
+    files.heal()
+    rig.advance(5)
+    assert inbox.attempts == [2]
+    inbox.nack(inbox.take()[0])
+    rig.run()
+    assert group.lag() == 0
+    assert rig.letters()[0].attempts == 2
+
+
+def test_timeouts_and_lost_members_lead_there_too(rig: Rig) -> None:
+    """The reason says what the last failure was."""
+    group = rig.subscribe(max_deliveries=1, ack_timeout=5.0)
+    rig.join(group)
+    rig.numbers(1)
+    rig.advance(5)
+    inbox = rig.join(group)
+    rig.numbers(2)
+    rig.join(group)
+    inbox.leave()
+    rig.advance(10)
+    assert {letter.reason for letter in rig.letters()} == {"ack timeout", "member left"}
+    assert len(rig.letters()) == 3
+
+
+def test_zero_max_deliveries_is_for_ever(rig: Rig) -> None:
+    """Without a limit a message comes again as often as it fails."""
+    group = rig.subscribe(max_deliveries=0, backoff=0.0)
+    inbox = rig.join(group)
+    rig.numbers(1)
+    for attempt in range(1, 50):
+        (message,) = inbox.take()
+        assert message.attempt == attempt
+        inbox.nack(message)
+        rig.run()
+
+
+def test_a_move_forgets_what_was_on_its_way_to_the_dead_letters(rig: Rig) -> None:
+    """A seek while a dead letter is being stored delivers the message again, as it was asked to."""
+    group = rig.subscribe(max_deliveries=1)
+    inbox = rig.join(group)
+    rig.numbers(1)
+    inbox.nack(inbox.take()[0])
+    rig.wait(rig.engine.seek, group, 0)
+    assert inbox.offsets == [0]
+    assert (group.lag(), group.in_flight()) == (1, 1)
+
+
+# --- where it starts, and moving it ---------------------------------------------------------------
+def test_where_a_subscription_starts(rig: Rig) -> None:
+    """At the earliest, at the latest, at an offset, or at a time."""
+    rig.numbers(3)
+    rig.advance(10)
+    noon = rig.clock.now_ms()
+    rig.numbers(3, start=3)
+    starts = {
+        "earliest": rig.subscribe("earliest"),
+        "latest": rig.subscribe("latest", start="latest"),
+        "offset": rig.subscribe("offset", start=4),
+        "time": rig.subscribe("time", start_time_ms=noon),
+        "end": rig.subscribe("end", start=6),
+    }
+    rig.numbers(1, start=6)
+    firsts = {name: rig.join(group).offsets[0] for name, group in starts.items()}
+    assert firsts == {"earliest": 0, "latest": 6, "offset": 4, "time": 3, "end": 6}
+
+
+@pytest.mark.parametrize(
+    ("start", "code"),
+    [
+        (7, "offset_out_of_range"),
+        (-1, "invalid_offset"),
+        (1 << 62, "invalid_offset"),
+        ("yesterday", "invalid_offset"),
+        (True, "invalid_offset"),
+        (1.5, "invalid_offset"),
+        (None, "invalid_offset"),
+    ],
+)
+def test_a_bad_start_makes_nothing(rig: Rig, start: object, code: str) -> None:
+    """A subscription that cannot start where it is told is not made at all."""
+    rig.numbers(3)
+    with pytest.raises((InvalidArgument, OffsetOutOfRange)) as caught:
+        rig.subscribe(start=start)
+    assert caught.value.code == code
+    assert rig.engine.all_subscriptions() == []
+    rig.reopen()
+    assert rig.engine.all_subscriptions() == []
+
+
+def test_seek_back_and_forth(rig: Rig) -> None:
+    """Everything from there on comes again, as attempt 1; what was out is stale."""
+    group = rig.subscribe()
+    inbox = rig.join(group)
+    rig.numbers(5)
+    old = inbox.take()
+    inbox.ack(*old[:4])
+    inbox.nack(old[4], delay=100)
+    rig.wait(rig.engine.seek, group, 2)
+    assert [(m.offset, m.attempt) for m in inbox.take()] == [(2, 1), (3, 1), (4, 1)]
+    rig.wait(rig.engine.seek, group, "latest")
+    assert (group.lag(), group.in_flight()) == (0, 0)
+    rig.advance(1000)
+    assert inbox.messages == []
+    rig.wait(rig.engine.seek, group, "earliest")
+    assert inbox.offsets == [0, 1, 2, 3, 4]
+
+
+def test_seek_to_a_time_survives_a_crash(rig: Rig) -> None:
+    """The move is durable when it is answered."""
+    group = rig.subscribe(ack_timeout=1000.0)
+    inbox = rig.join(group)
+    rig.numbers(2)
+    rig.advance(60)
+    noon = rig.clock.now_ms()
+    rig.numbers(2, start=2)
+    inbox.ack(*inbox.take())
+    rig.flush()
+    rig.wait(rig.engine.seek, group, "earliest", time_ms=noon)
+    rig.crash()
+    assert rig.join().offsets == [2, 3]
+
+
+def test_seek_in_one_partition(rig: Rig) -> None:
+    """Others stay where they are; a partition that is not there is refused before any moves."""
+    rig.engine.create_topic(TOPIC, rig.engine.topics.defaults.but({"partitions": 2}))
+    group = rig.subscribe()
+    inbox = rig.join(group)
+    for partition in (0, 1):
+        rig.publish(TOPIC, b"x", partition=partition)
+    inbox.ack(*inbox.take())
+    rig.wait(rig.engine.seek, group, 0, partition=1)
+    assert [(m.partition, m.offset) for m in inbox.take()] == [(1, 0)]
+    with pytest.raises(InvalidArgument) as caught:
+        rig.engine.seek(group, 0, lambda error: None, partition=2)
+    assert caught.value.code == "invalid_partition"
+    with pytest.raises(OffsetOutOfRange):
+        rig.engine.seek(group, 2, lambda error: None)
+    assert group.in_flight() == 1
+
+
+def test_a_seek_makes_room_for_other_partitions(rig: Rig) -> None:
+    """A member that is full of one partition gets the other one's when that is moved away."""
+    rig.engine.create_topic(TOPIC, rig.engine.topics.defaults.but({"partitions": 2}))
+    group = rig.subscribe()
+    inbox = rig.join(group, prefetch=2)
+    rig.publish(TOPIC, b"a", b"b", partition=0)
+    rig.publish(TOPIC, b"c", b"d", partition=1)
+    assert [m.partition for m in inbox.take()] == [0, 0]
+    rig.wait(rig.engine.seek, group, "latest", partition=0)
+    assert [m.partition for m in inbox.take()] == [1, 1]
+
+
+# --- over many topics ---------------------------------------------------------------------------
+def test_a_wildcard_finds_topics_made_later(rig: Rig) -> None:
+    """From their first record on, however the subscription itself started."""
+    rig.numbers(2, topic="orders.eu")
+    group = rig.subscribe(topic="orders.*", start="latest")
+    inbox = rig.join(group)
+    rig.numbers(1, topic="orders.us")
+    rig.numbers(1, topic="orders.eu.old")
+    rig.numbers(1, topic="users")
+    rig.numbers(1, topic="orders.eu")
+    assert [(m.topic, m.offset) for m in inbox.messages] == [("orders.us", 0), ("orders.eu", 2)]
+
+
+def test_a_wildcard_survives_a_restart(rig: Rig) -> None:
+    """Each topic's position is its own; one that was made just before is not forgotten."""
+    group = rig.subscribe(topic="orders.>")
+    inbox = rig.join(group)
+    rig.numbers(3, topic="orders.eu")
+    rig.numbers(3, topic="orders.us.west")
+    inbox.ack(*[m for m in inbox.messages if m.topic == "orders.eu" or m.offset == 0])
+    rig.reopen()
+    assert sorted((m.topic, m.offset) for m in rig.join().messages) == [
+        ("orders.us.west", 1),
+        ("orders.us.west", 2),
+    ]
+
+
+def test_a_wildcard_leaves_internal_topics_alone(rig: Rig) -> None:
+    """Dead letters and the broker's own topics have to be named; ``>`` does not feed on itself."""
+    group = rig.subscribe(topic=">", max_deliveries=1)
+    inbox = rig.join(group)
+    rig.numbers(1)
+    rig.publish(TOPIC, b"later", delay=5)
+    inbox.nack(inbox.take()[0])
+    rig.run()
+    assert len(rig.letters()) == 1
+    rig.advance(5)
+    assert [m.topic for m in inbox.messages] == [TOPIC]
+
+
+def test_partitions_added_later_are_read(rig: Rig) -> None:
+    """A topic that grows is read in its new partitions from their first record on."""
+    group = rig.subscribe(start="latest")
+    inbox = rig.join(group)
+    rig.engine.change_topic(TOPIC, {"partitions": 3})
+    for partition in range(3):
+        rig.publish(TOPIC, b"x", partition=partition)
+    assert [m.partition for m in inbox.take()] == [0, 1, 2]
+    rig.reopen()
+    assert sorted(rig.engine.subscription(GROUP).cursors) == [(TOPIC, n) for n in range(3)]
+
+
+def test_several_groups_of_one_name(rig: Rig) -> None:
+    """A name may be used over several topics; alone it is then ambiguous."""
+    rig.subscribe(topic="a")
+    rig.subscribe(topic="b")
+    with pytest.raises(Conflict) as caught:
+        rig.engine.subscription(GROUP)
+    assert caught.value.code == "ambiguous_subscription"
+    assert rig.engine.subscription(GROUP, "b").pattern == "b"
+
+
+# --- what is passed over --------------------------------------------------------------------------
+def test_a_direct_message_goes_to_its_target_alone(rig: Rig) -> None:
+    """Others are done with it at once and do not wait for it."""
+    groups = {name: rig.subscribe(name) for name in ("billing", "mail")}
+    inboxes = {name: rig.join(group) for name, group in groups.items()}
+    rig.publish(TOPIC, b"for all")
+    rig.publish(TOPIC, b"for mail", target="mail")
+    rig.publish(TOPIC, b"for nobody", target="nobody")
+    assert inboxes["billing"].values == [b"for all"]
+    assert inboxes["mail"].values == [b"for all", b"for mail"]
+    inboxes["billing"].ack(*inboxes["billing"].messages)
+    assert groups["billing"].lag() == 0
+    assert groups["billing"].tally.skipped == 2
+
+
+def test_a_message_past_its_time_is_not_delivered(rig: Rig) -> None:
+    """Its own time to live counts, else its topic's; retries end with it too."""
+    group = rig.subscribe(ack_timeout=1000.0)
+    rig.publish(TOPIC, b"short", ttl=5)
+    rig.publish(TOPIC, b"long", ttl=50)
+    rig.publish(TOPIC, b"for ever")
+    rig.advance(5)
+    inbox = rig.join(group)
+    assert inbox.values == [b"long", b"for ever"]
+    long, _ = inbox.take()
+    inbox.nack(long, delay=60)
+    rig.advance(60)
+    assert inbox.messages == []
+    assert (group.tally.expired, group.lag(), group.in_flight()) == (2, 1, 1)
+
+
+def test_the_topics_own_time_to_live(rig: Rig) -> None:
+    """A message's own time wins over its topic's, in both directions."""
+    rig.engine.create_topic(TOPIC, rig.engine.topics.defaults.but({"message_ttl_ms": 10_000}))
+    group = rig.subscribe()
+    rig.publish(TOPIC, b"topic's")
+    rig.publish(TOPIC, b"shorter", ttl=5)
+    rig.publish(TOPIC, b"longer", ttl=100)
+    rig.advance(6)
+    inbox = rig.join(group)
+    assert inbox.values == [b"topic's", b"longer"]
+    rig.advance(4)
+    assert rig.join(rig.subscribe("late")).values == [b"longer"]
+    rig.engine.change_topic(TOPIC, {"message_ttl_ms": None})
+    assert rig.join(rig.subscribe("later")).values == [b"topic's", b"longer"]
+
+
+def broken_middle() -> Rig:
+    """A partition of five batches, one record each, of which the third fails its checksum."""
+    rig = Rig()
+    for number in range(5):
+        rig.numbers(1, start=number)
+    rig.close()
+    path = DATA / TOPIC / "0" / f"{0:020d}.log"
+    size = rig.files.file_size(path) // 5
+    damage(rig, path, flip(2 * size + 70))
+    return rig
+
+
+def test_damage_stops_a_subscription_visibly() -> None:
+    """What lies before is delivered, then it stops and says so; a seek past the damage goes on."""
+    rig = broken_middle()
+    group = rig.subscribe()
+    inbox = rig.join(group)
+    assert inbox.values == [b"0", b"1"]
+    inbox.ack(*inbox.take())
+    (place,) = group.statistics()["partitions"]
+    assert "2" in place["blocked"]
+    assert group.lag() == 3
+    rig.advance(100)
+    assert inbox.messages == []
+    rig.wait(rig.engine.seek, group, 3)
+    assert inbox.values == [b"3", b"4"]
+    assert group.statistics()["partitions"][0]["blocked"] is None
+
+
+def test_what_a_repair_gave_up_is_passed_over(rig: Rig) -> None:
+    """A batch that stands for lost records counts as lost and does not stop anybody."""
+    group = rig.subscribe()
+    rig.numbers(2)
+    rig.close()
+    lost = Batch(b"", 0, 3, LOST)
+    lost.base_offset = 2
+    path = DATA / TOPIC / "0" / f"{0:020d}.log"
+    damage(rig, path, lambda content: content.extend(lost.raw()))
+    group = rig.open().subscription(GROUP)
+    rig.numbers(2, start=5)
+    inbox = rig.join(group)
+    assert inbox.values == [b"0", b"1", b"5", b"6"]
+    inbox.ack(*inbox.take())
+    assert (group.lag(), group.tally.lost) == (0, 3)
+
+
+def test_a_disk_that_cannot_be_read_for_a_while() -> None:
+    """A read error stops the subscription for a second; then it goes on where it was."""
+    files = FaultyFiles(SimulatedFiles())
+    rig = Rig(files)
+    group = rig.subscribe()
+    rig.numbers(3)
+    rig.reopen()
+    group = rig.engine.subscription(GROUP)
+    files.fail("read_at", repeat=True)
+    inbox = rig.join(group)
+    assert inbox.messages == []
+    assert "cannot be read" in group.cursors[(TOPIC, 0)].blocked
+    files.heal()
+    rig.advance(1)
+    assert inbox.offsets == [0, 1, 2]
+
+
+def test_a_read_error_does_not_outlive_its_topic() -> None:
+    """A wildcard group that waits to read again forgets that when the topic is deleted."""
+    files = FaultyFiles(SimulatedFiles())
+    rig = Rig(files, Rig().directory)
+    rig.numbers(3)
+    rig.reopen()
+    group = rig.subscribe(topic="*")
+    files.fail("read_at", repeat=True)
+    rig.join(group)
+    cursor = group.cursors[(TOPIC, 0)]
+    group.detach(TOPIC)
+    files.heal()
+    rig.advance(10)
+    assert cursor not in group._hungry
+    assert group.lag() == 0
+
+
+def test_retention_may_overtake(rig: Rig) -> None:
+    """Where unread messages may be forgotten, the group goes on with what is there and counts."""
+    rig.engine.create_topic(
+        TOPIC, rig.engine.topics.defaults.but({"retain_unread": False, "retention_hours": 1})
+    )
+    group = rig.subscribe(ack_timeout=3600 * 3.0)
+    inbox = rig.join(group, prefetch=1)
+    rig.numbers(4)
+    rig.roll()
+    rig.numbers(2, start=4)
+    assert inbox.offsets == [0]
+    rig.advance(3600 * 2)
+    assert rig.log().start_offset == 4
+    inbox.nack(inbox.take()[0], delay=0)  # it was out, and cannot be read again
+    rig.run()
+    assert group.tally.lost == 4
+    for offset in (4, 5):
+        assert inbox.offsets == [offset]
+        inbox.ack(*inbox.take())
+        rig.run()
+    assert group.lag() == 0
+    assert group.cursors[(TOPIC, 0)].position == 6
+
+
+# --- over a restart -------------------------------------------------------------------------------
+def test_attempts_survive_a_restart(rig: Rig) -> None:
+    """A message that has failed twice comes as its third attempt, in the next process too."""
+    group = rig.subscribe(max_deliveries=3, backoff=0.0)
+    inbox = rig.join(group)
+    rig.numbers(3)
+    for _ in range(2):
+        bad = next(m for m in inbox.messages if m.offset == 1)
+        inbox.messages = [m for m in inbox.messages if m.offset != 1]
+        inbox.nack(bad)
+        rig.run()
+    rig.reopen()
+    inbox = rig.join()
+    assert [(m.offset, m.attempt) for m in inbox.messages] == [(0, 1), (1, 3), (2, 1)]
+    inbox.nack(inbox.messages[1], reason="still")
+    rig.run()
+    assert rig.letters()[0].attempts == 3
+
+
+def test_acks_out_of_order_survive_a_restart(rig: Rig) -> None:
+    """Only what was not acknowledged comes again."""
+    group = rig.subscribe()
+    inbox = rig.join(group)
+    rig.numbers(10)
+    inbox.ack(*[inbox.messages[n] for n in (7, 1, 3, 9)])
+    rig.reopen()
+    assert rig.join().offsets == [0, 2, 4, 5, 6, 8]
+
+
+def test_deliveries_of_an_earlier_process_are_stale(rig: Rig) -> None:
+    """An ack that was on its way while the broker was restarted is refused, not misread."""
+    rig.join(rig.subscribe())
+    rig.numbers(1)
+    old = rig.engine.subscription(GROUP).leases.popitem()[0]
+    rig.kill()
+    inbox = rig.join()
+    assert inbox.messages[0].lease.id != old
+    with pytest.raises(StaleDelivery):
+        rig.engine.subscription(GROUP).ack(old, 0)
+
+
+def test_settings_can_change_and_survive(rig: Rig) -> None:
+    """Subscribing again with other settings changes them; with none it changes nothing."""
+    rig.subscribe(ack_timeout=5.0)
+    group = rig.subscribe(max_deliveries=9)
+    assert (group.settings.ack_timeout, group.settings.max_deliveries) == (5.0, 9)
+    rig.subscribe()
+    rig.crash()
+    settings = rig.engine.subscription(GROUP).settings
+    assert (settings.ack_timeout, settings.max_deliveries) == (5.0, 9)
+    with pytest.raises(InvalidArgument) as caught:
+        rig.subscribe(colour="red")
+    assert caught.value.code == "unknown_setting"
+
+
+def test_the_order_changes_only_between_members(rig: Rig) -> None:
+    """While somebody reads, the order stays; then what waited behind a key is not forgotten."""
+    group = rig.subscribe(ordering="key", backoff=0.0)
+    inbox = rig.join(group)
+    rig.publish(TOPIC, b"a1", b"a2", b"b1", keys=["a", "a", "b"])
+    assert inbox.values == [b"a1", b"b1"]
+    with pytest.raises(Conflict) as caught:
+        rig.subscribe(ordering="none")
+    assert caught.value.code == "subscription_busy"
+    inbox.leave()
+    rig.subscribe(ordering="none")
+    inbox = rig.join(group)
+    assert [(m.value, m.attempt) for m in inbox.messages] == [(b"a1", 2), (b"a2", 1), (b"b1", 2)]
+    inbox.leave()
+    rig.subscribe(ordering="key")
+    inbox = rig.join(group)
+    assert inbox.values == [b"a1", b"b1"]
+    inbox.ack(*inbox.take())
+    rig.run()
+    assert inbox.values == [b"a2"]
+
+
+def test_closing_the_engine_ends_every_member(rig: Rig) -> None:
+    """Each sink hears once that it is over, and nothing is delivered or settled behind it."""
+    inboxes = [rig.join(rig.subscribe()), rig.join(rig.subscribe("mail")), rig.follow()]
+    rig.numbers(1)
+    rig.close()
+    assert [len(inbox.ends) for inbox in inboxes] == [1, 1, 1]
+    assert all(end is not None and end.code == "closed" for inbox in inboxes for end in inbox.ends)
+
+
+def test_statistics_say_what_is_going_on(rig: Rig) -> None:
+    """Members, lag, in flight, waiting for a retry and the counters, by name."""
+    group = rig.subscribe()
+    inbox = rig.join(group)
+    rig.numbers(5)
+    inbox.ack(inbox.messages[0])
+    inbox.nack(inbox.messages[1], delay=50)
+    found = group.statistics()
+    assert found | {
+        "members": 1, "lag": 4, "in_flight": 3, "waiting_for_retry": 1, "acked": 1, "nacked": 1,
+        "delivered": 5, "redelivered": 0, "name": GROUP, "topic": TOPIC,
+    } == found  # fmt: skip
+    assert found["partitions"][0]["position"] == 1
+
+
+def test_a_million_unsettled_messages_are_cheap() -> None:
+    """A group with a million out costs a few bytes for each, not an object."""
+
+    class Counter(Inbox):
+        count = 0
+
+        def deliver(self, delivery: Delivery) -> None:
+            self.count += len(delivery)
+
+    rig = Rig(directory=None, topic={"max_queue_size": 1_000_000})
+    group = rig.subscribe(ack_timeout=10.0, max_deliveries=0)
+    for _ in range(10):
+        rig.publish(TOPIC, *[b"x"] * 100_000)
+    inbox = Counter()
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        group.join(Member("greedy", inbox, prefetch=1_000_000))
+        rig.run()
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (inbox.count, group.in_flight()) == (1_000_000, 1_000_000)
+    assert after - before < 5_000_000
+    acked = sum(group.ack_lease(lease_id) for lease_id in list(group.leases)[::2])
+    assert group.lag() == 1_000_000 - acked
+    rig.advance(10)  # the deadline of all of the others, at once
+    assert group.in_flight() == 0
