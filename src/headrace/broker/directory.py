@@ -6,8 +6,10 @@ the process, so there is no stale one. ``@suspect`` is left behind by a broker w
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import time
 from pathlib import Path
 
 import orjson
@@ -19,6 +21,8 @@ from headrace.files import Files, Handle
 logger = logging.getLogger("headrace.broker")
 LOCK = "@lock"
 SUSPECT = "@suspect"
+HOLDER_WAIT_S = 1.0
+"""Between taking the lock and writing its name into it, a holder cannot be named."""
 
 
 class DataDirectory:
@@ -57,14 +61,24 @@ class DataDirectory:
         self._lock = handle
 
     def _holder(self, handle: Handle) -> str:
-        try:
-            content = orjson.loads(self._files.read_at(handle, 0, 4096))
-            return f"process {content['pid']} on {content['host']}"
-        except (OSError, orjson.JSONDecodeError, KeyError, TypeError):
-            return "another process"
+        """Who has the lock; waits a moment for one that has only just taken it."""
+        deadline = time.monotonic() + HOLDER_WAIT_S
+        while True:
+            try:
+                content = orjson.loads(self._files.read_at(handle, 0, 4096))
+                name = f"process {content['pid']} on {content['host']}"
+                if content["host"] != os.uname().nodename or _is_alive(content["pid"]):
+                    return name
+            except (OSError, orjson.JSONDecodeError, KeyError, TypeError):
+                name = "another process"
+            if time.monotonic() >= deadline:
+                return name
+            time.sleep(0.01)
 
     def release(self) -> None:
         if self._lock is not None:
+            with contextlib.suppress(OSError):
+                self._files.truncate(self._lock, 0)  # nobody is named who is gone
             self._lock.close()
             self._lock = None
 
@@ -83,3 +97,14 @@ class DataDirectory:
         if self.is_suspect:
             self._files.remove(self.path / SUSPECT)
             self._files.sync_directory(self.path)
+
+
+def _is_alive(pid: int) -> bool:
+    """Whether there is such a process. What a killed broker left in its lock names none."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
