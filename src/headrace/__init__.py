@@ -1,11 +1,14 @@
 """Headrace: a message broker in Python.
 
-``Broker`` and ``AsyncBroker`` run inside your process; every error is a ``HeadraceError`` with a
-stable ``code``. ``headrace serve`` runs the same engine as a server.
+``Broker`` and ``AsyncBroker`` run inside your process; ``headrace serve`` runs the same engine as a
+server, and ``BrokerClient`` and ``AsyncClient`` talk to it. Every error is a ``HeadraceError`` with a
+stable ``code``.
 """
 
 from headrace.broker.aio import AsyncBroker
 from headrace.broker.embedded import Broker
+from headrace.client.aio import AsyncClient
+from headrace.client.threads import BrokerClient
 from headrace.errors import HeadraceError
 from headrace.model import (
     DeadLetter,
@@ -18,7 +21,9 @@ from headrace.model import (
 
 __all__ = [
     "AsyncBroker",
+    "AsyncClient",
     "Broker",
+    "BrokerClient",
     "DeadLetter",
     "HeadraceError",
     "Message",

@@ -46,9 +46,27 @@ class Arrivals:
         self._starved = free <= 0
         return free
 
+    def want_refill(self) -> None:
+        """On the loop: have ``refill`` called once half of the channel is free."""
+        if len(self._items) <= self.capacity // 2:
+            self.refill()
+        else:
+            self._starved = True
+
     def put(self, messages: Iterable[Message]) -> None:
         self._items.extend(messages)
         self._arrived()
+
+    def drain(self) -> list[Message]:
+        """Take back all that has not been taken."""
+        taken: list[Message] = []
+        with contextlib.suppress(IndexError):
+            while True:
+                taken.append(self._items.popleft())
+        return taken
+
+    def clear(self) -> None:
+        self._items.clear()
 
     def closed(self, error: HeadraceError | None) -> None:
         self.is_closed = True

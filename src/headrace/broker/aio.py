@@ -119,7 +119,13 @@ class AsyncBroker:
 
     # --- topics -----------------------------------------------------------------------------
     async def create_topic(self, name: str, **settings: Any) -> None:
-        """Make a topic; settings as in ``TopicSettings``, the rest from the broker's defaults."""
+        """Make a topic; settings as in ``TopicSettings``, the rest from the broker's defaults.
+
+        A topic that exists with these settings is fine; with others it is a ``Conflict``.
+        """
+        existing = self.engine.topics.get(name)
+        if existing is not None and existing.settings.but(settings) == existing.settings:
+            return
         self.engine.create_topic(name, self.engine.topics.defaults.but(settings))
 
     async def change_topic(self, name: str, **changes: Any) -> None:

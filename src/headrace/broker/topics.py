@@ -102,7 +102,9 @@ class Topics:
     def create(self, name: str, settings: TopicSettings, *, internal: bool = False) -> Topic:
         check_topic_name(name, internal=internal)
         if name in self._topics:
-            raise Conflict(f"topic {name!r} exists already", code="topic_exists")
+            raise Conflict(
+                f"topic {name!r} exists already, with other settings", code="topic_exists"
+            )
         if self.directory is None and settings.durable:
             settings = settings.but({"durable": False})
         self._check_partitions(settings.partitions)

@@ -26,7 +26,7 @@ from headrace.server.polling import wait_for
 from headrace.server.tcp import Connection
 from headrace.server.text import number_of, publish_arguments, seconds_of
 from headrace.server.turns import Turns
-from headrace.wire import binary
+from headrace.wire import binary, documents
 from headrace.wire.binary import BinaryParser, Frame, Type
 
 FETCH_BYTES_MAX = 32 << 20
@@ -297,7 +297,9 @@ class BinarySession:
         name = properties.get("subscription")
         # The answer goes out before the first delivery: it is sent here, and joining only schedules.
         if name is None:
-            sink = self._memberships.follow(_need(properties, "topic"))
+            credit = number_of(properties["credit"], "credit") if "credit" in properties else None
+            channel = properties.get("channel", "")
+            sink = self._memberships.follow(_need(properties, "topic"), channel, credit)
         else:
             subscription = self._engine.subscription(name, properties.get("topic"))
             prefetch = number_of(properties.get("prefetch", "100"), "prefetch")
@@ -312,8 +314,15 @@ class BinarySession:
         properties = frame.properties
         name = properties.get("subscription")
         topic = properties.get("topic") if name else _need(properties, "topic")
-        self._memberships.leave(topic, name)
+        self._memberships.leave(topic, name, properties.get("channel", ""))
         self._outbox.send(success(frame.sequence))
+
+    def on_credit(self, frame: Frame) -> None:
+        """Room for more of a plain subscription. It is not answered."""
+        properties = frame.properties
+        count = number_of(_need(properties, "count"), "count")
+        topic = _need(properties, "topic")
+        self._memberships.grant(topic, properties.get("channel", ""), count)
 
     def _subscription_closed(self, sink: WireSink, error: HeadraceError | None) -> None:
         self._batched.discard(sink)
@@ -335,7 +344,7 @@ class BinarySession:
                 properties["attempt"] = str(message.attempt)
             if message._id is not None:
                 properties["id"] = str(message.id)
-            put_key(properties, message.key)
+            documents.put_key(properties, message.key)
             for header, value in message.headers.items():
                 properties[f"h.{header}"] = value
             parts.append(
@@ -424,6 +433,7 @@ _INDEPENDENT = {
     Type.NACK,
     Type.EXTEND,
     Type.SETTLE,
+    Type.CREDIT,
 }
 
 
@@ -464,7 +474,8 @@ def _source(sink: WireSink) -> dict[str, str]:
     if sink.subscription is not None:
         return {"subscription": sink.subscription.name, "pattern": sink.subscription.pattern}
     assert sink.follower is not None
-    return {"pattern": sink.follower.pattern}
+    source = {"pattern": sink.follower.pattern}
+    return source | {"channel": sink.channel} if sink.channel else source
 
 
 def _receipt(receipt: Receipt) -> dict[str, str]:
@@ -482,20 +493,6 @@ def _receipt(receipt: Receipt) -> dict[str, str]:
     if receipt.duplicate:
         properties["duplicate"] = "true"
     return properties
-
-
-def put_key(properties: dict[str, str], key: bytes | None) -> None:
-    """A key is bytes; one that is not plain text travels as base64."""
-    if key is None:
-        return
-    try:
-        text = key.decode()
-    except UnicodeDecodeError:
-        text = "\0"
-    if "\0" in text:
-        properties["key64"] = base64.b64encode(key).decode()
-    else:
-        properties["key"] = text
 
 
 def _base64(text: str) -> bytes:

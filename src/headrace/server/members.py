@@ -34,11 +34,19 @@ class WireSink:
         self.follower: Follower | None = None
         self.subscription: Subscription | None = None
         self.member: Member | None = None
+        self.channel = ""
+        """The client's own name for it, when one connection follows a topic more than once."""
+        self.credit: int | None = None
+        """How many messages of a plain subscription the client has room for; None: any number."""
 
     def room(self) -> int:
-        return FOLLOW_AT_ONCE if self._outbox.writable and not self._outbox.closed else 0
+        if not self._outbox.writable or self._outbox.closed:
+            return 0
+        return FOLLOW_AT_ONCE if self.credit is None else min(self.credit, FOLLOW_AT_ONCE)
 
     def deliver(self, delivery: Delivery) -> None:
+        if self.credit is not None:
+            self.credit -= len(delivery)
         self._write(self, delivery)
 
     def closed(self, error: HeadraceError | None) -> None:
@@ -63,7 +71,7 @@ class Memberships:
         self._outbox = outbox
         self._write = write
         self._notify = on_closed
-        self._sinks: dict[tuple[str, str | None], WireSink] = {}
+        self._sinks: dict[tuple[str, str | None, str], WireSink] = {}
         outbox.on_writable = self._on_writable
 
     def __len__(self) -> int:
@@ -73,12 +81,13 @@ class Memberships:
         for sink in tuple(self._sinks.values()):
             sink.wake()
 
-    def follow(self, pattern: str) -> WireSink:
+    def follow(self, pattern: str, channel: str = "", credit: int | None = None) -> WireSink:
         """A plain subscription: every message from now on."""
-        key = (pattern, None)
+        key = (pattern, None, channel)
         if key in self._sinks:
             raise Conflict(f"this connection follows {pattern!r} already", code="subscribed")
         sink = self._new()
+        sink.channel, sink.credit = channel, credit
         self._sinks[key] = sink
         try:
             sink.follower = self._engine.follow(pattern, sink)
@@ -87,11 +96,18 @@ class Memberships:
             raise
         return sink
 
+    def grant(self, pattern: str, channel: str, count: int) -> None:
+        """The client has room for so many more."""
+        sink = self._sinks.get((pattern, None, channel))
+        if sink is not None and sink.credit is not None:
+            sink.credit += count
+            sink.wake()
+
     def join(
         self, subscription: Subscription, name: str, prefetch: int, auto_ack: bool
     ) -> WireSink:
         """Become a member of a subscription."""
-        key = (subscription.pattern, subscription.name)
+        key = (subscription.pattern, subscription.name, "")
         if key in self._sinks:
             raise Conflict(
                 f"this connection is a member of {subscription.name!r} already", code="subscribed"
@@ -114,25 +130,25 @@ class Memberships:
                 del self._sinks[key]
                 self._notify(sink, error)
 
-    def leave(self, pattern: str | None, name: str | None) -> None:
+    def leave(self, pattern: str | None, name: str | None, channel: str = "") -> None:
         """End one of them: by topic, by subscription name, or by both."""
-        for (topic, group), sink in list(self._sinks.items()):
-            if (pattern is None or topic == pattern) and group == name:
-                del self._sinks[(topic, group)]
-                self._end(sink, count_attempt=True)
+        for key, sink in list(self._sinks.items()):
+            if pattern in (None, key[0]) and key[1:] == (name, channel):
+                del self._sinks[key]
+                self._end(sink)
                 return
         raise NotFound("this connection has no such subscription", code="not_subscribed")
 
     def leave_all(self) -> None:
         sinks, self._sinks = list(self._sinks.values()), {}
         for sink in sinks:
-            self._end(sink, count_attempt=True)
+            self._end(sink)
 
-    def _end(self, sink: WireSink, *, count_attempt: bool) -> None:
+    def _end(self, sink: WireSink) -> None:
         if sink.follower is not None:
             self._engine.unfollow(sink.follower)
         if sink.subscription is not None and sink.member is not None:
-            sink.subscription.leave(sink.member, count_attempt=count_attempt)
+            sink.subscription.leave(sink.member)
 
     def of_lease(self, lease_id: int) -> Subscription:
         """The subscription whose delivery this connection holds."""

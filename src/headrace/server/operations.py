@@ -84,10 +84,8 @@ class Operations:
     # --- topics -----------------------------------------------------------------------------
     async def create_topic(self, args: Arguments) -> Any:
         topic, settings = args.take("topic", str), args.take("settings", dict, {})
-        exist_ok = args.take("exist_ok", bool, False)
         args.end()
-        if not (exist_ok and topic in await self.broker.topics()):
-            await self.broker.create_topic(topic, **settings)
+        await self.broker.create_topic(topic, **settings)
         return await self.broker.topic_stats(topic)
 
     async def change_topic(self, args: Arguments) -> Any:

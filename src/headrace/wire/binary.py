@@ -50,6 +50,7 @@ class Type(IntEnum):
     DELIVER = 23
     SETTLE = 24
     CLOSED = 25
+    CREDIT = 26
 
 
 class Frame:

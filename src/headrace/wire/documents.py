@@ -92,3 +92,17 @@ def receipt(item: Receipt) -> dict[str, Any]:
         "count": item.count,
         "duplicate": item.duplicate,
     }
+
+
+def put_key(properties: dict[str, str], key: bytes | None) -> None:
+    """A key is bytes; one that is not plain text travels as base64."""
+    if key is None:
+        return
+    try:
+        text = key.decode()
+    except UnicodeDecodeError:
+        text = "\0"
+    if "\0" in text:
+        properties["key64"] = base64.b64encode(key).decode()
+    else:
+        properties["key"] = text

@@ -1,0 +1,747 @@
+"""``AsyncClient``: a broker over the network, with the vocabulary of ``AsyncBroker``."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import socket
+import ssl
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import orjson
+
+from headrace import limits
+from headrace.channels import Arrivals, AsyncChannel
+from headrace.client.consumer import AsyncConsumer, Feed
+from headrace.client.link import ConnectionLost, Link, Wire
+from headrace.client.producer import Producer
+from headrace.errors import (
+    Closed,
+    HeadraceError,
+    InvalidArgument,
+    NotFound,
+    OutcomeUnknown,
+    SubscriptionNotFound,
+)
+from headrace.log.batch import LOST, Batch, crc32c, parse
+from headrace.log.columns import Columns, cut, expiry_of, many, one, pick, time_of
+from headrace.model import DeadLetter, Message, Receipt, Scheduled, Settling, parse_id
+from headrace.wire import documents
+from headrace.wire.binary import Frame, Type
+
+logger = logging.getLogger("headrace.client")
+Start = str | int | datetime
+Handler = Callable[[Message], Awaitable[None] | None]
+FETCH_BYTES_DEFAULT = 1 << 20
+
+
+def default_client_id() -> str:
+    return f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
+
+
+def make_tls(tls: bool | ssl.SSLContext, ca: str | None) -> ssl.SSLContext | None:
+    if isinstance(tls, ssl.SSLContext):
+        return tls
+    if not tls and ca is None:
+        return None
+    return ssl.create_default_context(cafile=ca)
+
+
+class AsyncClient:
+    """A client of one broker. ``async with AsyncClient("localhost", 9999) as client: ...``
+
+    ``linger`` (seconds) and ``batch_bytes`` say how long and how much publishes are gathered;
+    ``delivery_timeout`` how long one is tried. All other waiting ends after ``request_timeout``.
+    """
+
+    def __init__(
+        self,
+        host: str = "localhost",
+        port: int = 9999,
+        client_id: str | None = None,
+        *,
+        token: str | None = None,
+        tls: bool | ssl.SSLContext = False,
+        ca: str | None = None,
+        request_timeout: float = 30.0,
+        heartbeat_interval: float = 30.0,
+        delivery_timeout: float = 120.0,
+        linger: float = 0.0,
+        batch_bytes: int = 256 << 10,
+        max_message_size: int | None = None,
+    ):
+        self.client_id = client_id or default_client_id()
+        self._link_options: dict[str, Any] = {
+            "client_id": self.client_id,
+            "token": token,
+            "tls": make_tls(tls, ca),
+            "request_timeout": request_timeout,
+            "heartbeat_interval": heartbeat_interval,
+        }
+        self._address = (host, port)
+        self._producer_options = {
+            "linger": linger,
+            "batch_bytes": batch_bytes,
+            "timeout": delivery_timeout,
+        }
+        self._max_message_size = max_message_size or limits.MESSAGE_BYTES_CEILING
+        self._link: Link | None = None
+        self._producer: Producer | None = None
+        self._feeds: dict[tuple[str, str | None, str], Feed] = {}
+        self._channels = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # --- connecting -------------------------------------------------------------------------
+    async def connect(self) -> AsyncClient:
+        if self._link is not None:
+            return self
+        link = Link(*self._address, **self._link_options)
+        link.on_frame = self._frame
+        link.on_up = self._up
+        link.on_down = self._down
+        self._producer = Producer(link, self._ask_partitions, **self._producer_options)  # type: ignore[arg-type]
+        self._link = link
+        try:
+            await link.open()
+        except BaseException:
+            self._link = None
+            raise
+        return self
+
+    def __await__(self) -> Generator[Any, None, AsyncClient]:
+        return self.connect().__await__()
+
+    async def __aenter__(self) -> AsyncClient:
+        return await self.connect()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Send what waits, end the subscriptions, close the connection."""
+        link, producer = self._link, self._producer
+        if link is None or producer is None:
+            return
+        if link.is_up:
+            try:
+                async with asyncio.timeout(link.request_timeout):
+                    await producer.flush()
+            except TimeoutError:
+                logger.warning("closing: not everything could be published in time")
+        for task in self._tasks:
+            task.cancel()
+        for feed in list(self._feeds.values()):
+            await feed.unsubscribe()
+        self._feeds.clear()
+        producer.close()
+        await link.close()
+        self._link = None
+
+    @property
+    def is_connected(self) -> bool:
+        return self._link is not None and self._link.is_up
+
+    @property
+    def link(self) -> Link:
+        if self._link is None:
+            raise Closed("the client is not connected: call connect() first", code="not_connected")
+        return self._link
+
+    @property
+    def producing(self) -> Producer:
+        if self._producer is None or self._link is None:
+            raise Closed("the client is not connected: call connect() first", code="not_connected")
+        return self._producer
+
+    async def _up(self, wire: Wire) -> None:
+        for key, feed in list(self._feeds.items()):
+            try:
+                await feed.subscribe(wire)
+            except ConnectionLost:
+                return
+            except HeadraceError as error:
+                self._feeds.pop(key, None)
+                feed.end(error)
+        self.producing.resume()
+
+    def _down(self) -> None:
+        for feed in self._feeds.values():
+            feed.disconnected()
+
+    def _frame(self, frame: Frame) -> None:
+        properties = frame.properties
+        key = (
+            properties.get("pattern", ""),
+            properties.get("subscription"),
+            properties.get("channel", ""),
+        )
+        feed = self._feeds.get(key)
+        if feed is None:
+            return
+        if frame.type == Type.DELIVER:
+            feed.delivered(frame)
+        elif frame.type == Type.CLOSED:
+            del self._feeds[key]
+            code = properties.get("code")
+            text = properties.get("error", "the broker ended the subscription")
+            if code == "closed":
+                # The broker is going down; the link will come up again and so will this.
+                self._feeds[key] = feed
+            else:
+                feed.end(NotFound(text, code=code))
+
+    async def admin(self, operation: str, *, again: bool = True, **arguments: Any) -> Any:
+        """An administrative operation by name; the result is JSON."""
+        request = {"op": operation, **{k: v for k, v in arguments.items() if v is not None}}
+        try:
+            frame = await self.link.ask(Type.ADMIN, {}, orjson.dumps(request), again=again)
+        except ConnectionLost:
+            raise OutcomeUnknown(
+                f"the connection broke during {operation}: it may or may not have been done"
+            ) from None
+        return orjson.loads(frame.body)
+
+    # --- topics -----------------------------------------------------------------------------
+    async def create_topic(self, name: str, **settings: Any) -> None:
+        """Make a topic. One that exists with these settings is fine."""
+        await self.admin("create_topic", topic=name, settings=settings)
+
+    async def change_topic(self, name: str, **changes: Any) -> None:
+        await self.admin("change_topic", topic=name, settings=changes)
+
+    async def delete_topic(self, name: str) -> None:
+        await self.admin("delete_topic", again=False, topic=name)
+
+    async def topics(self) -> list[str]:
+        return [stats["topic"] for stats in await self.admin("topics")]
+
+    async def topic_stats(self, name: str) -> dict[str, Any]:
+        stats: dict[str, Any] = await self.admin("topic", topic=name)
+        return stats
+
+    async def _ask_partitions(self, topic: str) -> int:
+        stats = await self.admin("topic", topic=topic, create=True)
+        return len(stats["partitions"])
+
+    # --- publishing -------------------------------------------------------------------------
+    def send(
+        self,
+        topic: str,
+        value: bytes | str,
+        headers: Mapping[str, str] | None = None,
+        *,
+        key: bytes | str | None = None,
+        id: uuid.UUID | str | None = None,
+        partition: int | None = None,
+        to: str | None = None,
+        ttl: float | None = None,
+        timestamp: int | None = None,
+    ) -> asyncio.Future[Receipt]:
+        """Publish without waiting; the future hears when it is stored."""
+        columns = one(
+            value,
+            bytes_max=self._max_message_size,
+            key=key,
+            headers=headers,
+            id=id,
+            timestamp=timestamp,
+            expires_at=expiry_of(ttl, _now_ms()),
+            target=to,
+        )
+        return self.producing.publish(topic, columns, partition)
+
+    async def publish(
+        self,
+        topic: str,
+        value: bytes | str,
+        headers: Mapping[str, str] | None = None,
+        *,
+        delay: float | None = None,
+        deliver_at: int | None = None,
+        idempotency_key: str | None = None,
+        **options: Any,
+    ) -> Receipt:
+        """Store one message; when this returns it is as durable as the topic promises.
+
+        Options as for ``AsyncBroker.publish``. Publishes that run at the same time travel together.
+        """
+        if delay is None and deliver_at is None and idempotency_key is None:
+            return await self.send(topic, value, headers, **options)
+        return await self._publish_alone(
+            topic, value, headers, time_of(delay, deliver_at, _now_ms()), idempotency_key, options
+        )
+
+    async def _publish_alone(
+        self,
+        topic: str,
+        value: bytes | str,
+        headers: Mapping[str, str] | None,
+        deliver_at: int | None,
+        idempotency_key: str | None,
+        options: dict[str, Any],
+    ) -> Receipt:
+        """Delayed and by an idempotency key: not gathered, and safe to send again."""
+        key = options.pop("key", None)
+        message_id = options.pop("id", None)
+        if deliver_at is not None and message_id is None:
+            message_id = uuid.uuid4()  # how the broker knows it again
+        ttl = options.pop("ttl", None)
+        columns = one(
+            value,
+            bytes_max=self._max_message_size,
+            key=key,
+            headers=headers,
+            id=message_id,
+            timestamp=options.pop("timestamp", None),
+            target=options.pop("to", None),
+        )
+        properties = {"topic": topic} | {f"h.{n}": v for n, v in (headers or {}).items()}
+        partition = options.pop("partition", None)
+        if options:
+            raise InvalidArgument(f"publish does not know {', '.join(options)}")
+        optional = {
+            "id": None if message_id is None else str(parse_id(message_id)),
+            "partition": partition,
+            "deliver_at": deliver_at,
+            "ttl": ttl,
+            "idempotency_key": idempotency_key,
+            "to": columns.targets[0].decode() if columns.targets else None,
+            "timestamp": columns.times[0] if columns.times else None,
+        }
+        properties |= {n: str(v) for n, v in optional.items() if v is not None}
+        if columns.keys:
+            documents.put_key(properties, columns.keys[0])
+        frame = await self.link.ask(Type.PUBLISH, properties, columns.values[0], again=True)
+        return _receipt(frame)
+
+    async def publish_many(
+        self,
+        topic: str,
+        values: Sequence[bytes | str],
+        headers: Sequence[Mapping[str, str] | None] | Mapping[str, str] | None = None,
+        *,
+        keys: Sequence[bytes | str | None] | None = None,
+        ids: Sequence[uuid.UUID | str | None] | None = None,
+        partition: int | None = None,
+        to: str | None = None,
+        ttl: float | None = None,
+        timestamps: Sequence[int] | None = None,
+    ) -> list[Receipt]:
+        """Store many messages; receipts in the order in which they were put into partitions."""
+        columns = many(
+            values,
+            bytes_max=self._max_message_size,
+            keys=keys,
+            headers=headers,
+            ids=ids,
+            timestamps=timestamps,
+            expires_at=expiry_of(ttl, _now_ms()),
+            target=to,
+        )
+        producer = self.producing
+        count = await producer.learn(topic) if partition is None else 1
+        futures: list[asyncio.Future[Receipt]] = []
+        try:
+            for number, part in _spread(columns, count, partition):
+                for piece in _pieces(part):
+                    futures.append(producer.publish(topic, piece, number))
+                    if producer.is_busy:
+                        await futures[-1]
+        finally:
+            receipts = await asyncio.gather(*futures)
+        return list(receipts)
+
+    async def flush(self) -> None:
+        """Everything published and acknowledged so far is known to the broker."""
+        await self.producing.flush()
+        for feed in list(self._feeds.values()):
+            await feed.flush()
+        await self.admin("flush")
+
+    # --- reading ----------------------------------------------------------------------------
+    async def fetch_batches(
+        self,
+        topic: str,
+        offset: Start = "earliest",
+        *,
+        partition: int = 0,
+        max_bytes: int = FETCH_BYTES_DEFAULT,
+        wait: float = 0.0,
+    ) -> list[Batch]:
+        """Whole batches as they lie in the log; ``wait`` seconds for the first if there is none."""
+        return (await self._fetch(topic, offset, partition, max_bytes, wait))[0]
+
+    async def _fetch(
+        self, topic: str, offset: Start, partition: int, max_bytes: int, wait: float
+    ) -> tuple[list[Batch], int]:
+        properties = {
+            "topic": topic,
+            "partition": str(partition),
+            "offset": _position(offset),
+            "max_bytes": str(max_bytes),
+        }
+        if wait:
+            properties["wait"] = str(int(wait * 1000))
+        limit = self.link.request_timeout + wait
+        frame = await self.link.ask(Type.FETCH, properties, again=True, timeout=limit)
+        body, at, found = frame.body, 0, []
+        while at < len(body):
+            batch = parse(body, at)
+            if batch is None:
+                raise HeadraceError("a fetched batch arrived damaged", code="data_corrupt")
+            found.append(batch)
+            at += batch.stored_bytes
+        return found, int(frame.properties["offset"])
+
+    async def fetch(
+        self,
+        topic: str,
+        offset: Start = "earliest",
+        limit: int = 1000,
+        *,
+        partition: int = 0,
+        max_bytes: int = FETCH_BYTES_DEFAULT,
+        wait: float = 0.0,
+    ) -> list[Message]:
+        """Messages from an offset (or a time) on. Nothing is moved or acknowledged."""
+        batches, at = await self._fetch(topic, offset, partition, max_bytes, wait)
+        found: list[Message] = []
+        for batch in batches:
+            if batch.flags & LOST:
+                if found:
+                    break
+                batch.values()  # raises, and says which offsets are gone
+            start = max(at - batch.base_offset, 0)
+            stop = min(batch.count, start + limit - len(found))
+            found += batch.messages(topic, partition, start, stop)
+            if len(found) >= limit:
+                break
+        return found
+
+    async def fetch_values(
+        self,
+        topic: str,
+        offset: Start = "earliest",
+        *,
+        partition: int = 0,
+        max_bytes: int = FETCH_BYTES_DEFAULT,
+        wait: float = 0.0,
+    ) -> list[bytes]:
+        """Like ``fetch``, but the plain values of about ``max_bytes``."""
+        batches, at = await self._fetch(topic, offset, partition, max_bytes, wait)
+        found: list[bytes] = []
+        for batch in batches:
+            if batch.flags & LOST and found:
+                break
+            start = max(at - batch.base_offset, 0)
+            found += batch.values()[start:] if start else batch.values()
+        return found
+
+    async def find(self, message_id: uuid.UUID | str) -> Message:
+        return documents.to_message(await self.admin("find", id=str(message_id)))
+
+    # --- subscribing ------------------------------------------------------------------------
+    async def subscribe(
+        self, topic: str, *, capacity: int = limits.CHANNEL_CAPACITY_DEFAULT
+    ) -> AsyncChannel:
+        """Every message of the topic (or wildcard) from now on."""
+        channel = AsyncChannel(topic, capacity)
+        await self.follow(channel)
+        channel.on_close = self._close_channel
+        return channel
+
+    async def follow(self, arrivals: Arrivals) -> Feed:
+        """Lead a topic into a channel of the caller's making."""
+        self._channels += 1
+        feed = Feed(self.link, arrivals, None, topic=arrivals.topic, channel=str(self._channels))
+        await self._start(feed)
+        return feed
+
+    def _close_channel(self, channel: AsyncChannel) -> None:
+        for key, feed in list(self._feeds.items()):
+            if feed.arrivals is channel:
+                del self._feeds[key]
+                self._spawn(feed.unsubscribe())
+        channel.closed(None)
+
+    async def unsubscribe(self, topic: str) -> None:
+        """Close the plain channels of the topic."""
+        for key, feed in list(self._feeds.items()):
+            if feed.topic == topic and feed.name is None:
+                del self._feeds[key]
+                await feed.unsubscribe()
+
+    async def unfollow(self, feed: Feed) -> None:
+        self._feeds.pop(feed.key, None)
+        await feed.unsubscribe()
+
+    async def create_subscription(
+        self, name: str, topic: str, *, start: Start = "earliest", **settings: Any
+    ) -> None:
+        """Make a subscription, or change the settings given of one that is there."""
+        await self.admin(
+            "create_subscription",
+            subscription=name,
+            topic=topic,
+            start=_position(start),
+            settings=settings,
+        )
+
+    async def subscription(
+        self,
+        name: str,
+        topic: str | None = None,
+        *,
+        start: Start = "earliest",
+        prefetch: int = limits.PREFETCH_DEFAULT,
+        auto_extend: bool = False,
+        **settings: Any,
+    ) -> AsyncConsumer:
+        """Join a durable subscription; with a topic it is made if it is not there yet."""
+        if topic is not None:
+            await self.create_subscription(name, topic, start=start, **settings)
+        consumer = AsyncConsumer(topic or name, prefetch)
+        await self.join(consumer, consumer, name, topic, prefetch, auto_extend)
+        consumer.on_close = self._close_channel
+        return consumer
+
+    async def join(
+        self,
+        arrivals: Arrivals,
+        settling: Settling,
+        name: str,
+        topic: str | None,
+        prefetch: int,
+        auto_extend: bool,
+    ) -> Feed:
+        """Lead a subscription into a channel of the caller's making."""
+        stats = await self.subscription_stats(name, topic)
+        feed = Feed(
+            self.link,
+            arrivals,
+            settling,
+            topic=stats["topic"],
+            name=name,
+            prefetch=prefetch,
+            ack_timeout=stats["settings"]["ack_timeout"],
+            auto_extend=auto_extend,
+        )
+        arrivals.feed = feed  # type: ignore[attr-defined]
+        await self._start(feed)
+        return feed
+
+    async def _start(self, feed: Feed) -> None:
+        if feed.key in self._feeds:
+            what = feed.name or feed.topic
+            raise InvalidArgument(
+                f"this client has subscribed to {what!r} already; close that first, or use "
+                "another client",
+                code="subscribed",
+            )
+        self._feeds[feed.key] = feed
+        try:
+            await feed.subscribe(await self.link.ready())
+        except BaseException:
+            self._feeds.pop(feed.key, None)
+            raise
+
+    async def consume(
+        self,
+        name: str,
+        handler: Handler,
+        topic: str | None = None,
+        *,
+        concurrency: int = 1,
+        **options: Any,
+    ) -> None:
+        """Run ``handler`` for each message until cancelled or the subscription ends.
+
+        Acknowledged when it returns, given back when it raises; its deadline is extended while it
+        runs.
+        """
+        consumer = await self.subscription(name, topic, auto_extend=True, **options)
+
+        async def work() -> None:
+            async for message in consumer:
+                await _handle(message, handler)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(concurrency):
+                    group.create_task(work())
+        finally:
+            consumer.close()
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def leave(self, name: str, topic: str | None = None) -> None:
+        """End this client's part in a subscription; the subscription stays."""
+        for key, feed in list(self._feeds.items()):
+            if feed.name == name and topic in (None, feed.topic):
+                del self._feeds[key]
+                await feed.unsubscribe()
+                return
+        raise SubscriptionNotFound(f"this client has not joined {name!r}", code="not_subscribed")
+
+    async def delete_subscription(self, name: str, topic: str | None = None) -> None:
+        await self.admin("delete_subscription", again=False, subscription=name, topic=topic)
+
+    async def subscriptions(self, topic: str | None = None) -> list[dict[str, Any]]:
+        stats: list[dict[str, Any]] = await self.admin("subscriptions", topic=topic)
+        return stats
+
+    async def subscription_stats(self, name: str, topic: str | None = None) -> dict[str, Any]:
+        stats: dict[str, Any] = await self.admin("subscription", subscription=name, topic=topic)
+        return stats
+
+    async def seek(
+        self, name: str, to: Start, *, topic: str | None = None, partition: int | None = None
+    ) -> None:
+        """Replay a subscription from ``earliest``, ``latest``, an offset or a time on."""
+        await self.admin(
+            "seek", subscription=name, to=_position(to), topic=topic, partition=partition
+        )
+
+    # --- dead letters and delayed messages ------------------------------------------------------
+    async def dead_letters(
+        self, subscription: str, *, after: int = -1, limit: int = 100
+    ) -> list[DeadLetter]:
+        """Messages that the subscription gave up, oldest first."""
+        found = await self.admin(
+            "dead_letters", subscription=subscription, after=after, limit=limit
+        )
+        return [documents.to_letter(letter) for letter in found]
+
+    async def redrive(
+        self,
+        subscription: str,
+        *,
+        offsets: list[int] | None = None,
+        reason: str | None = None,
+        topic: str | None = None,
+        limit: int | None = None,
+        rate: float | None = None,
+        to: str = "subscription",
+    ) -> int:
+        """Publish dead letters back to their origin; returns how many."""
+        result = await self.admin(
+            "redrive",
+            again=False,
+            subscription=subscription,
+            offsets=offsets,
+            reason=reason,
+            topic=topic,
+            limit=limit,
+            rate=rate,
+            to=to,
+        )
+        count: int = result["redriven"]
+        return count
+
+    async def edit_dead_letter(
+        self,
+        subscription: str,
+        offset: int,
+        *,
+        value: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> int:
+        """Correct a dead letter before it is redriven; returns its new offset."""
+        result = await self.admin(
+            "edit_dead_letter",
+            again=False,
+            subscription=subscription,
+            offset=offset,
+            value=None if value is None else documents.pack(value),
+            headers=None if headers is None else dict(headers),
+        )
+        new: int = result["offset"]
+        return new
+
+    async def purge_dead_letters(self, subscription: str, offsets: list[int] | None = None) -> int:
+        """Give dead letters up for good; returns how many."""
+        result = await self.admin(
+            "purge_dead_letters", again=False, subscription=subscription, offsets=offsets
+        )
+        count: int = result["purged"]
+        return count
+
+    async def scheduled(self, topic: str | None = None, *, limit: int = 1000) -> list[Scheduled]:
+        """Messages that wait for their time, soonest first."""
+        found = await self.admin("scheduled", topic=topic, limit=limit)
+        return [documents.to_scheduled(item) for item in found]
+
+    async def cancel(self, message_id: uuid.UUID | str) -> None:
+        """A delayed message will not be published."""
+        await self.admin("cancel", again=False, id=str(message_id))
+
+
+async def _handle(message: Message, handler: Handler) -> None:
+    try:
+        result = handler(message)
+        if inspect.isawaitable(result):
+            await result
+    except asyncio.CancelledError:
+        message.nack(0, "cancelled")
+        raise
+    except Exception as error:
+        logger.exception("the handler failed for %r", message)
+        message.nack(reason=f"{type(error).__name__}: {error}")
+    else:
+        message.ack()
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _position(start: Start) -> str:
+    if isinstance(start, datetime):
+        return f"@{int(start.timestamp() * 1000)}"
+    return str(start)
+
+
+def _receipt(frame: Frame) -> Receipt:
+    properties = frame.properties
+    return Receipt(
+        properties["topic"],
+        int(properties.get("partition", "-1")),
+        int(properties.get("offset", "-1")),
+        int(properties["timestamp"]),
+        int(properties.get("count", "1")),
+        properties.get("duplicate") == "true",
+        uuid.UUID(properties["id"]).bytes,
+    )
+
+
+def _spread(
+    columns: Columns, count: int, partition: int | None
+) -> list[tuple[int | None, Columns]]:
+    """The columns by partition; without keys all go to the same one, chosen by the producer."""
+    if partition is not None or count == 1:
+        return [(partition or 0, columns)]
+    if columns.keys is None:
+        return [(None, columns)]
+    places: dict[int, list[int]] = {}
+    for index, key in enumerate(columns.keys):
+        number = 0 if key is None else int(crc32c(key)) % count
+        places.setdefault(number, []).append(index)
+    return [(number, pick(columns, indexes)) for number, indexes in sorted(places.items())]
+
+
+def _pieces(columns: Columns) -> list[Columns]:
+    """Cut so that each piece makes one batch of a good size."""
+    count = len(columns.values)
+    size = sum(map(len, columns.values)) + 1
+    step = max(1, min(limits.BATCH_RECORDS_TARGET, count * limits.BATCH_BYTES_TARGET // size))
+    if step >= count:
+        return [columns]
+    return [cut(columns, start, start + step) for start in range(0, count, step)]

@@ -1,0 +1,381 @@
+"""Consuming: messages ahead of need, acknowledgements behind the scenes.
+
+A :class:`Feed` is the loop's side of one subscription: it asks the broker to deliver, turns deliveries
+into messages, gathers acknowledgements into runs and sends them together, extends deadlines, and
+subscribes again after a reconnect. What a user holds is a channel in front of it, for threads or for
+asyncio.
+
+After a reconnect all earlier deliveries are void: what was not yet taken from the channel is dropped
+(it comes again), and settling an old message raises :class:`StaleDelivery`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from headrace.channels import Arrivals, AsyncChannel, Channel
+from headrace.client.link import Link, Wire, error_of
+from headrace.errors import DataCorrupt, HeadraceError, StaleDelivery
+from headrace.log.batch import parse
+from headrace.model import Message, Settling
+from headrace.wire import binary
+from headrace.wire.binary import Frame, Type
+
+logger = logging.getLogger("headrace.client")
+SETTLE_RUNS_MAX = 10_000
+
+
+class ClientLease:
+    """A delivery as the client knows it. ``out`` is how many of it are not settled."""
+
+    __slots__ = ("id", "out", "step", "void")
+
+    def __init__(self, id: int, out: int, step: int):
+        self.id = id
+        self.out = out
+        self.step = step
+        """The distance of its offsets; 0 when they are irregular."""
+        self.void = False
+
+
+class Feed:
+    """One subscription of one client, on the loop."""
+
+    def __init__(
+        self,
+        link: Link,
+        arrivals: Arrivals,
+        settling: Settling | None,
+        *,
+        topic: str,
+        name: str | None = None,
+        channel: str = "",
+        prefetch: int = 0,
+        ack_timeout: float = 30.0,
+        auto_extend: bool = False,
+    ):
+        self._link = link
+        self.arrivals = arrivals
+        self._settling = settling
+        self.topic = topic
+        self.name = name
+        self.channel = channel
+        self._credit = 0
+        if name is None:
+            arrivals.refill = self._grant
+        self._prefetch = prefetch
+        self._ack_timeout = ack_timeout
+        self._auto_extend = auto_extend
+        self._leases: dict[int, ClientLease] = {}
+        self._runs: list[list[int]] = []
+        self._last_lease: ClientLease | None = None
+        self._flushing = False
+        self._unanswered = 0
+        self._idle: list[asyncio.Future[None]] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._ended = False
+        self.stale = 0
+
+    @property
+    def key(self) -> tuple[str, str | None, str]:
+        return (self.topic, self.name, self.channel)
+
+    # --- subscribing ------------------------------------------------------------------------
+    async def subscribe(self, wire: Wire) -> None:
+        """Ask for deliveries on a connection that has just come up."""
+        properties = {"topic": self.topic, "mode": "batch", "client_id": self._link.client_id}
+        if self.name is not None:
+            properties |= {
+                "subscription": self.name,
+                "prefetch": str(self._prefetch),
+                "ack": "manual",
+            }
+        else:
+            self._credit = max(self.arrivals.capacity - len(self.arrivals), 0)
+            properties |= {"channel": self.channel, "credit": str(self._credit)}
+        await wire.ask(Type.SUBSCRIBE, properties)
+        if self._auto_extend and self._timer is None:
+            self._arm()
+
+    def disconnected(self) -> None:
+        """What was delivered is not ours any more."""
+        for lease in self._leases.values():
+            lease.void = True
+        self._leases.clear()
+        self._runs.clear()
+        self._last_lease = None
+        if self.name is not None:
+            self.arrivals.clear()
+
+    async def unsubscribe(self) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        wire = self._link.wire
+        if wire is not None:
+            self._send_runs()
+            self._release_unread(wire)
+            properties = {"topic": self.topic}
+            if self.name is not None:
+                properties["subscription"] = self.name
+            else:
+                properties["channel"] = self.channel
+            try:
+                await wire.ask(Type.UNSUBSCRIBE, properties)
+            except HeadraceError as error:
+                logger.debug("unsubscribing from %s: %s", self.topic, error)
+        self.arrivals.closed(None)
+
+    def _release_unread(self, wire: Wire) -> None:
+        """What was never taken out of the channel goes back without having counted."""
+        if self.name is None:
+            return
+        for message in self.arrivals.drain():
+            if not message.lease.void:
+                properties = {
+                    "lease": str(message.lease.id),
+                    "offset": str(message.offset),
+                    "release": "true",
+                }
+                wire.send(Type.NACK, properties, b"", lambda frame: None)
+
+    def end(self, error: HeadraceError | None) -> None:
+        """The broker has closed it."""
+        self._ended = True
+        self.arrivals.closed(error)
+
+    # --- deliveries -------------------------------------------------------------------------
+    def delivered(self, frame: Frame) -> None:
+        properties = frame.properties
+        batch = parse(frame.body)
+        if batch is None:
+            raise DataCorrupt("a delivery arrived damaged")
+        offsets = properties.get("offsets")
+        places = (
+            range(batch.base_offset, batch.end_offset)
+            if offsets is None
+            else [int(offset) for offset in offsets.split(",")]
+        )
+        lease = None
+        if "lease" in properties:
+            lease = ClientLease(int(properties["lease"]), batch.count, _step(places))
+            self._leases[lease.id] = lease
+        topic, partition = properties["topic"], int(properties["partition"])
+        attempts = [int(attempt) for attempt in properties.get("attempts", "1").split(",")]
+        if offsets is None and len(attempts) == 1:
+            messages = batch.messages(
+                topic, partition, attempt=attempts[0], settling=self._settling, lease=lease
+            )
+        else:
+            many = attempts * batch.count if len(attempts) == 1 else attempts
+            messages = batch.pick(
+                topic, partition, range(batch.count), many, self._settling, lease, places
+            )
+        self.arrivals.put(messages)
+        if self.name is None:
+            self._credit -= len(messages)
+            if self._credit <= self.arrivals.capacity // 2:
+                self.arrivals.want_refill()
+
+    def _grant(self) -> None:
+        """A plain channel has room again: let the broker send as much."""
+        wire = self._link.wire
+        room = self.arrivals.capacity - len(self.arrivals) - self._credit
+        if room > 0 and wire is not None and not self._ended:
+            self._credit += room
+            properties = {"topic": self.topic, "channel": self.channel, "count": str(room)}
+            wire.tell(Type.CREDIT, properties)
+
+    # --- settling ---------------------------------------------------------------------------
+    def ack(self, message: Message) -> None:
+        """Gathered, and sent at the end of this turn of the loop."""
+        lease: ClientLease = message.lease
+        if lease.void:
+            self.stale += 1
+            return
+        runs, offset = self._runs, message.offset
+        if lease is self._last_lease and lease.step and runs[-1][2] + lease.step == offset:
+            runs[-1][2] = offset
+        else:
+            runs.append([lease.id, offset, offset])
+            self._last_lease = lease
+        self._settled(lease)
+        if not self._flushing:
+            self._flushing = True
+            asyncio.get_running_loop().call_soon(self._send_runs)
+
+    def _settled(self, lease: ClientLease) -> None:
+        lease.out -= 1
+        if lease.out <= 0:
+            self._leases.pop(lease.id, None)
+
+    def _send_runs(self) -> None:
+        self._flushing = False
+        runs, self._runs = self._runs, []
+        self._last_lease = None
+        wire = self._link.wire
+        if not runs or wire is None:
+            return
+        for start in range(0, len(runs), SETTLE_RUNS_MAX):
+            part = runs[start : start + SETTLE_RUNS_MAX]
+            body = binary.encode_runs([(run[0], run[1], run[2]) for run in part])
+            self._unanswered += 1
+            wire.send(Type.SETTLE, {}, body, self._settle_answered)
+
+    def _settle_answered(self, frame: Frame | None) -> None:
+        self._unanswered -= 1
+        if frame is not None:
+            self.stale += int(frame.properties.get("stale", "0"))
+        if not self._unanswered:
+            idle, self._idle = self._idle, []
+            for future in idle:
+                if not future.done():
+                    future.set_result(None)
+
+    async def flush(self) -> None:
+        """The broker has heard of every ack so far when this returns."""
+        self._send_runs()
+        if self._unanswered:
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._idle.append(future)
+            await future
+
+    def settle(self, type: int, message: Message, properties: dict[str, str]) -> None:
+        """A nack, an extension or an ack up to: sent by itself, behind the acks before it."""
+        lease = message.lease
+        wire = self._link.wire
+        if lease.void or wire is None:
+            self.stale += 1
+            return
+        self._send_runs()
+        properties = {"lease": str(lease.id), "offset": str(message.offset), **properties}
+        wire.send(type, properties, b"", self._single_answered)
+        if type == Type.NACK:
+            self._settled(lease)
+
+    def _single_answered(self, frame: Frame | None) -> None:
+        if frame is not None and frame.properties.get("status") == "error":
+            self.stale += 1
+            logger.info("%s: %s", self.name, error_of(frame))
+
+    # --- deadlines --------------------------------------------------------------------------
+    def _arm(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._ack_timeout / 3, self._extend)
+
+    def _extend(self) -> None:
+        wire = self._link.wire
+        if wire is not None:
+            for lease in self._leases.values():
+                wire.send(Type.EXTEND, {"lease": str(lease.id)}, b"", lambda frame: None)
+        self._arm()
+
+
+def _step(places: range | list[int]) -> int:
+    if isinstance(places, range) or len(places) == 1:
+        return 1
+    step = places[1] - places[0]
+    return step if places == list(range(places[0], places[-1] + 1, step)) else 0
+
+
+def _check(message: Message) -> None:
+    if message.lease is None or message.lease.void:
+        raise StaleDelivery(
+            f"the delivery of offset {message.offset} has ended: the connection broke since"
+        )
+
+
+def _nack(delay: float | None, reason: str) -> dict[str, str]:
+    properties = {"reason": reason.replace("\0", " ")[:1000]}
+    if delay is not None:
+        properties["delay"] = repr(float(delay))
+    return properties
+
+
+def _extension(seconds: float | None) -> dict[str, str]:
+    return {} if seconds is None else {"seconds": repr(float(seconds))}
+
+
+class AsyncConsumer(AsyncChannel):
+    """A member of a subscription, for asyncio."""
+
+    feed: Feed
+
+    def ack(self, message: Message) -> None:
+        _check(message)
+        self.feed.ack(message)
+
+    def ack_many(self, messages: Iterable[Message]) -> None:
+        for message in messages:
+            self.ack(message)
+
+    def ack_up_to(self, message: Message) -> None:
+        _check(message)
+        self.feed.settle(Type.ACK, message, {"up_to": "true"})
+
+    def nack(self, message: Message, delay: float | None = None, reason: str = "nack") -> None:
+        _check(message)
+        self.feed.settle(Type.NACK, message, _nack(delay, reason))
+
+    def extend(self, message: Message, seconds: float | None = None) -> None:
+        _check(message)
+        self.feed.settle(Type.EXTEND, message, _extension(seconds))
+
+    async def flush(self) -> None:
+        await self.feed.flush()
+
+
+class Consumer(Channel):
+    """A member of a subscription, for threads."""
+
+    feed: Feed
+
+    def __init__(self, topic: str, capacity: int, call: Callable[..., Any]):
+        super().__init__(topic, capacity, call)
+        self._settled: deque[tuple[int, Message, dict[str, str]]] = deque()
+        self._carrying = False
+
+    def _settle(self, type: int, message: Message, properties: dict[str, str]) -> None:
+        _check(message)
+        self._settled.append((type, message, properties))
+        if not self._carrying:
+            self._carrying = True
+            self._call(self.carry_out)
+
+    def carry_out(self) -> None:
+        """On the loop: send what was settled since the last time."""
+        self._carrying = False
+        feed, settled = self.feed, self._settled
+        while settled:
+            type, message, properties = settled.popleft()
+            if type == _PLAIN_ACK:
+                feed.ack(message)
+            else:
+                feed.settle(type, message, properties)
+
+    def ack(self, message: Message) -> None:
+        self._settle(_PLAIN_ACK, message, _NOTHING)
+
+    def ack_many(self, messages: Iterable[Message]) -> None:
+        for message in messages:
+            self._settle(_PLAIN_ACK, message, _NOTHING)
+
+    def ack_up_to(self, message: Message) -> None:
+        self._settle(Type.ACK, message, {"up_to": "true"})
+
+    def nack(self, message: Message, delay: float | None = None, reason: str = "nack") -> None:
+        self._settle(Type.NACK, message, _nack(delay, reason))
+
+    def extend(self, message: Message, seconds: float | None = None) -> None:
+        self._settle(Type.EXTEND, message, _extension(seconds))
+
+
+_PLAIN_ACK = -1
+_NOTHING: dict[str, str] = {}

@@ -1,0 +1,311 @@
+"""One connection to a broker that is kept up: connect, authenticate, ask, notice, connect again.
+
+A :class:`Link` is either *up* (there is a :class:`Wire` that has said hello) or on its way there, with
+growing pauses. A question asked while it is down waits for it, up to its timeout. What was asked and
+not answered when the connection broke fails with :class:`ConnectionLost`; whether to ask again is for
+the caller to know, because only the caller knows whether doing it twice does harm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import ssl
+from collections.abc import Awaitable, Callable, Mapping
+from typing import cast
+
+from headrace.errors import Closed, HeadraceError, RequestTimeout, by_kind
+from headrace.wire import binary
+from headrace.wire.binary import BinaryParser, Frame, Type
+
+logger = logging.getLogger("headrace.client")
+BACKOFF_S = (0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
+
+
+class ConnectionLost(HeadraceError):
+    """The connection broke before the answer came."""
+
+    code = "connection_lost"
+    retryable = True
+
+
+class ConnectFailed(HeadraceError):
+    """The broker could not be reached."""
+
+    code = "connect_failed"
+    retryable = True
+
+
+def error_of(frame: Frame) -> HeadraceError:
+    """The error that an answer carries, as the same class it was on the other side."""
+    properties = frame.properties
+    cls = by_kind(properties.get("kind", ""))
+    return cls(
+        properties.get("error", "the broker refused without a word"),
+        code=properties.get("code"),
+        retryable=properties.get("retryable") == "true",
+    )
+
+
+class Wire(asyncio.Protocol):
+    """One TCP connection: requests out, answers matched by their number, the rest handed on."""
+
+    def __init__(
+        self,
+        on_frame: Callable[[Frame], None],
+        on_lost: Callable[[Wire, Exception | None], None],
+    ):
+        self._parser = BinaryParser()
+        self._on_frame, self._on_lost = on_frame, on_lost
+        self._waiting: dict[int, Callable[[Frame | None], None]] = {}
+        self._next = 0
+        self._transport: asyncio.Transport = None  # type: ignore[assignment]
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self.last_heard = 0.0
+        self.is_lost = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(16 << 20)
+        self.last_heard = asyncio.get_running_loop().time()
+
+    def data_received(self, data: bytes) -> None:
+        self.last_heard = asyncio.get_running_loop().time()
+        for frame in self._parser.feed(data):
+            if frame.type in (Type.ACK, Type.BATCHES, Type.HEARTBEAT):
+                answer = self._waiting.pop(frame.sequence, None)
+                if answer is not None:
+                    answer(frame)
+                elif frame.sequence == 0 and frame.type == Type.ACK:
+                    logger.error("the broker ended the connection: %s", error_of(frame))
+            else:
+                self._on_frame(frame)
+        if self._parser.error is not None:
+            logger.error("the broker does not make sense: %s", self._parser.error)
+            self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_lost = True
+        self._writable.set()
+        waiting, self._waiting = self._waiting, {}
+        for answer in waiting.values():
+            answer(None)
+        self._on_lost(self, exc)
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    async def writable(self) -> None:
+        await self._writable.wait()
+
+    def send(
+        self,
+        type: int,
+        properties: Mapping[str, str],
+        body: bytes,
+        answer: Callable[[Frame | None], None],
+    ) -> None:
+        """Ask; ``answer`` gets the frame, or None when the connection breaks before it comes."""
+        if self.is_lost:
+            answer(None)
+            return
+        self._next += 1
+        self._waiting[self._next] = answer
+        self._transport.write(binary.encode(type, self._next, properties, body))
+
+    def tell(self, type: int, properties: Mapping[str, str]) -> None:
+        """Send what has no answer."""
+        if not self.is_lost:
+            self._transport.write(binary.encode(type, 0, properties))
+
+    async def ask(self, type: int, properties: Mapping[str, str], body: bytes = b"") -> Frame:
+        future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+
+        def answer(frame: Frame | None) -> None:
+            if future.done():
+                return
+            if frame is None:
+                future.set_exception(ConnectionLost("the connection to the broker broke"))
+            elif frame.properties.get("status") == "error":
+                future.set_exception(error_of(frame))
+            else:
+                future.set_result(frame)
+
+        self.send(type, properties, body, answer)
+        return await future
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+
+class Link:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        client_id: str,
+        token: str | None = None,
+        tls: ssl.SSLContext | None = None,
+        request_timeout: float = 30.0,
+        heartbeat_interval: float = 30.0,
+    ):
+        self.address = (host, port)
+        self.client_id = client_id
+        self._token, self._tls = token, tls
+        self.request_timeout = request_timeout
+        self._heartbeat_s = heartbeat_interval
+        self._wire: Wire | None = None
+        self._up = asyncio.Event()
+        self._down = asyncio.Event()
+        self._closed = False
+        self._keeper: asyncio.Task[None] | None = None
+        self.refused: HeadraceError | None = None
+        self.reconnects = 0
+        self.on_frame: Callable[[Frame], None] = lambda frame: None
+        self.on_up: Callable[[Wire], Awaitable[None]] | None = None
+        self.on_down: Callable[[], None] = lambda: None
+
+    @property
+    def is_up(self) -> bool:
+        return self._wire is not None and not self._wire.is_lost
+
+    @property
+    def wire(self) -> Wire | None:
+        """The connection if it is up."""
+        return self._wire if self.is_up else None
+
+    # --- keeping it up ----------------------------------------------------------------------
+    async def open(self) -> None:
+        """Connect once, or say why not; from then on it is kept up."""
+        await self._connect()
+        self._keeper = asyncio.get_running_loop().create_task(self._keep())
+
+    async def _connect(self) -> None:
+        loop = asyncio.get_running_loop()
+        host, port = self.address
+        try:
+            async with asyncio.timeout(self.request_timeout):
+                _, wire = await loop.create_connection(
+                    lambda: Wire(self._frame, self._lost),
+                    host,
+                    port,
+                    ssl=self._tls,
+                    server_hostname=host if self._tls else None,
+                )
+                if self._token is not None:
+                    await wire.ask(Type.AUTH, {"token": self._token})
+                await wire.ask(Type.HEARTBEAT, {"client_id": self.client_id})
+        except ConnectionLost:
+            raise ConnectFailed(f"{host}:{port} closed the connection at once") from None
+        except (OSError, ssl.SSLError, TimeoutError) as error:
+            raise ConnectFailed(
+                f"no broker answers at {host}:{port} ({str(error) or 'timeout'}); is it running?"
+            ) from None
+        self._wire = wire
+        self._down.clear()
+        if self.on_up is not None:
+            await self.on_up(wire)
+        self._up.set()
+
+    def _frame(self, frame: Frame) -> None:
+        self.on_frame(frame)
+
+    def _lost(self, wire: Wire, _error: Exception | None) -> None:
+        if wire is self._wire:
+            self._wire = None
+            self._up.clear()
+            self._down.set()
+            self.on_down()
+
+    async def _keep(self) -> None:
+        """Send heartbeats while it is up, connect again when it is not."""
+        failures = 0
+        while not self._closed:
+            wire = self.wire
+            if wire is None:
+                pause = BACKOFF_S[min(failures, len(BACKOFF_S) - 1)]
+                await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+                try:
+                    await self._connect()
+                    failures = 0
+                    self.reconnects += 1
+                    logger.info("connected again to %s:%d", *self.address)
+                except ConnectFailed as error:
+                    failures += 1
+                    logger.debug("%s", error)
+                except HeadraceError as error:
+                    if not error.retryable:  # the token, or the protocol: asking again is no use
+                        self.refused = error
+                        self._up.set()
+                        return
+                    failures += 1
+                continue
+            silent = asyncio.get_running_loop().time() - wire.last_heard
+            if silent > self._heartbeat_s:
+                logger.warning("nothing heard from %s:%d for %.0f s", *self.address, silent)
+                wire.abort()
+                await asyncio.sleep(0)
+                continue
+            wire.send(Type.HEARTBEAT, {}, b"", lambda frame: None)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._heartbeat_s / 3):
+                    await self._down.wait()
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._keeper is not None:
+            self._keeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._keeper
+        wire, self._wire = self._wire, None
+        self._up.set()
+        if wire is not None:
+            wire.close()
+
+    # --- asking -----------------------------------------------------------------------------
+    async def ready(self) -> Wire:
+        """The connection, as soon as there is one."""
+        while True:
+            if self._closed:
+                raise Closed("the client is closed")
+            if self.refused is not None:
+                raise self.refused
+            wire = self.wire
+            if wire is not None:
+                return wire
+            self._up.clear()
+            await self._up.wait()
+
+    async def ask(
+        self,
+        type: int,
+        properties: Mapping[str, str] | None = None,
+        body: bytes = b"",
+        *,
+        again: bool = False,
+        timeout: float | None = None,
+    ) -> Frame:
+        """Ask and wait. ``again``: ask once more if the connection breaks; it does no harm."""
+        limit = self.request_timeout if timeout is None else timeout
+        try:
+            async with asyncio.timeout(limit):
+                while True:
+                    wire = await self.ready()
+                    try:
+                        return await wire.ask(type, properties or {}, body)
+                    except ConnectionLost:
+                        if not again:
+                            raise
+        except TimeoutError:
+            host, port = self.address
+            raise RequestTimeout(f"no answer from {host}:{port} within {limit:g} seconds") from None

@@ -1,0 +1,480 @@
+"""``BrokerClient``: a broker over the network, for programs that use threads.
+
+The connection runs on an event loop in a thread of its own; this class carries calls over. ``publish``
+does not wait: it returns a :class:`Publication` to wait on, and publishes that follow each other travel
+together. All methods may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Any, TypeVar
+
+from headrace import limits
+from headrace.channels import Channel
+from headrace.client.aio import AsyncClient, Start
+from headrace.client.consumer import Consumer, Feed
+from headrace.errors import (
+    Closed,
+    HeadraceError,
+    InvalidArgument,
+    RequestTimeout,
+    SubscriptionNotFound,
+)
+from headrace.log.batch import Batch
+from headrace.log.columns import Columns, expiry_of, one
+from headrace.model import DeadLetter, Message, Receipt, Scheduled
+
+logger = logging.getLogger("headrace.client")
+Result = TypeVar("Result")
+Handler = Callable[[Message], object]
+
+
+class Publication:
+    """A publish on its way. ``result()`` waits for its receipt, or raises what went wrong."""
+
+    __slots__ = ("_future",)
+
+    def __init__(self, future: Future[Receipt]):
+        self._future = future
+
+    def result(self, timeout: float | None = None) -> Receipt:
+        try:
+            return self._future.result(timeout)
+        except FutureTimeout:
+            raise RequestTimeout(f"not stored within {timeout} seconds, as far as known") from None
+
+    def done(self) -> bool:
+        return self._future.done()
+
+    def add_done_callback(self, callback: Callable[[Publication], object]) -> None:
+        """Called in the client's thread; it must not block."""
+        self._future.add_done_callback(lambda future: callback(self))
+
+    @property
+    def offset(self) -> int:
+        """Waits for the receipt."""
+        return self.result().offset
+
+    @property
+    def partition(self) -> int:
+        return self.result().partition
+
+    @property
+    def id(self) -> uuid.UUID:
+        return self.result().id
+
+
+class BrokerClient:
+    """A client of one broker::
+
+        client = BrokerClient(host='localhost', port=9999, client_id='publisher-1')
+        client.connect()
+        client.publish_text('events', 'Hello, World!')
+        client.disconnect()
+
+    or ``with BrokerClient() as client: ...``. Options as for ``AsyncClient``.
+    """
+
+    def __init__(
+        self,
+        host: str = "localhost",
+        port: int = 9999,
+        client_id: str | None = None,
+        **options: Any,
+    ):
+        self._async = AsyncClient(host, port, client_id, **options)
+        self.client_id = self._async.client_id
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._outgoing: deque[tuple[str, Columns, int | None, Future[Receipt]]] = deque()
+        self._sending = False
+        self._channels: dict[Channel, Feed] = {}
+        self._consumers: dict[str, Consumer] = {}
+        self._handlers: list[threading.Thread] = []
+        self._failed: list[HeadraceError] = []
+
+    # --- connecting -------------------------------------------------------------------------
+    def connect(self) -> BrokerClient:
+        with self._lock:
+            if self._loop is not None:
+                return self
+            self._loop = _new_loop()
+            self._thread = threading.Thread(
+                target=self._serve, args=(self._loop,), name="headrace-client", daemon=True
+            )
+            self._thread.start()
+        try:
+            self._run(self._async.connect())
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    @staticmethod
+    def _serve(loop: asyncio.AbstractEventLoop) -> None:
+        asyncio.set_event_loop(loop)
+        loop.run_forever()
+
+    def _stop(self) -> None:
+        with self._lock:
+            loop, self._loop = self._loop, None
+            thread, self._thread = self._thread, None
+        if loop is not None and thread is not None:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+            loop.close()
+
+    def disconnect(self) -> None:
+        """Send what waits, end the subscriptions, close the connection."""
+        if self._loop is None:
+            return
+        for consumer in list(self._consumers.values()):
+            self._call(consumer.carry_out)
+        self._run(self._async.close())
+        self._channels.clear()
+        self._consumers.clear()
+        self._stop()
+        for thread in self._handlers:
+            if thread is not threading.current_thread():
+                thread.join(timeout=self._async._link_options["request_timeout"])
+        self._handlers.clear()
+
+    close = disconnect
+
+    def __enter__(self) -> BrokerClient:
+        return self.connect()
+
+    def __exit__(self, *_: object) -> None:
+        self.disconnect()
+
+    @property
+    def is_connected(self) -> bool:
+        return self._loop is not None and self._async.is_connected
+
+    def _call(self, callback: Callable[..., Any], *args: Any) -> None:
+        loop = self._loop
+        if loop is not None:
+            with contextlib.suppress(RuntimeError):  # closed meanwhile: nobody is left to tell
+                loop.call_soon_threadsafe(callback, *args)
+
+    def _run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
+        loop = self._loop
+        if loop is None:
+            coroutine.close()
+            raise Closed("the client is not connected: call connect() first", code="not_connected")
+        if threading.current_thread() is self._thread:
+            coroutine.close()
+            raise InvalidArgument("do not call the client from a callback of its own thread")
+        return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
+
+    # --- topics -----------------------------------------------------------------------------
+    def create_topic(self, name: str, partitions: int | None = None, **settings: Any) -> None:
+        """Make a topic. One that exists with these settings is fine."""
+        if partitions is not None:
+            settings["partitions"] = partitions
+        self._run(self._async.create_topic(name, **settings))
+
+    def change_topic(self, name: str, **changes: Any) -> None:
+        self._run(self._async.change_topic(name, **changes))
+
+    def delete_topic(self, name: str) -> None:
+        self._run(self._async.delete_topic(name))
+
+    def topics(self) -> list[str]:
+        return self._run(self._async.topics())
+
+    def topic_stats(self, name: str) -> dict[str, Any]:
+        return self._run(self._async.topic_stats(name))
+
+    # --- publishing -------------------------------------------------------------------------
+    def publish(
+        self,
+        topic: str,
+        value: bytes | str,
+        headers: Mapping[str, str] | None = None,
+        *,
+        key: bytes | str | None = None,
+        id: uuid.UUID | str | None = None,
+        partition: int | None = None,
+        to: str | None = None,
+        delay: float | None = None,
+        deliver_at: int | None = None,
+        ttl: float | None = None,
+        timestamp: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> Publication:
+        """Publish without waiting; ``.result()`` of what is returned waits for the receipt."""
+        future: Future[Receipt] = Future()
+        if self._loop is None:
+            raise Closed("the client is not connected: call connect() first", code="not_connected")
+        if delay is not None or deliver_at is not None or idempotency_key is not None:
+            task = asyncio.run_coroutine_threadsafe(
+                self._async.publish(
+                    topic,
+                    value,
+                    headers,
+                    key=key,
+                    id=id,
+                    partition=partition,
+                    to=to,
+                    delay=delay,
+                    deliver_at=deliver_at,
+                    ttl=ttl,
+                    timestamp=timestamp,
+                    idempotency_key=idempotency_key,
+                ),
+                self._loop,
+            )
+            return Publication(task)
+        columns = one(
+            value,
+            bytes_max=self._async._max_message_size,
+            key=key,
+            headers=headers,
+            id=id,
+            timestamp=timestamp,
+            expires_at=expiry_of(ttl, _now_ms()),
+            target=to,
+        )
+        self._outgoing.append((topic, columns, partition, future))
+        if not self._sending:
+            self._sending = True
+            self._call(self._send)
+        return Publication(future)
+
+    def _send(self) -> None:
+        """On the loop: hand over what was published since the last time."""
+        self._sending = False
+        outgoing, producer = self._outgoing, self._async.producing
+        while outgoing:
+            topic, columns, partition, future = outgoing.popleft()
+            _follow(producer.publish(topic, columns, partition), future, self._failed)
+
+    def publish_text(
+        self, topic: str, text: str, headers: Mapping[str, str] | None = None, **properties: str
+    ) -> Receipt:
+        """Store a text and wait for it; further keyword arguments become headers."""
+        merged = {**(headers or {}), **{name: str(value) for name, value in properties.items()}}
+        return self.publish(topic, text.encode(), merged).result()
+
+    def publish_many(
+        self,
+        topic: str,
+        values: Sequence[bytes | str],
+        headers: Sequence[Mapping[str, str] | None] | Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> list[Receipt]:
+        """Store many messages and wait for them."""
+        return self._run(self._async.publish_many(topic, values, headers, **options))
+
+    def flush(self) -> None:
+        """Everything published and acknowledged so far is known to the broker.
+
+        Raises the first error of a publish that nobody waited for.
+        """
+        self._call(self._send)
+        for consumer in list(self._consumers.values()):
+            self._call(consumer.carry_out)
+        self._run(self._async.flush())
+        if self._failed:
+            failed, self._failed = self._failed, []
+            raise failed[0]
+
+    # --- reading ----------------------------------------------------------------------------
+    def fetch(
+        self, topic: str, offset: Start = "earliest", limit: int = 1000, **options: Any
+    ) -> list[Message]:
+        """Messages from an offset (or a time) on. Nothing is moved or acknowledged."""
+        return self._run(self._async.fetch(topic, offset, limit, **options))
+
+    def fetch_values(self, topic: str, offset: Start = "earliest", **options: Any) -> list[bytes]:
+        return self._run(self._async.fetch_values(topic, offset, **options))
+
+    def fetch_batches(self, topic: str, offset: Start = "earliest", **options: Any) -> list[Batch]:
+        return self._run(self._async.fetch_batches(topic, offset, **options))
+
+    def find(self, message_id: uuid.UUID | str) -> Message:
+        return self._run(self._async.find(message_id))
+
+    # --- subscribing ------------------------------------------------------------------------
+    def subscribe(self, topic: str, *, capacity: int = limits.CHANNEL_CAPACITY_DEFAULT) -> Channel:
+        """Every message of the topic (or wildcard) from now on, in a channel."""
+        channel = Channel(topic, capacity, self._call)
+        self._channels[channel] = self._run(self._async.follow(channel))
+        channel.on_close = self._close_channel
+        return channel
+
+    def _close_channel(self, channel: Channel) -> None:
+        feed = self._channels.pop(channel, None)
+        if feed is not None:
+            self._run(self._async.unfollow(feed))
+
+    def unsubscribe(self, topic: str) -> None:
+        """Close the plain channels of the topic."""
+        for channel in list(self._channels):
+            if channel.topic == topic:
+                channel.close()
+
+    def create_subscription(
+        self,
+        name: str,
+        topic: str,
+        start_offset: Start | None = None,
+        *,
+        start: Start = "earliest",
+        **settings: Any,
+    ) -> None:
+        """Make a subscription, or change the settings given of one that is there."""
+        where = start if start_offset is None else start_offset
+        self._run(self._async.create_subscription(name, topic, start=where, **settings))
+
+    def subscription(
+        self,
+        name: str,
+        topic: str | None = None,
+        *,
+        start: Start = "earliest",
+        prefetch: int = limits.PREFETCH_DEFAULT,
+        auto_extend: bool = False,
+        **settings: Any,
+    ) -> Consumer:
+        """Join a durable subscription; with a topic it is made if it is not there yet."""
+        consumer = Consumer(topic or name, prefetch, self._call)
+
+        async def join() -> None:
+            if topic is not None:
+                await self._async.create_subscription(name, topic, start=start, **settings)
+            await self._async.join(consumer, consumer, name, topic, prefetch, auto_extend)
+
+        self._run(join())
+        self._consumers[name] = consumer
+        consumer.on_close = lambda channel: self._leave(name, consumer)
+        return consumer
+
+    def _leave(self, name: str, consumer: Consumer) -> None:
+        if self._consumers.get(name) is consumer:
+            del self._consumers[name]
+
+        async def leave() -> None:
+            consumer.carry_out()
+            with contextlib.suppress(SubscriptionNotFound):
+                await self._async.leave(name, consumer.feed.topic)
+
+        self._run(leave())
+
+    def subscribe_to_subscription(
+        self, name: str, handler: Handler, topic: str | None = None, **options: Any
+    ) -> None:
+        """Join a subscription and run ``handler(message)`` for each message, in a thread.
+
+        The message is acknowledged when the handler returns and given back when it raises.
+        """
+        consumer = self.subscription(name, topic, auto_extend=True, **options)
+        thread = threading.Thread(
+            target=_handle_all, args=(consumer, handler), name=f"headrace-{name}", daemon=True
+        )
+        self._handlers.append(thread)
+        thread.start()
+
+    def unsubscribe_from_subscription(self, name: str) -> None:
+        """End this client's part in a subscription; the subscription stays."""
+        consumer = self._consumers.get(name)
+        if consumer is None:
+            raise SubscriptionNotFound(
+                f"this client has not joined {name!r}", code="not_subscribed"
+            )
+        consumer.close()
+
+    def delete_subscription(self, name: str, topic: str | None = None) -> None:
+        self._run(self._async.delete_subscription(name, topic))
+
+    def subscriptions(self, topic: str | None = None) -> list[dict[str, Any]]:
+        return self._run(self._async.subscriptions(topic))
+
+    def subscription_stats(self, name: str, topic: str | None = None) -> dict[str, Any]:
+        return self._run(self._async.subscription_stats(name, topic))
+
+    def seek(
+        self, name: str, to: Start, *, topic: str | None = None, partition: int | None = None
+    ) -> None:
+        """Replay a subscription from ``earliest``, ``latest``, an offset or a time on."""
+        self._run(self._async.seek(name, to, topic=topic, partition=partition))
+
+    # --- dead letters and delayed messages ------------------------------------------------------
+    def dead_letters(
+        self, subscription: str, *, after: int = -1, limit: int = 100
+    ) -> list[DeadLetter]:
+        return self._run(self._async.dead_letters(subscription, after=after, limit=limit))
+
+    def redrive(self, subscription: str, **options: Any) -> int:
+        return self._run(self._async.redrive(subscription, **options))
+
+    def edit_dead_letter(self, subscription: str, offset: int, **changes: Any) -> int:
+        return self._run(self._async.edit_dead_letter(subscription, offset, **changes))
+
+    def purge_dead_letters(self, subscription: str, offsets: list[int] | None = None) -> int:
+        return self._run(self._async.purge_dead_letters(subscription, offsets))
+
+    def scheduled(self, topic: str | None = None, *, limit: int = 1000) -> list[Scheduled]:
+        return self._run(self._async.scheduled(topic, limit=limit))
+
+    def cancel(self, message_id: uuid.UUID | str) -> None:
+        self._run(self._async.cancel(message_id))
+
+    def admin(self, operation: str, **arguments: Any) -> Any:
+        """An administrative operation by name; the result is JSON."""
+        return self._run(self._async.admin(operation, **arguments))
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:  # Windows
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _follow(
+    source: asyncio.Future[Receipt], target: Future[Receipt], failed: list[HeadraceError]
+) -> None:
+    def done(source: asyncio.Future[Receipt]) -> None:
+        if source.cancelled():
+            target.cancel()
+            return
+        error = source.exception()
+        if error is None:
+            target.set_result(source.result())
+            return
+        if isinstance(error, HeadraceError) and len(failed) < 100:
+            failed.append(error)
+        target.set_exception(error)
+
+    source.add_done_callback(done)
+
+
+def _handle_all(consumer: Consumer, handler: Handler) -> None:
+    for message in consumer:
+        try:
+            handler(message)
+        except Exception as error:
+            logger.exception("the handler failed for %r", message)
+            with contextlib.suppress(HeadraceError):
+                message.nack(reason=f"{type(error).__name__}: {error}")
+        else:
+            with contextlib.suppress(HeadraceError):
+                message.ack()
