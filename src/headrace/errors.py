@@ -13,6 +13,8 @@ Rules:
 
 from __future__ import annotations
 
+import errno
+
 
 class HeadraceError(Exception):
     """Base of all errors raised by Headrace. ``code`` is stable, the message is for people."""
@@ -121,6 +123,13 @@ class StorageFailed(HeadraceError):
 
     code = "storage_failed"
     retryable = True
+
+
+def refused_by_disk(error: OSError) -> StorageFull | StorageFailed:
+    """The definite answer when the disk refused a write."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StorageFull(f"no room on the disk: {error.strerror or error}")
+    return StorageFailed(f"the disk refused the write: {error}")
 
 
 class OutcomeUnknown(HeadraceError):

@@ -6,7 +6,6 @@ the process, so there is no stale one. ``@suspect`` is left behind by a broker w
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import time
@@ -49,6 +48,7 @@ class DataDirectory:
                 f"the data directory {self.path} is in use by {holder}; stop it first, or use "
                 "another directory"
             )
+        self._lock = handle
         content = orjson.dumps(
             {
                 "pid": os.getpid(),
@@ -56,9 +56,12 @@ class DataDirectory:
                 "started_ms": self._clock.now_ms(),
             }
         )
-        self._files.truncate(handle, 0)
-        self._files.write_at(handle, 0, [content])
-        self._lock = handle
+        try:
+            # Not emptied first: on a full disk the room would be gone.
+            self._files.write_at(handle, 0, [content])
+            self._files.truncate(handle, len(content))
+        except OSError as error:
+            logger.warning("%s does not name its holder: %s", self.path / LOCK, error)
 
     def _holder(self, handle: Handle) -> str:
         """Who has the lock; waits a moment for one that has only just taken it."""
@@ -77,8 +80,6 @@ class DataDirectory:
 
     def release(self) -> None:
         if self._lock is not None:
-            with contextlib.suppress(OSError):
-                self._files.truncate(self._lock, 0)  # nobody is named who is gone
             self._lock.close()
             self._lock = None
 

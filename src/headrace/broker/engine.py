@@ -46,6 +46,7 @@ from headrace.errors import (
     OffsetOutOfRange,
     SubscriptionNotFound,
     TopicNotFound,
+    refused_by_disk,
 )
 from headrace.files import Files
 from headrace.log.batch import LOST
@@ -141,9 +142,11 @@ class Engine:
             if self.directory is not None and suspect:
                 self.directory.clear_suspect()
             self.schedule.load()
-        except BaseException:
+        except BaseException as error:
             if self.directory is not None:
                 self.directory.release()
+            if isinstance(error, OSError):
+                raise refused_by_disk(error) from error
             raise
         self.retention.start()
 
@@ -425,7 +428,7 @@ class Engine:
                 existing.change(changed)
                 self.state.write(self._definition(existing), done)
             elif done is not None:
-                self.call_soon(done, None)
+                self.state.flush(done)  # it may be there, and not be durable yet
             return existing
         chosen = SubscriptionSettings.of(settings or {})
         if not internal:

@@ -26,7 +26,7 @@ import orjson
 
 from headrace.broker.cursor import Cursor
 from headrace.clock import Loop
-from headrace.errors import HeadraceError, OutcomeUnknown, StorageFailed
+from headrace.errors import HeadraceError, OutcomeUnknown, refused_by_disk
 from headrace.log.journal import Journal
 from headrace.log.workers import Lane, SyncFailed, Workers
 
@@ -132,6 +132,8 @@ class State:
         self._writing: list[Entry] = []
         self._cursors: list[Cursor] = []
         self._failed: HeadraceError | None = None
+        self._rewrite_due = False
+        """A definition may be missing in the journal: only all of it, written anew, will do."""
         self.writes = 0
 
     def load(self) -> Loaded:
@@ -149,8 +151,16 @@ class State:
 
     def start(self) -> None:
         """Write what was loaded as a fresh snapshot: short, and free of what damage was skipped."""
-        if self._journal is not None:
+        if self._journal is None:
+            return
+        try:
             self._journal.rewrite(self._snapshot())
+        except OSError as error:
+            if not self._journal.size:
+                raise
+            logger.error("the subscription journal cannot be written anew yet: %s", error)
+            self._rewrite_due = True
+            self._timer = self._loop.call_later(RETRY_S, self._flush_later)
 
     # --- writing ----------------------------------------------------------------------------
     def write(self, payload: bytes, done: Done | None = None) -> None:
@@ -178,7 +188,7 @@ class State:
 
     def _flush_later(self) -> None:
         self._timer = None
-        if self._dirty and self._failed is None:
+        if (self._dirty or self._rewrite_due) and self._failed is None:
             self._lane.put(Entry(None, None))
 
     def _prepare(self, entries: list[Entry]) -> Callable[[], None]:
@@ -187,7 +197,7 @@ class State:
         self._writing = entries
         self._cursors = [cursor for cursor in self._dirty.values() if cursor.dirty]
         self._dirty.clear()
-        if journal.wants_rewrite:
+        if journal.wants_rewrite or self._rewrite_due:
             snapshot = self._snapshot()
             for cursor in self._cursors:
                 cursor.take_delta()
@@ -202,14 +212,17 @@ class State:
         answer: HeadraceError | None = None
         self.writes += 1
         if isinstance(error, OSError):
-            answer = StorageFailed(f"the subscription journal cannot be written: {error}")
-            logger.error("%s; it is tried again", answer)
+            answer = refused_by_disk(error)
+            logger.error("the subscription journal cannot be written yet: %s", error)
             for cursor in cursors:
                 cursor.rewrite()
                 self._dirty[cursor.number] = cursor
+            self._rewrite_due |= any(entry.payload is not None for entry in entries)
             if self._timer is None:
                 self._timer = self._loop.call_later(RETRY_S, self._flush_later)
-        elif error is not None:
+        elif error is None:
+            self._rewrite_due = False  # if it was, all of it has just been written
+        else:
             answer = OutcomeUnknown(f"it is unknown whether this was stored: {error}")
             self._failed = answer
             logger.critical("the subscription journal failed: %s", error, exc_info=error)

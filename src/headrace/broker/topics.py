@@ -16,7 +16,14 @@ from headrace import limits
 from headrace.broker import topic as topic_files
 from headrace.broker.topic import Topic, log_options
 from headrace.clock import Clock, Loop
-from headrace.errors import Conflict, DataCorrupt, HeadraceError, InvalidArgument, TopicNotFound
+from headrace.errors import (
+    Conflict,
+    DataCorrupt,
+    HeadraceError,
+    InvalidArgument,
+    TopicNotFound,
+    refused_by_disk,
+)
 from headrace.files import Files
 from headrace.log.batch import Batch
 from headrace.log.cache import BatchCache
@@ -115,12 +122,15 @@ class Topics:
                 "hash; choose another name",
                 code="topic_exists",
             )
-        if self.directory is not None:
-            path = self.directory / name
-            self._files.make_directory(path)
-            topic_files.save(self._files, path, topic)
-        for number in range(settings.partitions):
-            topic.add_partition(self._open_log(topic, number))
+        try:
+            if self.directory is not None:
+                path = self.directory / name
+                self._files.make_directory(path)
+                topic_files.save(self._files, path, topic)
+            for number in range(settings.partitions):
+                topic.add_partition(self._open_log(topic, number))
+        except OSError as error:
+            raise refused_by_disk(error) from error
         self._register(topic)
         return topic
 
@@ -141,10 +151,14 @@ class Topics:
             )
         self._check_partitions(added)
         topic.apply(settings)
-        if self.directory is not None:
-            topic_files.save(self._files, self.directory / topic.name, topic)
-        for number in range(old.partitions, settings.partitions):
-            topic.add_partition(self._open_log(topic, number))
+        try:
+            if self.directory is not None:
+                topic_files.save(self._files, self.directory / topic.name, topic)
+            for number in range(old.partitions, settings.partitions):
+                topic.add_partition(self._open_log(topic, number))
+        except OSError as error:
+            topic.apply(old)
+            raise refused_by_disk(error) from error
         self._partitions += added
 
     def delete(self, topic: Topic, done: Callable[[], None]) -> None:

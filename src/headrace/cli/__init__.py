@@ -12,20 +12,36 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli import doctor, serve
+from headrace.cli import dead_letters, doctor, groups, messages, serve, topics
 from headrace.errors import HeadraceError
 
 app = typer.Typer(
     name="headrace",
     help="Headrace, a message broker that leads messages to the services that wait for them.",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command(short_help="Run the broker.")(serve.serve)
 app.command(short_help="Print the settings in force.")(serve.config)
+app.command(short_help="Publish a message, or lines of standard input.")(messages.publish)
+app.command(short_help="Read messages by offset or time.")(messages.fetch)
+app.command(short_help="Show the last messages; -f goes on.")(messages.tail)
+app.command(short_help="Print messages as they come.")(messages.subscribe)
+app.command(short_help="Consume and acknowledge a subscription.")(messages.join_subscription)
+app.command(short_help="List the topics.")(topics.topics)
+app.command(short_help="Show one topic.")(topics.describe)
+app.command(short_help="Create a topic.")(topics.create_topic)
+app.command(short_help="Change a topic's settings.")(topics.alter_topic)
+app.command(short_help="Delete a topic.")(topics.delete_topic)
+app.command(short_help="List the subscriptions with their lag.")(groups.groups)
+app.command(short_help="Create a subscription.")(groups.create_subscription)
+app.command(short_help="Delete a subscription.")(groups.delete_subscription)
+app.command(short_help="Replay a subscription, or skip.")(groups.seek)
+app.add_typer(dead_letters.dlq, name="dlq", help="Dead letters: list, show, redrive, edit, purge.")
+app.add_typer(dead_letters.scheduled, name="scheduled", help="Delayed messages: list, cancel.")
 app.command(short_help="Examine or repair a data directory.")(doctor.doctor)
 
 

@@ -31,8 +31,7 @@ from headrace.errors import (
     OutcomeUnknown,
     QueueFull,
     ReadOnly,
-    StorageFailed,
-    StorageFull,
+    refused_by_disk,
 )
 from headrace.files import Files, Handle
 from headrace.log.batch import AFTER_SYNC, Batch
@@ -353,12 +352,7 @@ class PartitionLog:
 
     def _fail(self, commit: _Commit, error: BaseException) -> None:
         if isinstance(error, OSError):
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            answer: HeadraceError = (
-                StorageFull(f"no room on the disk: {error.strerror or error}")
-                if full
-                else StorageFailed(f"the disk refused the write: {error}")
-            )
+            answer: HeadraceError = refused_by_disk(error)
         else:
             # SyncFailed, or our own mistake: either way nobody knows what is on disk.
             answer = OutcomeUnknown(
@@ -386,7 +380,7 @@ class PartitionLog:
             return []
         segment, limit = self._segment_for(offset, end)
         cached = self._cache.get(self.number, offset)
-        if cached is not None:
+        if cached is not None and (cached.end_offset == end or cached.stored_bytes >= max_bytes):
             return [cached]
         try:
             return segment.read(offset, limit, max_bytes)

@@ -1,0 +1,122 @@
+"""What every command that talks to a broker shares: where it is, and how things are printed."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from headrace.client.threads import BrokerClient
+from headrace.errors import InvalidArgument
+from headrace.model import Message
+
+Server = Annotated[
+    str | None,
+    typer.Option(
+        "--server", "-s", metavar="HOST:PORT", envvar="HEADRACE_SERVER", help="The broker."
+    ),
+]
+Token = Annotated[
+    str | None, typer.Option("--token", envvar="HEADRACE_TOKEN", help="The broker's token.")
+]
+Ca = Annotated[
+    str | None,
+    typer.Option("--ca", envvar="HEADRACE_CA", help="Use TLS and trust this certificate (PEM)."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")]
+Group = Annotated[str, typer.Argument(metavar="SUBSCRIPTION", help="The subscription.")]
+
+console = Console()
+
+
+def address(server: str | None) -> tuple[str, int]:
+    """The broker's address from the flag, the environment, or the defaults."""
+    host = os.environ.get("HEADRACE_HOST") or os.environ.get("QB_SERVER_HOST") or "127.0.0.1"
+    port = os.environ.get("HEADRACE_PORT") or os.environ.get("QB_SERVER_PORT") or "9999"
+    if server:
+        text = server.split("://", 1)[-1]
+        host, colon, given = text.rpartition(":")
+        host, port = (host.strip("[]"), given) if colon else (text, port)
+    if not port.isdigit() or not 0 < int(port) < 65536:
+        raise InvalidArgument(f"{port!r} is not a port; --server takes HOST:PORT")
+    return host or "127.0.0.1", int(port)
+
+
+@contextmanager
+def connected(server: str | None, token: str | None, ca: str | None) -> Iterator[BrokerClient]:
+    host, port = address(server)
+    client = BrokerClient(host, port, client_id=f"cli-{os.getpid()}", token=token, ca=ca)
+    client.connect()
+    try:
+        yield client
+    finally:
+        client.disconnect()
+
+
+# --- printing -------------------------------------------------------------------------------------
+def print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+
+
+def print_rows(rows: Iterable[dict[str, Any]], columns: dict[str, str], empty: str) -> None:
+    """A table of some keys of each row; numbers to the right."""
+    rows = list(rows)
+    if not rows:
+        console.print(empty)
+        return
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for key, title in columns.items():
+        number = all(isinstance(row.get(key), int) for row in rows)
+        table.add_column(title, justify="right" if number else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*[_cell(row.get(key)) for key in columns])
+    console.print(table)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def when(timestamp_ms: int) -> str:
+    return datetime.fromtimestamp(timestamp_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def size(count: int) -> str:
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def text_of(value: bytes) -> str:
+    """A value for people: text as it is, other bytes as Python would show them."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return repr(value)
+
+
+def message_line(message: Message) -> str:
+    return f"{message.topic}/{message.partition}@{message.offset}  {text_of(message.value)}"
+
+
+def print_message(message: Message, as_json: bool, document: Callable[[Message], Any]) -> None:
+    """One line each, at once: the reader may be a pipe."""
+    line = json.dumps(document(message), ensure_ascii=False) if as_json else message_line(message)
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
