@@ -253,7 +253,24 @@ class AsyncClient:
             expires_at=expiry_of(ttl, _now_ms()),
             target=to,
         )
-        return self.producing.publish(topic, columns, partition)
+        return self._produce(topic, columns, partition)
+
+    def _produce(
+        self, topic: str, columns: Columns, partition: int | None
+    ) -> asyncio.Future[Receipt]:
+        future: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
+
+        def done(receipt: Receipt | None, error: HeadraceError | None) -> None:
+            if future.done():
+                return
+            if receipt is not None:
+                future.set_result(receipt)
+            else:
+                assert error is not None
+                future.set_exception(error)
+
+        self.producing.publish(topic, columns, partition, done)
+        return future
 
     async def publish(
         self,
@@ -349,7 +366,7 @@ class AsyncClient:
         try:
             for number, part in _spread(columns, count, partition):
                 for piece in _pieces(part):
-                    futures.append(producer.publish(topic, piece, number))
+                    futures.append(self._produce(topic, piece, number))
                     if producer.is_busy:
                         await futures[-1]
         finally:

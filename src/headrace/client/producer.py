@@ -36,19 +36,20 @@ from headrace.model import Receipt
 from headrace.wire.binary import Frame, Type
 
 logger = logging.getLogger("headrace.client")
+Done = Callable[[Receipt | None, HeadraceError | None], None]
 IN_FLIGHT_MAX = limits.PRODUCER_BATCHES_KEPT
 BUFFER_BYTES_MAX = 64 << 20
 RETRY_S = 0.1
 
 
 class _Item:
-    """One call's records, and the future that hears of them."""
+    """One call's records, and who hears of them."""
 
-    __slots__ = ("bytes", "columns", "count", "deadline", "future")
+    __slots__ = ("bytes", "columns", "count", "deadline", "done")
 
-    def __init__(self, columns: Columns, future: asyncio.Future[Receipt], deadline: float):
+    def __init__(self, columns: Columns, done: Done, deadline: float):
         self.columns = columns
-        self.future = future
+        self.done = done
         self.deadline = deadline
         self.count = len(columns.values)
         self.bytes = sum(map(len, columns.values)) + 32 * self.count
@@ -197,8 +198,7 @@ class _Lane:
             )
             offset += item.count
             self._producer.finished(item)
-            if not item.future.done():
-                item.future.set_result(receipt)
+            item.done(receipt, None)
         sent.items = []
 
     def _recover(self) -> None:
@@ -261,8 +261,7 @@ class _Lane:
     def _fail(self, items: list[_Item], error: HeadraceError) -> None:
         for item in items:
             self._producer.finished(item)
-            if not item.future.done():
-                item.future.set_exception(error)
+            item.done(None, error)
 
     def close(self, error: HeadraceError) -> None:
         if self._scheduled is not None:
@@ -306,23 +305,21 @@ class Producer:
         return self._link.wire
 
     # --- in ---------------------------------------------------------------------------------
-    def publish(
-        self, topic: str, columns: Columns, partition: int | None = None
-    ) -> asyncio.Future[Receipt]:
-        """Records of one call, to one partition. The future hears when they are stored."""
-        future: asyncio.Future[Receipt] = self.loop.create_future()
+    def publish(self, topic: str, columns: Columns, partition: int | None, done: Done) -> None:
+        """Records of one call, to one partition. ``done`` hears when they are stored."""
         if self._closed:
-            future.set_exception(Closed("the client is closed"))
-            return future
-        item = _Item(columns, future, self.loop.time() + self._timeout)
+            done(None, Closed("the client is closed"))
+            return
+        item = _Item(columns, done, self.loop.time() + self._timeout)
         if self._bytes + item.bytes > BUFFER_BYTES_MAX and self._items:
-            future.set_exception(
+            done(
+                None,
                 QueueFull(
                     f"{self._bytes >> 20} MiB wait to be sent; wait for some of them first",
                     code="client_buffer_full",
-                )
+                ),
             )
-            return future
+            return
         self._bytes += item.bytes
         self._items += 1
         self._watch()
@@ -333,7 +330,6 @@ class Producer:
             self._lane(topic, self._choose(topic, columns, count)).add(item)
         else:
             self._learn(topic, item)
-        return future
 
     def _choose(self, topic: str, columns: Columns, count: int) -> int:
         """By key, or staying with one partition until something has been sent to it."""
@@ -378,8 +374,10 @@ class Producer:
             error = task.exception() if not task.cancelled() else Closed("the client is closed")
             if error is not None:
                 self.finished(item)
-                if not item.future.done():
-                    item.future.set_exception(error)
+                item.done(
+                    None,
+                    error if isinstance(error, HeadraceError) else HeadraceError(repr(error)),
+                )
                 return
             lane = self._lane(topic, self._choose(topic, item.columns, task.result()))
             lane.add(item)

@@ -15,8 +15,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
+from functools import partial
 from typing import Any, TypeVar
 
 from headrace import limits
@@ -37,28 +36,63 @@ from headrace.model import DeadLetter, Message, Receipt, Scheduled
 logger = logging.getLogger("headrace.client")
 Result = TypeVar("Result")
 Handler = Callable[[Message], object]
+FAILED_KEPT_MAX = 100
 
 
 class Publication:
-    """A publish on its way. ``result()`` waits for its receipt, or raises what went wrong."""
+    """A publish on its way. ``result()`` waits for its receipt, or raises what went wrong.
 
-    __slots__ = ("_future",)
+    A ``concurrent.futures.Future`` costs a lock and a condition each; most of these are never
+    waited for, so the event is made only when somebody does.
+    """
 
-    def __init__(self, future: Future[Receipt]):
-        self._future = future
+    __slots__ = ("_callbacks", "_error", "_event", "_is_done", "_receipt", "_waited")
+
+    def __init__(self) -> None:
+        self._receipt: Receipt | None = None
+        self._error: HeadraceError | None = None
+        self._is_done = False
+        self._waited = False
+        self._event: threading.Event | None = None
+        self._callbacks: list[Callable[[Publication], object]] = []
+
+    def settle(self, receipt: Receipt | None, error: HeadraceError | None) -> None:
+        """Called by the client, once."""
+        self._receipt, self._error = receipt, error
+        with _publications:
+            self._is_done = True
+            callbacks = self._callbacks
+            if self._event is not None:
+                self._event.set()
+        for callback in callbacks:
+            callback(self)
 
     def result(self, timeout: float | None = None) -> Receipt:
-        try:
-            return self._future.result(timeout)
-        except FutureTimeout:
-            raise RequestTimeout(f"not stored within {timeout} seconds, as far as known") from None
+        self._waited = True
+        if not self._is_done:
+            with _publications:
+                if self._event is None and not self._is_done:
+                    self._event = threading.Event()
+                event = self._event
+            if event is not None and not event.wait(timeout):
+                raise RequestTimeout(
+                    f"not known to be stored within {timeout} seconds; it may still be"
+                )
+        if self._error is not None:
+            raise self._error
+        assert self._receipt is not None
+        return self._receipt
 
     def done(self) -> bool:
-        return self._future.done()
+        return self._is_done
 
     def add_done_callback(self, callback: Callable[[Publication], object]) -> None:
         """Called in the client's thread; it must not block."""
-        self._future.add_done_callback(lambda future: callback(self))
+        with _publications:
+            if not self._is_done:
+                self._callbacks.append(callback)
+                return
+        callback(self)
 
     @property
     def offset(self) -> int:
@@ -72,6 +106,9 @@ class Publication:
     @property
     def id(self) -> uuid.UUID:
         return self.result().id
+
+
+_publications = threading.Lock()
 
 
 class BrokerClient:
@@ -97,7 +134,7 @@ class BrokerClient:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
-        self._outgoing: deque[tuple[str, Columns, int | None, Future[Receipt]]] = deque()
+        self._outgoing: deque[tuple[str, Columns, int | None, Publication]] = deque()
         self._sending = False
         self._channels: dict[Channel, Feed] = {}
         self._consumers: dict[str, Consumer] = {}
@@ -215,28 +252,27 @@ class BrokerClient:
         idempotency_key: str | None = None,
     ) -> Publication:
         """Publish without waiting; ``.result()`` of what is returned waits for the receipt."""
-        future: Future[Receipt] = Future()
-        if self._loop is None:
+        loop = self._loop
+        if loop is None:
             raise Closed("the client is not connected: call connect() first", code="not_connected")
+        publication = Publication()
         if delay is not None or deliver_at is not None or idempotency_key is not None:
-            task = asyncio.run_coroutine_threadsafe(
-                self._async.publish(
-                    topic,
-                    value,
-                    headers,
-                    key=key,
-                    id=id,
-                    partition=partition,
-                    to=to,
-                    delay=delay,
-                    deliver_at=deliver_at,
-                    ttl=ttl,
-                    timestamp=timestamp,
-                    idempotency_key=idempotency_key,
-                ),
-                self._loop,
+            work = self._async.publish(
+                topic,
+                value,
+                headers,
+                key=key,
+                id=id,
+                partition=partition,
+                to=to,
+                delay=delay,
+                deliver_at=deliver_at,
+                ttl=ttl,
+                timestamp=timestamp,
+                idempotency_key=idempotency_key,
             )
-            return Publication(task)
+            asyncio.run_coroutine_threadsafe(self._publish_alone(work, publication), loop)
+            return publication
         columns = one(
             value,
             bytes_max=self._async._max_message_size,
@@ -247,19 +283,34 @@ class BrokerClient:
             expires_at=expiry_of(ttl, _now_ms()),
             target=to,
         )
-        self._outgoing.append((topic, columns, partition, future))
+        self._outgoing.append((topic, columns, partition, publication))
         if not self._sending:
             self._sending = True
             self._call(self._send)
-        return Publication(future)
+        return publication
+
+    async def _publish_alone(
+        self, work: Coroutine[Any, Any, Receipt], publication: Publication
+    ) -> None:
+        try:
+            publication.settle(await work, None)
+        except HeadraceError as error:
+            self._settled(publication, None, error)
 
     def _send(self) -> None:
         """On the loop: hand over what was published since the last time."""
         self._sending = False
         outgoing, producer = self._outgoing, self._async.producing
         while outgoing:
-            topic, columns, partition, future = outgoing.popleft()
-            _follow(producer.publish(topic, columns, partition), future, self._failed)
+            topic, columns, partition, publication = outgoing.popleft()
+            producer.publish(topic, columns, partition, partial(self._settled, publication))
+
+    def _settled(
+        self, publication: Publication, receipt: Receipt | None, error: HeadraceError | None
+    ) -> None:
+        publication.settle(receipt, error)
+        if error is not None and not publication._waited and len(self._failed) < FAILED_KEPT_MAX:
+            self._failed.append(error)
 
     def publish_text(
         self, topic: str, text: str, headers: Mapping[str, str] | None = None, **properties: str
@@ -447,24 +498,6 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
-
-
-def _follow(
-    source: asyncio.Future[Receipt], target: Future[Receipt], failed: list[HeadraceError]
-) -> None:
-    def done(source: asyncio.Future[Receipt]) -> None:
-        if source.cancelled():
-            target.cancel()
-            return
-        error = source.exception()
-        if error is None:
-            target.set_result(source.result())
-            return
-        if isinstance(error, HeadraceError) and len(failed) < 100:
-            failed.append(error)
-        target.set_exception(error)
-
-    source.add_done_callback(done)
 
 
 def _handle_all(consumer: Consumer, handler: Handler) -> None:
