@@ -69,19 +69,23 @@ class Publication:
 
     def result(self, timeout: float | None = None) -> Receipt:
         self._waited = True
-        if not self._is_done:
-            with _publications:
-                if self._event is None and not self._is_done:
-                    self._event = threading.Event()
-                event = self._event
-            if event is not None and not event.wait(timeout):
-                raise RequestTimeout(
-                    f"not known to be stored within {timeout} seconds; it may still be"
-                )
+        event = self._event_if_open()
+        if event is not None and not event.wait(timeout):
+            raise RequestTimeout(
+                f"not known to be stored within {timeout} seconds; it may still be"
+            )
         if self._error is not None:
             raise self._error
         assert self._receipt is not None
         return self._receipt
+
+    def _event_if_open(self) -> threading.Event | None:
+        with _publications:
+            if self._is_done:
+                return None
+            if self._event is None:
+                self._event = threading.Event()
+            return self._event
 
     def done(self) -> bool:
         return self._is_done
