@@ -66,6 +66,15 @@ class Run:
         self.rig.loop.run_until_idle()
         assert all(number_of(entry) == 1 for entry in entries), "each is answered once"
         self.look_at_failure()
+        if any(fault.hits for fault in self.files.faults):
+            self.look()
+
+    def look(self) -> None:
+        """What was acknowledged can be read, from the partition that goes on after a fault."""
+        there = dict(records(self.rig.log))
+        for value, entry in self.said.items():
+            if entry.error is None:
+                assert there.get(entry.first_offset) == value
 
     def look_at_failure(self) -> None:
         """The broker stops when a partition says so, and is started again."""
@@ -164,7 +173,7 @@ def single_faults() -> Iterator[tuple[str, int, int, int | None]]:
             for code in (errno.EIO, errno.ENOSPC):
                 yield kind, number, code, None
                 if kind == "write_at":
-                    for short in (30, 64, 700):
+                    for short in (30, 64, 700, 1 << 20):
                         yield kind, number, code, short
 
 
@@ -298,6 +307,19 @@ def test_a_write_that_cannot_be_taken_back_is_unknown() -> None:
     entry = run.rig.publish(b"x" * 1000)
     assert isinstance(entry.error, OutcomeUnknown)
     assert len(run.rig.failures) == 1
+
+
+@pytest.mark.parametrize("short", [64, 500, 1 << 20])
+def test_what_was_refused_does_not_come_back(short: int) -> None:
+    """A failed write is taken back durably: the power may fail right behind its error."""
+    for seed in range(30):
+        run = Run(seed)
+        run.start()
+        run.publish()
+        run.files.fail("write_at", 1, errno.ENOSPC, short=short)
+        run.publish()
+        assert [entry.error is None for entry in run.said.values()] == [True, False]
+        run.check()
 
 
 def test_a_mistake_of_our_own_stops_the_partition() -> None:

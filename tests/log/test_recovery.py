@@ -78,6 +78,7 @@ def test_a_torn_tail_is_cut_at_every_byte(fill: str) -> None:
         torn = content[positions[kept] :].rstrip(b"\0")
         assert rig.log.torn_bytes == len(torn)
         assert list(torn_files(rig).values()) == ([torn] if torn else [])
+        assert not rig.files.read_file(FIRST)[positions[kept] :].rstrip(b"\0"), "it was cut"
         assert rig.publish(b"next").first_offset == end
         rig.reopen()
         assert values(rig.log) == [*sent[:end], b"next"]

@@ -61,7 +61,7 @@ def test_any_change_can_be_the_one_that_fails() -> None:
         try:
             files.replace(PATH, [b"new"])
         except OSError:
-            failed.append(files.changes[-1].kind)
+            failed.append(files.changes[number - 1].kind)
         assert fault.hits <= 1
     assert failed == [
         "create",

@@ -39,6 +39,10 @@ _KEEP = (0.0, 0.1, 0.5, 0.9, 1.0)
 """A crash is sometimes kind and sometimes cruel: how likely what was not synced is kept."""
 
 
+IN_ORDER = 0.3
+"""How likely a file is, after a crash, exactly as it was at some moment since its last sync."""
+
+
 def _error(code: int, path: Path) -> OSError:
     return OSError(code, os.strerror(code), str(path))
 
@@ -71,11 +75,14 @@ class _File:
         if self.changes:
             steps = len(self.changes)
             keep = random.choice(_KEEP)
+            # Now and then the disk has simply written in order, up to some point.
+            point = random.randint(0, steps) if random.random() < IN_ORDER else None
             lengths = _lengths(len(self.stored), self.changes)
-            length = lengths[_pick(random, steps, keep)]
+            length = lengths[_pick(random, steps, keep) if point is None else point]
             chosen: dict[int, list[int]] = {}
             for number in _touched(lengths, self.changes, sector):
-                chosen.setdefault(_pick(random, steps, keep), []).append(number)
+                step = _pick(random, steps, keep) if point is None else point
+                chosen.setdefault(step, []).append(number)
             result = bytearray(max(lengths))
             result[: len(self.stored)] = self.stored
             state = bytearray(self.stored)
