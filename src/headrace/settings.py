@@ -78,7 +78,8 @@ def _size(low: int, high: int) -> Callable[[object], int]:
         number: object = value
         if isinstance(value, str):
             found = _SIZE.match(value.strip())
-            number = int(float(found[1]) * _UNITS[found[2].lower()]) if found else None
+            size = float(found[1]) * _UNITS[found[2].lower()] if found else -1.0
+            number = int(size) if size <= high else None
         if isinstance(number, bool) or not isinstance(number, int) or not low <= number <= high:
             raise ValueError(f"it is a size in bytes from {low} to {high}, such as 512KB or 1MB")
         return number
@@ -208,6 +209,11 @@ def load(
     for setting, value, source in _from_environment(environment or {}):
         take(setting, value, source)
     for name, value in (flags or {}).items():
+        if name not in BY_NAME:
+            raise InvalidArgument(
+                f"there is no setting {name!r}; there are {', '.join(BY_NAME)}",
+                code="unknown_setting",
+            )
         if value is not None:
             take(BY_NAME[name], value, f"flag --{name.replace('_', '-')}")
     if bool(values["tls_cert"]) != bool(values["tls_key"]):
@@ -250,6 +256,8 @@ def _from_file(config: Path | None) -> list[tuple[Setting, object, str]]:
         raise InvalidArgument(f"there is no config file {path}", code="no_config") from None
     except OSError as error:
         raise InvalidArgument(f"{path} cannot be read: {error}", code="no_config") from None
+    except UnicodeDecodeError:
+        raise InvalidArgument(f"{path} is not text", code="invalid_config") from None
     try:
         content = json.loads(raw)
     except ValueError as error:
