@@ -1,4 +1,7 @@
-"""What tests start instead of the real thing: time, threads and disks that do as they are told.
+"""What tests start: real servers, and time, threads and disks that do as they are told.
+
+``running_server()`` and ``server_process()`` start a real broker on a free port of this machine, in a
+thread or as a process; ``headrace.testing.fixtures`` has them as pytest fixtures.
 
 Everything that Headrace takes from the machine goes into constructors, and each of these fits where
 the real one does:
@@ -15,16 +18,32 @@ fake                    instead of              what it is for
 """
 
 from headrace.testing.faults import Call, Fault, FaultyFiles
+from headrace.testing.servers import (
+    Address,
+    DidNotStart,
+    RunningServer,
+    ServerProcess,
+    running_server,
+    server_process,
+    wait_until,
+)
 from headrace.testing.simulated import SimulatedFiles
 from headrace.testing.time import FakeClock, FakeLoop
 from headrace.testing.workers import InlineWorkers
 
 __all__ = [
+    "Address",
     "Call",
+    "DidNotStart",
     "FakeClock",
     "FakeLoop",
     "Fault",
     "FaultyFiles",
     "InlineWorkers",
+    "RunningServer",
+    "ServerProcess",
     "SimulatedFiles",
+    "running_server",
+    "server_process",
+    "wait_until",
 ]
