@@ -123,6 +123,8 @@ class Engine:
         self.schedule = Schedule(self)
         self.dead_letters = DeadLetters(self)
         self._subscriptions: dict[tuple[str, str], Subscription] = {}
+        self._unstored: set[tuple[str, str]] = set()
+        """Those whose definition is on its way to the journal, or was refused by the disk."""
         self._followers: set[Follower] = set()
         self._next_number = 1
         self._lease_id = self._random.getrandbits(52)
@@ -424,11 +426,11 @@ class Engine:
                     f"the ordering of {name!r} cannot change while it has members",
                     code="subscription_busy",
                 )
-            if changed != existing.settings:
+            if changed != existing.settings or existing.key in self._unstored:
                 existing.change(changed)
-                self.state.write(self._definition(existing), done)
+                self._keep(existing, done)
             elif done is not None:
-                self.state.flush(done)  # it may be there, and not be durable yet
+                self.call_soon(done, None)
             return existing
         chosen = SubscriptionSettings.of(settings or {})
         if not internal:
@@ -448,11 +450,23 @@ class Engine:
         self._subscriptions[subscription.key] = subscription
         for topic in topics:
             self._attach(subscription, topic, start, start_time_ms, write=False)
-        self.state.write(self._definition(subscription))
+        self._keep(subscription)
         for cursor in subscription.cursors.values():
             self._write_cursor(subscription, cursor)
         self.state.flush(done or (lambda error: None))
         return subscription
+
+    def _keep(self, subscription: Subscription, done: Done | None = None) -> None:
+        """Write the definition. Until it is stored, who asks for the same waits for it, too."""
+        self._unstored.add(subscription.key)
+
+        def stored(error: HeadraceError | None) -> None:
+            if error is None:
+                self._unstored.discard(subscription.key)
+            if done is not None:
+                done(error)
+
+        self.state.write(self._definition(subscription), stored)
 
     def _attach(
         self,
@@ -492,6 +506,7 @@ class Engine:
 
     def _remove(self, subscription: Subscription, error: HeadraceError) -> None:
         del self._subscriptions[subscription.key]
+        self._unstored.discard(subscription.key)
         for cursor in subscription.cursors.values():
             self.state.forget(cursor)
         partitions = [cursor.partition for cursor in subscription.cursors.values()]

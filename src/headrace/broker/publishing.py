@@ -15,7 +15,14 @@ from headrace import limits
 from headrace.broker import state as entries
 from headrace.broker.retention import low_water
 from headrace.broker.topic import Topic
-from headrace.errors import Closed, HeadraceError, InvalidArgument, QueueFull, StorageFull
+from headrace.errors import (
+    Closed,
+    HeadraceError,
+    InvalidArgument,
+    OutcomeUnknown,
+    QueueFull,
+    StorageFull,
+)
 from headrace.log.batch import Batch
 from headrace.log.columns import Columns
 from headrace.log.interface import Append
@@ -204,7 +211,8 @@ class _Publish:
     def _stored(self, entry: Append) -> None:
         self._waiting -= 1
         if entry.error is not None:
-            self._error = entry.error
+            if not isinstance(self._error, OutcomeUnknown):
+                self._error = entry.error
             if isinstance(entry.error, StorageFull):
                 self._publishing.disk_is_full()
         else:
@@ -223,7 +231,18 @@ class _Publish:
                 )
             )
         if self._waiting == 0:
-            self._done(self._receipts, self._error)
+            self._done(self._receipts, self._answer())
+
+    def _answer(self) -> HeadraceError | None:
+        """A refusal is definite only if every partition refused."""
+        error = self._error
+        if error is None or not self._receipts or isinstance(error, OutcomeUnknown):
+            return error
+        stored = ", ".join(str(receipt.partition) for receipt in self._receipts)
+        return OutcomeUnknown(
+            f"only a part was stored, in partition {stored}; the rest was refused: {error}",
+            code="partly_stored",
+        )
 
 
 def idempotency_producer(key: str) -> tuple[int, int, int]:

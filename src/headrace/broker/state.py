@@ -133,7 +133,7 @@ class State:
         self._cursors: list[Cursor] = []
         self._failed: HeadraceError | None = None
         self._rewrite_due = False
-        """A definition may be missing in the journal: only all of it, written anew, will do."""
+        """Only the whole journal, written anew, will do."""
         self.writes = 0
 
     def load(self) -> Loaded:
@@ -217,6 +217,7 @@ class State:
             for cursor in cursors:
                 cursor.rewrite()
                 self._dirty[cursor.number] = cursor
+            # A definition that was refused is in memory alone; the next write has to bring it.
             self._rewrite_due |= any(entry.payload is not None for entry in entries)
             if self._timer is None:
                 self._timer = self._loop.call_later(RETRY_S, self._flush_later)

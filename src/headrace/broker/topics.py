@@ -7,6 +7,7 @@ whatever lies there at the next start is removed.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -122,14 +123,18 @@ class Topics:
                 "hash; choose another name",
                 code="topic_exists",
             )
+        path = None if self.directory is None else self.directory / name
+        is_new = path is not None and not self._files.exists(path)
         try:
-            if self.directory is not None:
-                path = self.directory / name
+            if path is not None:
                 self._files.make_directory(path)
                 topic_files.save(self._files, path, topic)
             for number in range(settings.partitions):
                 topic.add_partition(self._open_log(topic, number))
         except OSError as error:
+            if path is not None and is_new:
+                with contextlib.suppress(OSError):
+                    self._files.remove_tree(path)
             raise refused_by_disk(error) from error
         self._register(topic)
         return topic
@@ -152,13 +157,14 @@ class Topics:
         self._check_partitions(added)
         topic.apply(settings)
         try:
+            logs = [self._open_log(topic, n) for n in range(old.partitions, settings.partitions)]
             if self.directory is not None:
                 topic_files.save(self._files, self.directory / topic.name, topic)
-            for number in range(old.partitions, settings.partitions):
-                topic.add_partition(self._open_log(topic, number))
         except OSError as error:
             topic.apply(old)
             raise refused_by_disk(error) from error
+        for log in logs:
+            topic.add_partition(log)
         self._partitions += added
 
     def delete(self, topic: Topic, done: Callable[[], None]) -> None:
