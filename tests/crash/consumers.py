@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 from headrace import Broker, HeadraceError, Message
-from headrace.errors import Closed, RequestTimeout, StaleDelivery
+from headrace.errors import Closed, RequestTimeout, StaleDelivery, StorageFailed, StorageFull
 from tests.crash.history import Oracle, identify, is_poison
 from tests.crash.load import GROUPS, Client
 
@@ -46,15 +46,23 @@ class Member(Client):
             try:
                 message = consumer.get(0.05)
             except RequestTimeout:
+                if self.random.random() < 0.2:
+                    self.flush()
                 continue
             except Closed:
                 self.stopping.set()
                 return
             self.handle(message)
             if number % 64 == 63 and self.random.random() < 0.5:
-                since = time.monotonic_ns()
-                self.broker.flush()
-                self.oracle.tell("flushed", member=self.member, life=self.life, since=since)
+                self.flush()
+
+    def flush(self) -> None:
+        since = time.monotonic_ns()
+        try:
+            self.broker.flush()
+        except (StorageFailed, StorageFull):
+            return  # the disk is full to the brim; the broker tries again by itself
+        self.oracle.tell("flushed", member=self.member, life=self.life, since=since)
 
     def handle(self, message: Message) -> None:
         value = identify(message)

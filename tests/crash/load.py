@@ -6,6 +6,7 @@ cannot). A publisher's name begins its values; ``k…`` publishes with keys.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -13,7 +14,14 @@ from random import Random
 from typing import Any
 
 from headrace import Broker, HeadraceError, Receipt
-from headrace.errors import BrokerFailed, Closed, OutcomeUnknown, ProducerFenced
+from headrace.errors import (
+    BrokerFailed,
+    Closed,
+    OutcomeUnknown,
+    ProducerFenced,
+    StorageFailed,
+    StorageFull,
+)
 from tests.crash.history import Oracle, body_of, headers_of, key_of, value_of
 
 TOPICS: dict[str, dict[str, Any]] = {
@@ -33,10 +41,16 @@ TOPICS: dict[str, dict[str, Any]] = {
 was written is in the page cache. (What a power cut would lose is ``tests/log``'s to test.)"""
 
 GROUPS: dict[str, tuple[str, dict[str, Any]]] = {
-    "workers": ("orders", {"max_deliveries": 4, "backoff": 0.01}),
-    "in-turn": ("orders", {"max_deliveries": 4, "backoff": 0.01, "ordering": "key"}),
-    "timid": ("events", {"max_deliveries": 0, "backoff": 0.01, "ack_timeout": 0.5}),
-    "patient": ("later", {"max_deliveries": 3, "backoff": 0.01}),
+    "workers": ("orders", {"max_deliveries": 4, "backoff": 0.01, "backoff_max": 0.5}),
+    "in-turn": (
+        "orders",
+        {"max_deliveries": 4, "backoff": 0.01, "backoff_max": 0.5, "ordering": "key"},
+    ),
+    "timid": (
+        "events",
+        {"max_deliveries": 0, "backoff": 0.01, "backoff_max": 0.5, "ack_timeout": 0.5},
+    ),
+    "patient": ("later", {"max_deliveries": 3, "backoff": 0.01, "backoff_max": 0.5}),
 }
 
 PUBLISHERS = {
@@ -169,16 +183,25 @@ class Idempotent(Client):
         """What the parent remembers: id, epoch, next sequence, and the batch without an answer."""
 
     def run(self) -> None:
-        if not self.memory:
-            op = self.next_op()
-            self.oracle.tell("invoke", op=op, what="producer", topic=self.name)
-            id, epoch = self.broker.producer(self.name)
-            self.memory = {"id": id, "epoch": epoch, "next": 0, "pending": None}
-            self.oracle.tell("ok", op=op, producer=self.name, id=id, epoch=epoch)
-        pending = self.memory["pending"]
+        while not self.memory and not self.stopping.is_set():
+            self.become()
+        pending = self.memory and self.memory["pending"]
         if pending:
             self.publish(*pending)
         super().run()
+
+    def become(self) -> None:
+        """Get an id and the next epoch."""
+        op = self.next_op()
+        self.oracle.tell("invoke", op=op, what="producer", topic=self.name)
+        try:
+            id, epoch = self.broker.producer(self.name)
+        except (StorageFailed, StorageFull) as error:
+            self.oracle.tell("fail", op=op, code=error.code)
+            self.pause(0.5)
+            return
+        self.memory = {"id": id, "epoch": epoch, "next": 0, "pending": None}
+        self.oracle.tell("ok", op=op, producer=self.name, id=id, epoch=epoch)
 
     def step(self) -> None:
         count = self.random.choice((1, 1, 5, 40))
@@ -213,22 +236,15 @@ class Fenced(Idempotent):
 
     def run(self) -> None:
         before, self.memory = self.memory, {}
-        if before:
-            id, epoch = self.broker.producer(self.name)
-            if (id, epoch) <= (before["id"], before["epoch"]):
-                self.oracle.tell("problem", what=f"{self.name}: epoch {epoch} after {before}")
-            self.memory = {"id": id, "epoch": epoch, "next": 0, "pending": None}
-            self.oracle.tell(
-                "ok", op=self._told("producer"), producer=self.name, id=id, epoch=epoch
-            )
-            self.step()
-            self._old(before)
+        while not self.memory and not self.stopping.is_set():
+            self.become()
+        if before and self.memory:
+            if self.memory["epoch"] <= before["epoch"]:
+                what = f"{self.name}: epoch {self.memory['epoch']} after {before['epoch']}"
+                self.oracle.tell("problem", what=what)
+            if self.publish(self.next_op(), 0, 1):
+                self._old(before)
         super().run()
-
-    def _told(self, what: str) -> str:
-        op = self.next_op()
-        self.oracle.tell("invoke", op=op, what=what, topic=self.name)
-        return op
 
     def _old(self, before: dict[str, Any]) -> None:
         op = self.next_op()
@@ -316,11 +332,13 @@ class Admin(Client):
 
     def step(self) -> None:
         name = f"made-{self.next_op()}"
+        self.made = 0
         self.define(name, lambda: self.broker.create_topic(name, partitions=2))
         group = f"{name}:readers"
         self.define(group, lambda: self.broker.create_subscription("readers", name))
-        if self.random.random() < 0.7:
-            self.broker.publish_many(name, [b"x"] * 10)
+        if self.random.random() < 0.7 and self.made == 2:
+            with contextlib.suppress(StorageFull):
+                self.broker.publish_many(name, [b"x"] * 10)
             self.oracle.tell("invoke", op=(gone := self.next_op()), what="drop", topic=group)
             self.call(self.next_op(), "drop", name, lambda: self.broker.delete_topic(name))
             self.oracle.tell("ok", op=gone)
@@ -335,7 +353,7 @@ class Admin(Client):
         self.pause(0.3)
 
     def define(self, name: str, call: Callable[[], Any]) -> None:
-        self.call(self.next_op(), "define", name, call)
+        self.made += self.call(self.next_op(), "define", name, lambda: call() or []) is not None
 
 
 def publishers(

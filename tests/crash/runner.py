@@ -101,9 +101,11 @@ class Run:
         mode: str = "mixed",
         life_s: float = 1.2,
         options: dict[str, Any] | None = None,
+        data: Path | None = None,
         progress: Callable[[str], None] = lambda line: None,
     ):
         self.directory = directory
+        self.data = data or directory / "data"
         self.kills, self.seed, self.mode, self.life_s = kills, seed, mode, life_s
         self.options = options or {}
         self.checker = Checker()
@@ -158,7 +160,7 @@ class Run:
         if self.mode == "consume":
             chosen = {"publish": PUBLISHERS["publish"]}
         orders = {
-            "data": str(self.directory / "data"),
+            "data": str(self.data),
             "life": self._life,
             "phase": phase,
             "seed": self.seed,
@@ -197,16 +199,19 @@ class Run:
                 if code != 0:
                     self.problem(f"life {self._life} was to close and ended with code {code}")
                 return
-            victim.kill()
-            victim.end(CLOSE_S)
-            victim.events.append(
-                {
-                    "event": "killed",
-                    "life": self._life,
-                    "at": time.monotonic_ns(),
-                    "at_ms": time.time_ns() // 1_000_000,
-                }
-            )
+            self.kill(victim)
+
+    def kill(self, victim: Victim) -> None:
+        victim.kill()
+        victim.end(CLOSE_S)
+        victim.events.append(
+            {
+                "event": "killed",
+                "life": self._life,
+                "at": time.monotonic_ns(),
+                "at_ms": time.time_ns() // 1_000_000,
+            }
+        )
 
     def _finish_phase(self, phase: str) -> None:
         with self.victim(phase) as victim:
@@ -255,11 +260,15 @@ class Run:
             self._live_and_die()
             self._progress(self.status())
         if not self.checker.anomalies:
-            self._finish_phase("drain")
-            self._finish_phase("final")
-            self.checker.finish()
+            self.finish()
             self._progress(self.status())
         return self.checker
+
+    def finish(self) -> None:
+        """Consume what is left, read everything, and check it all."""
+        self._finish_phase("drain")
+        self._finish_phase("final")
+        self.checker.finish()
 
 
 def environment() -> str:
