@@ -76,7 +76,13 @@ class Frame:
 
 
 def encode_properties(properties: Mapping[str, str]) -> bytes:
-    return "".join([f"{name}={value}\0" for name, value in properties.items()]).encode()
+    text = "".join([f"{name}={value}\0" for name, value in properties.items()])
+    if text.count("\0") != len(properties):  # what stood behind it would be a property of its own
+        raise InvalidArgument("a property cannot hold a NUL character", code="invalid_property")
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise InvalidArgument("a property is not valid Unicode", code="invalid_property") from None
 
 
 def decode_properties(raw: bytes) -> dict[str, str]:
@@ -121,24 +127,24 @@ class BinaryParser:
 
     def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX):
         self._max = frame_bytes_max
-        self._parts: list[bytes] = []
-        self._size = 0
+        self._held = bytearray()
+        """What has arrived of a frame that is not complete."""
         self._needed = 4
         self.error: HeadraceError | None = None
 
     @property
     def buffered(self) -> int:
-        return self._size
+        return len(self._held)
 
     def feed(self, data: bytes) -> list[Frame]:
         """Frames that are complete now. ``error`` is set when the stream makes no sense."""
         if self.error is not None:
             return []
-        self._parts.append(data)
-        self._size += len(data)
-        if self._size < self._needed:
+        held = self._held
+        if len(held) + len(data) < self._needed:
+            held += data
             return []
-        buffer = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        buffer = b"".join((held, data)) if held else data
         frames: list[Frame] = []
         at = 0
         try:
@@ -157,9 +163,7 @@ class BinaryParser:
         except HeadraceError as error:
             self.error = error
             at = len(buffer)
-        rest = buffer[at:]
-        self._parts = [rest] if rest else []
-        self._size = len(rest)
+        self._held = bytearray(memoryview(buffer)[at:])
         return frames
 
     def _check_total(self, total: int) -> None:

@@ -54,30 +54,32 @@ class TextParser:
 
     def __init__(self, message_bytes_max: int):
         self._message_bytes_max = message_bytes_max
-        self._buffer = b""
+        self._held = bytearray()
+        """What has arrived of a command that is not complete."""
         self._skip_line_end = False
         self._needed = 0
         self.error: HeadraceError | None = None
 
     @property
     def buffered(self) -> int:
-        return len(self._buffer)
+        return len(self._held)
 
     def feed(self, data: bytes) -> list[Run | Command]:
         """Commands that are complete now. ``error`` is set when the stream makes no sense."""
         if self.error is not None:
             return []
-        buffer = self._buffer + data if self._buffer else data
-        if len(buffer) < self._needed:  # a large payload: do not look at every piece
-            self._buffer = buffer
+        held = self._held
+        if len(held) + len(data) < self._needed:  # a large payload: do not look at every piece
+            held += data
             return []
+        buffer = b"".join((held, data)) if held else data
         found: list[Run | Command] = []
         try:
-            rest = self._parse(buffer, found)
+            at = self._parse(buffer, found)
         except HeadraceError as error:
             self.error = error
-            rest = len(buffer)
-        self._buffer = buffer[rest:]
+            at = len(buffer)
+        self._held = bytearray(memoryview(buffer)[at:])
         return found
 
     def _parse(self, buffer: bytes, found: list[Run | Command]) -> int:
@@ -112,7 +114,7 @@ class TextParser:
                 continue
             topic, size = self._publish_line(words)
             if end - start < size:
-                self._needed = (end - at) + size - (end - start)
+                self._needed = (start - at) + size
                 break
             payload = buffer[start : start + size]
             head = buffer[at:start]
