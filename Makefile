@@ -17,7 +17,7 @@ PYTHON ?=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run test slow check format bench crash venv clean
+.PHONY: help run test slow check format bench crash fuzz venv clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -46,6 +46,10 @@ bench: $(VENV)/.has-run ## run the benchmarks (ARGS="…")
 
 crash: $(VENV)/.has-test ## kill a broker 100 times under load and look for what it lost
 	@$(BIN)/python -m tests.crash --kills 100 $(ARGS)
+
+fuzz: $(VENV)/.has-test ## throw bytes at everything that reads them (ARGS="--seconds 600")
+	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(PIP_INSTALL) atheris
+	@$(BIN)/python -m tests.wire.fuzz $(ARGS)
 
 venv: $(VENV)/.has-dev ## make .venv with all the tools of development, for an editor
 
