@@ -96,6 +96,13 @@ def _one_of(*choices: str) -> Callable[[object], str]:
     return read
 
 
+def _origins(value: object) -> list[str]:
+    items = value.split(",") if isinstance(value, str) else value
+    if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
+        raise ValueError("it is a list of origins such as https://app.example.com")
+    return [item.strip().rstrip("/") for item in items if item.strip()]
+
+
 def _maybe(read: Callable[[object], Any]) -> Callable[[object], Any]:
     def read_maybe(value: object) -> Any:
         if value is None or value in ("", "none", "None"):
@@ -130,6 +137,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("token", "server", None, _maybe(_text), "secret that clients must present"),
     Setting("tls_cert", "server", None, _maybe(_text), "certificate chain (PEM); with tls_key, TLS on every port"),
     Setting("tls_key", "server", None, _maybe(_text), "private key (PEM)"),
+    Setting("allowed_origins", "server", None, _maybe(_origins), "web origins that may call HTTP (CORS) and open WebSockets, separated by commas; * for all"),
     Setting("insecure", "server", False, _flag, "listen beyond this machine without a token"),
     Setting("data_dir", "storage", "./data", _text, "where topics are kept", ("QB_DATA_DIR",), ("path", "dir", "directory")),
     Setting("persistence_enabled", "storage", True, _flag, "false: everything in memory", ("PERSISTENCE_ENABLED",)),

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from headrace import limits
 from headrace.broker.channel import AsyncConsumer, AsyncPlainChannel
 from headrace.broker.engine import Engine
-from headrace.broker.publishing import idempotency_producer
+from headrace.broker.publishing import producer_of
 from headrace.broker.topic import Topic
 from headrace.channels import AsyncChannel
 from headrace.errors import Closed, HeadraceError, InvalidArgument
@@ -182,7 +182,7 @@ class AsyncBroker:
             columns,
             partition=partition,
             deliver_at=time_of(delay, deliver_at, now),
-            producer=idempotency_producer(idempotency_key) if idempotency_key else producer,
+            producer=producer_of(producer, idempotency_key),
         )
         receipt: Receipt = receipts[0]
         return receipt

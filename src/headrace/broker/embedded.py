@@ -21,7 +21,7 @@ from headrace.broker import aio
 from headrace.broker.aio import AsyncBroker, Start
 from headrace.broker.channel import Consumer, PlainChannel
 from headrace.broker.engine import Engine
-from headrace.broker.publishing import idempotency_producer
+from headrace.broker.publishing import producer_of
 from headrace.channels import Channel
 from headrace.errors import Closed, HeadraceError, InvalidArgument
 from headrace.log.batch import Batch
@@ -182,13 +182,12 @@ class Broker:
             expires_at=expiry_of(options.get("ttl"), now),
             target=options.get("to"),
         )
-        idempotency_key = options.get("idempotency_key")
         return self._publish(
             topic,
             columns,
             options.get("partition"),
             time_of(options.get("delay"), options.get("deliver_at"), now),
-            idempotency_producer(idempotency_key) if idempotency_key else options.get("producer"),
+            producer_of(options.get("producer"), options.get("idempotency_key")),
         )[0]
 
     def publish_many(

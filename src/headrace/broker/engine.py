@@ -44,6 +44,7 @@ from headrace.errors import (
     InvalidArgument,
     MessageNotFound,
     OffsetOutOfRange,
+    StorageFailed,
     SubscriptionNotFound,
     TopicNotFound,
     refused_by_disk,
@@ -52,7 +53,7 @@ from headrace.files import Files
 from headrace.log.batch import LOST
 from headrace.log.journal import Journal
 from headrace.log.memory import MemoryLog
-from headrace.log.workers import Workers
+from headrace.log.workers import SyncFailed, Workers
 from headrace.model import (
     INTERNAL_PREFIX,
     Message,
@@ -145,10 +146,15 @@ class Engine:
                 self.directory.clear_suspect()
             self.schedule.load()
         except BaseException as error:
+            refused = isinstance(error, (OSError, SyncFailed))
             if self.directory is not None:
+                if refused:  # it may have been a sync, which must not be trusted to succeed later
+                    self.directory.mark_suspect(str(error))
                 self.directory.release()
             if isinstance(error, OSError):
                 raise refused_by_disk(error) from error
+            if isinstance(error, SyncFailed):
+                raise StorageFailed(f"the disk failed: {error}") from error
             raise
         self.retention.start()
 
@@ -312,7 +318,7 @@ class Engine:
         self.topics.delete(topic, lambda: self.state.flush(done))
 
     def topic_for_publish(self, name: str) -> Topic:
-        topic = self.topics.get(name)
+        topic = self.topics.get(name) if isinstance(name, str) else None
         if topic is not None and not name.startswith(INTERNAL_PREFIX):
             return topic
         check_topic_name(name)

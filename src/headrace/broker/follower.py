@@ -40,6 +40,18 @@ class Follower:
         partition.watchers.append(self)
         self.on_advance(partition.topic, partition.number)
 
+    def follows(self, topic: str, partition: int) -> bool:
+        return (topic, partition) in self._places
+
+    def place(self, topic: str, partition: int) -> int:
+        """The next offset it will read."""
+        return self._places[(topic, partition)][1]
+
+    def move(self, partition: Partition, offset: int) -> None:
+        """Go on at another offset."""
+        self._places[(partition.topic, partition.number)] = (partition, offset)
+        self.on_advance(partition.topic, partition.number)
+
     def detach(self, topic: str) -> None:
         for key in [key for key in self._places if key[0] == topic]:
             partition, _ = self._places.pop(key)
@@ -95,6 +107,7 @@ class Follower:
             indexes = self._for_all(batch, indexes)
         if indexes:
             self.delivered += len(indexes)
+            partition.consumed += len(indexes)
             self.sink.deliver(Delivery(partition.topic, partition.number, batch, indexes))
         return batch.base_offset + stop
 

@@ -1,7 +1,12 @@
 """Publishing: from checked records to entries in partitions, and back to receipts.
 
 Refusals come first and are definite: closed, disk full, queue full. Then the records are spread over
-partitions: by key, by the producer (a repetition must find the same partition), or in turn.
+partitions: by key, by the producer (a repetition must find the same partition), or in turn. What goes
+to several partitions is refused as a whole before any of it is stored.
+
+A topic in memory that only followers read is a broadcast: when it is full, the oldest records make
+room, and a follower that was too slow has missed them. With a subscription, or with nobody, they are
+kept, and it is the publisher who waits.
 """
 
 from __future__ import annotations
@@ -9,10 +14,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace import limits
 from headrace.broker import state as entries
+from headrace.broker.follower import Follower
 from headrace.broker.retention import low_water
 from headrace.broker.topic import Topic
 from headrace.errors import (
@@ -21,6 +27,7 @@ from headrace.errors import (
     InvalidArgument,
     OutcomeUnknown,
     QueueFull,
+    ReadOnly,
     StorageFull,
 )
 from headrace.log.batch import Batch
@@ -32,6 +39,16 @@ if TYPE_CHECKING:
     from headrace.broker.engine import Engine
 
 PublishDone = Callable[[list[Receipt], HeadraceError | None], None]
+SCHEDULE_PRODUCER = 0x6865_6164_7261_6365  # "headrace"
+"""The schedule publishes with this producer id, and nobody else may."""
+
+
+class Once(NamedTuple):
+    """The producer that a caller's idempotency key stands for: of one batch, whatever its keys."""
+
+    id: int
+    epoch: int = 0
+    sequence: int = 0
 
 
 class Publishing:
@@ -43,19 +60,32 @@ class Publishing:
 
     def append(self, topic: Topic, partition: int, entry: Append) -> None:
         """Store an entry in a partition, or answer why not. The fast way in: all is checked."""
-        if self._engine.failed is not None or self._engine.closing:
-            entry.fail(self._engine.failed or Closed("the broker is closed"))
-            return
-        refusal = self._engine.guard.refusal() if topic.settings.durable else None
+        refusal = self.refusal(topic, entry.count)
         if refusal is not None:
             topic.refused += entry.count
             entry.fail(refusal)
             return
-        limit = self.queue_limit(topic)
-        if limit is not None and not self._has_queue_room(topic, entry, limit):
-            return
+        if self.queue_limit(topic) is not None:
+            self._count(topic, entry)
         topic.published_bytes += entry.bytes
         topic.partitions[partition].log.append(entry)
+
+    def refusal(self, topic: Topic, count: int) -> HeadraceError | None:
+        """Why the topic takes no ``count`` more records now, or None."""
+        engine = self._engine
+        if engine.failed is not None or engine.closing:
+            return engine.failed or Closed("the broker is closed")
+        refusal = engine.guard.refusal() if topic.settings.durable else None
+        limit = self.queue_limit(topic)
+        if refusal is not None or limit is None:
+            return refusal
+        excess = self.backlog(topic) + topic.appending + count - limit
+        if excess <= 0 or (count <= limit and self._make_room(topic, excess)):
+            return None
+        return QueueFull(
+            f"topic {topic.name!r} holds {self.backlog(topic)} unread messages and may "
+            f"hold {limit} (max_queue_size); consume some, or raise it"
+        )
 
     def queue_limit(self, topic: Topic) -> int | None:
         limit = topic.settings.max_queue_size
@@ -72,16 +102,25 @@ class Publishing:
             total += partition.log.end_offset - (start if low is None else max(low, start))
         return total
 
-    def _has_queue_room(self, topic: Topic, entry: Append, limit: int) -> bool:
-        if self.backlog(topic) + topic.appending + entry.count > limit:
-            topic.refused += entry.count
-            entry.fail(
-                QueueFull(
-                    f"topic {topic.name!r} holds {self.backlog(topic)} unread messages and may "
-                    f"hold {limit} (max_queue_size); consume some, or raise it"
-                )
-            )
+    def _make_room(self, topic: Topic, excess: int) -> bool:
+        """Drop the oldest records of a broadcast; False when it is none."""
+        watchers = [watcher for partition in topic.partitions for watcher in partition.watchers]
+        is_broadcast = (
+            not topic.settings.durable
+            and all(low_water(partition) is None for partition in topic.partitions)
+            and any(isinstance(watcher, Follower) for watcher in watchers)
+        )
+        if not is_broadcast:
             return False
+        for partition in topic.partitions:
+            log = partition.log
+            dropped = min(excess, log.end_offset - log.start_offset)
+            log.drop_before(log.start_offset + dropped)
+            excess -= dropped
+        return excess <= 0
+
+    def _count(self, topic: Topic, entry: Append) -> None:
+        """What is on its way into the log counts against the limit, too."""
         topic.appending += entry.count
         done = entry.done
 
@@ -90,7 +129,6 @@ class Publishing:
             done(entry)
 
         entry.done = finished
-        return True
 
     def publish(
         self,
@@ -104,6 +142,8 @@ class Publishing:
     ) -> None:
         """Store checked records. ``producer`` is (id, epoch, first sequence)."""
         self._engine.check_open()
+        if producer is not None:
+            check_producer(producer)
         if deliver_at is not None and deliver_at > self._engine.now_ms():
             if len(columns.values) != 1 or producer is not None:
                 raise InvalidArgument(
@@ -113,17 +153,40 @@ class Publishing:
             check_topic_name(name)
             if not self._engine.auto_create_topics:
                 self._engine.topics.find(name)
+            if partition is not None:
+                self._check_partition(name, partition)
             self._engine.schedule.add(name, columns, deliver_at, partition, done)
             return
-        topic = self._engine.topic_for_publish(name)
-        count = len(topic.partitions)
-        if partition is None and producer is not None and count > 1:
-            partition = producer[0] % count
+        topic = self._topic(name, partition)
+        if partition is None and producer is not None and len(topic.partitions) > 1:
+            partition = _partition_of(topic, columns, producer)
         if partition is None:
             parts = topic.spread(columns)
         else:
             parts = [(topic.partition(partition).number, columns, range(len(columns.values)))]
         _Publish(self, topic, parts, done, producer).start()
+
+    def _topic(self, name: str, partition: int | None) -> Topic:
+        """The topic, made if need be; not for a partition that it would not have."""
+        if partition is not None:
+            self._check_partition(name, partition)
+        return self._engine.topic_for_publish(name)
+
+    def _check_partition(self, name: str, partition: int) -> None:
+        topic = self._engine.topics.get(check_topic_name(name))
+        if topic is not None:
+            topic.partition(partition)
+            return
+        count = self._engine.topics.defaults.partitions
+        if isinstance(partition, bool) or not isinstance(partition, int):
+            raise InvalidArgument(
+                f"a partition is a whole number, not {partition!r}", code="invalid_partition"
+            )
+        if not 0 <= partition < count:
+            raise InvalidArgument(
+                f"topic {name!r} would have no partition {partition}: a new one has {count}",
+                code="invalid_partition",
+            )
 
     def publish_batch(
         self,
@@ -136,7 +199,9 @@ class Publishing:
     ) -> None:
         """Store a checked batch as it is; spread over partitions only if its keys ask for it."""
         self._engine.check_open()
-        topic = self._engine.topic_for_publish(name)
+        if producer is not None:
+            check_producer(producer)
+        topic = self._topic(name, partition)
         if partition is None and len(topic.partitions) > 1 and producer is None and batch.keys():
             self.publish(name, batch.columns(), done)
             return
@@ -195,6 +260,10 @@ class _Publish:
         self._error: HeadraceError | None = None
 
     def start(self) -> None:
+        if len(self._parts) > 1 and (refusal := self._refusal()) is not None:
+            self._topic.refused += sum(len(indexes) for _, _, indexes in self._parts)
+            self._done([], refusal)
+            return
         producer_id, epoch, sequence = self._producer or (0, 0, 0)
         for number, content, _ in self._parts:
             entry = Append(
@@ -207,6 +276,15 @@ class _Publish:
                 context=number,
             )
             self._publishing.append(self._topic, number, entry)
+
+    def _refusal(self) -> HeadraceError | None:
+        """What goes to several partitions goes to all of them or, as far as is known, to none."""
+        for number, _, _ in self._parts:
+            why = self._topic.partitions[number].log.read_only
+            if why is not None:
+                return ReadOnly(why)
+        count = sum(len(indexes) for _, _, indexes in self._parts)
+        return self._publishing.refusal(self._topic, count)
 
     def _stored(self, entry: Append) -> None:
         self._waiting -= 1
@@ -245,7 +323,51 @@ class _Publish:
         )
 
 
-def idempotency_producer(key: str) -> tuple[int, int, int]:
+def _partition_of(topic: Topic, columns: Columns, producer: tuple[int, int, int]) -> int:
+    """Where a repetition is found again: by the producer, whose sequence is the partition's."""
+    if isinstance(producer, Once) and columns.keys and len(columns.keys) == 1:
+        (key,) = columns.keys
+        if key is not None:
+            return topic.partition_of_key(key)
+    return producer[0] % len(topic.partitions)
+
+
+def check_producer(producer: object) -> None:
+    """(id, epoch, first sequence), as the header of a batch can hold them."""
+    if (
+        not isinstance(producer, tuple)
+        or len(producer) != 3
+        or any(isinstance(part, bool) or not isinstance(part, int) for part in producer)
+        or not 1 <= producer[0] < 1 << 64
+        or not 0 <= producer[1] < 1 << 32
+        or not 0 <= producer[2] < 1 << 32
+        or producer[0] == SCHEDULE_PRODUCER
+    ):
+        raise InvalidArgument(
+            f"a producer is (id, epoch, first sequence), as the broker gave it out, not {producer!r}",
+            code="invalid_producer",
+        )
+
+
+def idempotency_producer(key: str) -> Once:
     """A caller's own idempotency key as a producer of exactly one batch."""
-    digest = hashlib.sha256(key.encode()).digest()
-    return int.from_bytes(digest[:8], "little") | 1, 0, 0
+    try:
+        if not isinstance(key, str) or not key:
+            raise ValueError
+        digest = hashlib.sha256(key.encode()).digest()
+    except ValueError:
+        raise InvalidArgument(
+            f"an idempotency key is a text, not {key!r}", code="invalid_idempotency_key"
+        ) from None
+    return Once(int.from_bytes(digest[:8], "little") | 1)
+
+
+def producer_of(
+    producer: tuple[int, int, int] | None, idempotency_key: str | None
+) -> tuple[int, int, int] | None:
+    """The one that was given of the two ways to be idempotent."""
+    if idempotency_key is None:
+        return producer
+    if producer is not None:
+        raise InvalidArgument("give producer or idempotency_key, not both", code="invalid_producer")
+    return idempotency_producer(idempotency_key)

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from headrace import limits
+from headrace.broker.publishing import SCHEDULE_PRODUCER as PRODUCER_ID
 from headrace.errors import HeadraceError, MessageNotFound, QueueFull
 from headrace.log.batch import LOST
 from headrace.log.columns import Columns
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("headrace.broker")
 TOPIC = "__scheduled"
 KEEPER = "__schedule"
-PRODUCER_ID = 0x6865_6164_7261_6365  # "headrace"
 CONTROL = "headrace-schedule"
 ROUND_MAX = 1000
 LOOK_AGAIN_S = 60.0

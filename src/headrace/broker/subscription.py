@@ -153,6 +153,11 @@ class Subscription:
             self._end(lease, "member left", at_once=True, count=count_attempt)
         self.wake()
 
+    def withdraw(self, member: Member) -> None:
+        """Give the member nothing more; what it holds stays out until settled or overdue."""
+        if member in self.members:
+            self.members.remove(member)
+
     def wake(self) -> None:
         if not self._pumping and not self.closed:
             self._pumping = True
@@ -321,6 +326,7 @@ class Subscription:
             delivery = Delivery(partition.topic, partition.number, batch, indexes)
             delivery.attempts = attempts
             self.tally.acked += count
+            partition.consumed += count
             self._done_all(cursor, offsets)
             member.sink.deliver(delivery)
             return
@@ -430,6 +436,7 @@ class Subscription:
         lease = self.lease(lease_id)
         self._settle(lease, offset)
         self.tally.acked += 1
+        lease.cursor.partition.consumed += 1
         self._done(lease.cursor, offset)
         self._released(lease, 1)
 
@@ -470,6 +477,7 @@ class Subscription:
                 lease.mask &= ~(1 << index)
                 self._done(lease.cursor, lease.offsets[index])
         self.tally.acked += len(indexes)
+        lease.cursor.partition.consumed += len(indexes)
         self._released(lease, len(indexes))
         return len(indexes)
 

@@ -39,7 +39,7 @@ class Watcher(Protocol):
 class Partition:
     """One partition with those who wait for its next record."""
 
-    __slots__ = ("log", "message_ttl_ms", "number", "topic", "watchers")
+    __slots__ = ("consumed", "first_end", "log", "message_ttl_ms", "number", "topic", "watchers")
 
     def __init__(self, topic: str, number: int, log: PartitionLog | MemoryLog):
         self.topic = topic
@@ -47,6 +47,10 @@ class Partition:
         self.log = log
         self.message_ttl_ms: int | None = None
         self.watchers: list[Watcher] = []
+        self.first_end = log.end_offset
+        """Where the log ended when it was opened: what is beyond was published since."""
+        self.consumed = 0
+        """Messages acknowledged or followed since then, all subscriptions together."""
         log.on_advance = self._advanced
 
     def _advanced(self) -> None:
@@ -125,6 +129,12 @@ class Topic:
     # --- asking -----------------------------------------------------------------------------
     def end_offsets(self) -> list[int]:
         return [partition.log.end_offset for partition in self.partitions]
+
+    def published_total(self) -> int:
+        return sum(p.log.end_offset - p.first_end for p in self.partitions)
+
+    def consumed_total(self) -> int:
+        return sum(partition.consumed for partition in self.partitions)
 
     def size_bytes(self) -> int:
         return sum(partition.log.size_bytes() for partition in self.partitions)

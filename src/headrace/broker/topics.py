@@ -62,6 +62,7 @@ class Topics:
         self._by_hash: dict[int, Topic] = {}
         self._partitions = 0
         self.on_sync: Callable[[float], None] = lambda seconds: None
+        self.on_commit: Callable[[float, int], None] = lambda seconds, count: None
 
     def __iter__(self) -> Iterator[Topic]:
         return iter(tuple(self._topics.values()))
@@ -73,7 +74,7 @@ class Topics:
         return self._topics.get(name)
 
     def find(self, name: str) -> Topic:
-        topic = self._topics.get(name)
+        topic = self._topics.get(name) if isinstance(name, str) else None
         if topic is None:
             check_topic_name(name, internal=True)
             raise TopicNotFound(f"there is no topic {name!r}; create it, or publish to it")
@@ -235,6 +236,7 @@ class Topics:
             suspect=suspect,
         )
         log.on_sync = lambda seconds: self.on_sync(seconds)
+        log.on_commit = lambda seconds, count: self.on_commit(seconds, count)
         return log
 
     def close(self, done: Callable[[], None]) -> None:

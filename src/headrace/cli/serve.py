@@ -81,9 +81,9 @@ def _run(settings: Settings) -> int:
 
 
 def _say_ready(server: Any) -> None:
-    scheme = "tls" if server.is_tls else "tcp"
+    schemes = {"tcp": "tls", "http": "https"} if server.is_tls else {"tcp": "tcp", "http": "http"}
     where = "in memory" if server.engine.directory is None else str(server.engine.directory.path)
-    places = [f"{scheme}://{host}:{port}" for host, port in server.addresses.values()]
+    places = [f"{schemes[name]}://{host}:{port}" for name, (host, port) in server.addresses.items()]
     print(f"Headrace is ready: {', '.join(places)} (data: {where})", flush=True)
 
 

@@ -67,6 +67,7 @@ class _Commit:
         self.sync = sync
         self.batches = group.batches
         self.entries = group.entries
+        self.started = partition.now()
         self.synced = False
         self.rolled: Segment | None = None
 
@@ -115,6 +116,7 @@ class PartitionLog:
         self.number = next(_numbers)
         self.on_advance: Callable[[], None] = lambda: None
         self.on_sync: Callable[[float], None] = lambda seconds: None
+        self.on_commit: Callable[[float, int], None] = lambda seconds, count: None
         self._lane: Lane[Append | str] = Lane(loop, workers, self._prepare, self._finish)
         self._waiting_bytes = 0
         self._commit: _Commit | None = None
@@ -160,6 +162,9 @@ class PartitionLog:
         self._segments: tuple[Segment, ...] = tuple(segments)
         self.start_offset = segments[0].base_offset if segments else 0
         self.end_offset = segments[-1].index().end_offset if segments else 0
+
+    def now(self) -> float:
+        return self._loop.time()
 
     # --- writing: on the loop ---------------------------------------------------------------
     def append(self, entry: Append) -> None:
@@ -341,6 +346,8 @@ class PartitionLog:
             self._sync_timer = self._loop.call_later(
                 self.options.sync_interval_ms / 1000, self._sync_later
             )
+        count = sum(batch.count for batch in commit.batches)
+        self.on_commit(self.now() - commit.started, count)
         for entry in commit.entries:
             entry.done(entry)
         self.on_advance()

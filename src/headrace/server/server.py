@@ -23,7 +23,10 @@ from headrace.broker.aio import AsyncBroker
 from headrace.broker.engine import Engine
 from headrace.errors import HeadraceError, InvalidArgument
 from headrace.server.binary import BinarySession
+from headrace.server.http import HttpConnection
+from headrace.server.metrics import Metrics
 from headrace.server.operations import Operations
+from headrace.server.site import make_site
 from headrace.server.tcp import Connection, Hub
 from headrace.server.text import TextSession
 from headrace.settings import Settings
@@ -59,6 +62,8 @@ class Server:
         self.hub = Hub(self.engine, Operations(self.broker), settings.token)
         self.hub.max_connections = settings.max_connections
         self.hub.heartbeat_s = settings.heartbeat_interval
+        self.hub.metrics = Metrics(self.hub).render
+        self._site = make_site(settings.allowed_origins)
 
     @property
     def is_tls(self) -> bool:
@@ -69,12 +74,16 @@ class Server:
         self.engine.open()
         try:
             await self._listen("tcp", self._settings.port, self._connection)
+            await self._listen("http", self._settings.http_port, self._http_connection)
         except BaseException:
             await self.broker.close()
             raise
 
     def _connection(self) -> Connection:
         return Connection(self.hub, TextSession, BinarySession)
+
+    def _http_connection(self) -> HttpConnection:
+        return HttpConnection(self.hub, self._site)
 
     async def _listen(self, name: str, port: int, factory: Any) -> None:
         host = self._settings.host

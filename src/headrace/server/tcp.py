@@ -39,6 +39,20 @@ class Session(Protocol):
         """The connection is gone: give back what it held."""
 
 
+class Guest(Protocol):
+    """A connection, of whatever kind, as the hub knows it."""
+
+    peer: str
+    session: Session | None
+
+    @property
+    def protocol(self) -> str: ...
+
+    def close(self) -> None: ...
+
+    def abort(self) -> None: ...
+
+
 class Hub:
     """What all connections of a server share."""
 
@@ -46,15 +60,16 @@ class Hub:
         self.engine = engine
         self.operations = operations
         self._token = None if token is None else token.encode()
-        self.connections: set[Connection] = set()
+        self.connections: set[Guest] = set()
         self.max_connections = 15_000
         self.heartbeat_s = 30.0
         self.accepted = 0
         self.refused = 0
         self.draining = False
         self._empty: asyncio.Event | None = None
+        self.metrics: Callable[[], tuple[bytes, str]] = lambda: (b"", "text/plain")
 
-    def left(self, connection: Connection) -> None:
+    def left(self, connection: Guest) -> None:
         self.connections.discard(connection)
         if self._empty is not None and not self.connections:
             self._empty.set()
@@ -85,6 +100,10 @@ class Connection(asyncio.Protocol):
         self.authenticated = not hub.needs_token
         self.peer = "?"
         self.closing = False
+
+    @property
+    def protocol(self) -> str:
+        return "tcp" if self.session is None else self.session.protocol
 
     # --- the socket -------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -88,7 +88,7 @@ def publish_arguments(
         expires_at=expiry_of(ttl, now),
         target=given.get("to"),
     )
-    producer = None
+    producer: tuple[int, int, int] | None = None
     if given.get("idempotency_key"):
         producer = idempotency_producer(given["idempotency_key"])
     elif "producer_id" in given:

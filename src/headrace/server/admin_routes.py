@@ -1,0 +1,324 @@
+"""Topics, subscriptions, dead letters, delayed messages, health and metrics over HTTP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from headrace.errors import InvalidArgument
+from headrace.server import schemas
+from headrace.server.http import HttpConnection
+from headrace.server.operations import parse_position
+from headrace.server.routes import check_query, read_object
+from headrace.server.routing import Parameter, Route
+from headrace.server.text import number_of
+from headrace.server.views import iso, message_view
+from headrace.wire import documents, http
+from headrace.wire.http import Request
+
+_TOPIC_PARAMETER = Parameter("topic", "The topic, if the name is not unique.", schemas.STRING)
+
+
+def _json(request: Request, value: Any, status: int = 200) -> bytes:
+    return http.json_answer(status, orjson.dumps(value), request.keep_alive)
+
+
+async def _operate(connection: HttpConnection, name: str, **arguments: Any) -> Any:
+    given = {key: value for key, value in arguments.items() if value is not None}
+    return await connection.hub.operations.call(name, given)
+
+
+# --- topics -------------------------------------------------------------------------------------
+async def on_topics(connection: HttpConnection, request: Request) -> bytes:
+    check_query(request)
+    return _json(request, await _operate(connection, "topics"))
+
+
+async def on_topic(connection: HttpConnection, request: Request, topic: str) -> bytes:
+    check_query(request)
+    return _json(request, await _operate(connection, "topic", topic=topic))
+
+
+on_topic_stats = on_topic
+
+
+async def on_create_topic(connection: HttpConnection, request: Request, topic: str) -> bytes:
+    check_query(request)
+    is_new = connection.hub.engine.topics.get(topic) is None
+    settings = read_object(request.body)
+    stats = await _operate(connection, "create_topic", topic=topic, settings=settings)
+    return _json(request, stats, 201 if is_new else 200)
+
+
+async def on_change_topic(connection: HttpConnection, request: Request, topic: str) -> bytes:
+    check_query(request)
+    changes = read_object(request.body)
+    return _json(request, await _operate(connection, "change_topic", topic=topic, settings=changes))
+
+
+async def on_delete_topic(connection: HttpConnection, request: Request, topic: str) -> bytes:
+    check_query(request)
+    return _json(request, await _operate(connection, "delete_topic", topic=topic))
+
+
+# --- subscriptions --------------------------------------------------------------------------------
+async def on_subscribe(connection: HttpConnection, request: Request, topic: str) -> bytes:
+    """Make a group over the topic: ``{"group": ..., "start": ..., <setting>: ...}``."""
+    check_query(request)
+    body = read_object(request.body)
+    group = body.pop("group", "default")
+    start = body.pop("start", "earliest")
+    if not isinstance(group, str) or isinstance(start, bool) or not isinstance(start, (str, int)):
+        raise InvalidArgument("group is a text, start a text or an offset")
+    is_new = connection.hub.engine.subscription_or_none(group, topic) is None
+    broker = connection.hub.operations.broker
+    await broker.create_subscription(group, topic, start=parse_position(start), **body)
+    stats = await broker.subscription_stats(group, topic)
+    return _json(request, stats, 201 if is_new else 200)
+
+
+async def on_subscriptions(connection: HttpConnection, request: Request) -> bytes:
+    query = check_query(request, "topic")
+    return _json(request, await _operate(connection, "subscriptions", **query))
+
+
+async def on_subscription(connection: HttpConnection, request: Request, group: str) -> bytes:
+    query = check_query(request, "topic")
+    return _json(request, await _operate(connection, "subscription", subscription=group, **query))
+
+
+async def on_delete_subscription(connection: HttpConnection, request: Request, group: str) -> bytes:
+    query = check_query(request, "topic")
+    return _json(
+        request, await _operate(connection, "delete_subscription", subscription=group, **query)
+    )
+
+
+async def on_seek(connection: HttpConnection, request: Request, group: str) -> bytes:
+    query = check_query(request, "topic")
+    body = read_object(request.body) | query
+    return _json(request, await _operate(connection, "seek", subscription=group, **body))
+
+
+# --- dead letters ---------------------------------------------------------------------------------
+def _letter(document: dict[str, Any]) -> dict[str, Any]:
+    letter = documents.to_letter(document)
+    return {
+        "offset": letter.offset,
+        "subscription": letter.subscription,
+        "reason": letter.reason,
+        "attempts": letter.attempts,
+        "timestamp": iso(letter.timestamp),
+        "message": message_view(letter.message),
+    }
+
+
+async def on_dead_letter_topics(connection: HttpConnection, request: Request) -> bytes:
+    check_query(request)
+    return _json(request, await _operate(connection, "dead_letter_topics"))
+
+
+async def on_dead_letters(connection: HttpConnection, request: Request, group: str) -> bytes:
+    query = check_query(request, "after", "limit")
+    after = number_of(query["after"], "after") if "after" in query else None
+    limit = number_of(query["limit"], "limit") if "limit" in query else None
+    found = await _operate(connection, "dead_letters", subscription=group, after=after, limit=limit)
+    return _json(request, [_letter(document) for document in found])
+
+
+async def on_dead_letter(
+    connection: HttpConnection, request: Request, group: str, offset: str
+) -> bytes:
+    check_query(request)
+    number = number_of(offset, "offset")
+    return _json(
+        request,
+        _letter(await _operate(connection, "dead_letter", subscription=group, offset=number)),
+    )
+
+
+async def on_edit_dead_letter(
+    connection: HttpConnection, request: Request, group: str, offset: str
+) -> bytes:
+    """Replace the payload: ``{"data": ..., "headers": {...}}``."""
+    check_query(request)
+    body = read_object(request.body)
+    data, headers = body.pop("data", None), body.pop("headers", None)
+    if body:
+        raise InvalidArgument(f"unknown field {next(iter(body))!r}", code="unknown_argument")
+    value = None if data is None else {"data": orjson.dumps(data).decode()}
+    return _json(
+        request,
+        await _operate(
+            connection,
+            "edit_dead_letter",
+            subscription=group,
+            offset=number_of(offset, "offset"),
+            value=value,
+            headers=headers,
+        ),
+    )
+
+
+async def on_redrive(connection: HttpConnection, request: Request, group: str) -> bytes:
+    check_query(request)
+    body = read_object(request.body)
+    return _json(request, await _operate(connection, "redrive", subscription=group, **body))
+
+
+async def on_purge_dead_letters(connection: HttpConnection, request: Request, group: str) -> bytes:
+    check_query(request)
+    return _json(request, await _operate(connection, "purge_dead_letters", subscription=group))
+
+
+async def on_purge_dead_letter(
+    connection: HttpConnection, request: Request, group: str, offset: str
+) -> bytes:
+    check_query(request)
+    number = number_of(offset, "offset")
+    connection.hub.engine.dead_letters.show(group, number)
+    return _json(
+        request,
+        await _operate(connection, "purge_dead_letters", subscription=group, offsets=[number]),
+    )
+
+
+# --- delayed messages -----------------------------------------------------------------------------
+async def on_scheduled(connection: HttpConnection, request: Request) -> bytes:
+    query = check_query(request, "topic", "limit")
+    limit = number_of(query["limit"], "limit") if "limit" in query else None
+    found = await _operate(connection, "scheduled", topic=query.get("topic"), limit=limit)
+    return _json(request, [{**item, "deliver_at": iso(item["deliver_at"])} for item in found])
+
+
+async def on_cancel(connection: HttpConnection, request: Request, message_id: str) -> bytes:
+    check_query(request)
+    return _json(request, await _operate(connection, "cancel", id=message_id))
+
+
+# --- health, metrics, description -----------------------------------------------------------------
+def on_live(connection: HttpConnection, request: Request) -> bytes:
+    """The process runs and its loop turns: it answered."""
+    return _json(request, {"status": "ok"})
+
+
+def on_ready(connection: HttpConnection, request: Request) -> bytes:
+    """Whether publishes would be taken now, and if not, why."""
+    reasons = readiness(connection)
+    status = "ok" if not reasons else "not ready"
+    return _json(request, {"status": status, "reasons": reasons}, 503 if reasons else 200)
+
+
+def on_health(connection: HttpConnection, request: Request) -> bytes:
+    reasons = readiness(connection)
+    document = {
+        "status": "ok" if not reasons else "degraded",
+        "reasons": reasons,
+        "topics": len(connection.hub.engine.topics),
+        "connections": len(connection.hub.connections),
+    }
+    return _json(request, document, 503 if reasons else 200)
+
+
+def readiness(connection: HttpConnection) -> list[str]:
+    engine = connection.hub.engine
+    reasons = []
+    if engine.failed is not None:
+        reasons.append(engine.failed.message)
+    if connection.hub.draining or engine.closing:
+        reasons.append("the broker is stopping")
+    refusal = engine.guard.refusal()
+    if refusal is not None:
+        reasons.append(refusal.message)
+    for topic in engine.topics:
+        for partition in topic.partitions:
+            if partition.log.read_only:
+                reasons.append(
+                    f"{topic.name}/{partition.number} is read-only: {partition.log.read_only}"
+                )
+    return reasons
+
+
+def on_metrics(connection: HttpConnection, request: Request) -> bytes:
+    content, content_type = connection.hub.metrics()
+    return http.answer(200, content, content_type, keep_alive=request.keep_alive)
+
+
+def on_openapi(connection: HttpConnection, request: Request) -> bytes:
+    return http.json_answer(200, _openapi(), request.keep_alive)
+
+
+_OPENAPI: list[bytes] = []
+
+
+def _openapi() -> bytes:
+    if not _OPENAPI:
+        from headrace.server.site import ALL_ROUTES
+
+        _OPENAPI.append(orjson.dumps(schemas.document(ALL_ROUTES)))
+    return _OPENAPI[0]
+
+
+_OBJECT: dict[str, Any] = {"type": "object"}
+_TOPIC_STATS = schemas.answers("200", schemas.ref("TopicStats"))
+_GROUP_STATS = schemas.answers("200", schemas.ref("SubscriptionStats"))
+_DONE = schemas.answers("200", _OBJECT)
+_CREATED_TOPIC = schemas.answers("201", schemas.ref("TopicStats"), "Created.")
+_CREATED_GROUP = schemas.answers("201", schemas.ref("SubscriptionStats"), "Created.")
+_SETTINGS_BODY = schemas.json_body(_OBJECT, required=False)
+
+ROUTES = [
+    Route("GET", "/topics", on_topics, "List topics", "topics", (), None,
+          schemas.answers("200", schemas.array(schemas.ref("TopicStats")))),
+    Route("GET", "/topics/{topic}", on_topic, "Describe a topic", "topics", (), None, _TOPIC_STATS),
+    Route("GET", "/topics/{topic}/stats", on_topic_stats, "Statistics of a topic", "topics", (),
+          None, _TOPIC_STATS),
+    Route("PUT", "/topics/{topic}", on_create_topic, "Create a topic with settings", "topics", (),
+          _SETTINGS_BODY, {**_TOPIC_STATS, **_CREATED_TOPIC}),
+    Route("PATCH", "/topics/{topic}", on_change_topic, "Change settings", "topics", (),
+          schemas.json_body(_OBJECT), _TOPIC_STATS),
+    Route("DELETE", "/topics/{topic}", on_delete_topic, "Delete a topic", "topics", (), None, _DONE),
+    Route("POST", "/subscribe/{topic}", on_subscribe, "Create a subscription", "subscriptions", (),
+          schemas.json_body(schemas.obj({"group": schemas.GROUP, "start": schemas.ANY}),
+                            required=False),
+          {**_GROUP_STATS, **_CREATED_GROUP}),
+    Route("GET", "/subscriptions", on_subscriptions, "List subscriptions", "subscriptions",
+          (_TOPIC_PARAMETER,), None,
+          schemas.answers("200", schemas.array(schemas.ref("SubscriptionStats")))),
+    Route("GET", "/subscriptions/{group}", on_subscription, "Describe a subscription",
+          "subscriptions", (_TOPIC_PARAMETER,), None, _GROUP_STATS),
+    Route("DELETE", "/subscriptions/{group}", on_delete_subscription, "Delete a subscription",
+          "subscriptions", (_TOPIC_PARAMETER,), None, _DONE),
+    Route("POST", "/subscriptions/{group}/seek", on_seek, "Replay, or skip", "subscriptions",
+          (_TOPIC_PARAMETER,),
+          schemas.json_body(schemas.obj({"to": schemas.ANY, "partition": schemas.WHOLE}, ["to"])),
+          _GROUP_STATS),
+    Route("GET", "/dead-letters", on_dead_letter_topics, "Count dead letters", "dead letters", (),
+          None, schemas.answers("200", schemas.array(_OBJECT))),
+    Route("GET", "/dead-letters/{group}", on_dead_letters, "List dead letters", "dead letters",
+          (schemas.LIMIT, Parameter("after", "Behind this letter.", schemas.WHOLE)), None,
+          schemas.answers("200", schemas.array(schemas.ref("DeadLetter")))),
+    Route("DELETE", "/dead-letters/{group}", on_purge_dead_letters, "Give all letters up",
+          "dead letters", (), None, _DONE),
+    Route("POST", "/dead-letters/{group}/redrive", on_redrive, "Publish letters back",
+          "dead letters", (), schemas.json_body(_OBJECT, required=False), _DONE),
+    Route("GET", "/dead-letters/{group}/{offset}", on_dead_letter, "Show a letter",
+          "dead letters", (), None, schemas.answers("200", schemas.ref("DeadLetter"))),
+    Route("PUT", "/dead-letters/{group}/{offset}", on_edit_dead_letter, "Correct a letter",
+          "dead letters", (), schemas.json_body(_OBJECT), _DONE),
+    Route("DELETE", "/dead-letters/{group}/{offset}", on_purge_dead_letter, "Give a letter up",
+          "dead letters", (), None, _DONE),
+    Route("GET", "/scheduled", on_scheduled, "List delayed messages", "delayed messages",
+          (schemas.LIMIT, _TOPIC_PARAMETER), None,
+          schemas.answers("200", schemas.array(schemas.ref("Scheduled")))),
+    Route("DELETE", "/scheduled/{id}", on_cancel, "Cancel a delayed message", "delayed messages",
+          (), None, _DONE),
+    Route("GET", "/health", on_health, "Health", "operations", (), None, _DONE),
+    Route("GET", "/health/live", on_live, "Does the process live?", "operations", (), None, _DONE),
+    Route("GET", "/health/ready", on_ready, "Does it take publishes?", "operations", (), None,
+          _DONE),
+    Route("GET", "/metrics", on_metrics, "Prometheus metrics", "operations", (), None,
+          {"200": {"description": "Metrics.", "content": {"text/plain": {"schema": schemas.STRING}}}}),
+    Route("GET", "/openapi.json", on_openapi, "This description", "operations", (), None, _DONE),
+]  # fmt: skip

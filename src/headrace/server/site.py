@@ -1,0 +1,18 @@
+"""All routes of the HTTP port, put together."""
+
+from __future__ import annotations
+
+from headrace.server import admin_routes, routes, stream, websocket
+from headrace.server.http import Site
+from headrace.server.routing import Route, RouteTable
+
+ALL_ROUTES: list[Route] = [
+    *routes.ROUTES,
+    *stream.ROUTES,
+    *websocket.ROUTES,
+    *admin_routes.ROUTES,
+]
+
+
+def make_site(allowed_origins: list[str] | None) -> Site:
+    return Site(RouteTable(ALL_ROUTES), allowed_origins)

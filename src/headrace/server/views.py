@@ -1,0 +1,117 @@
+"""Messages as JSON, in the format that HTTP, WebSocket and event streams share::
+
+    {"id": ..., "topic": ..., "partition": ..., "offset": ..., "data": ..., "headers": {...},
+     "timestamp": "2023-01-01T00:00:00.000Z", "retryCount": 0}
+
+``data`` is the JSON that was published, as it was; what is not JSON comes back as text, and what is not
+text as base64 with ``"encoding": "base64"``. Ids, times and headers are put together by hand around the
+untouched value: a message that fans out is encoded once (:class:`Views`).
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+
+from headrace.broker.delivery import Delivery
+from headrace.model import Message, Receipt
+
+CONTENT_TYPE = "content-type"
+
+
+def iso(timestamp_ms: int) -> str:
+    text = datetime.fromtimestamp(timestamp_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    return text.replace("+00:00", "Z")
+
+
+def is_json_type(content_type: str | None) -> bool:
+    if not content_type:
+        return True
+    kind = content_type.partition(";")[0].strip().lower()
+    return kind in ("application/json", "text/json") or kind.endswith("+json")
+
+
+def data_of(message: Message) -> dict[str, Any]:
+    """``data`` and, where needed, ``encoding``."""
+    value = message.value
+    if is_json_type(message.headers.get(CONTENT_TYPE)):
+        try:
+            orjson.loads(value)
+            return {"data": orjson.Fragment(value)}
+        except orjson.JSONDecodeError:
+            pass
+    try:
+        return {"data": value.decode()}
+    except UnicodeDecodeError:
+        return {"data": base64.b64encode(value).decode(), "encoding": "base64"}
+
+
+def message_view(message: Message, *, delivery: str | None = None) -> dict[str, Any]:
+    view: dict[str, Any] = {
+        "id": str(message.id),
+        "topic": message.topic,
+        "partition": message.partition,
+        "offset": message.offset,
+        **data_of(message),
+        "headers": dict(message.headers),
+        "timestamp": iso(message.timestamp),
+        "retryCount": message.retry_count,
+    }
+    if message.key is not None:
+        try:
+            view["key"] = message.key.decode()
+        except UnicodeDecodeError:
+            view["key"] = {"base64": base64.b64encode(message.key).decode()}
+    if delivery is not None:
+        view["delivery"] = delivery
+    return view
+
+
+def receipt_view(receipt: Receipt) -> dict[str, Any]:
+    view: dict[str, Any] = {
+        "id": str(receipt.id),
+        "topic": receipt.topic,
+        "partition": receipt.partition,
+        "offset": receipt.offset,
+        "timestamp": iso(receipt.timestamp),
+    }
+    if receipt.offset < 0:
+        del view["partition"], view["offset"]
+        view["scheduled"] = True
+    if receipt.duplicate:
+        view["duplicate"] = True
+    return view
+
+
+def delivery_views(delivery: Delivery) -> list[dict[str, Any]]:
+    lease = delivery.lease
+    return [
+        message_view(message, delivery=None if lease is None else f"{lease.id}.{message.offset}")
+        for message in delivery.messages()
+    ]
+
+
+class Views:
+    """Encoded once for many: the bytes of the last delivered piece of each topic."""
+
+    KEPT_MAX = 256
+
+    def __init__(self, encode: Callable[[Message], bytes]):
+        self._encode = encode
+        self._kept: dict[tuple[str, int], tuple[Any, Sequence[int], bytes]] = {}
+
+    def of(self, delivery: Delivery) -> bytes:
+        """The delivery's messages, encoded one behind the other. Not for leased ones."""
+        key = (delivery.topic, delivery.partition)
+        kept = self._kept.get(key)
+        if kept is not None and kept[0] is delivery.batch and kept[1] == delivery.indexes:
+            return kept[2]
+        data = b"".join([self._encode(message) for message in delivery.messages()])
+        if len(self._kept) >= self.KEPT_MAX:
+            self._kept.clear()
+        self._kept[key] = (delivery.batch, delivery.indexes, data)
+        return data
