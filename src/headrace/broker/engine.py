@@ -318,7 +318,7 @@ class Engine:
         self.topics.delete(topic, lambda: self.state.flush(done))
 
     def topic_for_publish(self, name: str) -> Topic:
-        topic = self.topics.get(name) if isinstance(name, str) else None
+        topic = self.topics.get(name)
         if topic is not None and not name.startswith(INTERNAL_PREFIX):
             return topic
         check_topic_name(name)
@@ -342,19 +342,13 @@ class Engine:
             return log.start_offset
         if where == "latest":
             return log.end_offset
-        if isinstance(where, bool) or not isinstance(where, int):
-            raise InvalidArgument(
-                f"a position is 'earliest', 'latest' or an offset, not {where!r}",
-                code="invalid_offset",
-            )
-        if not 0 <= where <= limits.OFFSET_MAX:
-            raise InvalidArgument(f"{where} is not an offset", code="invalid_offset")
-        if where > log.end_offset:
+        offset = _check_offset(where)
+        if offset > log.end_offset:
             raise OffsetOutOfRange(
-                f"offset {where} is behind the end of {partition.topic}/{partition.number}, "
+                f"offset {offset} is behind the end of {partition.topic}/{partition.number}, "
                 f"which is {log.end_offset}"
             )
-        return max(where, log.start_offset)
+        return max(offset, log.start_offset)
 
     def find_message(self, message_id: uuid.UUID | str) -> Message:
         """The record that a derived id leads to."""
@@ -424,6 +418,8 @@ class Engine:
         """The subscription, made if it is not there. Settings that are given are applied."""
         self.check_open()
         check_subscription_name(name, internal=internal)
+        if not internal:
+            check_pattern(pattern)
         existing = self._subscriptions.get((pattern, name))
         if existing is not None:
             changed = existing.settings.but(settings or {})
@@ -439,10 +435,12 @@ class Engine:
                 self.call_soon(done, None)
             return existing
         chosen = SubscriptionSettings.of(settings or {})
-        if not internal:
-            check_pattern(pattern)
-            if not is_pattern(pattern):
-                self.topic_for_publish(pattern)
+        if start_time_ms is None and start not in ("earliest", "latest"):
+            offset = _check_offset(start)
+            if offset and not is_pattern(pattern):
+                self.topics.find(pattern)  # one that is made now does not have that offset
+        if not internal and not is_pattern(pattern):
+            self.topic_for_publish(pattern)
         if len(self._subscriptions) >= limits.SUBSCRIPTIONS_MAX:
             raise InvalidArgument(
                 f"the broker has {limits.SUBSCRIPTIONS_MAX} subscriptions, the limit",
@@ -580,3 +578,14 @@ class Engine:
         self, subscription: Subscription, cursor: Cursor, offset: int, attempt: int, reason: str
     ) -> None:
         self.dead_letters.bury(subscription, cursor, offset, attempt, reason)
+
+
+def _check_offset(where: object) -> int:
+    if isinstance(where, bool) or not isinstance(where, int):
+        raise InvalidArgument(
+            f"a position is 'earliest', 'latest' or an offset, not {where!r}",
+            code="invalid_offset",
+        )
+    if not 0 <= where <= limits.OFFSET_MAX:
+        raise InvalidArgument(f"{where} is not an offset", code="invalid_offset")
+    return where

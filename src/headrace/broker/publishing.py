@@ -349,7 +349,7 @@ def check_producer(producer: object) -> None:
         )
 
 
-def idempotency_producer(key: str) -> Once:
+def idempotency_producer(key: object) -> Once:
     """A caller's own idempotency key as a producer of exactly one batch."""
     try:
         if not isinstance(key, str) or not key:
@@ -363,7 +363,7 @@ def idempotency_producer(key: str) -> Once:
 
 
 def producer_of(
-    producer: tuple[int, int, int] | None, idempotency_key: str | None
+    producer: tuple[int, int, int] | None, idempotency_key: object
 ) -> tuple[int, int, int] | None:
     """The one that was given of the two ways to be idempotent."""
     if idempotency_key is None:

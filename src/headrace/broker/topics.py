@@ -70,11 +70,11 @@ class Topics:
     def __len__(self) -> int:
         return len(self._topics)
 
-    def get(self, name: str) -> Topic | None:
-        return self._topics.get(name)
+    def get(self, name: object) -> Topic | None:
+        return self._topics.get(name) if isinstance(name, str) else None
 
-    def find(self, name: str) -> Topic:
-        topic = self._topics.get(name) if isinstance(name, str) else None
+    def find(self, name: object) -> Topic:
+        topic = self.get(name)
         if topic is None:
             check_topic_name(name, internal=True)
             raise TopicNotFound(f"there is no topic {name!r}; create it, or publish to it")
