@@ -10,13 +10,11 @@ import ssl
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
-from datetime import datetime
 from typing import Any
-
-import orjson
 
 from headrace import limits
 from headrace.channels import Arrivals, AsyncChannel
+from headrace.client.administration import Administration, Start, position_text
 from headrace.client.consumer import AsyncConsumer, Feed
 from headrace.client.link import ConnectionLost, Link, Wire
 from headrace.client.producer import Producer
@@ -25,17 +23,15 @@ from headrace.errors import (
     HeadraceError,
     InvalidArgument,
     NotFound,
-    OutcomeUnknown,
     SubscriptionNotFound,
 )
 from headrace.log.batch import LOST, Batch, crc32c, parse
 from headrace.log.columns import Columns, cut, expiry_of, many, one, pick, time_of
-from headrace.model import DeadLetter, Message, Receipt, Scheduled, Settling, parse_id
+from headrace.model import Message, Receipt, Settling, parse_id
 from headrace.wire import documents
 from headrace.wire.binary import Frame, Type
 
 logger = logging.getLogger("headrace.client")
-Start = str | int | datetime
 Handler = Callable[[Message], Awaitable[None] | None]
 FETCH_BYTES_DEFAULT = 1 << 20
 
@@ -52,7 +48,7 @@ def make_tls(tls: bool | ssl.SSLContext, ca: str | None) -> ssl.SSLContext | Non
     return ssl.create_default_context(cafile=ca)
 
 
-class AsyncClient:
+class AsyncClient(Administration):
     """A client of one broker. ``async with AsyncClient("localhost", 9999) as client: ...``
 
     ``linger`` (seconds) and ``batch_bytes`` say how long and how much publishes are gathered;
@@ -195,40 +191,11 @@ class AsyncClient:
             else:
                 feed.end(NotFound(text, code=code))
 
-    async def admin(self, operation: str, *, again: bool = True, **arguments: Any) -> Any:
-        """An administrative operation by name; the result is JSON."""
-        request = {"op": operation, **{k: v for k, v in arguments.items() if v is not None}}
-        try:
-            frame = await self.link.ask(Type.ADMIN, {}, orjson.dumps(request), again=again)
-        except ConnectionLost:
-            raise OutcomeUnknown(
-                f"the connection broke during {operation}: it may or may not have been done"
-            ) from None
-        return orjson.loads(frame.body)
-
-    # --- topics -----------------------------------------------------------------------------
-    async def create_topic(self, name: str, **settings: Any) -> None:
-        """Make a topic. One that exists with these settings is fine."""
-        await self.admin("create_topic", topic=name, settings=settings)
-
-    async def change_topic(self, name: str, **changes: Any) -> None:
-        await self.admin("change_topic", topic=name, settings=changes)
-
-    async def delete_topic(self, name: str) -> None:
-        await self.admin("delete_topic", again=False, topic=name)
-
-    async def topics(self) -> list[str]:
-        return [stats["topic"] for stats in await self.admin("topics")]
-
-    async def topic_stats(self, name: str) -> dict[str, Any]:
-        stats: dict[str, Any] = await self.admin("topic", topic=name)
-        return stats
-
+    # --- publishing -------------------------------------------------------------------------
     async def _ask_partitions(self, topic: str) -> int:
         stats = await self.admin("topic", topic=topic, create=True)
         return len(stats["partitions"])
 
-    # --- publishing -------------------------------------------------------------------------
     def send(
         self,
         topic: str,
@@ -399,7 +366,7 @@ class AsyncClient:
         properties = {
             "topic": topic,
             "partition": str(partition),
-            "offset": _position(offset),
+            "offset": position_text(offset),
             "max_bytes": str(max_bytes),
         }
         if wait:
@@ -459,9 +426,6 @@ class AsyncClient:
             found += batch.values()[start:] if start else batch.values()
         return found
 
-    async def find(self, message_id: uuid.UUID | str) -> Message:
-        return documents.to_message(await self.admin("find", id=str(message_id)))
-
     # --- subscribing ------------------------------------------------------------------------
     async def subscribe(
         self, topic: str, *, capacity: int = limits.CHANNEL_CAPACITY_DEFAULT
@@ -496,18 +460,6 @@ class AsyncClient:
     async def unfollow(self, feed: Feed) -> None:
         self._feeds.pop(feed.key, None)
         await feed.unsubscribe()
-
-    async def create_subscription(
-        self, name: str, topic: str, *, start: Start = "earliest", **settings: Any
-    ) -> None:
-        """Make a subscription, or change the settings given of one that is there."""
-        await self.admin(
-            "create_subscription",
-            subscription=name,
-            topic=topic,
-            start=_position(start),
-            settings=settings,
-        )
 
     async def subscription(
         self,
@@ -608,98 +560,6 @@ class AsyncClient:
                 return
         raise SubscriptionNotFound(f"this client has not joined {name!r}", code="not_subscribed")
 
-    async def delete_subscription(self, name: str, topic: str | None = None) -> None:
-        await self.admin("delete_subscription", again=False, subscription=name, topic=topic)
-
-    async def subscriptions(self, topic: str | None = None) -> list[dict[str, Any]]:
-        stats: list[dict[str, Any]] = await self.admin("subscriptions", topic=topic)
-        return stats
-
-    async def subscription_stats(self, name: str, topic: str | None = None) -> dict[str, Any]:
-        stats: dict[str, Any] = await self.admin("subscription", subscription=name, topic=topic)
-        return stats
-
-    async def seek(
-        self, name: str, to: Start, *, topic: str | None = None, partition: int | None = None
-    ) -> None:
-        """Replay a subscription from ``earliest``, ``latest``, an offset or a time on."""
-        await self.admin(
-            "seek", subscription=name, to=_position(to), topic=topic, partition=partition
-        )
-
-    # --- dead letters and delayed messages ------------------------------------------------------
-    async def dead_letters(
-        self, subscription: str, *, after: int = -1, limit: int = 100
-    ) -> list[DeadLetter]:
-        """Messages that the subscription gave up, oldest first."""
-        found = await self.admin(
-            "dead_letters", subscription=subscription, after=after, limit=limit
-        )
-        return [documents.to_letter(letter) for letter in found]
-
-    async def redrive(
-        self,
-        subscription: str,
-        *,
-        offsets: list[int] | None = None,
-        reason: str | None = None,
-        topic: str | None = None,
-        limit: int | None = None,
-        rate: float | None = None,
-        to: str = "subscription",
-    ) -> int:
-        """Publish dead letters back to their origin; returns how many."""
-        result = await self.admin(
-            "redrive",
-            again=False,
-            subscription=subscription,
-            offsets=offsets,
-            reason=reason,
-            topic=topic,
-            limit=limit,
-            rate=rate,
-            to=to,
-        )
-        count: int = result["redriven"]
-        return count
-
-    async def edit_dead_letter(
-        self,
-        subscription: str,
-        offset: int,
-        *,
-        value: bytes | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> int:
-        """Correct a dead letter before it is redriven; returns its new offset."""
-        result = await self.admin(
-            "edit_dead_letter",
-            again=False,
-            subscription=subscription,
-            offset=offset,
-            value=None if value is None else documents.pack(value),
-            headers=None if headers is None else dict(headers),
-        )
-        new: int = result["offset"]
-        return new
-
-    async def purge_dead_letters(self, subscription: str, offsets: list[int] | None = None) -> int:
-        """Give dead letters up for good; returns how many."""
-        result = await self.admin(
-            "purge_dead_letters", again=False, subscription=subscription, offsets=offsets
-        )
-        count: int = result["purged"]
-        return count
-
-    async def scheduled(self, topic: str | None = None, *, limit: int = 1000) -> list[Scheduled]:
-        """Messages that wait for their time, soonest first."""
-        found = await self.admin("scheduled", topic=topic, limit=limit)
-        return [documents.to_scheduled(item) for item in found]
-
-    async def cancel(self, message_id: uuid.UUID | str) -> None:
-        """A delayed message will not be published."""
-        await self.admin("cancel", again=False, id=str(message_id))
-
 
 async def _handle(message: Message, handler: Handler) -> None:
     try:
@@ -718,12 +578,6 @@ async def _handle(message: Message, handler: Handler) -> None:
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
-
-
-def _position(start: Start) -> str:
-    if isinstance(start, datetime):
-        return f"@{int(start.timestamp() * 1000)}"
-    return str(start)
 
 
 def _receipt(frame: Frame) -> Receipt:

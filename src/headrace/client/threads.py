@@ -20,7 +20,8 @@ from typing import Any, TypeVar
 
 from headrace import limits
 from headrace.channels import Channel
-from headrace.client.aio import AsyncClient, Start
+from headrace.client.administration import Start
+from headrace.client.aio import AsyncClient
 from headrace.client.consumer import Consumer, Feed
 from headrace.errors import (
     Closed,
