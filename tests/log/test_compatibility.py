@@ -1,0 +1,81 @@
+"""What was once written is read for ever: a whole partition, stored by the first version.
+
+The directory ``fixtures/partition-v1`` was written by :func:`build`; it is never written again. Its
+segment, index and snapshot formats are those of version 1, and so are the names of its files.
+"""
+
+from itertools import pairwise
+from pathlib import Path
+
+from headrace.files import Files
+from headrace.log.batch import AFTER_SYNC
+from headrace.log.index import Index
+from headrace.log.producers import Producers
+from headrace.log.segment import log_name
+from headrace.testing import SimulatedFiles
+from tests.log.rig import DIRECTORY, Rig, values
+
+STORED = Path(__file__).parent / "fixtures" / "partition-v1"
+START_MS = 1_700_000_000_000
+RECORDS = 24
+
+
+def value_of(offset: int) -> bytes:
+    return b"record %d " % offset * 40
+
+
+def build() -> None:
+    """How the fixture was made. Kept for the next version's, not to make this one again."""
+    STORED.mkdir()
+    rig = Rig(Files(), STORED, segment_bytes=4096)
+    for offset in range(RECORDS):
+        producer = (7, 2, offset // 2) if offset % 2 else (0, 0, 0)
+        rig.publish(value_of(offset), producer=producer)
+        rig.loop.advance(1)
+    rig.close()
+
+
+def stored() -> SimulatedFiles:
+    disk = SimulatedFiles()
+    for path in STORED.iterdir():
+        disk.put(DIRECTORY / path.name, path.read_bytes())
+    return disk
+
+
+def test_a_partition_of_version_1_opens() -> None:
+    """Every record is there, at its offset and time, and the log goes on behind it."""
+    rig = Rig(stored(), segment_bytes=4096)
+    assert values(rig.log) == [value_of(offset) for offset in range(RECORDS)]
+    for offset in range(RECORDS):
+        assert rig.log.offset_at(START_MS + 1000 * offset) == offset
+        assert rig.log.read(offset, 1)[0].base_timestamp == START_MS + 1000 * offset
+    assert all(batch.flags & AFTER_SYNC for batch in rig.log.read(0))
+    assert rig.publish(b"next").first_offset == RECORDS
+    rig.reopen()
+    assert rig.log.read(RECORDS)[0].values() == [b"next"]
+
+
+def test_its_producers_are_known() -> None:
+    """A repetition of what a producer sent to the first version is still one."""
+    rig = Rig(stored())
+    again = rig.publish(value_of(23), producer=(7, 2, 11))
+    assert (again.first_offset, again.duplicate) == (23, True)
+    assert rig.publish(b"next", producer=(7, 2, 12)).error is None
+
+
+def test_its_indexes_and_snapshots_are_used_as_they_are() -> None:
+    """None of its files has to be made anew: each one loads."""
+    disk = stored()
+    names = disk.names(DIRECTORY)
+    bases = [int(name[:20]) for name in names if name.endswith(".log")]
+    assert len(bases) > 2
+    for base, following in pairwise(bases):
+        size = disk.file_size(DIRECTORY / log_name(base))
+        index = Index.load(disk.read_file(DIRECTORY / f"{base:020d}.idx"), base, size)
+        assert index is not None
+        assert index.end_offset == following
+        assert index.max_timestamp == START_MS + 1000 * (following - 1)
+        snapshot = Producers.load(disk.read_file(DIRECTORY / f"{following:020d}.producers"))
+        assert snapshot is not None
+        assert snapshot.epoch(7) == 2
+        assert snapshot.next_sequence(7) == following // 2
