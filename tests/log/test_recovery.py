@@ -1,6 +1,7 @@
 """What a start makes of damaged files: never wrong bytes, never other offsets, never more lost."""
 
 import re
+import struct
 from itertools import product
 from pathlib import Path
 from random import Random
@@ -10,7 +11,7 @@ import pytest
 from headrace import limits
 from headrace.errors import DataCorrupt, OutcomeUnknown, ReadOnly, SequenceGap
 from headrace.files import Files
-from headrace.log.batch import encode
+from headrace.log.batch import VERSION, crc32c, encode
 from headrace.log.columns import Columns
 from headrace.log.partition import PartitionLog
 from headrace.log.segment import log_name
@@ -409,3 +410,19 @@ def test_recovery_on_a_real_disk(tmp_path: Path) -> None:
     rig.reopen()
     assert values(rig.log) == [*sent[: count_until(5)], b"next"]
     rig.close()
+
+
+def test_a_log_of_a_newer_version_is_refused_and_left_alone() -> None:
+    """An older broker must not cut off as torn what a newer one wrote."""
+    disk = SimulatedFiles()
+    rig = Rig(disk)
+    rig.publish(b"old")
+    position = rig.log.size_bytes()
+    rig.publish(b"new")
+    raw = bytearray(disk.read_file(FIRST))
+    raw[position + 30 : position + 32] = struct.pack("<H", VERSION + 1)
+    header_crc = crc32c(bytes(raw[position + 8 : position + 64]))
+    raw[position + 4 : position + 8] = struct.pack("<I", header_crc)
+    with pytest.raises(DataCorrupt) as refused:
+        opened_over(bytes(raw)).log  # noqa: B018
+    assert refused.value.code == "newer_format"

@@ -543,6 +543,23 @@ def parse_header(raw: bytes, at: int = 0) -> tuple[Batch, int] | None:
     return batch, body_len
 
 
+def is_newer(raw: bytes) -> bool:
+    """Whether a whole header stands there that only its version keeps us from reading.
+
+    Every version begins with "HRB" and sums its header the same way, so that an older broker knows
+    a newer log from damage and leaves it alone.
+    """
+    if len(raw) < HEADER_BYTES:
+        return False
+    fields = HEADER.unpack_from(raw)
+    magic, header_crc, version = fields[0], fields[1], fields[7]
+    return bool(
+        magic & 0xFF_FFFF == MAGIC & 0xFF_FFFF
+        and version > VERSION
+        and crc32c(raw[8:HEADER_BYTES]) == header_crc
+    )
+
+
 def parse(raw: bytes, at: int = 0) -> Batch | None:
     """The whole valid batch that begins at ``at``, or None."""
     parsed = parse_header(raw, at)

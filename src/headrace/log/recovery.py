@@ -29,7 +29,7 @@ from pathlib import Path
 from headrace import limits
 from headrace.errors import DataCorrupt
 from headrace.files import Files, Handle
-from headrace.log.batch import AFTER_SYNC
+from headrace.log.batch import AFTER_SYNC, HEADER_BYTES, is_newer
 from headrace.log.index import Index
 from headrace.log.producers import Producers
 from headrace.log.segment import Damage, Found, base_offset_of, log_name, scan
@@ -123,6 +123,9 @@ def _open_last(files: Files, path: Path, base: int, producers: Producers) -> Las
         vouched = max(
             (number for number, part in enumerate(parts) if _after_sync(part)), default=-1
         )
+        for part in parts:
+            if isinstance(part, Damage):
+                _refuse_newer(files, handle, path, part)
         torn = False
         for number, part in enumerate(parts):
             if isinstance(part, Found):
@@ -148,6 +151,16 @@ def _open_last(files: Files, path: Path, base: int, producers: Producers) -> Las
 
 def _after_sync(part: Found | Damage) -> bool:
     return isinstance(part, Found) and bool(part.batch.flags & AFTER_SYNC)
+
+
+def _refuse_newer(files: Files, handle: Handle, path: Path, damage: Damage) -> None:
+    """What a newer version wrote is not damage, and cutting it off would be."""
+    if is_newer(files.read_at(handle, damage.position, HEADER_BYTES)):
+        raise DataCorrupt(
+            f"{path} was written by a newer version of Headrace; start that version, or give this "
+            "one another data directory",
+            code="newer_format",
+        )
 
 
 def _cut(files: Files, handle: Handle, path: Path, keep: int, size: int) -> int:

@@ -25,14 +25,11 @@ from headrace.log.batch import (
     COLUMNS,
     COMPRESSION,
     HAS_TIMES,
-    HEADER,
     HEADER_BYTES,
     LOST,
-    MAGIC,
-    VERSION,
     Batch,
     check_columns,
-    crc32c,
+    is_newer,
     parse,
     parse_header,
 )
@@ -40,7 +37,6 @@ from headrace.log.index import Index
 from headrace.log.segment import SCAN_BYTES, Damage, Found, scan
 
 _KNOWN_FLAGS = COLUMNS | COMPRESSION | LOST | AFTER_SYNC
-_FAMILY = MAGIC & 0xFF_FFFF  # "HRB", whatever the digit behind it
 
 Progress = Callable[[int], None]
 """Told how many further bytes have been read."""
@@ -259,11 +255,7 @@ class _Surveyor:
     def _is_newer(self, damage: Damage) -> None:
         """A whole header that only its version keeps us from reading is no damage."""
         raw = self.files.read_at(self.handle, damage.position, HEADER_BYTES)
-        if len(raw) < HEADER_BYTES or self.survey.newer_at is not None:
-            return
-        fields = HEADER.unpack(raw)
-        magic, header_crc, version = fields[0], fields[1], fields[7]
-        if magic & 0xFF_FFFF == _FAMILY and version > VERSION and crc32c(raw[8:]) == header_crc:
+        if self.survey.newer_at is None and is_newer(raw):
             self.survey.newer_at = damage.position
 
     def _gone(self, damage: Damage, end: int) -> None:
