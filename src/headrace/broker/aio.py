@@ -420,6 +420,7 @@ class AsyncBroker:
 
     async def flush(self) -> None:
         """Everything acknowledged so far is on disk when this returns."""
+        self.engine.check_open()
         await self._done(self.engine.state.flush)
 
 

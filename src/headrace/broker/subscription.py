@@ -650,6 +650,8 @@ class Subscription:
         for member in self.members:
             member.sink.closed(error)
         self.members.clear()
+        for lease in self.leases.values():
+            lease.mask = 0  # who settles now must hear that it comes too late
         self.leases.clear()
 
     # --- asking -----------------------------------------------------------------------------
