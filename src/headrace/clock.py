@@ -8,6 +8,7 @@ uses only what :class:`Loop` names; asyncio's loops and ``headrace.testing.FakeL
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -34,3 +35,12 @@ class Loop(Protocol):
     def call_later(self, delay: float, callback: Callable[..., Any], *args: Any) -> Timer: ...
 
     def call_soon_threadsafe(self, callback: Callable[..., Any], *args: Any) -> Any: ...
+
+
+def new_loop() -> asyncio.AbstractEventLoop:
+    """uvloop's where there is one: a commit takes two thirds of the time."""
+    try:
+        import uvloop
+    except ImportError:  # Windows
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()

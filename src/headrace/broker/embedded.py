@@ -23,6 +23,7 @@ from headrace.broker.channel import Consumer, PlainChannel
 from headrace.broker.engine import Engine
 from headrace.broker.publishing import producer_of
 from headrace.channels import Channel
+from headrace.clock import new_loop
 from headrace.errors import Closed, HeadraceError, InvalidArgument
 from headrace.log.batch import Batch
 from headrace.log.columns import Columns, expiry_of, many, one, time_of
@@ -57,15 +58,6 @@ class PublishManyOptions(TypedDict, total=False):
     ttl: float | None
     timestamps: Sequence[int] | None
     producer: tuple[int, int, int] | None
-
-
-def new_loop() -> asyncio.AbstractEventLoop:
-    """uvloop's where there is one: a commit takes two thirds of the time."""
-    try:
-        import uvloop
-    except ImportError:  # Windows
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()
 
 
 class Broker:

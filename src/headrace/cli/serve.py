@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from headrace.cli.connecting import print_table
 from headrace.settings import SETTINGS, Settings, load
 
 ConfigFile = Annotated[
@@ -73,7 +74,7 @@ def serve(
 
 
 def _run(settings: Settings) -> int:
-    from headrace.broker.embedded import new_loop
+    from headrace.clock import new_loop
     from headrace.server.server import serve as serve_until_stopped
 
     with asyncio.Runner(loop_factory=new_loop) as runner:
@@ -105,10 +106,7 @@ def config(
         table.add_column(column)
     for setting in SETTINGS:
         value = values[setting.name]
-        table.add_row(
-            setting.name,
-            "-" if value is None else str(value),
-            settings.source(setting.name),
-            setting.help,
-        )
-    Console().print(table)
+        shown = "-" if value is None else str(value)
+        row = (setting.name, shown, settings.source(setting.name), setting.help)
+        table.add_row(*map(Text, row))
+    print_table(table)

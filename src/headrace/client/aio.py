@@ -7,7 +7,6 @@ import inspect
 import logging
 import socket
 import ssl
-import time
 import uuid
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from typing import Any
@@ -18,6 +17,7 @@ from headrace.client.administration import Administration, Start, position_text
 from headrace.client.consumer import AsyncConsumer, Feed
 from headrace.client.link import ConnectionLost, Link, Wire
 from headrace.client.producer import Producer
+from headrace.clock import Clock
 from headrace.errors import (
     Closed,
     HeadraceError,
@@ -217,7 +217,7 @@ class AsyncClient(Administration):
             headers=headers,
             id=id,
             timestamp=timestamp,
-            expires_at=expiry_of(ttl, _now_ms()),
+            expires_at=expiry_of(ttl, Clock().now_ms()),
             target=to,
         )
         return self._produce(topic, columns, partition)
@@ -257,7 +257,12 @@ class AsyncClient(Administration):
         if delay is None and deliver_at is None and idempotency_key is None:
             return await self.send(topic, value, headers, **options)
         return await self._publish_alone(
-            topic, value, headers, time_of(delay, deliver_at, _now_ms()), idempotency_key, options
+            topic,
+            value,
+            headers,
+            time_of(delay, deliver_at, Clock().now_ms()),
+            idempotency_key,
+            options,
         )
 
     async def _publish_alone(
@@ -324,7 +329,7 @@ class AsyncClient(Administration):
             headers=headers,
             ids=ids,
             timestamps=timestamps,
-            expires_at=expiry_of(ttl, _now_ms()),
+            expires_at=expiry_of(ttl, Clock().now_ms()),
             target=to,
         )
         producer = self.producing
@@ -574,10 +579,6 @@ async def _handle(message: Message, handler: Handler) -> None:
         message.nack(reason=f"{type(error).__name__}: {error}")
     else:
         message.ack()
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def _receipt(frame: Frame) -> Receipt:

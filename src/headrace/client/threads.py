@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import logging
 import threading
-import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -23,6 +22,7 @@ from headrace.channels import Channel
 from headrace.client.administration import Start
 from headrace.client.aio import AsyncClient
 from headrace.client.consumer import Consumer, Feed
+from headrace.clock import Clock, new_loop
 from headrace.errors import (
     Closed,
     HeadraceError,
@@ -151,7 +151,7 @@ class BrokerClient:
         with self._lock:
             if self._loop is not None:
                 return self
-            self._loop = _new_loop()
+            self._loop = new_loop()
             self._thread = threading.Thread(
                 target=self._serve, args=(self._loop,), name="headrace-client", daemon=True
             )
@@ -285,7 +285,7 @@ class BrokerClient:
             headers=headers,
             id=id,
             timestamp=timestamp,
-            expires_at=expiry_of(ttl, _now_ms()),
+            expires_at=expiry_of(ttl, Clock().now_ms()),
             target=to,
         )
         self._outgoing.append((topic, columns, partition, publication))
@@ -491,18 +491,6 @@ class BrokerClient:
     def admin(self, operation: str, **arguments: Any) -> Any:
         """An administrative operation by name; the result is JSON."""
         return self._run(self._async.admin(operation, **arguments))
-
-
-def _new_loop() -> asyncio.AbstractEventLoop:
-    try:
-        import uvloop
-    except ImportError:  # Windows
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def _handle_all(consumer: Consumer, handler: Handler) -> None:
