@@ -9,6 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests.crash import fsync_fault
 from tests.crash.load import PUBLISHERS
 from tests.crash.runner import Run
 
@@ -19,6 +20,15 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, help="repeats the load of an earlier run")
     parser.add_argument("--mode", default="mixed", choices=["mixed", "consume", *PUBLISHERS])
     parser.add_argument("--life", type=float, default=1.0, help="mean seconds between kills")
+    parser.add_argument(
+        "--fsync-fault",
+        type=int,
+        nargs="?",
+        const=10,
+        default=0,
+        metavar="ROUNDS",
+        help="instead of killing, let a sync fail so many times (needs strace)",
+    )
     parser.add_argument("--keep", type=Path, help="keep data, log and history in this directory")
     return parser.parse_args(arguments)
 
@@ -40,8 +50,14 @@ def report(run: Run, where: Path) -> None:
 def main() -> int:
     options = parse()
     seed = secrets.randbits(32) if options.seed is None else options.seed
+    if options.fsync_fault and (why_not := fsync_fault.absence()) is not None:
+        print(why_not)
+        return 2
     where = options.keep or Path(tempfile.mkdtemp(prefix="headrace-crash-"))
-    print(f"seed {seed}, {options.kills} kills, mode {options.mode}", flush=True)
+    what = (
+        f"{options.fsync_fault} failed syncs" if options.fsync_fault else f"{options.kills} kills"
+    )
+    print(f"seed {seed}, {what}, mode {options.mode}", flush=True)
     lines = 0
 
     def progress(line: str) -> None:
@@ -49,7 +65,7 @@ def main() -> int:
         lines += 1
         if sys.stdout.isatty():
             print(f"\r{line}\033[K", end="", flush=True)
-        elif lines % 10 == 0:
+        elif lines % 10 == 0 or options.fsync_fault:
             print(line, flush=True)
 
     run = Run(
@@ -60,7 +76,10 @@ def main() -> int:
         life_s=options.life,
         progress=progress,
     )
-    run.go()
+    if options.fsync_fault:
+        fsync_fault.go(run, options.fsync_fault, progress)
+    else:
+        run.go()
     report(run, where)
     if options.keep is None and not run.checker.anomalies:
         shutil.rmtree(where)

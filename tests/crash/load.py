@@ -69,6 +69,8 @@ class Client:
         self.name, self.broker, self.oracle = name, broker, oracle
         self.life, self.random = life, random
         self.stopping = threading.Event()
+        self.is_unknown = False
+        """The outcome of the last call."""
         self._count = 0
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
 
@@ -105,9 +107,11 @@ class Client:
     ) -> Any | None:
         """Make a call and tell of it. None: it was refused, or nobody knows."""
         self.oracle.tell("invoke", op=op, what=what, topic=topic, **fields)
+        self.is_unknown = False
         try:
             answer = call()
         except OutcomeUnknown as error:
+            self.is_unknown = True
             self.oracle.tell("unknown", op=op, code=error.code)
             return None
         except HeadraceError as error:
@@ -185,9 +189,6 @@ class Idempotent(Client):
     def run(self) -> None:
         while not self.memory and not self.stopping.is_set():
             self.become()
-        pending = self.memory and self.memory["pending"]
-        if pending:
-            self.publish(*pending)
         super().run()
 
     def become(self) -> None:
@@ -204,12 +205,14 @@ class Idempotent(Client):
         self.oracle.tell("ok", op=op, producer=self.name, id=id, epoch=epoch)
 
     def step(self) -> None:
-        count = self.random.choice((1, 1, 5, 40))
-        op = self.next_op()
-        sequence = self.memory["next"]
-        stored = self.publish(op, sequence, count)
-        if stored and self.random.random() < 0.2:
-            self.publish(op, sequence, count)  # as if the answer had been lost
+        pending = self.memory["pending"]
+        if pending:  # whatever it takes: with this sequence nothing else may ever be sent
+            self.publish(*pending)
+        else:
+            op, count = self.next_op(), self.random.choice((1, 1, 5, 40))
+            sequence = self.memory["next"]
+            if self.publish(op, sequence, count) and self.random.random() < 0.2:
+                self.publish(op, sequence, count)  # as if the answer had been lost
         self.pause(0.03)
 
     def publish(self, op: str, sequence: int, count: int) -> bool:
@@ -228,6 +231,9 @@ class Idempotent(Client):
         )
         if answer is not None:
             self.memory["next"] = sequence + count
+            self.memory["pending"] = None
+        elif self.is_unknown:
+            self.memory["pending"] = (op, sequence, count)
         return answer is not None
 
 
@@ -269,15 +275,13 @@ class Keyed(Client):
         super().__init__(name, *rest)
         self.pending = (memory or {}).get("pending")
 
-    def run(self) -> None:
-        if self.pending:
-            self.publish(self.pending[0])
-        super().run()
-
     def step(self) -> None:
-        op = self.next_op()
+        op = self.pending[0] if self.pending else self.next_op()
+        self.pending = None
         self.publish(op)
-        if self.random.random() < 0.3:
+        if self.is_unknown:
+            self.pending = (op,)
+        elif self.random.random() < 0.3:
             self.publish(op)
         self.pause(0.02)
 

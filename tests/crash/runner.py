@@ -67,7 +67,9 @@ class Victim:
         self.opened.set()
 
     def kill(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
+        """It, and what it was started through: they are a process group of their own."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
 
     def ask_to_close(self) -> None:
         assert self.process.stdin is not None
@@ -108,10 +110,14 @@ class Run:
         self.data = data or directory / "data"
         self.kills, self.seed, self.mode, self.life_s = kills, seed, mode, life_s
         self.options = options or {}
+        self.without: set[str] = set()
+        """Kinds of publishers that are left out."""
         self.checker = Checker()
         self._progress = progress
         self._random = Random(seed)
         self._memory: dict[str, dict[str, Any]] = {}
+        self._in_doubt: set[str] = set()
+        """Calls of which one had no answer, so that a refusal of the next one is no refusal."""
         self._ends: dict[str, int] = {}
         self._life = 0
         self._began = time.monotonic()
@@ -140,13 +146,18 @@ class Run:
                 "next": 0,
                 "pending": None,
             }
-        elif kind in ("ok", "fail"):
+        elif kind in ("ok", "fail", "unknown"):
             for memory in self._memory.values():
                 pending = memory["pending"]
-                if pending and pending[0] == event["op"]:
+                if not pending or pending[0] != event["op"]:
+                    continue
+                if kind == "unknown":
+                    self._in_doubt.add(event["op"])
+                elif kind == "ok":
                     memory["pending"] = None
-                    if kind == "ok":
-                        memory["next"] = pending[1] + pending[2]
+                    memory["next"] = pending[1] + pending[2]
+                elif event["op"] not in self._in_doubt:
+                    memory["pending"] = None
         elif kind == "bounds":
             self._ends[f"{event['topic']}/{event['partition']}"] = event["end"]
         elif kind == "opened":
@@ -156,16 +167,17 @@ class Run:
     @contextlib.contextmanager
     def victim(self, phase: str, prefix: list[str] | None = None) -> Iterator[Victim]:
         self._life += 1
-        chosen = PUBLISHERS if self.mode == "mixed" else {self.mode: PUBLISHERS.get(self.mode, [])}
-        if self.mode == "consume":
-            chosen = {"publish": PUBLISHERS["publish"]}
+        self._in_doubt.update(m["pending"][0] for m in self._memory.values() if m["pending"])
+        kinds = {"mixed": list(PUBLISHERS), "consume": ["publish"]}.get(self.mode, [self.mode])
         orders = {
             "data": str(self.data),
             "life": self._life,
             "phase": phase,
             "seed": self.seed,
             "options": self.options,
-            "publishers": [name for names in chosen.values() for name in names],
+            "publishers": [
+                name for kind in kinds if kind not in self.without for name in PUBLISHERS[kind]
+            ],
             "consume": self.mode in ("mixed", "consume"),
             "memory": self._memory,
             "begin": {place: max(0, end - REREAD) for place, end in self._ends.items()},
@@ -269,7 +281,3 @@ class Run:
         self._finish_phase("drain")
         self._finish_phase("final")
         self.checker.finish()
-
-
-def environment() -> str:
-    return f"Python {sys.version.split()[0]}, {os.cpu_count()} cores"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.crash import fsync_fault
 from tests.crash.runner import Run
 
 
@@ -25,4 +26,13 @@ def test_many_kills(tmp_path: Path) -> None:
     """The same, thirty times over."""
     seed = secrets.randbits(32)
     checker = Run(tmp_path, kills=30, seed=seed, life_s=1.0).go()
+    assert not checker.anomalies, f"seed {seed}: {[str(each) for each in checker.anomalies[:5]]}"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(fsync_fault.absence() is not None, reason=str(fsync_fault.absence()))
+def test_failed_syncs(tmp_path: Path) -> None:
+    """The kernel says that a sync failed: the broker stops, and nothing that it promised is lost."""
+    seed = secrets.randbits(32)
+    checker = fsync_fault.go(Run(tmp_path, kills=0, seed=seed), rounds=4)
     assert not checker.anomalies, f"seed {seed}: {[str(each) for each in checker.anomalies[:5]]}"

@@ -12,6 +12,7 @@ pipe. Phases:
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import threading
 import time
@@ -115,7 +116,8 @@ def load(broker: Broker, oracle: Oracle, orders: dict[str, Any]) -> None:
     asked = threading.Event()
 
     def wait_for_the_end() -> None:
-        sys.stdin.buffer.read()
+        while os.read(0, 1):  # not through sys.stdin: its lock would be held at the exit
+            pass
         asked.set()
 
     threading.Thread(target=wait_for_the_end, daemon=True).start()
