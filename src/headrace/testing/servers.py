@@ -31,9 +31,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from headrace.broker.embedded import new_loop
 from headrace.broker.engine import Engine
 from headrace.client.threads import BrokerClient
+from headrace.clock import new_loop
 from headrace.server.server import Server
 from headrace.settings import SETTINGS, Settings, load
 
