@@ -176,9 +176,10 @@ def load(
         return Topic(name, TopicSettings.of(known), int(meta["incarnation"]), meta["created_ms"])
     except FileNotFoundError:
         why = "has no topic.json"
-    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, InvalidArgument) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, InvalidArgument) as error:
         why = f"has a damaged topic.json ({error})"
-    numbers = [int(n) for n in files.names(directory) if n.isdigit() and len(n) <= 4]
+    names = files.names(directory)
+    numbers = [int(name) for name in names if name.isascii() and name.isdigit() and len(name) <= 4]
     if not numbers:
         raise DataCorrupt(f"{directory} {why} and no partitions: it is not a topic")
     logger.error("topic %s %s; it is adopted with default settings", name, why)

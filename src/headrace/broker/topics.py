@@ -2,7 +2,8 @@
 
 Making and deleting touch a handful of small files and are done at once, on the loop; both are rare.
 Deleting survives a crash half-way: the directory is first moved to ``@deleted`` in one step, and
-whatever lies there at the next start is removed.
+whatever lies there at the next start is removed. A disk that refuses that step leaves the topic as it
+was.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
+from typing import NamedTuple
 
 from headrace import limits
 from headrace.broker import topic as topic_files
@@ -22,6 +24,7 @@ from headrace.errors import (
     DataCorrupt,
     HeadraceError,
     InvalidArgument,
+    OutcomeUnknown,
     TopicNotFound,
     refused_by_disk,
 )
@@ -36,6 +39,13 @@ from headrace.model import TopicSettings, check_topic_name
 
 logger = logging.getLogger("headrace.broker")
 DELETED = "@deleted"
+
+
+class Grave(NamedTuple):
+    """Where the files of a deleted topic are, and whether that is certain."""
+
+    path: Path | None
+    unsure: OutcomeUnknown | None = None
 
 
 class Topics:
@@ -88,9 +98,7 @@ class Topics:
         """Open every topic of the data directory."""
         if self.directory is None:
             return
-        deleted = self.directory / DELETED
-        if self._files.exists(deleted):
-            self._files.remove_tree(deleted)
+        self._empty_graves(self.directory / DELETED)
         for name in self._files.names(self.directory):
             path = self.directory / name
             if name.startswith("@") or not self._files.is_directory(path):
@@ -106,6 +114,13 @@ class Topics:
             for number in range(topic.settings.partitions):
                 topic.add_partition(self._open_log(topic, number, suspect=suspect))
             self._register(topic)
+
+    def _empty_graves(self, graves: Path) -> None:
+        try:
+            if self._files.exists(graves):
+                self._files.remove_tree(graves)
+        except OSError as error:  # they are in nobody's way, and the next start tries again
+            logger.warning("files of deleted topics: %s", error)
 
     # --- making, changing, deleting -----------------------------------------------------------
     def create(self, name: str, settings: TopicSettings, *, internal: bool = False) -> Topic:
@@ -168,19 +183,35 @@ class Topics:
             topic.add_partition(log)
         self._partitions += added
 
-    def delete(self, topic: Topic, done: Callable[[], None]) -> None:
-        """Gone at once for everybody; the files follow."""
+    def bury(self, topic: Topic) -> Grave:
+        """The first half of ``delete``: move the files away. Refused, nothing has changed."""
+        if self.directory is None:
+            return Grave(None)
+        graves = self.directory / DELETED
+        # The name is for people, and together with the number must be a file's name.
+        grave = graves / f"{topic.name[:200]}@{topic.incarnation}"
+        try:
+            self._files.make_directory(graves)
+            self._files.rename(self.directory / topic.name, grave)
+        except OSError as error:
+            raise refused_by_disk(error) from error
+        try:
+            self._files.sync_directory(self.directory)
+            self._files.sync_directory(graves)
+        except OSError as error:
+            return Grave(
+                grave,
+                OutcomeUnknown(
+                    f"topic {topic.name!r} is deleted, but may be back after a crash: {error}"
+                ),
+            )
+        return Grave(grave)
+
+    def delete(self, topic: Topic, grave: Path | None, done: Callable[[], None]) -> None:
+        """Gone at once for everybody; the files, which are in the grave, follow."""
         del self._topics[topic.name]
         del self._by_hash[topic.hash]
         self._partitions -= len(topic.partitions)
-        grave: Path | None = None
-        if self.directory is not None:
-            graves = self.directory / DELETED
-            self._files.make_directory(graves)
-            grave = graves / f"{topic.name}@{topic.incarnation}"
-            self._files.rename(self.directory / topic.name, grave)
-            self._files.sync_directory(self.directory)
-            self._files.sync_directory(graves)
         waiting = len(topic.partitions)
 
         def closed() -> None:
