@@ -18,7 +18,8 @@ from __future__ import annotations
 import heapq
 import logging
 import uuid
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -26,7 +27,6 @@ import orjson
 from headrace import limits
 from headrace.broker.publishing import SCHEDULE_PRODUCER as PRODUCER_ID
 from headrace.errors import HeadraceError, MessageNotFound, QueueFull
-from headrace.log.batch import LOST
 from headrace.log.columns import Columns
 from headrace.log.interface import Append
 from headrace.model import (
@@ -88,19 +88,11 @@ class Schedule:
         log = topic.partitions[0].log
         there = self._already_there()
         published: list[int] = []
-        batch = None
-        for offset in cursor.undone(log.end_offset):
-            if offset < log.start_offset:
-                continue
-            if batch is None or offset >= batch.end_offset:
-                batch = log.read(offset, 1)[0]
-            if batch.flags & LOST:
-                continue
-            index = offset - batch.base_offset
-            message = batch.messages(TOPIC, 0, index, index + 1)[0]
-            waiting = self._add(offset, orjson.loads(message.headers[CONTROL]))
+        undone = [at for at in cursor.undone(log.end_offset) if at >= log.start_offset]
+        for message in self._read(undone):
+            waiting = self._add(message.offset, orjson.loads(message.headers[CONTROL]))
             if there.get(waiting.id.bytes, -1) >= waiting.deliver_at:
-                published.append(offset)
+                published.append(message.offset)
         self._drop(published)
         self._arm()
 
@@ -249,23 +241,44 @@ class Schedule:
             self._arm()
             return
         self._rounding = True
-        self._moving = {waiting.offset for waiting in due}
-        due.sort(key=lambda waiting: waiting.offset)
+        left = {waiting.offset: waiting for waiting in due}
         places: dict[tuple[str, int], list[tuple[_Waiting, Message]]] = {}
         failed: list[_Waiting] = []
-        for waiting in due:
+        size = 0
+        for message in self._read(sorted(left)):
+            if size > limits.COMMIT_BYTES_MAX:
+                break
+            size += len(message.value)
+            waiting = left.pop(message.offset)
             try:
-                message = self._read(waiting.offset)
                 places.setdefault(self._place(waiting, message), []).append((waiting, message))
             except (HeadraceError, OSError) as error:
                 logger.error("a delayed message cannot be published yet: %s", error)
                 failed.append(waiting)
+        else:
+            failed += left.values()  # those that could not be read
+            left = {}
+        for waiting in left.values():  # in the next round
+            heapq.heappush(self._heap, (waiting.deliver_at, waiting.offset))
+        self._moving = {waiting.offset for waiting in due if waiting.offset not in left}
         self._publish(places, failed)
 
-    def _read(self, offset: int) -> Message:
-        batch = self._engine.topics.find(TOPIC).partitions[0].log.read(offset, 1)[0]
-        index = offset - batch.base_offset
-        return batch.messages(TOPIC, 0, index, index + 1)[0]
+    def _read(self, offsets: list[int]) -> Iterator[Message]:
+        """The messages at the offsets, each batch read once; without those that cannot be read."""
+        log = self._engine.topics.find(TOPIC).partitions[0].log
+        at = 0
+        while at < len(offsets):
+            try:
+                batch = log.read(offsets[at], 1)[0]
+                stop = bisect_left(offsets, batch.end_offset, at)
+                indexes = [offset - batch.base_offset for offset in offsets[at:stop]]
+                messages = batch.pick(TOPIC, 0, indexes, [1] * len(indexes))
+            except (HeadraceError, OSError) as error:
+                logger.error("a delayed message cannot be read: %s", error)
+                at += 1
+                continue
+            yield from messages
+            at = stop
 
     def _place(self, waiting: _Waiting, message: Message) -> tuple[str, int]:
         topic = self._engine.topic_for_publish(waiting.control["topic"])
@@ -339,7 +352,11 @@ class Schedule:
             retry = self._engine.now_ms() + 1000
             heapq.heappush(self._heap, (retry, waiting.offset))
 
-        def flushed(_error: HeadraceError | None) -> None:
+        def flushed(error: HeadraceError | None) -> None:
+            if error is not None and self._engine.failed is None and not self._engine.closing:
+                # Before another round follows, it must be known that this one was.
+                self._engine.call_later(1.0, self._engine.state.flush, flushed)
+                return
             self._moving.clear()
             self._rounding = False
             self._arm()
