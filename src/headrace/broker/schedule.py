@@ -27,6 +27,7 @@ import orjson
 from headrace import limits
 from headrace.broker.publishing import SCHEDULE_PRODUCER as PRODUCER_ID
 from headrace.errors import HeadraceError, MessageNotFound, QueueFull
+from headrace.log.batch import LOST
 from headrace.log.columns import Columns
 from headrace.log.interface import Append
 from headrace.model import (
@@ -271,6 +272,9 @@ class Schedule:
             try:
                 batch = log.read(offsets[at], 1)[0]
                 stop = bisect_left(offsets, batch.end_offset, at)
+                if batch.flags & LOST:
+                    at = stop
+                    continue
                 indexes = [offset - batch.base_offset for offset in offsets[at:stop]]
                 messages = batch.pick(TOPIC, 0, indexes, [1] * len(indexes))
             except (HeadraceError, OSError) as error:
