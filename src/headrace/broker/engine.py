@@ -128,6 +128,8 @@ class Engine:
         self._unstored: set[tuple[str, str]] = set()
         """Those whose definition is on its way to the journal, or was refused by the disk."""
         self._followers: set[Follower] = set()
+        self._lost_positions = False
+        """A subscription that is unknown may be one that the journal has lost."""
         self._next_number = 1
         self._lease_id = self._random.getrandbits(52)
 
@@ -163,6 +165,13 @@ class Engine:
         """Make the subscriptions of the journal stand where it says."""
         self.publishing.producers = loaded.producers
         self._next_number = loaded.next_number
+        has_records = any(sum(topic.end_offsets()) for topic in self.topics)
+        self._lost_positions = bool(loaded.damaged) or (loaded.missing and has_records)
+        if loaded.missing and has_records:
+            logger.error(
+                "there are messages but no journal of subscriptions: those that were there are "
+                "unknown, and begin at the earliest message when they are made again"
+            )
         by_number: dict[int, Subscription] = {}
         for number, item in loaded.subscriptions.items():
             known = SubscriptionSettings.__dataclass_fields__
@@ -238,16 +247,18 @@ class Engine:
         self.schedule.close()
         self._let_go(Closed("the broker was closed"))
 
-        def state_closed() -> None:
-            self.topics.close(logs_closed)
-
+        # What the logs still store may make positions move (a redrive, a delayed message), so the
+        # journal comes last.
         def logs_closed() -> None:
+            self.state.close(state_closed)
+
+        def state_closed() -> None:
             self.workers.close()
             if self.directory is not None:
                 self.directory.release()
             done()
 
-        self.state.close(state_closed)
+        self.topics.close(logs_closed)
 
     def _let_go(self, error: HeadraceError) -> None:
         for follower in tuple(self._followers):
@@ -264,6 +275,8 @@ class Engine:
         logger.critical("the broker stops: %s", error)
         if self.directory is not None:
             self.directory.mark_suspect(error.message)
+        self.retention.close()
+        self.schedule.close()
         self._let_go(self.failed)
         self.on_failed(self.failed)
 
@@ -453,6 +466,13 @@ class Engine:
                 self.topics.find(pattern)  # one that is made now does not have that offset
         if not internal and not is_pattern(pattern):
             self.topic_for_publish(pattern)
+        if self._lost_positions and start == "latest" and start_time_ms is None:
+            logger.warning(
+                "subscription %s begins at the earliest message: it may have been there before "
+                "the journal of subscriptions was damaged",
+                name,
+            )
+            start = "earliest"
         if len(self._subscriptions) >= limits.SUBSCRIPTIONS_MAX:
             raise InvalidArgument(
                 f"the broker has {limits.SUBSCRIPTIONS_MAX} subscriptions, the limit",

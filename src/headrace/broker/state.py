@@ -13,7 +13,8 @@ subscriptions, at most ``FLUSH_S`` after they changed: a crash may cost the last
 messages come again. ``flush`` is the barrier for who needs more.
 
 When the journal cannot be written (no room), nothing is lost in memory and it is tried again; when
-its *sync* fails the broker stops, as for any other failed sync.
+its *sync* fails the broker stops, as for any other failed sync. Behind ``close`` nothing is written:
+the directory may be somebody else's by then.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import orjson
 
 from headrace.broker.cursor import Cursor
 from headrace.clock import Loop
-from headrace.errors import HeadraceError, OutcomeUnknown, refused_by_disk
+from headrace.errors import Closed, HeadraceError, OutcomeUnknown, refused_by_disk
 from headrace.log.journal import Journal
 from headrace.log.workers import Lane, SyncFailed, Workers
 
@@ -90,6 +91,8 @@ class Loaded:
         self.producers: dict[str, tuple[int, int]] = {}
         self.next_number = 1
         self.damaged = 0
+        self.missing = False
+        """There was no journal at all."""
 
     def add(self, payload: bytes) -> None:
         kind = payload[:1]
@@ -132,6 +135,7 @@ class State:
         self._writing: list[Entry] = []
         self._cursors: list[Cursor] = []
         self._failed: HeadraceError | None = None
+        self._closed = False
         self._rewrite_due = False
         """Only the whole journal, written anew, will do."""
         self.writes = 0
@@ -140,7 +144,9 @@ class State:
         loaded = Loaded()
         if self._journal is None:
             return loaded
-        for payload in self._journal.open() or ():
+        payloads = self._journal.open()
+        loaded.missing = payloads is None
+        for payload in payloads or ():
             try:
                 loaded.add(payload)
             except (orjson.JSONDecodeError, KeyError, ValueError) as error:
@@ -172,15 +178,15 @@ class State:
         self._put(Entry(None, done))
 
     def _put(self, entry: Entry) -> None:
-        if self._failed is not None or self._journal is None:
-            if entry.done is not None:
-                self._loop.call_soon(entry.done, self._failed)
-            return
-        self._lane.put(entry)
+        if self._failed is None and self._journal is not None and not self._closed:
+            self._lane.put(entry)
+        elif entry.done is not None:
+            closed = Closed("the broker is closed") if self._closed else None
+            self._loop.call_soon(entry.done, self._failed or closed)
 
     def changed(self, cursor: Cursor) -> None:
         self._dirty[cursor.number] = cursor
-        if self._timer is None and self._journal is not None:
+        if self._timer is None and self._journal is not None and not self._closed:
             self._timer = self._loop.call_later(FLUSH_S, self._flush_later)
 
     def forget(self, cursor: Cursor) -> None:
@@ -236,13 +242,19 @@ class State:
             self._on_failure(self._failed)
 
     def close(self, done: Callable[[], None]) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        """Write what is new, then nothing more."""
 
         def closed(_error: HeadraceError | None) -> None:
+            self._closed = True
+            # Not before: a write that found no room has asked for another one.
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
             if self._journal is not None:
-                self._journal.close()
+                try:
+                    self._journal.close()
+                except OSError as error:  # preallocated zeros stay; the next start knows them
+                    logger.warning("the subscription journal: %s", error)
             done()
 
         self.flush(closed)
