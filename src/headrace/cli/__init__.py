@@ -12,8 +12,8 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli import dead_letters, doctor, groups, messages, serve, topics
-from headrace.errors import HeadraceError
+from headrace.cli import bench, dead_letters, doctor, groups, messages, serve, topics
+from headrace.errors import HeadraceError, InvalidArgument
 
 app = typer.Typer(
     name="headrace",
@@ -43,6 +43,7 @@ app.command(short_help="Replay a subscription, or skip.")(groups.seek)
 app.add_typer(dead_letters.dlq, name="dlq", help="Dead letters: list, show, redrive, edit, purge.")
 app.add_typer(dead_letters.scheduled, name="scheduled", help="Delayed messages: list, cancel.")
 app.command(short_help="Examine or repair a data directory.")(doctor.doctor)
+app.command(short_help="Test a running broker under load.")(bench.bench)
 
 
 def _print_version(wanted: bool) -> None:
@@ -63,8 +64,18 @@ def options(
     """The options before the command."""
 
 
+def _check_arguments() -> None:
+    """What the shell hands over may be any bytes; names and texts are UTF-8."""
+    for argument in sys.argv[1:]:
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            raise InvalidArgument(f"the argument {argument!r} is not valid UTF-8") from None
+
+
 def main() -> None:
     try:
+        _check_arguments()
         app()
     except HeadraceError as error:
         print(f"headrace: {error.message} [{error.code}]", file=sys.stderr)

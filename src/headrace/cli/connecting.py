@@ -8,11 +8,12 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from headrace.client.threads import BrokerClient
 from headrace.errors import InvalidArgument
@@ -21,7 +22,11 @@ from headrace.model import Message
 Server = Annotated[
     str | None,
     typer.Option(
-        "--server", "-s", metavar="HOST:PORT", envvar="HEADRACE_SERVER", help="The broker."
+        "--server",
+        "-s",
+        metavar="HOST:PORT",
+        envvar="HEADRACE_SERVER",
+        help="The broker; tls:// in front of it for TLS.",
     ),
 ]
 Token = Annotated[
@@ -38,23 +43,39 @@ Group = Annotated[str, typer.Argument(metavar="SUBSCRIPTION", help="The subscrip
 console = Console()
 
 
-def address(server: str | None) -> tuple[str, int]:
+class Address(NamedTuple):
+    host: str
+    port: int
+    tls: bool
+
+
+def address(server: str | None) -> Address:
     """The broker's address from the flag, the environment, or the defaults."""
     host = os.environ.get("HEADRACE_HOST") or os.environ.get("QB_SERVER_HOST") or "127.0.0.1"
     port = os.environ.get("HEADRACE_PORT") or os.environ.get("QB_SERVER_PORT") or "9999"
+    scheme = "tcp"
     if server:
-        text = server.split("://", 1)[-1]
+        text = server
+        if "://" in server:  # as the line says that "headrace serve" prints
+            scheme, text = server.split("://", 1)
         host, colon, given = text.rpartition(":")
         host, port = (host.strip("[]"), given) if colon else (text, port)
-    if not port.isdigit() or not 0 < int(port) < 65536:
+    if scheme not in ("tcp", "tls"):
+        raise InvalidArgument(f"{server!r} is not tcp:// or tls://; --server takes HOST:PORT")
+    if not port.isascii() or not port.isdigit() or len(port) > 5 or not 0 < int(port) < 65536:
         raise InvalidArgument(f"{port!r} is not a port; --server takes HOST:PORT")
-    return host or "127.0.0.1", int(port)
+    return Address(host or "127.0.0.1", int(port), scheme == "tls")
 
 
 @contextmanager
 def connected(server: str | None, token: str | None, ca: str | None) -> Iterator[BrokerClient]:
-    host, port = address(server)
-    client = BrokerClient(host, port, client_id=f"cli-{os.getpid()}", token=token, ca=ca)
+    host, port, tls = address(server)
+    try:
+        client = BrokerClient(
+            host, port, client_id=f"cli-{os.getpid()}", token=token, tls=tls, ca=ca
+        )
+    except OSError as error:
+        raise InvalidArgument(f"the certificate {ca} cannot be used: {error}") from None
     client.connect()
     try:
         yield client
@@ -67,19 +88,33 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
 
 
+def say(text: str) -> None:
+    """One sentence on one line, however narrow the terminal: it may be read by a program."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
 def print_rows(rows: Iterable[dict[str, Any]], columns: dict[str, str], empty: str) -> None:
     """A table of some keys of each row; numbers to the right."""
     rows = list(rows)
     if not rows:
-        console.print(empty)
+        say(empty)
         return
     table = Table(box=None, header_style="bold", pad_edge=False)
     for key, title in columns.items():
         number = all(isinstance(row.get(key), int) for row in rows)
         table.add_column(title, justify="right" if number else "left", overflow="fold")
     for row in rows:
-        table.add_row(*[_cell(row.get(key)) for key in columns])
-    console.print(table)
+        # As Text: what users have written is never taken for markup.
+        table.add_row(*[Text(_cell(row.get(key))) for key in columns])
+    print_table(table)
+
+
+def print_table(table: Table) -> None:
+    """As wide as the terminal; into a pipe as wide as it needs to be, a row a line."""
+    (console if console.is_terminal else Console(width=_PIPE_CHARS)).print(table)
+
+
+_PIPE_CHARS = 10_000
 
 
 def _cell(value: Any) -> str:
@@ -103,12 +138,24 @@ def size(count: int) -> str:
     return f"{value:.1f} TiB"
 
 
-def text_of(value: bytes) -> str:
-    """A value for people: text as it is, other bytes as Python would show them."""
+def count_of(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def text_of(value: bytes, *, lines: bool = False) -> str:
+    """A value for people: text as it is, other bytes as Python would show them.
+
+    What cannot be printed is escaped: a message must not be able to steer the reader's terminal,
+    and, unless ``lines`` are wanted, it stays on its line.
+    """
     try:
-        return value.decode()
+        text = value.decode()
     except UnicodeDecodeError:
         return repr(value)
+    if text.isprintable():
+        return text
+    kept = "\t\n" if lines else "\t"
+    return "".join([c if c.isprintable() or c in kept else repr(c)[1:-1] for c in text])
 
 
 def message_line(message: Message) -> str:

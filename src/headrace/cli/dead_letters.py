@@ -14,8 +14,10 @@ from headrace.cli.connecting import (
     Token,
     connected,
     console,
+    count_of,
     print_json,
     print_rows,
+    say,
     text_of,
     when,
 )
@@ -32,7 +34,7 @@ Offsets = Annotated[
 @dlq.command("list")
 def list_letters(
     subscription: Annotated[
-        str | None, typer.Argument(metavar="[SUBSCRIPTION]", help="The subscription.")
+        str | None, typer.Argument(metavar="SUBSCRIPTION", help="The subscription.")
     ] = None,
     limit: Annotated[int, typer.Option(help="How many at most.")] = 50,
     as_json: AsJson = False,
@@ -59,7 +61,7 @@ def list_letters(
             "when": when(letter.timestamp),
             "from": f"{letter.message.topic}/{letter.message.partition}@{letter.message.offset}",
             "attempts": letter.attempts,
-            "reason": letter.reason,
+            "reason": text_of(letter.reason.encode()),
             "value": text_of(letter.message.value)[:60],
         }
         for letter in letters
@@ -86,14 +88,15 @@ def show(
     letter = documents.to_letter(document)
     message = letter.message
     origin = f"{message.topic}/{message.partition}@{message.offset}"
-    console.print(f"from      {origin}, id {message.id}", highlight=False)
-    console.print(f"given up  {when(letter.timestamp)} UTC after {letter.attempts} deliveries")
-    console.print(f"reason    {letter.reason}", markup=False, highlight=False)
+    attempts = "1 delivery" if letter.attempts == 1 else f"{letter.attempts:,} deliveries"
+    say(f"from      {origin}, id {message.id}")
+    say(f"given up  {when(letter.timestamp)} UTC after {attempts}")
+    say(f"reason    {text_of(letter.reason.encode())}")
     if message.key is not None:
-        console.print(f"key       {text_of(message.key)}", markup=False, highlight=False)
+        say(f"key       {text_of(message.key)}")
     for name, value in message.headers.items():
-        console.print(f"header    {name}={value}", markup=False, highlight=False)
-    console.print(text_of(message.value), markup=False, highlight=False, soft_wrap=True)
+        say(f"header    {name}={text_of(value.encode())}")
+    say(text_of(message.value, lines=True))
 
 
 @dlq.command()
@@ -133,7 +136,7 @@ def redrive(
             rate=rate,
             to="topic" if everybody else "subscription",
         )
-    console.print(f"redrove {count:,} letter{'' if count == 1 else 's'}")
+    say(f"redrove {count_of(count, 'letter')}")
 
 
 @dlq.command()
@@ -148,7 +151,7 @@ def edit(
     """Correct a dead letter's payload before it is redriven."""
     with connected(server, token, ca) as client:
         new = client.edit_dead_letter(subscription, offset, value=value.encode())
-    console.print(f"letter {offset} is now letter {new}")
+    say(f"letter {offset} is now letter {new}")
 
 
 @dlq.command()
@@ -166,12 +169,12 @@ def purge(
         typer.confirm(f"Purge {what} of {subscription}?", abort=True)
     with connected(server, token, ca) as client:
         count = client.purge_dead_letters(subscription, offset)
-    console.print(f"purged {count:,} letter{'' if count == 1 else 's'}")
+    say(f"purged {count_of(count, 'letter')}")
 
 
 @scheduled.command("list")
 def list_scheduled(
-    topic: Annotated[str | None, typer.Argument(metavar="[TOPIC]", help="The topic.")] = None,
+    topic: Annotated[str | None, typer.Argument(metavar="TOPIC", help="The topic.")] = None,
     limit: Annotated[int, typer.Option(help="How many at most.")] = 100,
     as_json: AsJson = False,
     server: Server = None,
@@ -198,4 +201,4 @@ def cancel(
     """Cancel a delayed message."""
     with connected(server, token, ca) as client:
         client.cancel(message_id)
-    console.print(f"message {message_id} is cancelled")
+    say(f"message {message_id} is cancelled")

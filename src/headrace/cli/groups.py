@@ -14,9 +14,10 @@ from headrace.cli.connecting import (
     Token,
     Topic,
     connected,
-    console,
+    count_of,
     print_json,
     print_rows,
+    say,
 )
 from headrace.cli.topics import settings_of
 
@@ -55,11 +56,10 @@ def create_subscription(
     settings: dict[str, Any] = settings_of(sets)
     given = {"ack_timeout": ack_timeout, "max_deliveries": max_deliveries, "ordering": ordering}
     settings |= {name: value for name, value in given.items() if value is not None}
-    start: str | int = int(offset) if offset.isdigit() else offset
     with connected(server, token, ca) as client:
-        client.create_subscription(subscription, topic, start, **settings)
+        client.create_subscription(subscription, topic, offset, **settings)
         lag = client.subscription_stats(subscription, topic)["lag"]
-    console.print(f"subscription {subscription} over {topic} is there, {lag:,} messages behind")
+    say(f"subscription {subscription} over {topic} is there, {count_of(lag, 'message')} behind")
 
 
 def delete_subscription(
@@ -72,12 +72,12 @@ def delete_subscription(
     """Delete a subscription, with its position."""
     with connected(server, token, ca) as client:
         client.delete_subscription(subscription, topic)
-    console.print(f"subscription {subscription} is deleted")
+    say(f"subscription {subscription} is deleted")
 
 
 def groups(
     topic: Annotated[
-        str | None, typer.Argument(metavar="[TOPIC]", help="Only those over this topic.")
+        str | None, typer.Argument(metavar="TOPIC", help="Only those over this topic.")
     ] = None,
     as_json: AsJson = False,
     server: Server = None,
@@ -100,13 +100,14 @@ def groups(
         "acked": "acked",
         "dead_lettered": "dead",
     }
-    print_rows(stats, columns, "There are no subscriptions yet.")
+    empty = "There are no subscriptions yet." if topic is None else f"Nobody subscribes to {topic}."
+    print_rows(stats, columns, empty)
     for item in stats:
         for part in item["partitions"]:
             if part["blocked"]:
-                console.print(
-                    f"[bold red]{item['name']} stands still[/bold red] at {part['topic']}/"
-                    f"{part['partition']} offset {part['position']}: {part['blocked']}"
+                say(
+                    f"{item['name']} stands still at {part['topic']}/{part['partition']} "
+                    f"offset {part['position']}: {part['blocked']}"
                 )
 
 
@@ -127,8 +128,7 @@ def seek(
 
       headrace seek my-group 2026-01-31T12:00:00Z
     """
-    where: str | int = int(to) if to.isdigit() else to
     with connected(server, token, ca) as client:
-        client.seek(subscription, where, topic=topic, partition=partition)
+        client.seek(subscription, to, topic=topic, partition=partition)
         lag = client.subscription_stats(subscription, topic)["lag"]
-    console.print(f"subscription {subscription} moved, {lag:,} messages ahead of it")
+    say(f"subscription {subscription} moved, {count_of(lag, 'message')} ahead of it")

@@ -19,11 +19,14 @@ from headrace.cli.connecting import (
     Topic,
     connected,
     console,
+    count_of,
     print_json,
     print_message,
+    say,
 )
 from headrace.client.threads import BrokerClient
-from headrace.errors import Closed, InvalidArgument, RequestTimeout
+from headrace.errors import Closed, InvalidArgument, RequestTimeout, StaleDelivery
+from headrace.model import is_pattern
 from headrace.wire import documents
 
 CHUNK = 5_000
@@ -82,9 +85,10 @@ def publish(
                 raise InvalidArgument("--delay is for a single message, not for standard input")
             options = {"to": to, "ttl": ttl, "partition": partition}
             count = _publish_lines(client, topic, key, headers, options)
-            print_json({"published": count}) if as_json else console.print(
-                f"published {count:,} message{'' if count == 1 else 's'} to {topic}"
-            )
+            if as_json:
+                print_json({"published": count})
+            else:
+                say(f"published {count_of(count, 'message')} to {topic}")
             return
         receipt = client.publish(
             topic,
@@ -99,9 +103,9 @@ def publish(
     if as_json:
         print_json(documents.receipt(receipt))
     elif receipt.offset < 0:
-        console.print(f"scheduled, id {receipt.id}")
+        say(f"scheduled, id {receipt.id}")
     else:
-        console.print(f"published to {topic}/{receipt.partition} at offset {receipt.offset}")
+        say(f"published to {topic}/{receipt.partition} at offset {receipt.offset}")
 
 
 def _publish_lines(
@@ -164,7 +168,7 @@ def fetch(
       headrace fetch events 2026-01-31T12:00:00Z -n 100 --json
     """
     with connected(server, token, ca) as client:
-        at: str | int = int(offset) if offset.isdigit() else offset
+        at: str | int = offset
         left = count
         while left:
             found = client.fetch(topic, at, min(left, 1000), partition=partition, wait=wait)
@@ -188,15 +192,20 @@ def tail(
     token: Token = None,
     ca: Ca = None,
 ) -> None:
-    """Show the last messages of a topic; with -f go on.
+    """Show the last messages of a topic; with -f go on, also of all that a wildcard stands for.
 
-    Example:
+    Examples:
+
+      headrace tail events
 
       headrace tail -f 'orders.*'
     """
+    wildcard = is_pattern(topic)
+    if wildcard and not follow:
+        raise InvalidArgument("a wildcard can only be followed: add -f, or name one topic")
     with connected(server, token, ca) as client:
         channel = client.subscribe(topic) if follow else None
-        if "*" not in topic and ">" not in topic and count:
+        if count and not wildcard:
             for part in client.topic_stats(topic)["partitions"]:
                 first = max(part["start_offset"], part["end_offset"] - count)
                 left = part["end_offset"] - first
@@ -285,9 +294,7 @@ def _consume(
     timeout: float | None,
     as_json: bool,
 ) -> None:
-    options: dict[str, Any] = {}
-    if start is not None:
-        options["start"] = int(start) if start.isdigit() else start
+    options: dict[str, Any] = {} if start is None else {"start": start}
     consumer = client.subscription(name, topic, prefetch=100, **options)
     _print_all(consumer, count, timeout, as_json, ack=True)
 
@@ -305,7 +312,8 @@ def _print_all(
             break
         print_message(message, as_json, documents.message)
         if ack:
-            message.ack()
+            with contextlib.suppress(StaleDelivery):  # the connection broke: it comes again
+                message.ack()
         if left is not None:
             left -= 1
     channel.close()

@@ -14,9 +14,10 @@ from headrace.cli.connecting import (
     Token,
     Topic,
     connected,
-    console,
+    count_of,
     print_json,
     print_rows,
+    say,
     size,
     when,
 )
@@ -65,7 +66,7 @@ def create_topic(
     with connected(server, token, ca) as client:
         client.create_topic(topic, partitions, **settings)
         count = len(client.topic_stats(topic)["partitions"])
-    console.print(f"topic {topic} is there, with {count} partition{'s' if count > 1 else ''}")
+    say(f"topic {topic} is there, with {count_of(count, 'partition')}")
 
 
 def alter_topic(
@@ -86,7 +87,7 @@ def alter_topic(
         raise InvalidArgument("nothing to change: give --set NAME=VALUE")
     with connected(server, token, ca) as client:
         client.change_topic(topic, **changes)
-    console.print(f"topic {topic} changed: {', '.join(changes)}")
+    say(f"topic {topic} changed: {', '.join(changes)}")
 
 
 def delete_topic(
@@ -100,9 +101,10 @@ def delete_topic(
     with connected(server, token, ca) as client:
         stats = client.topic_stats(topic)
         if not yes:
-            typer.confirm(f"Delete {topic} with {stats['messages']} messages?", abort=True)
+            messages = count_of(stats["messages"], "message")
+            typer.confirm(f"Delete {topic} with {messages}?", abort=True)
         client.delete_topic(topic)
-    console.print(f"topic {topic} is deleted")
+    say(f"topic {topic} is deleted")
 
 
 def topics(
@@ -140,11 +142,11 @@ def describe(
     if as_json:
         print_json({**stats, "subscriptions": groups})
         return
-    console.print(
-        f"[bold]{topic}[/bold]: {stats['messages']:,} messages, {size(stats['bytes'])}, "
+    say(
+        f"{topic}: {count_of(stats['messages'], 'message')}, {size(stats['bytes'])}, "
         f"durability {stats['durability']}, created {when(stats['created'])} UTC"
     )
-    console.print()
+    say("")
     titles = {
         "partition": "partition",
         "start_offset": "first",
@@ -153,12 +155,12 @@ def describe(
         "read_only": "read-only",
     }
     print_rows(stats["partitions"], titles, "")
-    console.print()
+    say("")
     print_rows(
         groups,
         {"name": "subscription", "lag": "lag", "in_flight": "in flight", "members": "members"},
         "No subscriptions.",
     )
-    console.print()
+    say("")
     settings = [{"setting": k, "value": v} for k, v in stats["settings"].items()]
     print_rows(settings, {"setting": "setting", "value": "value"}, "")

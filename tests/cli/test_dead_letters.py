@@ -1,0 +1,181 @@
+"""``headrace dlq`` and ``headrace scheduled``."""
+
+import uuid
+
+import pytest
+
+from headrace.client.threads import BrokerClient
+from headrace.testing import wait_until
+from tests.cli.rig import Command
+
+
+def bury(client: BrokerClient, name: str, *values: bytes, reason: str = "no such address") -> None:
+    """Have a subscription over a topic of the same name give messages up."""
+    for value in values:
+        client.publish(name, value, {"source": "shop"}, key="k").result()
+    consumer = client.subscription(name, name, max_deliveries=1)
+    for _ in values:
+        consumer.get(10).nack(reason=reason)
+    consumer.close()
+    wait_until(lambda: client.subscription_stats(name)["dead_lettered"] == len(values))
+
+
+# --- list and show ----------------------------------------------------------------------------------
+def test_dead_letters_are_counted(headrace: Command, client: BrokerClient) -> None:
+    """Without a subscription: how many there are of each."""
+    bury(client, "counted", b"one", b"two")
+    assert ["counted.dlq", "2"] in headrace("dlq", "list").rows
+    assert {"topic": "counted.dlq", "letters": 2} in headrace("dlq", "list", "--json").json
+
+
+def test_dead_letters_are_listed(headrace: Command, client: BrokerClient) -> None:
+    """A row each: where it came from, why it is here, and how it begins."""
+    bury(client, "listed", b'{"order": 7}', b"[/b] \x1b[31m" + b"x" * 100, reason="[/bold] no")
+    ran = headrace("dlq", "list", "listed")
+    assert ran.code == 0
+    assert ran.rows[0] == ["offset", "when", "from", "attempts", "reason", "value"]
+    assert 'listed/0@0         1  [/bold] no  {"order": 7}' in ran.lines[1]
+    assert "[/b] \\x1b[31mxxx" in ran.lines[2]
+    assert len(headrace("dlq", "list", "listed", "--limit", "1").lines) == 2
+
+
+def test_dead_letters_in_json(headrace: Command, client: BrokerClient) -> None:
+    """The letter and, in it, the message as it was."""
+    bury(client, "shaped", b"one")
+    [letter] = headrace("dlq", "list", "shaped", "--json").json
+    assert set(letter) == {
+        "offset", "subscription", "reason", "attempts", "timestamp", "message",
+    }  # fmt: skip
+    assert letter["message"]["topic"] == "shaped"
+    assert letter["message"]["headers"] == {"source": "shop"}
+    assert headrace("dlq", "show", "shaped", "0", "--json").json == letter
+
+
+def test_a_dead_letter_is_shown_whole(headrace: Command, client: BrokerClient) -> None:
+    """With its origin, its reason, its key and headers, and all of its value."""
+    bury(client, "shown", b"first line\nsecond line")
+    ran = headrace("dlq", "show", "shown", "0")
+    assert ran.lines[0].startswith("from      shown/0@0, id ")
+    assert ran.lines[1].endswith(" UTC after 1 delivery")
+    assert ran.lines[2:] == [
+        "reason    no such address",
+        "key       k",
+        "header    source=shop",
+        "first line",
+        "second line",
+    ]
+
+
+# --- redrive, edit, purge ---------------------------------------------------------------------------
+def test_dead_letters_are_redriven(headrace: Command, client: BrokerClient) -> None:
+    """Back to where they came from, for the subscription that failed."""
+    bury(client, "redriven", b"one", b"two")
+    ran = headrace("dlq", "redrive", "redriven")
+    assert (ran.code, ran.lines) == (0, ["redrove 2 letters"])
+    assert headrace("dlq", "list", "redriven").lines == ["No dead letters of redriven."]
+    assert headrace("join-subscription", "redriven", "-n", "2").lines == [
+        "redriven/0@2  one",
+        "redriven/0@3  two",
+    ]
+
+
+def test_some_dead_letters_are_redriven(headrace: Command, client: BrokerClient) -> None:
+    """By offset, by reason, by topic, by number and at a rate."""
+    bury(client, "chosen", b"0", b"1", b"2", b"3")
+    assert headrace("dlq", "redrive", "chosen", "--offset", "3").lines == ["redrove 1 letter"]
+    assert headrace("dlq", "redrive", "chosen", "--reason", "timeout").lines == [
+        "redrove 0 letters"
+    ]
+    assert headrace("dlq", "redrive", "chosen", "--topic", "other").lines == ["redrove 0 letters"]
+    assert headrace("dlq", "redrive", "chosen", "--limit", "1").lines == ["redrove 1 letter"]
+    assert headrace("dlq", "redrive", "chosen", "--reason", "ADDRESS", "--rate", "10000").lines == [
+        "redrove 2 letters"
+    ]
+
+
+@pytest.mark.parametrize(("flags", "seen"), [([], 1), (["--everybody"], 2)])
+def test_redriving_to_everybody(
+    headrace: Command, client: BrokerClient, flags: list[str], seen: int
+) -> None:
+    """Only with --everybody do the other subscriptions of the topic see it again."""
+    name = f"shared-{seen}"
+    client.create_subscription(f"bystander-{seen}", name)
+    bury(client, name, b"one")
+    headrace("dlq", "redrive", name, *flags)
+    ran = headrace("join-subscription", f"bystander-{seen}", "--timeout", "0.05")
+    assert len(ran.lines) == seen
+
+
+def test_a_dead_letter_is_corrected(headrace: Command, client: BrokerClient) -> None:
+    """The corrected one takes a new place in the list."""
+    bury(client, "edited", b"wrong")
+    ran = headrace("dlq", "edit", "edited", "0", "--value", "right")
+    assert (ran.code, ran.lines) == (0, ["letter 0 is now letter 1"])
+    assert headrace("dlq", "show", "edited", "1").lines[-1] == "right"
+
+
+def test_purging_asks_first(headrace: Command, client: BrokerClient) -> None:
+    """Yes gives them up for good; no leaves them."""
+    bury(client, "purged", b"0", b"1", b"2")
+    assert headrace("dlq", "purge", "purged", input="n\n").code == 1
+    assert headrace("dlq", "purge", "purged", "--offset", "1", "--yes").lines == ["purged 1 letter"]
+    ran = headrace("dlq", "purge", "purged", input="y\n")
+    assert "Purge all letters of purged?" in ran.out
+    assert "purged 2 letters" in ran.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["list", "nobody"], "no_dead_letters"),
+        (["show", "found", "99"], "message_not_found"),
+        (["edit", "found", "99", "--value", "x"], "message_not_found"),
+        (["redrive", "nobody"], "no_dead_letters"),
+        (["redrive", "found", "--rate", "0"], "invalid_argument"),
+        (["purge", "nobody", "--yes"], "no_dead_letters"),
+    ],
+)
+def test_what_is_not_there(
+    headrace: Command, client: BrokerClient, arguments: list[str], code: str
+) -> None:
+    """One sentence and exit code 2."""
+    if not client.subscriptions("found"):
+        bury(client, "found", b"one")
+    ran = headrace("dlq", *arguments)
+    assert ran.code == 2
+    assert f"[{code}]" in ran.err
+    assert ran.out == ""
+
+
+# --- scheduled --------------------------------------------------------------------------------------
+def test_delayed_messages_are_listed(headrace: Command, client: BrokerClient) -> None:
+    """Soonest first, of all topics or of one."""
+    later = client.publish("calendar", b"later", delay=7200).result()
+    sooner = client.publish("calendar", b"sooner", delay=3600).result()
+    ran = headrace("scheduled", "list", "calendar")
+    assert ran.lines[0].split() == ["when", "(UTC)", "topic", "id"]
+    assert [row[-1] for row in ran.rows[1:]] == [str(sooner.id), str(later.id)]
+    first, _ = headrace("scheduled", "list", "calendar", "--json").json
+    assert first["id"] == str(sooner.id)
+    assert set(first) == {"id", "topic", "deliver_at"}
+    assert headrace("scheduled", "list", "empty").lines == ["Nothing is scheduled."]
+
+
+def test_a_delayed_message_is_cancelled(headrace: Command, client: BrokerClient) -> None:
+    """Once; a second time there is nothing to cancel."""
+    receipt = client.publish("cancelled", b"never", delay=3600).result()
+    ran = headrace("scheduled", "cancel", receipt.id)
+    assert (ran.code, ran.lines) == (0, [f"message {receipt.id} is cancelled"])
+    ran = headrace("scheduled", "cancel", receipt.id)
+    assert ran.code == 2
+    assert "[not_scheduled]" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("message_id", "code"), [("abc", "invalid_id"), (str(uuid.UUID(int=7)), "not_scheduled")]
+)
+def test_what_was_never_scheduled(headrace: Command, message_id: str, code: str) -> None:
+    """One sentence and exit code 2."""
+    ran = headrace("scheduled", "cancel", message_id)
+    assert ran.code == 2
+    assert f"[{code}]" in ran.err

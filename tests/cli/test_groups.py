@@ -1,0 +1,109 @@
+"""``headrace groups``, ``create-subscription``, ``delete-subscription``, ``seek``."""
+
+from headrace.client.threads import BrokerClient
+from tests.cli.rig import Command
+
+
+def test_a_subscription_is_created(headrace: Command, client: BrokerClient) -> None:
+    """The sentence says how much waits for it."""
+    client.publish_many("events", [b"0", b"1"])
+    ran = headrace("create-subscription", "my-group", "events", "--offset", "1")
+    assert ran.lines == ["subscription my-group over events is there, 1 message behind"]
+    assert ran.code == 0
+
+
+def test_settings_of_a_subscription(headrace: Command, client: BrokerClient) -> None:
+    """The common ones have options of their own; --set takes all."""
+    ran = headrace(
+        "create-subscription", "picky", "orders.>", "--ack-timeout", "60", "--max-deliveries", "2",
+        "--ordering", "key", "--set", "backoff=0.5", "--set", "dead_letter_topic=graveyard",
+    )  # fmt: skip
+    assert ran.code == 0
+    settings = client.subscription_stats("picky")["settings"]
+    assert settings["ack_timeout"] == 60
+    assert settings["max_deliveries"] == 2
+    assert settings["ordering"] == "key"
+    assert settings["backoff"] == 0.5
+    assert settings["dead_letter_topic"] == "graveyard"
+
+
+def test_creating_again_changes_settings(headrace: Command, client: BrokerClient) -> None:
+    """Only what was given changes; the position stays."""
+    client.publish_many("changed", [b"0", b"1"])
+    headrace("create-subscription", "changing", "changed", "--max-deliveries", "2")
+    ran = headrace("create-subscription", "changing", "changed", "--ack-timeout", "5")
+    assert ran.lines == ["subscription changing over changed is there, 2 messages behind"]
+    settings = client.subscription_stats("changing")["settings"]
+    assert (settings["max_deliveries"], settings["ack_timeout"]) == (2, 5)
+
+
+def test_subscriptions_are_listed(headrace: Command, client: BrokerClient) -> None:
+    """A row each; of one topic if it is named, wildcards over it included."""
+    client.publish_text("listed.a", "one")
+    client.create_subscription("plain", "listed.a")
+    client.create_subscription("wide", "listed.*")
+    ran = headrace("groups", "listed.a")
+    assert ran.code == 0
+    assert {(row[0], row[1], row[2]) for row in ran.rows[1:]} == {
+        ("plain", "listed.a", "1"),
+        ("wide", "listed.*", "1"),
+    }
+    assert "plain" in headrace("groups").out
+    assert headrace("groups", "nobody").lines == ["Nobody subscribes to nobody."]
+
+
+def test_subscriptions_in_json(headrace: Command, client: BrokerClient) -> None:
+    """A list of objects with positions and counters."""
+    client.publish_text("counted", "one")
+    client.create_subscription("counter", "counted")
+    [group] = headrace("groups", "counted", "--json").json
+    assert set(group) >= {
+        "name", "topic", "members", "lag", "in_flight", "waiting_for_retry", "created", "settings",
+        "partitions", "delivered", "redelivered", "acked", "nacked", "timeouts", "dead_lettered",
+        "expired", "skipped", "lost",
+    }  # fmt: skip
+    [partition] = group["partitions"]
+    assert (partition["position"], partition["end_offset"], partition["lag"]) == (0, 1, 1)
+
+
+def test_a_subscription_is_replayed(headrace: Command, client: BrokerClient) -> None:
+    """Seeking moves it, back or ahead."""
+    client.publish_many("moved", [b"0", b"1", b"2"])
+    client.create_subscription("mover", "moved")
+    assert headrace("seek", "mover", "latest").lines == [
+        "subscription mover moved, 0 messages ahead of it"
+    ]
+    assert headrace("seek", "mover", "1").lines == [
+        "subscription mover moved, 2 messages ahead of it"
+    ]
+    assert headrace("join-subscription", "mover", "-n", "1").lines == ["moved/0@1  1"]
+
+
+def test_one_partition_is_replayed(headrace: Command, client: BrokerClient) -> None:
+    """The others stay where they are."""
+    client.create_topic("split", 2)
+    for partition in (0, 1):
+        client.publish_many("split", [b"a", b"b"], partition=partition)
+    client.create_subscription("half", "split", "latest")
+    assert headrace("seek", "half", "earliest", "--partition", "1").code == 0
+    places = client.subscription_stats("half")["partitions"]
+    assert [place["position"] for place in places] == [2, 0]
+
+
+def test_a_subscription_is_deleted(headrace: Command, client: BrokerClient) -> None:
+    """It is gone with its position."""
+    client.create_subscription("brief", "short")
+    ran = headrace("delete-subscription", "brief")
+    assert (ran.code, ran.lines) == (0, ["subscription brief is deleted"])
+    assert client.subscriptions("short") == []
+
+
+def test_one_name_over_two_topics(headrace: Command, client: BrokerClient) -> None:
+    """Where a name is not enough the command says so, and --topic settles it."""
+    for topic in ("left", "right"):
+        client.create_subscription("both", topic)
+    ran = headrace("delete-subscription", "both")
+    assert ran.code == 2
+    assert "[ambiguous_subscription]" in ran.err
+    assert headrace("delete-subscription", "both", "--topic", "left").code == 0
+    assert [group["name"] for group in client.subscriptions("right")] == ["both"]

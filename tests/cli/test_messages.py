@@ -1,0 +1,219 @@
+"""``headrace publish``, ``fetch``, ``tail``, ``subscribe``, ``join-subscription``."""
+
+import threading
+import uuid
+
+from headrace.client.threads import BrokerClient
+from headrace.testing import RunningServer, wait_until
+from tests.cli.rig import Command
+
+
+# --- publish --------------------------------------------------------------------------------------
+def test_a_message_is_published(headrace: Command, client: BrokerClient) -> None:
+    """The sentence says where it is."""
+    ran = headrace("publish", "events", "Hello World")
+    assert (ran.code, ran.lines) == (0, ["published to events/0 at offset 0"])
+    assert client.fetch("events")[0].value == b"Hello World"
+
+
+def test_a_published_message_in_json(headrace: Command) -> None:
+    """The receipt, whole."""
+    receipt = headrace("publish", "receipts", "one", "--json").json
+    assert set(receipt) == {
+        "id", "topic", "partition", "offset", "timestamp", "count", "duplicate",
+    }  # fmt: skip
+    assert (receipt["topic"], receipt["partition"], receipt["offset"]) == ("receipts", 0, 0)
+
+
+def test_key_headers_and_partition(headrace: Command, client: BrokerClient) -> None:
+    """What a message may carry can be given."""
+    client.create_topic("parted", 3)
+    ran = headrace(
+        "publish", "parted", "one", "--key", "k", "-H", "source=cli", "--header", "a=b=c",
+        "--partition", "2",
+    )  # fmt: skip
+    assert ran.code == 0
+    [message] = client.fetch("parted", partition=2)
+    assert message.key == b"k"
+    assert message.headers == {"source": "cli", "a": "b=c"}
+
+
+def test_a_message_for_one_subscription(headrace: Command, client: BrokerClient) -> None:
+    """--to is delivered there and nowhere else."""
+    for name in ("email", "audit"):
+        client.create_subscription(name, "directed")
+    headrace("publish", "directed", "for email", "--to", "email")
+    headrace("publish", "directed", "for all")
+    assert headrace("join-subscription", "audit", "--topic", "directed", "-n", "1").lines == [
+        "directed/0@1  for all"
+    ]
+    assert headrace("join-subscription", "email", "--topic", "directed", "-n", "2").lines == [
+        "directed/0@0  for email",
+        "directed/0@1  for all",
+    ]
+
+
+def test_a_delayed_message(headrace: Command, client: BrokerClient) -> None:
+    """It is not there yet, and the id that is printed is the one that cancels it."""
+    ran = headrace("publish", "delayed", "later", "--delay", "3600")
+    assert ran.code == 0
+    message_id = uuid.UUID(ran.out.strip().removeprefix("scheduled, id "))
+    assert message_id in [waiting.id for waiting in client.scheduled("delayed")]
+    assert "delayed" not in client.topics()
+
+
+def test_every_line_of_standard_input(headrace: Command, client: BrokerClient) -> None:
+    """Line ends are not part of a message, and an empty line is a message."""
+    ran = headrace("publish", "lines", "-", input=b"one\r\n\nthree \xff\nlast")
+    assert (ran.code, ran.lines) == (0, ["published 4 messages to lines"])
+    assert client.fetch_values("lines") == [b"one", b"", b"three \xff", b"last"]
+
+
+def test_a_hundred_thousand_lines(headrace: Command, client: BrokerClient) -> None:
+    """Many lines arrive, each once and in order."""
+    lines = [b"line %d" % number for number in range(100_000)]
+    ran = headrace("publish", "many", "-", "--json", input=b"\n".join(lines) + b"\n")
+    assert (ran.code, ran.json) == (0, {"published": 100_000})
+    found: list[bytes] = []
+    while len(found) < len(lines) and (part := client.fetch_values("many", len(found))):
+        found += part
+    assert found == lines
+
+
+def test_no_lines_at_all(headrace: Command, client: BrokerClient) -> None:
+    """An empty standard input publishes nothing, and is no error."""
+    ran = headrace("publish", "no-lines", "-", input="")
+    assert (ran.code, ran.lines) == (0, ["published 0 messages to no-lines"])
+
+
+# --- fetch ----------------------------------------------------------------------------------------
+def test_messages_are_fetched(headrace: Command, client: BrokerClient) -> None:
+    """From an offset on, as many as were asked for, and the same again the next time."""
+    client.publish_many("fetched", [b"%d" % n for n in range(20)])
+    for _ in range(2):
+        assert headrace("fetch", "fetched", "3", "-n", "2").lines == [
+            "fetched/0@3  3",
+            "fetched/0@4  4",
+        ]
+    assert len(headrace("fetch", "fetched").lines) == 10
+    assert len(headrace("fetch", "fetched", "-n", "100").lines) == 20
+
+
+def test_more_messages_than_one_fetch_brings(headrace: Command, client: BrokerClient) -> None:
+    """The command goes on until it has what it was asked for."""
+    client.publish_many("deep", [b"x"] * 5_000)
+    assert len(headrace("fetch", "deep", "-n", "4321").lines) == 4_321
+
+
+def test_messages_are_fetched_by_time(headrace: Command, client: BrokerClient) -> None:
+    """A position may be a time, earliest, or latest."""
+    client.publish_many("timed", [b"old", b"new"], timestamps=[1_000, 1_700_000_000_000])
+    assert headrace("fetch", "timed", "2020-01-01T00:00:00Z").lines == ["timed/0@1  new"]
+    assert headrace("fetch", "timed", "@1600000000000").lines == ["timed/0@1  new"]
+    assert headrace("fetch", "timed", "earliest", "-n", "1").lines == ["timed/0@0  old"]
+    assert headrace("fetch", "timed", "latest").lines == []
+
+
+def test_fetched_messages_in_json(headrace: Command, client: BrokerClient) -> None:
+    """One object a line; bytes that are no text are base64 and say so."""
+    client.publish("shapes", b"text", {"a": "b"}, key="k").result()
+    client.publish("shapes", b"\xff\x00").result()
+    text, binary = headrace("fetch", "shapes", "--json").json_lines
+    assert text["data"] == "text"
+    assert text["headers"] == {"a": "b"}
+    assert text["key"] == {"data": "k"}
+    assert (binary["data"], binary["encoding"]) == ("/wA=", "base64")
+
+
+def test_a_message_cannot_steer_the_terminal(headrace: Command, client: BrokerClient) -> None:
+    """What cannot be printed is escaped, and every message stays on its line."""
+    client.publish("hostile", b"\x1b[2J[red]two\nlines\ttab").result()
+    assert headrace("fetch", "hostile").lines == ["hostile/0@0  \\x1b[2J[red]two\\nlines\ttab"]
+
+
+def test_waiting_for_a_message(headrace: Command, client: BrokerClient) -> None:
+    """--wait ends as soon as there is one."""
+    client.create_topic("awaited")
+
+    def publish() -> None:
+        client.publish("awaited", b"here").result()
+
+    thread = threading.Thread(target=publish)
+    thread.start()
+    ran = headrace("fetch", "awaited", "0", "--wait", "30")
+    thread.join()
+    assert ran.lines == ["awaited/0@0  here"]
+
+
+# --- tail -----------------------------------------------------------------------------------------
+def test_the_last_messages(headrace: Command, client: BrokerClient) -> None:
+    """Of each partition, the last few."""
+    client.create_topic("tailed", 2)
+    for partition in (0, 1):
+        client.publish_many("tailed", [b"a", b"b", b"c"], partition=partition)
+    assert headrace("tail", "tailed", "-n", "2").lines == [
+        "tailed/0@1  b",
+        "tailed/0@2  c",
+        "tailed/1@1  b",
+        "tailed/1@2  c",
+    ]
+    assert headrace("tail", "tailed", "-n", "0").lines == []
+
+
+def test_a_wildcard_can_only_be_followed(headrace: Command) -> None:
+    """Rather than nothing, a sentence."""
+    ran = headrace("tail", "orders.*")
+    assert ran.code == 2
+    assert "add -f" in ran.err
+
+
+# --- subscribe ------------------------------------------------------------------------------------
+def test_everything_from_now_on(
+    headrace: Command, server: RunningServer, client: BrokerClient
+) -> None:
+    """A plain subscribe, also by a wildcard, sees what comes and not what was."""
+    client.publish("orders.eu", b"old").result()
+
+    def publish() -> None:
+        wait_until(lambda: server.call(lambda: len(server.engine._followers)))
+        client.publish("orders.eu", b"new").result()
+
+    thread = threading.Thread(target=publish)
+    thread.start()
+    ran = headrace("subscribe", "orders.*", "-n", "1")
+    thread.join()
+    assert (ran.code, ran.lines) == (0, ["orders.eu/0@1  new"])
+
+
+def test_subscribing_from_an_offset(headrace: Command, client: BrokerClient) -> None:
+    """A subscription is made for it, and is gone afterwards."""
+    client.publish_many("replayed", [b"0", b"1", b"2"])
+    ran = headrace("subscribe", "replayed", "--offset", "1", "-n", "2")
+    assert (ran.code, ran.lines) == (0, ["replayed/0@1  1", "replayed/0@2  2"])
+    assert client.subscriptions("replayed") == []
+
+
+def test_subscribing_with_a_group(headrace: Command, client: BrokerClient) -> None:
+    """A named one stays, and goes on where it stopped."""
+    client.publish_many("grouped", [b"0", b"1"])
+    assert headrace("subscribe", "grouped", "--group", "g", "-n", "1").lines == ["grouped/0@0  0"]
+    assert headrace("subscribe", "grouped", "--group", "g", "-n", "1").lines == ["grouped/0@1  1"]
+
+
+def test_nothing_comes(headrace: Command) -> None:
+    """--timeout ends the wait, and that is no error."""
+    ran = headrace("subscribe", "quiet", "--timeout", "0.05")
+    assert (ran.code, ran.out) == (0, "")
+
+
+# --- join-subscription ------------------------------------------------------------------------------
+def test_joining_a_subscription(headrace: Command, client: BrokerClient) -> None:
+    """Messages are printed and acknowledged: they do not come again."""
+    client.publish_many("joined", [b"0", b"1", b"2"])
+    client.create_subscription("reader", "joined")
+    ran = headrace("join-subscription", "reader", "-n", "2", "--json")
+    assert [message["data"] for message in ran.json_lines] == ["0", "1"]
+    assert [message["attempt"] for message in ran.json_lines] == [1, 1]
+    ran = headrace("join-subscription", "reader", "--timeout", "0.05")
+    assert ran.lines == ["joined/0@2  2"]
+    assert client.subscription_stats("reader")["lag"] == 0
