@@ -16,14 +16,21 @@ import orjson
 from headrace import limits
 from headrace.broker.aio import split_start
 from headrace.broker.delivery import Delivery
-from headrace.errors import HeadraceError, InvalidArgument, StaleDelivery, Unauthenticated, kind_of
+from headrace.errors import (
+    HeadraceError,
+    InvalidArgument,
+    QueueFull,
+    StaleDelivery,
+    Unauthenticated,
+    kind_of,
+)
 from headrace.log import batch as batches
 from headrace.log.columns import pick
 from headrace.model import Receipt
 from headrace.server.members import Memberships, WireSink
 from headrace.server.operations import parse_position
 from headrace.server.polling import wait_for
-from headrace.server.tcp import Connection
+from headrace.server.tcp import UNAUTHENTICATED_BYTES_MAX, Connection, own_mistake
 from headrace.server.text import number_of, publish_arguments, seconds_of
 from headrace.server.turns import Turns
 from headrace.wire import binary, documents
@@ -31,6 +38,10 @@ from headrace.wire.binary import BinaryParser, Frame, Type
 
 FETCH_BYTES_MAX = 32 << 20
 FETCH_WAIT_S_MAX = 60.0
+WAITING_MAX = 1_000
+"""Fetches of one connection that wait for something new, all at the same time."""
+ERROR_CHARS_MAX = 2_000
+"""A sentence may quote what was sent, and the properties of an answer have their limit too."""
 
 
 def success(sequence: int, properties: Mapping[str, str] | None = None, body: bytes = b"") -> bytes:
@@ -38,17 +49,16 @@ def success(sequence: int, properties: Mapping[str, str] | None = None, body: by
 
 
 def failure(sequence: int, error: HeadraceError) -> bytes:
-    return binary.encode(
-        Type.ACK,
-        sequence,
-        {
-            "status": "error",
-            "code": error.code,
-            "error": error.message.replace("\0", " "),
-            "kind": kind_of(error),
-            "retryable": "true" if error.retryable else "false",
-        },
-    )
+    return binary.encode(Type.ACK, sequence, {"status": "error", **_error(error)})
+
+
+def _error(error: HeadraceError) -> dict[str, str]:
+    return {
+        "code": error.code,
+        "error": error.message.replace("\0", " ")[:ERROR_CHARS_MAX],
+        "kind": kind_of(error),
+        "retryable": "true" if error.retryable else "false",
+    }
 
 
 class BinarySession:
@@ -77,6 +87,10 @@ class BinarySession:
             self._turns.add(frame)
         if self._parser.error is not None:
             self._turns.add(self._parser.error)
+        elif (
+            not self._connection.authenticated and self._parser.buffered > UNAUTHENTICATED_BYTES_MAX
+        ):
+            self._turns.add(Unauthenticated("send AUTH first"))
 
     def _handle(self, frame: Frame | HeadraceError) -> None:
         connection = self._connection
@@ -112,12 +126,24 @@ class BinarySession:
         if self._heartbeat is not None:
             self._heartbeat.cancel()
         loop = asyncio.get_running_loop()
-        self._heartbeat = loop.call_later(self._hub.heartbeat_s, self._connection.abort)
+        self._heartbeat = loop.call_later(self._hub.heartbeat_s, self._silent)
+
+    def _silent(self) -> None:
+        if self._outbox.reading:
+            self._connection.abort()
+        else:  # it may have said much that we have not read
+            self._expect_life()
 
     def _later(
         self, sequence: int, work: Coroutine[Any, Any, bytes], *, ordered: bool = True
     ) -> None:
         """Answer when the work is done."""
+        if not ordered and len(self._tasks) >= WAITING_MAX:
+            work.close()
+            raise QueueFull(
+                f"{WAITING_MAX} requests of this connection wait already; wait for some of them",
+                code="too_many_waiting",
+            )
         fill = self._outbox.reserve().fill if ordered else self._outbox.write
 
         async def run() -> None:
@@ -125,6 +151,8 @@ class BinarySession:
                 answer = await work
             except HeadraceError as error:
                 answer = failure(sequence, error)
+            except Exception:
+                answer = failure(sequence, own_mistake(self._connection.peer))
             fill(answer)
 
         task = asyncio.get_running_loop().create_task(run())
@@ -140,7 +168,7 @@ class BinarySession:
         topic = _need(properties, "topic")
 
         async def create() -> bytes:
-            await self._hub.operations.broker.create_topic(topic, **settings)
+            await self._hub.operations.call("create_topic", {"topic": topic, "settings": settings})
             return success(frame.sequence, {"topic": topic})
 
         self._later(frame.sequence, create())
@@ -172,7 +200,8 @@ class BinarySession:
         if self._heartbeat is None:
             self._expect_life()
         # Past the order: it says that the connection lives, not that what is before it is done.
-        self._outbox.write(binary.encode(Type.HEARTBEAT, frame.sequence))
+        interval = {"interval": f"{self._hub.heartbeat_s:g}"}
+        self._outbox.write(binary.encode(Type.HEARTBEAT, frame.sequence, interval))
 
     # --- publishing -------------------------------------------------------------------------
     def on_publish(self, frame: Frame) -> None:
@@ -269,13 +298,15 @@ class BinarySession:
     def on_create_subscription(self, frame: Frame) -> None:
         properties = frame.properties
         name, topic = _need(properties, "subscription"), _need(properties, "topic")
-        start = parse_position(properties.get("start_offset", "earliest"))
-        settings = _settings(frame)
+        request = {
+            "subscription": name,
+            "topic": topic,
+            "start": properties.get("start_offset", "earliest"),
+            "settings": _settings(frame),
+        }
 
         async def create() -> bytes:
-            await self._hub.operations.broker.create_subscription(
-                name, topic, start=start, **settings
-            )
+            await self._hub.operations.call("create_subscription", request)
             return success(frame.sequence, {"subscription": name, "topic": topic})
 
         self._later(frame.sequence, create())
@@ -326,8 +357,7 @@ class BinarySession:
 
     def _subscription_closed(self, sink: WireSink, error: HeadraceError | None) -> None:
         self._batched.discard(sink)
-        properties = {"code": error.code, "error": error.message} if error else {}
-        properties |= _source(sink)
+        properties = _source(sink) | ({} if error is None else _error(error))
         self._outbox.write(binary.encode(Type.CLOSED, 0, properties))
 
     def _deliver(self, sink: WireSink, delivery: Delivery) -> None:

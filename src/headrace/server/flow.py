@@ -14,11 +14,14 @@ from collections.abc import Callable
 UNANSWERED_BYTES_HIGH = 8 << 20
 UNANSWERED_BYTES_LOW = 2 << 20
 UNANSWERED_COUNT_HIGH = 10_000
+UNANSWERED_COUNT_LOW = 2_500
 WRITE_BYTES_HIGH = 1 << 20
 WRITE_BYTES_LOW = 256 << 10
 WRITE_BYTES_HARD = 192 << 20
 """One answer may be a whole fetch of 128 MiB; more than this is never held for one client."""
 STALLED_S = 30.0
+STALLED_BYTES_MIN = 64 << 10
+"""Who has taken this much in the meantime is slow, not gone."""
 
 
 class Slot:
@@ -47,6 +50,7 @@ class Outbox:
         self._reading = True
         self._held = False
         self._stalled: asyncio.TimerHandle | None = None
+        self._stalled_bytes = 0
         self.writable = True
         self.closed = False
         self.on_writable: Callable[[], None] = lambda: None
@@ -58,6 +62,15 @@ class Outbox:
     @property
     def unanswered(self) -> int:
         return len(self._slots)
+
+    @property
+    def unanswered_bytes(self) -> int:
+        return self._cost
+
+    @property
+    def reading(self) -> bool:
+        """Whether commands are read, or wait in the socket."""
+        return self._reading
 
     # --- answers ----------------------------------------------------------------------------
     def reserve(self, cost: int = 64) -> Slot:
@@ -85,7 +98,11 @@ class Outbox:
             ):
                 self._reading = False
                 self._transport.pause_reading()
-        elif not self._held and self._cost < UNANSWERED_BYTES_LOW:
+        elif (
+            not self._held
+            and self._cost < UNANSWERED_BYTES_LOW
+            and len(self._slots) < UNANSWERED_COUNT_LOW
+        ):
             self._reading = True
             self._transport.resume_reading()
 
@@ -123,7 +140,18 @@ class Outbox:
     def pause_writing(self) -> None:
         self.writable = False
         if self._stalled is None:
-            self._stalled = self._loop.call_later(STALLED_S, self.abort)
+            self._watch()
+
+    def _watch(self) -> None:
+        self._stalled_bytes = self._transport.get_write_buffer_size()
+        self._stalled = self._loop.call_later(STALLED_S, self._look)
+
+    def _look(self) -> None:
+        taken = self._stalled_bytes - self._transport.get_write_buffer_size()
+        if taken < STALLED_BYTES_MIN:
+            self.abort()
+        else:
+            self._watch()
 
     def resume_writing(self) -> None:
         self.writable = True

@@ -12,10 +12,13 @@ from typing import Any
 
 from headrace.broker.aio import AsyncBroker, split_start
 from headrace.errors import InvalidArgument
-from headrace.model import DeadLetter
+from headrace.model import DeadLetter, SubscriptionSettings, TopicSettings, check_headers
 from headrace.wire import documents
 
 _REQUIRED = object()
+LETTERS_MAX = 1_000
+LETTER_BYTES_MAX = 16 << 20
+"""Of one listing of dead letters; ``after`` asks for the next."""
 
 
 class Arguments:
@@ -40,6 +43,18 @@ class Arguments:
         """``earliest``, ``latest``, an offset, or a time in ISO 8601 or as ``@<ms>``."""
         value = self.take(name, (str, int), default)
         return parse_position(value)
+
+    def settings(self, kind: type[TopicSettings] | type[SubscriptionSettings]) -> dict[str, Any]:
+        """Settings by name; a name that is none of them is refused before it becomes an argument."""
+        values: dict[str, Any] = self.take("settings", dict, {})
+        kind.of(values)
+        return values
+
+    def offsets(self, name: str) -> list[int] | None:
+        values: list[Any] | None = self.take(name, list, None)
+        if values is not None and not all(type(value) is int for value in values):
+            raise InvalidArgument(f"{name} is a list of offsets", code="invalid_argument")
+        return values
 
     def end(self) -> None:
         if self._values:
@@ -83,13 +98,13 @@ class Operations:
 
     # --- topics -----------------------------------------------------------------------------
     async def create_topic(self, args: Arguments) -> Any:
-        topic, settings = args.take("topic", str), args.take("settings", dict, {})
+        topic, settings = args.take("topic", str), args.settings(TopicSettings)
         args.end()
         await self.broker.create_topic(topic, **settings)
         return await self.broker.topic_stats(topic)
 
     async def change_topic(self, args: Arguments) -> Any:
-        topic, settings = args.take("topic", str), args.take("settings", dict)
+        topic, settings = args.take("topic", str), args.settings(TopicSettings)
         args.end()
         await self.broker.change_topic(topic, **settings)
         return await self.broker.topic_stats(topic)
@@ -129,7 +144,7 @@ class Operations:
     # --- subscriptions ------------------------------------------------------------------------
     async def create_subscription(self, args: Arguments) -> Any:
         name, topic = args.take("subscription", str), args.take("topic", str)
-        start, settings = args.position("start", "earliest"), args.take("settings", dict, {})
+        start, settings = args.position("start", "earliest"), args.settings(SubscriptionSettings)
         args.end()
         await self.broker.create_subscription(name, topic, start=start, **settings)
         return await self.broker.subscription_stats(name, topic)
@@ -167,8 +182,8 @@ class Operations:
         name = args.take("subscription", str)
         after, limit = args.take("after", int, -1), args.take("limit", int, 100)
         args.end()
-        found = await self.broker.dead_letters(name, after=after, limit=limit)
-        return [documents.letter(letter) for letter in found]
+        found = await self.broker.dead_letters(name, after=after, limit=min(limit, LETTERS_MAX))
+        return [documents.letter(letter) for letter in _as_many_as_fit(found)]
 
     async def dead_letter(self, args: Arguments) -> Any:
         name, offset = args.take("subscription", str), args.take("offset", int)
@@ -177,7 +192,7 @@ class Operations:
 
     async def redrive(self, args: Arguments) -> Any:
         name = args.take("subscription", str)
-        offsets, limit = args.take("offsets", list, None), args.take("limit", int, None)
+        offsets, limit = args.offsets("offsets"), args.take("limit", int, None)
         rate, to = args.take("rate", (int, float), None), args.take("to", str, "subscription")
         where = _letter_filter(args.take("reason", str, None), args.take("topic", str, None))
         args.end()
@@ -190,12 +205,14 @@ class Operations:
         name, offset = args.take("subscription", str), args.take("offset", int)
         value, headers = args.take("value", dict, None), args.take("headers", dict, None)
         args.end()
-        raw = None if value is None else documents.unpack(value)
+        raw = None if value is None else _unpack(value)
+        if headers is not None:
+            check_headers(headers)
         new = await self.broker.edit_dead_letter(name, offset, value=raw, headers=headers)
         return {"offset": new}
 
     async def purge_dead_letters(self, args: Arguments) -> Any:
-        name, offsets = args.take("subscription", str), args.take("offsets", list, None)
+        name, offsets = args.take("subscription", str), args.offsets("offsets")
         args.end()
         return {"purged": await self.broker.purge_dead_letters(name, offsets)}
 
@@ -234,6 +251,26 @@ class Operations:
             "durable": engine.directory is not None,
             "time": engine.now_ms(),
         }
+
+
+def _as_many_as_fit(letters: list[DeadLetter]) -> list[DeadLetter]:
+    """So many that the answer is not too large for any protocol; one at least."""
+    size = 0
+    for count, letter in enumerate(letters):
+        size += len(letter.message.value)
+        if size > LETTER_BYTES_MAX and count:
+            return letters[:count]
+    return letters
+
+
+def _unpack(document: dict[str, Any]) -> bytes:
+    try:
+        return documents.unpack(document)
+    except (KeyError, TypeError, AttributeError, ValueError):
+        raise InvalidArgument(
+            'a value is {"data": "..."}, with "encoding": "base64" where it is no text',
+            code="invalid_value",
+        ) from None
 
 
 def _letter_filter(reason: str | None, topic: str | None) -> Callable[[DeadLetter], bool] | None:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Protocol, cast
 
 from headrace.broker.engine import Engine
+from headrace.errors import HeadraceError
 from headrace.server.flow import Outbox
 from headrace.server.operations import Operations
 
@@ -26,6 +27,10 @@ KEEPALIVE = (
     ("TCP_KEEPCNT", 3),
     ("TCP_USER_TIMEOUT", 30_000),
 )
+
+
+UNAUTHENTICATED_BYTES_MAX = 64 << 10
+"""Of an incomplete command that is kept for somebody who has not said who he is."""
 
 
 class Session(Protocol):
@@ -134,6 +139,13 @@ class Connection(asyncio.Protocol):
             logger.exception("connection %s failed", self.peer)
             self._transport.abort()
 
+    def eof_received(self) -> bool:
+        """A client that has said everything, as netcat does, may still want its answers."""
+        if self.outbox.unanswered and self._transport.get_extra_info("sslcontext") is None:
+            self.outbox.on_idle = self._transport.close
+            return True
+        return False
+
     def connection_lost(self, exc: Exception | None) -> None:
         self.closing = True
         self.hub.left(self)
@@ -158,6 +170,12 @@ class Connection(asyncio.Protocol):
 
     def abort(self) -> None:
         self._transport.abort()
+
+
+def own_mistake(peer: str) -> HeadraceError:
+    """For whoever waits for an answer, when what failed is ours. Called in an ``except``."""
+    logger.exception("a command of %s failed", peer)
+    return HeadraceError("the broker made a mistake; its log says more", code="bug")
 
 
 def keep_alive(sock: socket.socket | None) -> None:

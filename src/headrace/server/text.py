@@ -29,7 +29,7 @@ from headrace.model import Receipt
 from headrace.server.members import Memberships, WireSink
 from headrace.server.operations import parse_position
 from headrace.server.polling import wait_for
-from headrace.server.tcp import Connection
+from headrace.server.tcp import UNAUTHENTICATED_BYTES_MAX, Connection, own_mistake
 from headrace.server.turns import Turns
 from headrace.wire import text
 from headrace.wire.text import Command, Run, TextParser
@@ -133,6 +133,10 @@ class TextSession:
             self._turns.add(item)
         if self._parser.error is not None:
             self._turns.add(self._parser.error)
+        elif (
+            not self._connection.authenticated and self._parser.buffered > UNAUTHENTICATED_BYTES_MAX
+        ):
+            self._turns.add(Unauthenticated("say AUTH <token> first"))
 
     def _handle(self, item: Run | Command | HeadraceError) -> None:
         connection = self._connection
@@ -181,6 +185,8 @@ class TextSession:
                 answer = await work
             except HeadraceError as error:
                 answer = text.error(error)
+            except Exception:
+                answer = text.error(own_mistake(self._connection.peer))
             slot.fill(answer)
 
         task = asyncio.get_running_loop().create_task(run())
@@ -344,7 +350,7 @@ class TextSession:
         settings = {name: _literal(value) for name, value in command.options.items()}
 
         async def create() -> bytes:
-            await self._hub.operations.broker.create_topic(topic, **settings)
+            await self._hub.operations.call("create_topic", {"topic": topic, "settings": settings})
             return text.done()
 
         self._later(create())
