@@ -82,3 +82,5 @@ SCHEDULED_MAX = 10_000_000
 JOURNAL_REWRITE_BYTES_MIN = 1 << 20
 """The subscription journal is rewritten as a snapshot when it has outgrown the last one fourfold,
 but not for less than this."""
+STAGED_KEPT_S = 24 * 3600
+"""How long a staged batch waits for its commit."""

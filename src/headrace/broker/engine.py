@@ -31,6 +31,7 @@ from headrace.broker.follower import Follower
 from headrace.broker.publishing import Publishing
 from headrace.broker.retention import DiskGuard, Retention
 from headrace.broker.schedule import Schedule
+from headrace.broker.staging import Staging
 from headrace.broker.state import Loaded, State
 from headrace.broker.subscription import Subscription
 from headrace.broker.topic import Partition, Topic
@@ -124,6 +125,8 @@ class Engine:
         self.publish = self.publishing.publish
         self.schedule = Schedule(self)
         self.dead_letters = DeadLetters(self)
+        self.staging = Staging(self)
+        self.retention.before_run = self.staging.expire_orphans
         self._subscriptions: dict[tuple[str, str], Subscription] = {}
         self._unstored: set[tuple[str, str]] = set()
         """Those whose definition is on its way to the journal, or was refused by the disk."""
@@ -143,7 +146,9 @@ class Engine:
             if self.directory is not None:
                 suspect = self.directory.is_suspect
             self.topics.load(suspect=suspect)
-            self._restore(self.state.load())
+            loaded = self.state.load()
+            self._restore(loaded)
+            self.staging.load(list(loaded.commits.values()))
             self.state.start()
             if self.directory is not None and suspect:
                 self.directory.clear_suspect()
@@ -221,6 +226,7 @@ class Engine:
         payloads = [
             entries.name_producer(name, *known) for name, known in self.publishing.producers.items()
         ]
+        payloads += [entries.decide(d.as_dict()) for d in self.staging.decisions.values()]
         for subscription in self._subscriptions.values():
             payloads.append(self._definition(subscription))
             for cursor in subscription.cursors.values():

@@ -12,6 +12,7 @@ deletions use the reserve.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,7 @@ class Retention:
         self._timer: Any = None
         self._trims: set[Partition] = set()
         self.deleted_bytes = 0
+        self.before_run: Callable[[], object] = lambda: None
 
     def start(self) -> None:
         self._timer = self._loop.call_later(INTERVAL_S, self._tick)
@@ -61,6 +63,7 @@ class Retention:
 
     def run(self) -> None:
         """Look at every topic once."""
+        self.before_run()
         for topic in self._topics:
             for partition in topic.partitions:
                 if isinstance(partition.log, PartitionLog):

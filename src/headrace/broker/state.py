@@ -7,6 +7,7 @@ Payloads (``log.journal`` frames and checksums them), by their first byte:
 - ``K`` + JSON: a cursor gets its number: cursor, subscription, topic, partition, incarnation
 - ``C`` + binary: a cursor's news or, with its reset flag, all of it (``cursor.Cursor._pack``)
 - ``E`` + JSON: a named producer gets an epoch: name, id, epoch
+- ``T`` + JSON: a commit of staged batches is decided or finished: name, number, pieces, finished
 
 Definitions are durable before the caller hears of them. Positions are written together for all
 subscriptions, at most ``FLUSH_S`` after they changed: a crash may cost the last acks, and the
@@ -81,6 +82,10 @@ def name_producer(name: str, producer_id: int, epoch: int) -> bytes:
     return b"E" + orjson.dumps({"name": name, "id": producer_id, "epoch": epoch})
 
 
+def decide(commit: dict[str, Any]) -> bytes:
+    return b"T" + orjson.dumps(commit)
+
+
 class Loaded:
     """The journal's content, folded: the newest of each thing."""
 
@@ -89,6 +94,7 @@ class Loaded:
         self.cursors: dict[int, dict[str, Any]] = {}
         self.deltas: dict[int, list[bytes]] = {}
         self.producers: dict[str, tuple[int, int]] = {}
+        self.commits: dict[str, dict[str, Any]] = {}
         self.next_number = 1
         self.damaged = 0
         self.missing = False
@@ -112,6 +118,8 @@ class Loaded:
             self.next_number = max(self.next_number, item["cursor"] + 1)
         elif kind == b"E":
             self.producers[item["name"]] = (item["id"], item["epoch"])
+        elif kind == b"T":
+            self.commits[item["name"]] = item
 
 
 class State:

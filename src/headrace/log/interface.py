@@ -43,6 +43,7 @@ class Append:
         "error",
         "first_offset",
         "first_sequence",
+        "hidden",
         "producer_epoch",
         "producer_id",
         "timestamp",
@@ -58,6 +59,7 @@ class Append:
         producer_epoch: int = 0,
         first_sequence: int = 0,
         context: object = None,
+        hidden: bool = False,
     ):
         self.columns = columns
         self.batch = batch
@@ -66,6 +68,8 @@ class Append:
         self.producer_epoch = producer_epoch
         self.first_sequence = first_sequence
         self.context = context
+        self.hidden = hidden
+        """Stored behind a held end; shown when the log is released."""
         if batch is not None:
             self.count = batch.count
             self.bytes = batch.stored_bytes
@@ -122,6 +126,12 @@ class Log(Protocol):
 
     def drop_before(self, offset: int) -> None:
         """Forget what lies before the offset, as far as whole units allow."""
+
+    def hold(self) -> None:
+        """Keep ``end_offset`` where it is; only hidden entries are stored meanwhile."""
+
+    def release(self) -> None:
+        """Show all that was stored hidden, at once."""
 
     def size_bytes(self) -> int: ...
 

@@ -33,15 +33,42 @@ class MemoryLog:
         self.start_offset = 0
         self.end_offset = 0
         self.read_only: str | None = None
+        self._next_offset = 0
+        self._held = False
+        self._parked: list[Append] = []
         self.on_advance: Callable[[], None] = lambda: None
 
     def append(self, entry: Append) -> None:
         if self._closed:
             entry.fail(Closed("the log is closed"))
             return
+        if self._held and not entry.hidden:
+            self._parked.append(entry)
+            return
         if not self._waiting:
             self._loop.call_soon(self._commit)
         self._waiting.append(entry)
+
+    @property
+    def is_held(self) -> bool:
+        return self._held
+
+    def hold(self) -> None:
+        assert not self._held
+        self._commit()  # what was appended before is shown as always
+        self._held = True
+
+    def hide_from(self, offset: int) -> None:
+        raise AssertionError("a memory log is empty at a start")
+
+    def release(self) -> None:
+        assert self._held
+        self._held = False
+        self.end_offset = self._next_offset
+        self.on_advance()
+        parked, self._parked = self._parked, []
+        for entry in parked:
+            self.append(entry)
 
     def _commit(self) -> None:
         entries, self._waiting = self._waiting, []
@@ -50,7 +77,7 @@ class MemoryLog:
         while entries:
             group, entries = gather(
                 entries,
-                end_offset=self.end_offset,
+                end_offset=self._next_offset,
                 last_timestamp=self._last_timestamp,
                 now_ms=self._clock.now_ms(),
                 producers=self._producers,
@@ -61,10 +88,13 @@ class MemoryLog:
                 self._bases.append(batch.base_offset)
                 self._bytes += batch.stored_bytes
             self._last_timestamp = group.timestamp
-            self.end_offset = group.offset
+            self._next_offset = group.offset
+            if not self._held:
+                self.end_offset = group.offset
             for entry in group.entries:
                 entry.done(entry)
-        self.on_advance()
+        if not self._held:
+            self.on_advance()
 
     def read(self, offset: int, max_bytes: int = limits.READ_BYTES_DEFAULT) -> list[Batch]:
         end = self.end_offset

@@ -162,6 +162,10 @@ class PartitionLog:
         self._segments: tuple[Segment, ...] = tuple(segments)
         self.start_offset = segments[0].base_offset if segments else 0
         self.end_offset = segments[-1].index().end_offset if segments else 0
+        self._next_offset = self.end_offset
+        """What the next record gets. Ahead of ``end_offset`` only while the end is held."""
+        self._held = False
+        self._parked: list[Append] = []
 
     def now(self) -> float:
         return self._loop.time()
@@ -173,7 +177,39 @@ class PartitionLog:
             entry.fail(refusal)
             return
         self._waiting_bytes += entry.bytes
-        self._lane.put(entry)
+        if self._held and not entry.hidden:
+            self._parked.append(entry)
+        else:
+            self._lane.put(entry)
+
+    @property
+    def is_held(self) -> bool:
+        return self._held
+
+    def hold(self) -> None:
+        """Keep the end where it is: hidden entries are stored behind it, all others wait.
+
+        What was appended before is not affected: it is in the lane already, and its commit moves
+        the end as always, because hidden entries never share a commit with others.
+        """
+        assert not self._held
+        self._held = True
+
+    def release(self) -> None:
+        """Show what was stored behind the end, all of it at once, and let the others go on."""
+        assert self._held
+        self._held = False
+        if self._next_offset != self.end_offset:
+            self.end_offset = self._next_offset
+            self.on_advance()
+        parked, self._parked = self._parked, []
+        for entry in parked:
+            self._lane.put(entry)
+
+    def hide_from(self, offset: int) -> None:
+        """At a start: hold the end at an offset before records that are there already."""
+        self.hold()
+        self.end_offset = offset
 
     def _refusal(self, entry: Append) -> HeadraceError | None:
         if self.failed is not None:
@@ -193,9 +229,14 @@ class PartitionLog:
         """Turn what waits into one commit."""
         commands = {item for item in items if isinstance(item, str)}
         entries = [item for item in items if isinstance(item, Append)]
+        kinds = [entry.hidden for entry in entries]
+        if any(kinds) and not kinds[0]:  # those that are shown at once go first, by themselves
+            first = kinds.index(True)
+            self._lane.waiting[:0] = entries[first:]
+            entries = entries[:first]
         group, left = gather(
             entries,
-            end_offset=self.end_offset,
+            end_offset=self._next_offset,
             last_timestamp=self._last_timestamp,
             now_ms=self._clock.now_ms(),
             producers=self._producers,
@@ -221,7 +262,7 @@ class PartitionLog:
     def roll(self) -> Segment | None:
         """Close the segment that is written and begin the next one. None: it was empty."""
         old = self._segments[-1] if self._segments else None
-        base = self.end_offset
+        base = self._next_offset
         if old is not None:
             if old.base_offset == base:
                 return None
@@ -341,7 +382,10 @@ class PartitionLog:
             self._cache.put(self.number, batch)
         segment.size = position
         self._last_timestamp = commit.batches[-1].max_timestamp
-        self.end_offset = commit.batches[-1].end_offset
+        self._next_offset = commit.batches[-1].end_offset
+        hidden = commit.entries[0].hidden
+        if not hidden:
+            self.end_offset = self._next_offset
         if self.options.durability == "interval" and self._sync_timer is None:
             self._sync_timer = self._loop.call_later(
                 self.options.sync_interval_ms / 1000, self._sync_later
@@ -350,7 +394,8 @@ class PartitionLog:
         self.on_commit(self.now() - commit.started, count)
         for entry in commit.entries:
             entry.done(entry)
-        self.on_advance()
+        if not hidden:
+            self.on_advance()
 
     def _sync_later(self) -> None:
         self._sync_timer = None
@@ -370,6 +415,8 @@ class PartitionLog:
             self.failed = answer
             waiting, self._lane.waiting = self._lane.waiting, []
             commit.entries.extend(item for item in waiting if isinstance(item, Append))
+            commit.entries.extend(self._parked)
+            self._parked = []
         for entry in commit.entries:
             # A repetition keeps its answer if the first one is stored: not if that, too, failed here.
             stored = entry.duplicate and entry.first_offset < self.end_offset
@@ -539,6 +586,9 @@ class PartitionLog:
     def _give_up_files(self) -> None:
         done, self._closing = self._closing, None
         self._closed = True
+        parked, self._parked = self._parked, []
+        for entry in parked:
+            entry.fail(Closed("the log is closed"))
         if self._writer is not None:
             if self.failed is None and not self.read_only:
                 try:
