@@ -19,16 +19,25 @@ from typing import TYPE_CHECKING
 
 from headrace.broker.cursor import Cursor
 from headrace.errors import (
+    Closed,
     HeadraceError,
     InvalidArgument,
     MessageNotFound,
     OffsetOutOfRange,
+    StorageFailed,
     SubscriptionNotFound,
 )
 from headrace.log.batch import LOST
 from headrace.log.columns import Columns
 from headrace.log.interface import Append
-from headrace.model import DEAD_LETTER_SUFFIX, DeadLetter, Message, TopicSettings
+from headrace.model import (
+    DEAD_LETTER_SUFFIX,
+    DeadLetter,
+    Message,
+    TopicSettings,
+    check_headers,
+    check_value,
+)
 
 if TYPE_CHECKING:
     from headrace.broker.engine import Engine
@@ -44,6 +53,8 @@ ID = PREFIX + "origin-id"
 SUBSCRIPTION = PREFIX + "subscription"
 REASON = PREFIX + "reason"
 ATTEMPTS = PREFIX + "attempts"
+REASON_CHARS_MAX = 1000
+RATE_MIN, RATE_MAX = 0.001, 1e6
 _OURS = (TOPIC, PARTITION, OFFSET, ID, SUBSCRIPTION, REASON, ATTEMPTS)
 
 Select = Callable[[DeadLetter], bool]
@@ -53,6 +64,8 @@ RedriveDone = Callable[[int, HeadraceError | None], None]
 class DeadLetters:
     def __init__(self, engine: Engine):
         self._engine = engine
+        self.under_way: set[tuple[str, int]] = set()
+        """(topic, offset) of letters that a redrive is publishing: another one leaves them alone."""
 
     # --- burying ----------------------------------------------------------------------------
     def bury(
@@ -74,7 +87,7 @@ class DeadLetters:
             OFFSET: str(message.offset),
             ID: str(message.id),
             SUBSCRIPTION: subscription.name,
-            REASON: " ".join(reason.split())[:1000],
+            REASON: _one_line(reason),
             ATTEMPTS: str(attempt),
         }
         key = message.key
@@ -116,7 +129,10 @@ class DeadLetters:
         for candidate in candidates:
             keeper = engine.subscription_or_none(KEEPER, candidate)
             topic = engine.topics.get(candidate)
-            if keeper is not None and topic is not None:
+            if topic is not None and keeper is None and candidate != name:
+                # A crash came before it was in the journal.
+                keeper = engine.subscribe(KEEPER, candidate, start="earliest", internal=True)
+            if topic is not None and keeper is not None:
                 return topic, keeper, keeper.cursors[(candidate, 0)]
         raise SubscriptionNotFound(
             f"there are no dead letters of {name!r}: no message of it was given up so far",
@@ -131,6 +147,8 @@ class DeadLetters:
         self, name: str, *, after: int = -1, limit: int = 100, where: Select | None = None
     ) -> list[DeadLetter]:
         """Letters that were not redriven, edited or purged, oldest first."""
+        _check_whole("after", after, -1)
+        _check_whole("limit", limit, 0)
         topic, _, cursor = self._open(name)
         log = topic.partitions[0].log
         found: list[DeadLetter] = []
@@ -154,6 +172,7 @@ class DeadLetters:
         return found
 
     def show(self, name: str, offset: int) -> DeadLetter:
+        _check_whole("offset", offset, 0)
         letters = self.letters(name, after=offset - 1, limit=1)
         if not letters or letters[0].offset != offset:
             raise MessageNotFound(f"{name!r} has no dead letter {offset}, or it was dealt with")
@@ -162,17 +181,13 @@ class DeadLetters:
     # --- dealing with them ---------------------------------------------------------------------
     def purge(self, name: str, offsets: list[int] | None, done: RedriveDone) -> None:
         """Give letters up for good: the ones named, or all there are now."""
+        _check_offsets(offsets)
         topic, _, cursor = self._open(name)
         end = topic.partitions[0].log.end_offset
-        chosen = [
-            offset
-            for offset in (cursor.undone(end) if offsets is None else offsets)
-            if offset < end and not cursor.is_done(offset)
-        ]
-        for offset in chosen:
-            cursor.done(offset)
+        chosen = list(cursor.undone(end)) if offsets is None else offsets
+        count = sum(cursor.done(offset) for offset in chosen if offset < end)
         self._engine.changed(cursor)
-        self._engine.state.flush(lambda error: done(len(chosen), error))
+        self._engine.state.flush(lambda error: done(count, error))
 
     def edit(
         self,
@@ -186,18 +201,20 @@ class DeadLetters:
         topic, _, cursor = self._open(name)
         letter = self.show(name, offset)
         message = letter.message
-        own = dict(message.headers if headers is None else headers)
+        own = dict(message.headers if headers is None else check_headers(headers))
         columns = Columns(
-            [message.value if value is None else value],
+            [message.value if value is None else check_value(value, self._engine.max_message_size)],
             None if message.key is None else [message.key],
             [own | _origin(letter)],
         )
 
         def stored(entry: Append) -> None:
-            if entry.error is None:
-                cursor.done(offset)
-                self._engine.changed(cursor)
-            done(entry.first_offset, entry.error)
+            if entry.error is not None:
+                done(entry.first_offset, entry.error)
+                return
+            cursor.done(offset)
+            self._engine.changed(cursor)
+            self._engine.state.flush(lambda error: done(entry.first_offset, error))
 
         self._engine.append(topic, 0, Append(columns, None, stored))
 
@@ -217,8 +234,11 @@ class DeadLetters:
             raise InvalidArgument(
                 f"to is 'subscription' (only the one that failed) or 'topic' (all), not {to!r}"
             )
-        if rate is not None and not rate > 0:
-            raise InvalidArgument(f"rate is messages per second, above 0, not {rate!r}")
+        if rate is not None:
+            _check_rate(rate)
+        if limit is not None:
+            _check_whole("limit", limit, 0)
+        _check_offsets(offsets)
         topic, _, cursor = self._open(name)
         run = _Redrive(self, name, topic, cursor, done, where, limit, rate, to)
         run.only = None if offsets is None else set(offsets)
@@ -254,6 +274,9 @@ class _Redrive:
         self._error: HeadraceError | None = None
 
     def step(self) -> None:
+        if self._engine.failed is not None or self._engine.closing:
+            self._finish(self._engine.failed or Closed("the broker is closed"))
+            return
         page = self.PAGE if self._rate is None else max(1, min(self.PAGE, int(self._rate / 10)))
         if self._limit is not None:
             page = min(page, self._limit - self._count)
@@ -266,6 +289,12 @@ class _Redrive:
         except HeadraceError as error:
             self._finish(error)
             return
+        except OSError as error:
+            self._finish(StorageFailed(f"the dead letters cannot be read: {error}"))
+            return
+        except Exception as error:  # the caller's own filter
+            self._finish(InvalidArgument(f"the filter failed: {error!r}", code="invalid_filter"))
+            return
         if not letters or self._error is not None:
             self._finish(self._error)
             return
@@ -275,6 +304,7 @@ class _Redrive:
         def stored(letter: DeadLetter, error: HeadraceError | None) -> None:
             nonlocal waiting
             waiting -= 1
+            self._letters.under_way.discard((self._topic.name, letter.offset))
             if error is None:
                 self._count += 1
                 self._cursor.done(letter.offset)
@@ -287,12 +317,14 @@ class _Redrive:
                 else:
                     self._engine.call_later(len(letters) / self._rate, self.step)
 
+        self._letters.under_way.update((self._topic.name, letter.offset) for letter in letters)
         for letter in letters:
             self._send(letter, stored)
 
     def _wanted(self, letter: DeadLetter) -> bool:
         return (
             letter.offset < self._end
+            and (self._topic.name, letter.offset) not in self._letters.under_way
             and (self.only is None or letter.offset in self.only)
             and (self._where is None or self._where(letter))
         )
@@ -339,7 +371,6 @@ def _letter(stored: Message) -> DeadLetter:
     """Take a stored record apart. One that lacks our headers was published there by hand."""
     headers = stored.headers
     own = {name: value for name, value in headers.items() if name not in _OURS}
-    origin_id = headers.get(ID)
     message = Message(
         headers.get(TOPIC, stored.topic),
         _int(headers.get(PARTITION), 0),
@@ -348,7 +379,7 @@ def _letter(stored: Message) -> DeadLetter:
         stored.key,
         stored.value,
         own,
-        uuid.UUID(origin_id).bytes if origin_id else None,
+        _id_bytes(headers.get(ID)),
     )
     return DeadLetter(
         stored.offset,
@@ -361,4 +392,40 @@ def _letter(stored: Message) -> DeadLetter:
 
 
 def _int(text: str | None, otherwise: int) -> int:
-    return int(text) if text is not None and text.isascii() and text.isdigit() else otherwise
+    is_number = text is not None and len(text) < 20 and text.isascii() and text.isdigit()
+    return int(text or "") if is_number else otherwise
+
+
+def _id_bytes(text: str | None) -> bytes | None:
+    try:
+        return uuid.UUID(text).bytes if text else None
+    except ValueError:
+        return None
+
+
+def _one_line(reason: str) -> str:
+    """As a header can carry it, whatever a consumer wrote."""
+    text = " ".join(reason[: 2 * REASON_CHARS_MAX].split())[:REASON_CHARS_MAX]
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
+def _check_whole(name: str, value: object, low: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        raise InvalidArgument(f"{name} is a whole number from {low} on, not {value!r}")
+
+
+def _check_rate(rate: object) -> None:
+    is_number = isinstance(rate, (int, float)) and not isinstance(rate, bool)
+    if not is_number or not RATE_MIN <= rate <= RATE_MAX:  # type: ignore[operator]
+        raise InvalidArgument(
+            f"rate is messages per second, from {RATE_MIN} to {RATE_MAX:.0f}, not {rate!r}"
+        )
+
+
+def _check_offsets(offsets: object) -> None:
+    if offsets is None:
+        return
+    if not isinstance(offsets, (list, tuple, set, range)):
+        raise InvalidArgument(f"offsets are a list of whole numbers, not {offsets!r}")
+    for offset in offsets:
+        _check_whole("an offset", offset, 0)

@@ -1,0 +1,428 @@
+"""Dead letters: listed, shown, edited, redriven and purged, and all of that over restarts."""
+
+from random import Random
+from typing import Any
+
+import pytest
+
+from headrace.errors import (
+    HeadraceError,
+    InvalidArgument,
+    MessageNotFound,
+    StorageFull,
+    SubscriptionNotFound,
+)
+from headrace.model import DeadLetter
+from headrace.testing import FaultyFiles, SimulatedFiles
+from tests.broker.rig import GROUP, TOPIC, Rig
+
+
+def with_letters(count: int = 5, files: FaultyFiles | None = None, **settings: Any) -> Rig:
+    """A group that has given up ``count`` messages; its member is gone."""
+    rig = Rig(files)
+    group = rig.subscribe(max_deliveries=1, **settings)
+    inbox = rig.join(group)
+    rig.numbers(count)
+    for message in inbox.take():
+        inbox.nack(message, reason="odd" if message.offset % 2 else "even")
+    rig.run()
+    inbox.leave()
+    assert group.lag() == 0
+    return rig
+
+
+def offsets(letters: list[DeadLetter]) -> list[int]:
+    return [letter.offset for letter in letters]
+
+
+# --- looking ------------------------------------------------------------------------------------
+def test_letters_are_listed_oldest_first_and_in_pages() -> None:
+    """``after`` and ``limit`` walk through them; ``where`` chooses."""
+    rig = with_letters(10)
+    assert offsets(rig.letters()) == list(range(10))
+    assert offsets(rig.letters(limit=3)) == [0, 1, 2]
+    assert offsets(rig.letters(after=2, limit=3)) == [3, 4, 5]
+    assert offsets(rig.letters(where=lambda letter: letter.reason == "odd")) == [1, 3, 5, 7, 9]
+    assert rig.engine.dead_letters.topics() == [(f"{GROUP}.dlq", 10)]
+
+
+def test_by_the_name_of_the_group_or_of_the_topic() -> None:
+    """Both lead there; a name without letters says so."""
+    rig = with_letters(2)
+    assert offsets(rig.letters(f"{GROUP}.dlq")) == [0, 1]
+    with pytest.raises(SubscriptionNotFound) as caught:
+        rig.letters("mail")
+    assert caught.value.code == "no_dead_letters"
+    with pytest.raises(SubscriptionNotFound):
+        rig.letters(TOPIC)
+
+
+def test_a_dead_letter_topic_of_ones_own() -> None:
+    """The setting names it; the group's name still leads there."""
+    rig = with_letters(2, dead_letter_topic="graveyard")
+    assert offsets(rig.letters()) == offsets(rig.letters("graveyard")) == [0, 1]
+    assert f"{GROUP}.dlq" not in [topic.name for topic in rig.engine.topics]
+
+
+def test_one_letter_is_shown() -> None:
+    """With all there is to know; one that was dealt with, or never was, is not there."""
+    rig = with_letters(3)
+    letter = rig.engine.dead_letters.show(GROUP, 1)
+    assert (letter.offset, letter.message.value, letter.message.offset) == (1, b"1", 1)
+    assert letter.timestamp == rig.clock.now_ms()
+    rig.wait(rig.engine.dead_letters.purge, GROUP, [1])
+    for gone in (1, 3):
+        with pytest.raises(MessageNotFound):
+            rig.engine.dead_letters.show(GROUP, gone)
+
+
+def test_letters_survive_a_crash() -> None:
+    """What is listed after it is what was stored and not dealt with."""
+    for seed in range(10):
+        rig = with_letters(6)
+        rig.wait(rig.engine.dead_letters.purge, GROUP, [0, 3])
+        rig.crash(Random(seed))
+        assert offsets(rig.letters()) == [1, 2, 4, 5]
+
+
+def test_letters_are_found_though_the_journal_did_not_know_of_them() -> None:
+    """A crash just after the first dead letter does not hide it."""
+    rig = with_letters(1)
+    rig.kill()
+    found = rig.letters()
+    assert [letter.message.value for letter in found] in ([b"0"], [b"0", b"0"])
+
+
+def test_what_was_published_there_by_hand() -> None:
+    """It is listed too, with what is known; nonsense in our headers breaks nothing."""
+    rig = with_letters(1)
+    dead = f"{GROUP}.dlq"
+    rig.publish(dead, b"by hand")
+    rig.publish(
+        dead,
+        b"forged",
+        headers=[
+            {
+                "headrace-origin-id": "nonsense",
+                "headrace-origin-partition": "9" * 5000,
+                "headrace-origin-offset": "-1",
+                "headrace-attempts": "²",
+            }
+        ],
+    )
+    _, by_hand, forged = rig.letters()
+    assert (by_hand.message.value, by_hand.reason) == (b"by hand", "published by hand")
+    assert by_hand.subscription == GROUP
+    assert (forged.message.partition, forged.attempts, forged.message.offset) == (0, 0, 2)
+    assert rig.engine.dead_letters.show(GROUP, 2).message.id == forged.message.id
+
+
+@pytest.mark.parametrize(
+    ("reason", "kept"),
+    [
+        ("", ""),
+        ("two\nlines\r\n of  it", "two lines of it"),
+        ("NUL \0 and \x1b[31m", "NUL ? and ?[31m"),
+        ("half \ud83d of a pair", "half ? of a pair"),
+        ("größer 😀", "größer 😀"),
+        ("x" * 5000, "x" * 1000),
+    ],
+)
+def test_whatever_a_consumer_says_fits_into_a_header(reason: str, kept: str) -> None:
+    """The reason is one printable line, so that every protocol can carry it."""
+    rig = Rig()
+    inbox = rig.join(rig.subscribe(max_deliveries=1))
+    rig.numbers(1)
+    inbox.nack(inbox.take()[0], reason=reason)
+    rig.run()
+    assert [letter.reason for letter in rig.letters()] == [kept]
+    assert not rig.failures
+
+
+# --- redriving ----------------------------------------------------------------------------------
+def test_redriven_to_the_group_that_failed() -> None:
+    """Back to the origin, for that group alone, with payload, key, headers and id as they were."""
+    rig = Rig()
+    group, other = rig.subscribe(max_deliveries=1), rig.subscribe("mail")
+    inbox, unaffected = rig.join(group), rig.join(other)
+    receipt = rig.publish(TOPIC, b"x", keys=["k"], headers=[{"a": "b"}])
+    inbox.nack(inbox.take()[0])
+    rig.run()
+    unaffected.take()
+    assert rig.wait(rig.engine.dead_letters.redrive, GROUP) == 1
+    (message,) = inbox.take()
+    assert (message.topic, message.offset, message.attempt) == (TOPIC, 1, 1)
+    assert (message.value, message.key, message.headers) == (b"x", b"k", {"a": "b"})
+    assert message.id == receipt.id
+    assert unaffected.messages == []
+    assert rig.letters() == []
+    inbox.ack(message)
+    assert group.lag() == 0
+
+
+def test_redriven_to_the_whole_topic() -> None:
+    """``to="topic"``: every group gets it."""
+    rig = with_letters(2)
+    other = rig.join(rig.subscribe("mail", start="latest"))
+    assert rig.wait(rig.engine.dead_letters.redrive, GROUP, to="topic") == 2
+    assert other.values == [b"0", b"1"]
+    assert rig.join().values == [b"0", b"1"]
+
+
+def test_a_redriven_message_may_fail_again() -> None:
+    """It becomes a new letter whose origin is where it was redriven to."""
+    rig = with_letters(1)
+    inbox = rig.join()
+    rig.wait(rig.engine.dead_letters.redrive, GROUP)
+    inbox.nack(inbox.take()[0], reason="again")
+    rig.run()
+    (letter,) = rig.letters()
+    assert (letter.offset, letter.reason, letter.message.offset) == (1, "again", 1)
+
+
+def test_redrive_some() -> None:
+    """By offset, by a filter, and up to a number of them."""
+    rig = with_letters(10)
+    redrive = rig.engine.dead_letters.redrive
+    assert rig.wait(redrive, GROUP, offsets=[1, 4, 99]) == 2
+    assert rig.wait(redrive, GROUP, where=lambda letter: letter.reason == "odd", limit=2) == 2
+    assert rig.wait(redrive, GROUP, limit=0) == 0
+    assert offsets(rig.letters()) == [0, 2, 6, 7, 8, 9]
+    assert rig.wait(redrive, GROUP, where=lambda letter: False) == 0
+    assert rig.wait(redrive, GROUP) == 6
+
+
+def test_redrive_at_a_rate() -> None:
+    """Five a second is one every 0.2 seconds, not five at once."""
+    rig = with_letters(10)
+    inbox = rig.join()
+    answer = rig.ask(rig.engine.dead_letters.redrive, GROUP, rate=5)
+    rig.run()
+    for count in range(1, 11):
+        assert len(inbox.messages) == count
+        rig.advance(0.2)
+    rig.advance(0.2)
+    assert answer.get() == 10
+
+
+def test_redrive_many_at_a_rate() -> None:
+    """A high rate goes in pages, and in no second more than it says."""
+    rig = with_letters(100)
+    inbox = rig.join()
+    rig.ask(rig.engine.dead_letters.redrive, GROUP, rate=40)
+    before = 0
+    for _ in range(3):
+        rig.advance(1)
+        assert 0 < len(inbox.messages) - before <= 44
+        before = len(inbox.messages)
+    assert before == 100
+
+
+def test_new_letters_are_not_part_of_a_redrive() -> None:
+    """What fails again while it runs waits for the next one: a redrive ends."""
+    rig = with_letters(3)
+    inbox = rig.join()
+    answer = rig.ask(rig.engine.dead_letters.redrive, GROUP, rate=1)
+    for _ in range(20):
+        for message in inbox.take():
+            inbox.nack(message)
+        rig.advance(0.5)
+    assert answer.get() == 3
+    assert offsets(rig.letters()) == [3, 4, 5]
+
+
+def test_two_redrives_at_once_publish_each_letter_once() -> None:
+    """The second leaves alone what the first has under way."""
+    rig = with_letters(5)
+    rig.workers.hold = True
+    answers = [rig.ask(rig.engine.dead_letters.redrive, GROUP) for _ in range(2)]
+    rig.run()
+    rig.workers.hold = False
+    while rig.workers.release():
+        rig.run()
+    assert sum(answer.get() for answer in answers) == 5
+    assert len(rig.values()) == 10
+    assert not rig.engine.dead_letters.under_way
+
+
+def test_a_redrive_that_finds_no_room() -> None:
+    """The error says so, what was not published stays a letter, and a later redrive does it."""
+    files = FaultyFiles(SimulatedFiles())
+    rig = with_letters(4, files)
+    for kind in ("write_at", "allocate"):
+        files.fail(kind, repeat=True, name=".log", code=28)
+    with pytest.raises(StorageFull):
+        rig.wait(rig.engine.dead_letters.redrive, GROUP)
+    assert offsets(rig.letters()) == [0, 1, 2, 3]
+    files.heal()
+    rig.advance(1)
+    assert rig.wait(rig.engine.dead_letters.redrive, GROUP) == 4
+
+
+def test_a_crash_during_a_redrive_may_double_and_cannot_lose() -> None:
+    """Each letter is at its origin again or still a letter."""
+    for seed in range(20):
+        rig = with_letters(6)
+        rig.flush()
+        rig.ask(rig.engine.dead_letters.redrive, GROUP, rate=30)
+        rig.advance(0.04 * (seed % 5))
+        rig.crash(Random(seed))
+        redriven = rig.values()[6:]
+        left = [letter.message.value for letter in rig.letters()]
+        assert set(redriven) | set(left) == {b"%d" % n for n in range(6)}
+
+
+def test_a_filter_that_fails_ends_the_redrive() -> None:
+    """Whoever waits is answered, at the first letter or at a later one."""
+    rig = with_letters(4)
+
+    def fussy(letter: DeadLetter) -> bool:
+        if letter.offset == 2:
+            raise RuntimeError("cannot decide")
+        return True
+
+    answer = rig.ask(rig.engine.dead_letters.redrive, GROUP, where=fussy, rate=10)
+    rig.advance(10)
+    with pytest.raises(InvalidArgument) as caught:
+        answer.get()
+    assert caught.value.code == "invalid_filter"
+    assert offsets(rig.letters()) == [2, 3]
+
+
+def test_a_redrive_ends_with_the_broker() -> None:
+    """One that would take an hour is answered when the broker closes, and writes nothing behind it."""
+    rig = with_letters(10)
+    answer = rig.ask(rig.engine.dead_letters.redrive, GROUP, rate=0.5)
+    rig.run()
+    rig.close()
+    rig.advance(10)
+    assert answer.calls == 1
+    assert answer.error is not None
+    assert answer.error.code == "closed"
+
+
+def test_the_origin_is_gone() -> None:
+    """A redrive to a deleted topic makes it anew, as a publish would."""
+    rig = with_letters(2)
+    rig.wait(rig.engine.delete_topic, TOPIC)
+    assert rig.wait(rig.engine.dead_letters.redrive, GROUP) == 2
+    assert rig.values() == [b"0", b"1"]
+
+
+# --- editing and purging --------------------------------------------------------------------------
+def test_a_letter_is_corrected_and_redriven() -> None:
+    """The new one has another offset and the same origin; the old one is gone, after a crash too."""
+    rig = with_letters(2)
+    edit = rig.engine.dead_letters.edit
+    assert rig.wait(edit, GROUP, 0, b"better", None) == 2
+    assert rig.wait(edit, GROUP, 1, None, {"checked": "yes"}) == 3
+    rig.crash()
+    first, second = rig.letters()
+    assert (first.message.value, first.message.offset, first.reason) == (b"better", 0, "even")
+    assert (second.message.value, second.message.headers) == (b"1", {"checked": "yes"})
+    rig.wait(rig.engine.dead_letters.redrive, GROUP)
+    assert rig.join().values == [b"better", b"1"]
+
+
+@pytest.mark.parametrize(
+    ("value", "headers", "code"),
+    [
+        ({}, None, "invalid_value"),
+        (b"x" * 2000, None, "message_too_large"),
+        (None, {"a": 1}, "invalid_headers"),
+        (None, {"a": "\n"}, "invalid_headers"),
+        (None, 7, "invalid_headers"),
+    ],
+)
+def test_a_bad_correction_is_refused(value: Any, headers: Any, code: str) -> None:
+    """By the rules of every publish; the letter stays as it was."""
+    rig = with_letters(1)
+    rig.engine.max_message_size = 1000
+    with pytest.raises(InvalidArgument) as caught:
+        rig.engine.dead_letters.edit(GROUP, 0, value, headers, lambda *answer: None)
+    assert caught.value.code == code
+    rig.run()
+    assert [letter.message.value for letter in rig.letters()] == [b"0"]
+    assert not rig.failures
+
+
+def test_text_as_a_correction() -> None:
+    """A str is what it is everywhere: its UTF-8."""
+    rig = with_letters(1)
+    rig.wait(rig.engine.dead_letters.edit, GROUP, 0, "größer", None)
+    assert rig.letters()[0].message.value == "größer".encode()
+
+
+def test_purged_is_gone_for_good() -> None:
+    """Some, then all; how many is the answer, and a crash brings none back."""
+    rig = with_letters(6)
+    purge = rig.engine.dead_letters.purge
+    assert rig.wait(purge, GROUP, [1, 2, 2, 77]) == 2
+    assert rig.wait(purge, GROUP, [1]) == 0
+    assert rig.wait(purge, GROUP, None) == 4
+    rig.crash()
+    assert rig.letters() == []
+    assert rig.engine.dead_letters.topics() == [(f"{GROUP}.dlq", 0)]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda letters, done: letters.redrive(GROUP, done, to="nowhere"),
+        lambda letters, done: letters.redrive(GROUP, done, rate=0),
+        lambda letters, done: letters.redrive(GROUP, done, rate=-1),
+        lambda letters, done: letters.redrive(GROUP, done, rate=float("nan")),
+        lambda letters, done: letters.redrive(GROUP, done, rate=float("inf")),
+        lambda letters, done: letters.redrive(GROUP, done, rate="fast"),
+        lambda letters, done: letters.redrive(GROUP, done, rate=True),
+        lambda letters, done: letters.redrive(GROUP, done, limit=-1),
+        lambda letters, done: letters.redrive(GROUP, done, limit="3"),
+        lambda letters, done: letters.redrive(GROUP, done, offsets=3),
+        lambda letters, done: letters.redrive(GROUP, done, offsets=["3"]),
+        lambda letters, done: letters.redrive(GROUP, done, offsets=[-3]),
+        lambda letters, done: letters.purge(GROUP, "all", done),
+        lambda letters, done: letters.purge(GROUP, [None], done),
+        lambda letters, done: letters.show(GROUP, "0"),
+        lambda letters, done: letters.show(GROUP, -1),
+        lambda letters, done: letters.letters(GROUP, after="0"),
+        lambda letters, done: letters.letters(GROUP, limit=-1),
+    ],
+)
+def test_bad_arguments(call: Any) -> None:
+    """Every one is refused before anything is done."""
+    rig = with_letters(2)
+    called: list[Any] = []
+    with pytest.raises(HeadraceError) as caught:
+        call(rig.engine.dead_letters, lambda *answer: called.append(answer))
+    assert isinstance(caught.value, InvalidArgument)
+    rig.advance(10)
+    assert called == []
+    assert offsets(rig.letters()) == [0, 1]
+    assert rig.values() == [b"0", b"1"]
+
+
+def test_a_group_over_dead_letters_does_not_feed_itself() -> None:
+    """Its own dead letters go to a topic of their own."""
+    rig = with_letters(1)
+    dead = f"{GROUP}.dlq"
+    inbox = rig.join(rig.subscribe(topic=dead, max_deliveries=1))
+    assert inbox.values == [b"0"]
+    inbox.nack(inbox.take()[0])
+    rig.advance(100)
+    assert inbox.messages == []
+    assert [letter.message.topic for letter in rig.letters(f"{dead}.dlq")] == [dead]
+
+
+def test_letters_of_a_memory_topic_are_in_memory() -> None:
+    """A dead letter is as durable as its origin."""
+    rig = Rig(topic={"durable": False})
+    inbox = rig.join(rig.subscribe(max_deliveries=1))
+    rig.numbers(2)
+    for message in inbox.take():
+        inbox.nack(message)
+    rig.run()
+    assert offsets(rig.letters()) == [0, 1]
+    assert rig.engine.topics.find(f"{GROUP}.dlq").settings.durable is False
+    rig.wait(rig.engine.dead_letters.purge, GROUP, [0])
+    rig.run()
+    assert rig.log(f"{GROUP}.dlq").start_offset == 1
