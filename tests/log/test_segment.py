@@ -276,6 +276,22 @@ def test_a_segment_cut_short_says_what_is_gone(cut: int) -> None:
             segment.read(offset, 112, 1 << 20)
 
 
+@pytest.mark.parametrize("cut", [1, 64, 104, 300, 10_000])
+def test_a_file_cut_under_its_reader_is_an_error(cut: int) -> None:
+    """A segment that became shorter while it was open is named as damaged, and holds nobody up."""
+    batches = log_of()
+    raw = raw_of(batches)
+    files = disk(raw[:-cut])
+    segment = Segment(files, Readers(files), PATH, 100, len(raw))
+    kept = found_in(parts_of(raw[:-cut]))
+    end = kept[-1] + 2 if kept else 100
+    for offset in range(end, 112):
+        with pytest.raises(DataCorrupt, match=f"offsets {end} to 111 "):
+            segment.read(offset, 112, 1 << 20)
+    found = list(scan(files, files.open(PATH), len(raw) + 5_000, base_offset=100))
+    assert found_in(found) == kept
+
+
 def test_large_batches_are_read_whole() -> None:
     """A batch larger than what is read at once is read whole."""
     batches = [batch(100, b"a" * 100_000), batch(101, b"b"), batch(102, b"c" * 300_000)]

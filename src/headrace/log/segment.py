@@ -93,8 +93,10 @@ def scan(
     """All valid batches of the file in order, and the damage between and behind them.
 
     A batch counts only when it continues the offsets: equal to the last one's end, or beyond it
-    after damage. Batches begin at multiples of 8.
+    after damage. Batches begin at multiples of 8. A file may be shorter than ``size`` says, if
+    somebody has cut it since; what is not there is not waited for.
     """
+    size = min(size, files.size(handle))
     window = _Window(files, handle, size)
     position, expected = start, base_offset
     while position < size:
@@ -124,6 +126,8 @@ def _next_valid(window: _Window, position: int, size: int, expected: int) -> int
         at = position + HEADER_BYTES + header[1]
     while at < size:
         chunk = window.get(at, SCAN_BYTES)
+        if not chunk:
+            break
         hit = chunk.find(_MAGIC_BYTES)
         while hit >= 0:
             candidate = at + hit
@@ -141,7 +145,7 @@ def _next_valid(window: _Window, position: int, size: int, expected: int) -> int
 def _all_zero(window: _Window, position: int, end: int) -> bool:
     while position < end:
         chunk = window.get(position, min(SCAN_BYTES, end - position))
-        if chunk.count(0) != len(chunk):
+        if not chunk or chunk.count(0) != len(chunk):
             return False
         position += len(chunk)
     return True
