@@ -155,36 +155,43 @@ def _is_whole(found: list[list[bytes]], numbers: int) -> bool:
     return any(found == _expected(n) for n in range(numbers + 1))
 
 
+def _ready() -> tuple[Rig, FaultyFiles]:
+    """A broker with its topic, on a disk that can be told to fail from now on."""
+    rig = with_topic(files=SimulatedFiles())
+    rig.close()
+    faulty = rig.files = FaultyFiles(rig.files)
+    rig.open()
+    return rig, faulty
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_a_power_cut_at_any_moment_shows_a_commit_whole_or_not(seed: int) -> None:
-    """At every disk operation of a job the power fails: no half commit is ever seen, none is doubled."""
-    for operation in range(1, 2000):
-        rig = with_topic(files=SimulatedFiles())
-        rig.flush()
-        faulty = FaultyFiles(rig.files)
-        rig.close()
-        rig.files = faulty
-        rig.open()
+    """At each disk operation of a job the power fails: no half commit is ever seen, none is doubled."""
+    rig, faulty = _ready()
+    before = len(faulty.changes)
+    _job(rig, range(3))
+    operations = len(faulty.changes) - before
+    half_applied = 0
+    for operation in range(1, operations + 1):
+        rig, faulty = _ready()
         faulty.fail(None, operation)
         reached = 0
         try:
             for reached in range(3):
                 _job(rig, range(reached, reached + 1))
+            reached = 3
         except (HeadraceError, OSError, AssertionError):
-            pass
-        else:
-            assert content(rig) == _expected(3)
-            return
+            pass  # what a driver sees of it: an error, or no answer
         rig.files = rig.disk
-        rig.crash(Random(seed * 10_000 + operation))
-        assert _is_whole(content(rig), reached + 1) or _held(rig), operation
+        rig.abandon()
+        rig.disk.crash(Random(seed * 10_000 + operation))
+        rig._engine = rig.make()
+        rig.engine.open()
+        assert _is_whole(content(rig), reached + 1), operation  # before anything is finished
+        half_applied += any(p.log.is_held for p in rig.engine.topics.find("lake").partitions)
         rig.run()
         assert _is_whole(content(rig), reached + 1), operation
-        assert content(rig) >= _expected(reached)
+        assert len(content(rig)[1]) >= reached, "what was answered is there"
         _job(rig, range(reached, 3))  # a restarted driver repeats the batch it is not sure of
         assert content(rig) == _expected(3), operation
-    raise AssertionError("the job has fewer disk operations than that")
-
-
-def _held(rig: Rig) -> bool:
-    return any(p.log.is_held for p in rig.engine.topics.find("lake").partitions)
+    assert half_applied, "no cut has left a commit half applied: this has shown nothing"
