@@ -301,7 +301,7 @@ class Engine:
         for subscription in self._subscriptions.values():
             if pattern_matches(subscription.pattern, name):
                 self._attach(subscription, topic, "earliest")
-        for follower in self._followers:
+        for follower in self._open_followers():
             if pattern_matches(follower.pattern, name):
                 for partition in topic.partitions:
                     follower.attach(partition, 0)
@@ -316,7 +316,7 @@ class Engine:
             for subscription in self._subscriptions.values():
                 if pattern_matches(subscription.pattern, name):
                     self._attach(subscription, topic, "earliest")
-            for follower in self._followers:
+            for follower in self._open_followers():
                 if pattern_matches(follower.pattern, name):
                     for partition in topic.partitions[before:]:
                         follower.attach(partition, 0)
@@ -328,7 +328,7 @@ class Engine:
         check_topic_name(name)
         topic = self.topics.find(name)
         grave = self.topics.bury(topic)
-        for follower in self._followers:
+        for follower in self._open_followers():
             follower.detach(name)
         for subscription in list(self._subscriptions.values()):
             for cursor in subscription.detach(name):
@@ -597,6 +597,11 @@ class Engine:
                 for partition in topic.partitions:
                     follower.attach(partition, partition.log.end_offset)
         return follower
+
+    def _open_followers(self) -> tuple[Follower, ...]:
+        """One that could not read on has closed itself and is forgotten here."""
+        self._followers = {follower for follower in self._followers if not follower.closed}
+        return tuple(self._followers)
 
     def unfollow(self, follower: Follower) -> None:
         self._followers.discard(follower)

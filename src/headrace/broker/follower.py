@@ -9,13 +9,13 @@ missed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from headrace import limits
 from headrace.broker.delivery import Context, Delivery, Sink
+from headrace.broker.selection import select
 from headrace.errors import DataCorrupt, HeadraceError, OffsetOutOfRange
-from headrace.log.batch import HAS_EXPIRY, HAS_TARGETS, LOST, Batch
+from headrace.log.batch import LOST
 
 if TYPE_CHECKING:
     from headrace.broker.topic import Partition
@@ -79,6 +79,8 @@ class Follower:
             partition, offset = self._places[key]
             if offset < partition.log.end_offset:
                 offset = self._deliver(partition, offset, room)
+                if key not in self._places:
+                    continue  # it was closed, or the topic deleted, meanwhile
                 self._places[key] = (partition, offset)
                 if offset < partition.log.end_offset:
                     self._behind[key] = None
@@ -102,23 +104,19 @@ class Follower:
         if batch.flags & LOST:
             self.missed += batch.count - start
             return batch.end_offset
-        indexes: range | list[int] = range(start, stop)
-        if batch.flags & (HAS_EXPIRY | HAS_TARGETS):
-            indexes = self._for_all(batch, indexes)
+        chosen = select(
+            batch,
+            range(start, stop),
+            target=b"",
+            ttl_ms=partition.message_ttl_ms,
+            now_ms=self._context.now_ms(),
+        )
+        indexes = chosen.wanted
         if indexes:
             self.delivered += len(indexes)
             partition.consumed += len(indexes)
             self.sink.deliver(Delivery(partition.topic, partition.number, batch, indexes))
         return batch.base_offset + stop
-
-    def _for_all(self, batch: Batch, indexes: Sequence[int]) -> list[int]:
-        targets, expiry, now = batch.targets(), batch.expiry(), self._context.now_ms()
-        return [
-            index
-            for index in indexes
-            if not (targets and targets[index])
-            and not (expiry and expiry[index] and expiry[index] <= now)
-        ]
 
     def close(self, error: HeadraceError | None = None) -> None:
         if self.closed:

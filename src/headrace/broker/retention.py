@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.broker.subscription import Subscription
 from headrace.broker.topic import Partition, Topic
 from headrace.clock import Clock, Loop
-from headrace.errors import StorageFull
+from headrace.errors import HeadraceError, StorageFull
 from headrace.files import Files
 from headrace.log.memory import MemoryLog
 from headrace.log.partition import PartitionLog
@@ -69,7 +69,7 @@ class Retention:
                 if isinstance(partition.log, PartitionLog):
                     try:
                         self._run_partition(topic, partition, partition.log)
-                    except OSError as error:  # the next round tries again
+                    except (HeadraceError, OSError) as error:  # the next round tries again
                         logger.error("retention of %s: %s", topic.name, error)
 
     def _run_partition(self, topic: Topic, partition: Partition, log: PartitionLog) -> None:
