@@ -158,7 +158,10 @@ def encode(columns: Columns) -> Batch:
             "publish fewer messages at once",
             code="batch_too_large",
         )
-    return Batch(body, crc32c(body), count, flags)
+    batch = Batch(body, crc32c(body), count, flags)
+    if count <= _VALUES_KEPT_MAX:  # whoever follows the tail need not decode it again
+        batch._values = list(values)
+    return batch
 
 
 class Batch:
@@ -422,6 +425,7 @@ def _no_collection(count: int) -> Iterator[None]:
 
 
 _COLLECTION_MATTERS = 256
+_VALUES_KEPT_MAX = 256
 
 
 # --- decoding -----------------------------------------------------------------------------------

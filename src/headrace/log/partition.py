@@ -445,7 +445,7 @@ class PartitionLog:
 
     def read_cached(self, offset: int) -> Batch:
         """One batch that holds the offset, kept for the next reader. On the loop only."""
-        batch = self._cache.get(self.number, offset)
+        batch = self._cache.find(self.number, offset)
         if batch is None or not self.start_offset <= offset < self.end_offset:
             batch = self.read(offset, 1)[0]
             self._cache.put(self.number, batch)
