@@ -1,0 +1,312 @@
+"""What is forgotten, when, and what never is; and when a full disk refuses publishes."""
+
+from typing import Any
+
+import pytest
+
+from headrace.broker.retention import INTERVAL_S, DiskGuard, low_water
+from headrace.errors import DataCorrupt, QueueFull, StorageFull
+from headrace.testing import FakeLoop, FaultyFiles, SimulatedFiles
+from tests.broker.rig import DATA, GROUP, TOPIC, Rig
+
+HOUR = 3600.0
+MIB = 1 << 20
+
+
+def segmented(count: int = 5, **settings: Any) -> Rig:
+    """A topic of ``count`` segments, one record each, one hour apart."""
+    rig = Rig(topic={"retention_hours": None})
+    for number in range(count):
+        if number:
+            rig.advance(HOUR)
+            rig.roll()
+        rig.publish(TOPIC, b"%d" % number * 100)
+    assert len(rig.segments()) == count
+    rig.engine.change_topic(TOPIC, settings)
+    return rig
+
+
+def look(rig: Rig) -> None:
+    rig.advance(INTERVAL_S)
+
+
+# --- on disk ------------------------------------------------------------------------------------
+def test_by_age() -> None:
+    """Closed segments whose newest record is too old go, oldest first, with their companions."""
+    rig = segmented(retention_hours=2.5)
+    look(rig)
+    assert rig.segments() == [2, 3, 4]
+    assert rig.log().start_offset == 2
+    left = rig.files.names(DATA / TOPIC / "0")
+    assert not [name for name in left if int(name[:20]) < 2]
+    rig.kill()
+    assert [m.offset for m in rig.read()] == [2, 3, 4]
+
+
+def test_by_bytes() -> None:
+    """The oldest closed segments go until the rest is small enough."""
+    rig = segmented()
+    each = rig.log().size_bytes() // 5
+    rig.engine.change_topic(TOPIC, {"retention_bytes": 3 * each})
+    look(rig)
+    assert rig.segments() == [2, 3, 4]
+    assert rig.engine.retention.deleted_bytes == 2 * each
+
+
+def test_never_the_one_that_is_written() -> None:
+    """However old and however large, the active segment stays."""
+    rig = segmented(retention_hours=0, retention_bytes=0)
+    look(rig)
+    assert rig.segments() == [4]
+    rig.advance(1000 * HOUR)
+    assert rig.log().end_offset == 5
+    assert rig.publish(TOPIC, b"x").offset == 5
+
+
+def test_an_old_segment_is_closed_so_that_it_can_go() -> None:
+    """By its age: a quiet topic does not keep its last day for ever."""
+    rig = Rig(topic={"retention_hours": 1, "segment_hours": 1})
+    rig.numbers(3)
+    rig.advance(2 * HOUR + 3 * INTERVAL_S)
+    rig.numbers(1)
+    rig.advance(2 * INTERVAL_S)
+    assert rig.log().start_offset == 3
+    assert rig.values() == [b"0"]
+
+
+def test_nothing_that_is_unread() -> None:
+    """What a group has not finished stays, whoever else is done with it; then it goes."""
+    rig = segmented(retention_hours=0)
+    slow, quick = rig.subscribe("slow"), rig.subscribe("quick")
+    first, second = rig.join(slow), rig.join(quick)
+    second.ack(*second.take())
+    first.ack(*first.messages[:2])
+    look(rig)
+    assert rig.segments() == [2, 3, 4]
+    first.ack(first.messages[3])  # not in order: the third is what counts
+    look(rig)
+    assert rig.segments() == [2, 3, 4]
+    first.ack(first.messages[2])
+    look(rig)
+    assert rig.segments() == [4]
+
+
+def test_a_deleted_group_keeps_nothing() -> None:
+    """With the last group that had not read it, an old message goes."""
+    rig = segmented(retention_hours=0)
+    group = rig.subscribe()
+    look(rig)
+    assert len(rig.segments()) == 5
+    rig.wait(rig.engine.unsubscribe, group)
+    look(rig)
+    assert rig.segments() == [4]
+
+
+def test_unread_messages_may_go_where_the_topic_says_so() -> None:
+    """``retain_unread`` off: retention is retention."""
+    rig = segmented(retention_hours=0, retain_unread=False)
+    rig.subscribe()
+    look(rig)
+    assert rig.segments() == [4]
+    assert rig.join().offsets == [4]
+
+
+def test_a_follower_holds_nothing_back() -> None:
+    """Only subscriptions count as readers."""
+    rig = segmented(retention_hours=0)
+    rig.follow(space=0)
+    look(rig)
+    assert rig.segments() == [4]
+    assert low_water(rig.engine.partition(TOPIC, 0)) is None
+
+
+def test_a_clock_that_jumps_back_deletes_nothing() -> None:
+    """And one that jumps ahead spares what is unread and what is being written."""
+    rig = segmented(retention_hours=10)
+    rig.clock.jump(-1000 * 3_600_000)
+    look(rig)
+    assert len(rig.segments()) == 5
+    rig.subscribe()
+    rig.clock.jump(9_000 * 3_600_000)
+    look(rig)
+    assert len(rig.segments()) >= 5
+    assert rig.join().offsets == [0, 1, 2, 3, 4]
+
+
+def test_a_disk_that_refuses_to_delete_leaves_no_gap() -> None:
+    """The segment stays the first one, and the next round tries again."""
+    files = FaultyFiles(SimulatedFiles())
+    rig = Rig(files, topic={"retention_hours": 0})
+    for number in range(3):
+        rig.numbers(1, start=number)
+        rig.roll()
+    files.fail("remove", repeat=True)
+    rig.advance(1)
+    look(rig)
+    assert rig.values() == [b"0", b"1", b"2"]
+    files.heal()
+    look(rig)
+    assert rig.log().start_offset == 3
+
+
+def test_one_topic_that_cannot_be_looked_at_does_not_stop_the_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The others are kept in bounds, and so is time: the next round comes."""
+    rig = segmented(retention_hours=0)
+    rig.publish("broken", b"x")
+
+    def damaged() -> list[Any]:
+        raise DataCorrupt("the index is damaged")
+
+    monkeypatch.setattr(rig.log("broken"), "closed_segments", damaged)
+    rig.engine.topics._topics = {  # the broken one first
+        name: rig.engine.topics.find(name) for name in ("broken", TOPIC)
+    }
+    look(rig)
+    assert rig.segments() == [4]
+    rig.roll()
+    rig.publish(TOPIC, b"x")
+    rig.advance(1)
+    look(rig)
+    assert rig.segments() == [5]
+
+
+# --- in memory ----------------------------------------------------------------------------------
+def test_in_memory_what_everybody_has_done_is_dropped() -> None:
+    """At once, without waiting for a round; the slowest group decides."""
+    rig = Rig(directory=None)
+    one, two = rig.join(rig.subscribe("one")), rig.join(rig.subscribe("two"))
+    rig.numbers(10)
+    one.ack(*one.take())
+    two.ack(*two.messages[:4])
+    rig.run()
+    assert rig.log().start_offset == 4
+    size = rig.log().size_bytes()
+    two.ack(*two.messages[4:])
+    rig.run()
+    assert rig.log().start_offset == 10
+    assert rig.log().size_bytes() == 0 < size
+
+
+def test_in_memory_without_a_group_everything_stays() -> None:
+    """A group that comes later may want it, up to the bound of the queue."""
+    rig = Rig(directory=None, topic={"max_queue_size": 10, "retention_hours": 0})
+    rig.numbers(10)
+    rig.advance(HOUR)
+    with pytest.raises(QueueFull):
+        rig.numbers(1)
+    assert rig.join(rig.subscribe()).offsets == list(range(10))
+
+
+def test_in_memory_a_deleted_group_lets_go() -> None:
+    """Its messages are dropped when the others are done with them."""
+    rig = Rig(directory=None)
+    slow, quick = rig.subscribe("slow"), rig.subscribe("quick")
+    inbox = rig.join(quick)
+    rig.numbers(10)
+    inbox.ack(*inbox.take())
+    rig.run()
+    assert rig.log().start_offset == 0
+    rig.wait(rig.engine.unsubscribe, slow)
+    assert rig.log().start_offset == 10
+
+
+def test_in_memory_messages_passed_over_go_too() -> None:
+    """Those that were for others, and those whose time is up."""
+    rig = Rig(directory=None)
+    rig.join(rig.subscribe())
+    rig.publish(TOPIC, b"x", target="other")
+    rig.publish(TOPIC, b"x", target=GROUP, ttl=0)
+    rig.advance(1)
+    assert rig.log().start_offset >= 1
+
+
+# --- a full disk ----------------------------------------------------------------------------------
+class Disk(SimulatedFiles):
+    """Says how much is free."""
+
+    free = 100 * MIB
+    asked = 0
+
+    def free_bytes(self, path: object) -> int:
+        self.asked += 1
+        if self.free < 0:
+            raise OSError(5, "cannot be asked")
+        return self.free
+
+
+def test_the_guard_closes_and_opens_with_some_play() -> None:
+    """Below the reserve it refuses; it opens again at a quarter more, not at the very edge."""
+    disk, loop = Disk(), FakeLoop()
+    guard = DiskGuard(DATA, 40 * MIB, disk, loop)
+    for free, full in [(100, False), (40, False), (39, True), (40, True), (49, True), (50, False),
+                       (40, False), (39, True), (100, False)]:  # fmt: skip
+        disk.free = free * MIB
+        loop.advance(DiskGuard.CHECK_S)
+        refusal = guard.refusal()
+        assert (refusal is not None) == full, free
+        if refusal is not None:
+            assert isinstance(refusal, StorageFull)
+            assert refusal.retryable
+            assert f"{free} MiB" in refusal.message
+
+
+def test_the_guard_does_not_ask_for_every_publish() -> None:
+    """Asking costs a system call; four times a second is enough."""
+    disk, loop = Disk(), FakeLoop()
+    guard = DiskGuard(DATA, 40 * MIB, disk, loop)
+    for _ in range(100):
+        guard.refusal()
+    assert disk.asked == 1
+    loop.advance(DiskGuard.CHECK_S)
+    guard.refusal()
+    assert disk.asked == 2
+
+
+def test_the_guard_believes_a_write_more_than_a_number() -> None:
+    """A write that found no room closes it, whatever the disk says; the next look opens it."""
+    disk, loop = Disk(), FakeLoop()
+    guard = DiskGuard(DATA, 40 * MIB, disk, loop)
+    assert guard.refusal() is None
+    guard.hit_the_wall()
+    assert guard.refusal() is not None
+    loop.advance(DiskGuard.CHECK_S)
+    assert guard.refusal() is None
+
+
+def test_a_disk_that_cannot_be_asked_changes_nothing() -> None:
+    """The guard stays as it was."""
+    disk, loop = Disk(), FakeLoop()
+    guard = DiskGuard(DATA, 40 * MIB, disk, loop)
+    assert guard.refusal() is None
+    disk.free = -1
+    loop.advance(1)
+    assert guard.refusal() is None
+    assert DiskGuard(None, 40 * MIB, disk, loop).refusal() is None
+
+
+def test_below_the_reserve_publishes_are_refused_and_the_rest_goes_on() -> None:
+    """Nothing is appended; consuming, acks, dead letters' marks and deleting use the reserve."""
+    disk = Disk()
+    rig = Rig(disk, disk_reserve_bytes=40 * MIB)
+    rig.subscribe()
+    inbox = rig.join()
+    rig.numbers(5)
+    rig.engine.create_topic("memory", rig.engine.topics.defaults.but({"durable": False}))
+    disk.free = 10 * MIB
+    rig.advance(1)
+    for topic in (TOPIC, "new"):
+        with pytest.raises(StorageFull):
+            rig.publish(topic, b"x")
+    with pytest.raises(StorageFull):
+        rig.publish(TOPIC, b"later", delay=10)
+    assert rig.log().end_offset == 5
+    inbox.ack(*inbox.take())
+    rig.flush()
+    rig.publish("memory", b"fits")
+    disk.free = 100 * MIB
+    rig.advance(1)
+    assert rig.publish(TOPIC, b"x").offset == 5
+    rig.crash()
+    assert rig.join().offsets == [5]
