@@ -38,6 +38,16 @@ SLACK_NS = 10_000_000
 """The broker's loop reads its clock once a turn, in milliseconds."""
 RACE_NS = 300_000_000
 """An ack so close before its deadline may come too late, on a busy machine."""
+REFUSALS = {
+    "broker_failed",
+    "closed",
+    "not_scheduled",
+    "overloaded",
+    "producer_fenced",
+    "storage_failed",
+    "storage_full",
+}
+"""What a call may be refused with. ``sequence_gap``, say, would be a producer forgotten."""
 
 
 @dataclass(frozen=True)
@@ -235,6 +245,8 @@ class Checker:
     def _on_fail(self, event: Event) -> None:
         self._ops[event["op"]].failed += 1
         self.counts[f"refused: {event['code']}"] += 1
+        if event["code"] not in REFUSALS:
+            self._wrong("problem", f"{event['op']} was refused with {event['code']}")
 
     def _on_unknown(self, event: Event) -> None:
         self.counts[f"unknown: {event['code']}"] += 1
@@ -360,7 +372,9 @@ class Checker:
         self._check_order()
         self._check_keys()
         by_message: dict[tuple[str, Place, int], list[_Delivery]] = defaultdict(list)
-        for delivery in sorted(self._deliveries.values(), key=lambda delivery: delivery.at):
+        # In the order in which they were handed out, which their deadlines tell: one may lie in its
+        # member's channel until another member has had the next.
+        for delivery in sorted(self._deliveries.values(), key=lambda d: (d.life, d.deadline, d.at)):
             by_message[(delivery.group, delivery.place, delivery.offset)].append(delivery)
         self._check_redeliveries(by_message)
         for name, group in self._groups.items():

@@ -53,6 +53,8 @@ class Member(Client):
                 self.stopping.set()
                 return
             self.handle(message)
+            if self.group == "timid" and not self.tidy and self.random.random() < 0.02:
+                time.sleep(0.05)  # falls behind, so that retention has to wait for it
             if number % 64 == 63 and self.random.random() < 0.5:
                 self.flush()
 

@@ -31,8 +31,8 @@ TOPICS: dict[str, dict[str, Any]] = {
         "durability": "interval",
         "sync_interval_ms": 20,
         "compression": "zstd",
-        "segment_bytes": 32 << 10,
-        "retention_bytes": 128 << 10,
+        "segment_bytes": 4 << 10,
+        "retention_bytes": 0,
     },
     "notes": {"durability": "never", "segment_bytes": 16 << 10, "retention_hours": None},
     "later": {"partitions": 2, "segment_bytes": 16 << 10},
@@ -54,9 +54,9 @@ GROUPS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 PUBLISHERS = {
-    "publish": ["s1", "s2", "k1", "k2", "b1", "kb1", "e1", "ke1", "n1", "nb1"],
+    "publish": ["s1", "s2", "k1", "k2", "b1", "kb1", "e1", "ke1", "eb1", "n1", "nb1"],
     "idempotent": ["i1", "i2", "i3", "x1", "f1"],
-    "delay": ["d1", "d2"],
+    "delay": ["d1", "d2", "d3"],
     "admin": ["a1"],
 }
 """By mode; ``mixed`` is all of them."""
@@ -309,7 +309,7 @@ class Delay(Client):
     def step(self) -> None:
         op = self.next_op()
         value = value_of(op, 0)
-        delay = self.random.choice((0.05, 0.3, 1.0, 3.0))
+        delay = self.random.choice((0.02, 0.02, 0.05, 0.3, 1.0, 3.0))
         receipt = self.call(
             op,
             "delay",
@@ -328,7 +328,7 @@ class Delay(Client):
                 lambda: self.broker.cancel(receipt.id),
                 of=op,
             )
-        self.pause(0.02)
+        self.pause(0.005)
 
 
 class Admin(Client):

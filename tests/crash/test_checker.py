@@ -354,6 +354,15 @@ def test_two_at_once_may_stand_in_any_order() -> None:
     assert anomalies(story.events) == set()
 
 
+def test_refusal_that_cannot_be() -> None:
+    """A producer that goes on where it was is told that there is a gap."""
+    story = Story()
+    story.tell("invoke", op="i1-1-1", what="publish", topic="events", count=1, atomic=True)
+    story.tell("fail", op="i1-1-1", code="sequence_gap")
+    story.tell("final")
+    assert anomalies(story.events) == {"problem"}
+
+
 def test_torn_batch_of_an_idempotent_producer() -> None:
     """Two of three records are there, and the call was never answered."""
     story = Story()
@@ -512,6 +521,16 @@ def test_redelivered_after_the_deadline() -> None:
     story.deliver("workers", 0, 0, value_of(A, 0), None, lease_ms=50)
     story.later(60)
     story.deliver("workers", 0, 0, value_of(A, 0), attempt=2)
+    assert end_of_one(story) == set()
+
+
+def test_late_out_of_the_channel() -> None:
+    """It was handed to one, its time was up, another got it and finished it; then the first saw it."""
+    story = one_message()
+    story.deliver("workers", 0, 0, value_of(A, 0), attempt=2)
+    late = story.deliver("workers", 0, 0, value_of(A, 0), lease_ms=-20)
+    story.tell("stale", delivery=late)
+    story.tell("closed", life=1)
     assert end_of_one(story) == set()
 
 
