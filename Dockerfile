@@ -1,0 +1,38 @@
+# A broker in a container:
+#
+#   docker build -t headrace .
+#   docker run -p 127.0.0.1:9999:9999 -p 127.0.0.1:8080:8080 -v headrace:/data \
+#     -e HEADRACE_TOKEN=secret headrace
+#
+# Inside it listens on every address, which it refuses to do without HEADRACE_TOKEN; whoever wants
+# that says so with HEADRACE_INSECURE=true. Every setting is a HEADRACE_* variable; `headrace config`
+# lists them. deploy/ has it with Prometheus and Grafana.
+
+FROM python:3.11-slim AS build
+WORKDIR /build
+COPY pyproject.toml constraints.txt LICENSE ./
+COPY src src
+RUN python -m venv /opt/headrace \
+    && /opt/headrace/bin/pip install --no-cache-dir --disable-pip-version-check \
+        -c constraints.txt .
+
+FROM python:3.11-slim
+RUN useradd --system --uid 10001 --user-group --home-dir /data --shell /usr/sbin/nologin headrace \
+    && install -d -o headrace -g headrace -m 0750 /data
+COPY --from=build /opt/headrace /opt/headrace
+ENV PATH=/opt/headrace/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
+    HEADRACE_HOST=0.0.0.0 \
+    HEADRACE_DATA_DIR=/data
+USER headrace
+WORKDIR /data
+VOLUME /data
+EXPOSE 9999 8080
+# Drains: what is under way is answered, everything is synced.
+STOPSIGNAL SIGTERM
+# With TLS, or another HEADRACE_HTTP_PORT, give `docker run` a --health-cmd of your own.
+HEALTHCHECK --interval=10s --timeout=3s --start-period=60s --retries=3 \
+    CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8080/health/live', timeout=2)"]
+ENTRYPOINT ["headrace"]
+CMD ["serve"]
