@@ -8,7 +8,9 @@ Every batch has a producer id and the number of its first record. After a reconn
 ones are sent again, in order, with the same numbers; the broker answers what it already has with the
 first offset. A refusal that may pass (disk full, queue full) is tried again until the timeout; one
 that will not fails its messages, and those behind it go on under a new producer id, because the
-numbers of the failed ones were never used.
+numbers of the failed ones were never used. What was gathered with a message that cannot be accepted is
+sent again without it. A broker that has forgotten the producer (its topic was made anew, or kept in
+memory) gets what it certainly does not have under a new id.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ from headrace.client.link import Link, Wire, error_of
 from headrace.errors import (
     Closed,
     HeadraceError,
+    InvalidArgument,
     OutcomeUnknown,
-    ProducerFenced,
     QueueFull,
     RequestTimeout,
     SequenceGap,
@@ -45,12 +47,15 @@ RETRY_S = 0.1
 class _Item:
     """One call's records, and who hears of them."""
 
-    __slots__ = ("bytes", "columns", "count", "deadline", "done")
+    __slots__ = ("alone", "bytes", "columns", "count", "deadline", "done", "generation")
 
-    def __init__(self, columns: Columns, done: Done, deadline: float):
+    def __init__(self, columns: Columns, done: Done, deadline: float, generation: int):
         self.columns = columns
         self.done = done
         self.deadline = deadline
+        self.generation = generation
+        self.alone = columns.times is not None
+        """Not gathered with others: it has its own times, or one of those it was with is refused."""
         self.count = len(columns.values)
         self.bytes = sum(map(len, columns.values)) + 32 * self.count
 
@@ -58,14 +63,25 @@ class _Item:
 class _Sent:
     """A batch that is on its way."""
 
-    __slots__ = ("answered", "error", "items", "raw", "sequence")
+    __slots__ = ("answered", "error", "items", "raw", "unsure")
 
-    def __init__(self, items: list[_Item], raw: bytes, sequence: int):
+    def __init__(self, items: list[_Item], raw: bytes):
         self.items = items
+        """Those that still wait; none when all of them have been given up."""
         self.raw = raw
-        self.sequence = sequence
         self.answered = False
         self.error: HeadraceError | None = None
+        self.unsure = False
+        """The connection broke before an answer came: it may be stored."""
+
+    def outcome(self) -> HeadraceError:
+        """What is said of it when it is given up."""
+        error = self.error
+        if error is None or (self.unsure and (error.retryable or isinstance(error, SequenceGap))):
+            return OutcomeUnknown(
+                "the broker did not answer in time: the message may or may not be stored"
+            )
+        return error
 
 
 class _Lane:
@@ -78,6 +94,7 @@ class _Lane:
         self._waiting_bytes = 0
         self._in_flight: deque[_Sent] = deque()
         self._scheduled: asyncio.Handle | None = None
+        self._retry: asyncio.TimerHandle | None = None
         self._stopped = False
         """A batch failed: nothing new leaves before those in flight are all answered."""
         self._new_identity()
@@ -125,18 +142,15 @@ class _Lane:
     def _take(self) -> list[_Item]:
         items: list[_Item] = []
         size = records = 0
-        with_times = False
         while self._waiting:
             item = self._waiting[0]
-            own_times = item.columns.times is not None
             if items and (
                 size + item.bytes > self._producer.batch_bytes
                 or records + item.count > limits.BATCH_RECORDS_TARGET
-                or own_times
-                or with_times
+                or item.alone
+                or items[0].alone
             ):
                 break
-            with_times = own_times
             items.append(self._waiting.popleft())
             size += item.bytes
             records += item.count
@@ -148,11 +162,12 @@ class _Lane:
             batch = encode(concat([item.columns for item in items]))
         except HeadraceError as error:
             self._fail(items, error)
+            self._producer.progressed()
             return
         batch.producer_id = self._id
         batch.first_sequence = self._sequence
         self._sequence = (self._sequence + batch.count) & 0xFFFF_FFFF
-        sent = _Sent(items, batch.raw(), batch.first_sequence)
+        sent = _Sent(items, batch.raw())
         self._in_flight.append(sent)
         self._put(wire, sent)
 
@@ -162,8 +177,9 @@ class _Lane:
 
     # --- answers ----------------------------------------------------------------------------
     def _answered(self, sent: _Sent, frame: Frame | None) -> None:
-        if frame is None:
-            return  # the connection broke; ``resume`` sends it again
+        if frame is None:  # the connection broke; ``resume`` sends it again
+            sent.unsure = True
+            return
         if frame.properties.get("status") == "error":
             sent.error = error_of(frame)
             sent.answered = True
@@ -205,28 +221,33 @@ class _Lane:
         """Everything in flight is answered, and something failed: decide about each."""
         left = [sent for sent in self._in_flight if sent.items]
         self._in_flight.clear()
-        if not left:
-            self._stopped = False
-            self.send()
-            return
-        first = left[0].error
-        assert first is not None
-        if first.retryable and self._in_time(left[0]):
+        if left and _may_pass(left[0]) and self._in_time(left[0]):
             self._in_flight.extend(left)
-            self._producer.loop.call_later(RETRY_S, self.resume)
+            self._retry = self._producer.loop.call_later(RETRY_S, self.resume)
             return
-        # Refused for good: what is behind it was refused as a gap, or not at all stored.
-        self._fail(left[0].items, first)
         self._new_identity()
-        for sent in reversed(left[1:]):
-            if isinstance(sent.error, (SequenceGap, ProducerFenced)) or sent.error is None:
-                for item in reversed(sent.items):
-                    self._waiting.appendleft(item)
-                    self._waiting_bytes += item.bytes
-            else:
-                self._fail(sent.items, sent.error)
+        again: list[_Item] = []
+        for sent in left:
+            assert sent.error is not None
+            self._refused(sent, sent.error, again)
+        self._waiting.extendleft(reversed(again))
+        self._waiting_bytes += sum(item.bytes for item in again)
         self._stopped = False
         self.send()
+
+    def _refused(self, sent: _Sent, error: HeadraceError, again: list[_Item]) -> None:
+        """Fail the records of a refused batch, or have them sent again under the new identity."""
+        if isinstance(error, SequenceGap) and not sent.unsure:
+            again += sent.items  # what was before it was refused, or the broker has forgotten it
+        elif error.retryable and self._in_time(sent):
+            again += sent.items
+        elif isinstance(error, InvalidArgument) and len(sent.items) > 1:
+            for item in sent.items:  # it may be about one of them, and the others are innocent
+                item.alone = True
+            again += sent.items
+        else:
+            self._producer.forget(self._topic)
+            self._fail(sent.items, sent.outcome())
 
     def _in_time(self, sent: _Sent) -> bool:
         now = self._producer.loop.time()
@@ -234,28 +255,30 @@ class _Lane:
 
     def resume(self) -> None:
         """Send again what is unanswered, in order."""
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
         wire = self._producer.wire
         if wire is None:
             return
         self._stopped = False
+        # What was refused and then given up is not sent again. What may be stored is, even if nobody
+        # waits for it any more: the numbers of those behind it count on it.
+        self._in_flight = deque(s for s in self._in_flight if s.items or s.unsure)
         for sent in self._in_flight:
-            if sent.items:
-                sent.answered, sent.error = False, None
-                self._put(wire, sent)
+            sent.answered, sent.error = False, None
+            self._put(wire, sent)
         self.send()
 
     def expire(self, now: float) -> None:
-        """Give up on what has waited for too long while the broker could not be reached."""
+        """Give up on what has waited for too long."""
         while self._waiting and self._waiting[0].deadline <= now:
             item = self._waiting.popleft()
             self._waiting_bytes -= item.bytes
             self._fail([item], RequestTimeout("the broker could not be reached in time"))
         for sent in self._in_flight:
-            if sent.items and all(item.deadline <= now for item in sent.items):
-                error = OutcomeUnknown(
-                    "the broker did not answer in time: the message may or may not be stored"
-                )
-                self._fail(sent.items, error)
+            if sent.items and not self._in_time(sent):
+                self._fail(sent.items, sent.outcome())
                 sent.items = []
 
     def _fail(self, items: list[_Item], error: HeadraceError) -> None:
@@ -263,14 +286,23 @@ class _Lane:
             self._producer.finished(item)
             item.done(None, error)
 
-    def close(self, error: HeadraceError) -> None:
-        if self._scheduled is not None:
-            self._scheduled.cancel()
+    def close(self) -> None:
+        for timer in (self._scheduled, self._retry):
+            if timer is not None:
+                timer.cancel()
         for sent in self._in_flight:
-            self._fail(sent.items, error)
-        self._fail(list(self._waiting), error)
+            self._fail(sent.items, sent.outcome())
+        self._fail(list(self._waiting), _not_sent())
         self._in_flight.clear()
         self._waiting.clear()
+
+
+def _may_pass(sent: _Sent) -> bool:
+    return sent.error is not None and sent.error.retryable
+
+
+def _not_sent() -> HeadraceError:
+    return Closed("the client was closed before the message was sent")
 
 
 class Producer:
@@ -292,13 +324,16 @@ class Producer:
         self._lanes: dict[tuple[str, int], _Lane] = {}
         self._partitions: dict[str, int] = {}
         self._asking: dict[str, asyncio.Task[int]] = {}
+        self._unplaced: dict[str, deque[_Item]] = {}
+        """What waits until it is known how many partitions its topic has."""
         self._turn: dict[str, int] = {}
         self._bytes = 0
-        self._items = 0
-        self._idle: list[asyncio.Future[None]] = []
+        self._generation = 0
+        self._open = {0: 0}
+        """Generation -> how many of its records are not finished. Each flush begins a new one."""
+        self._flushes: list[tuple[int, asyncio.Future[None]]] = []
         self._expiry: asyncio.TimerHandle | None = None
         self._closed = False
-        self.errors = 0
 
     @property
     def wire(self) -> Wire | None:
@@ -310,8 +345,8 @@ class Producer:
         if self._closed:
             done(None, Closed("the client is closed"))
             return
-        item = _Item(columns, done, self.loop.time() + self._timeout)
-        if self._bytes + item.bytes > BUFFER_BYTES_MAX and self._items:
+        item = _Item(columns, done, self.loop.time() + self._timeout, self._generation)
+        if self._bytes + item.bytes > BUFFER_BYTES_MAX and self._bytes:
             done(
                 None,
                 QueueFull(
@@ -321,15 +356,19 @@ class Producer:
             )
             return
         self._bytes += item.bytes
-        self._items += 1
+        self._open[item.generation] += 1
         self._watch()
-        count = self._partitions.get(topic)
         if partition is not None:
             self._lane(topic, partition).add(item)
-        elif count is not None:
-            self._lane(topic, self._choose(topic, columns, count)).add(item)
+        elif topic in self._partitions:
+            self._place(topic, item)
         else:
-            self._learn(topic, item)
+            self._unplaced.setdefault(topic, deque()).append(item)
+            self._learning(topic)
+
+    def _place(self, topic: str, item: _Item) -> None:
+        count = self._partitions[topic]
+        self._lane(topic, self._choose(topic, item.columns, count)).add(item)
 
     def _choose(self, topic: str, columns: Columns, count: int) -> int:
         """By key, or staying with one partition until something has been sent to it."""
@@ -350,39 +389,43 @@ class Producer:
     async def learn(self, topic: str) -> int:
         """How many partitions the topic has; asked once, and again after a reconnect."""
         known = self._partitions.get(topic)
-        if known is not None:
-            return known
+        return await asyncio.shield(self._learning(topic)) if known is None else known
+
+    def forget(self, topic: str) -> None:
+        """Something was refused for good: the topic may not be what it was."""
+        self._partitions.pop(topic, None)
+
+    def _learning(self, topic: str) -> asyncio.Task[int]:
         task = self._asking.get(topic)
         if task is None:
-            task = self._asking[topic] = self.loop.create_task(self._ask(topic))
-        return await asyncio.shield(task)
+            task = self._asking[topic] = self.loop.create_task(self._learn(topic))
+            task.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return task
 
-    async def _ask(self, topic: str) -> int:
+    async def _learn(self, topic: str) -> int:
+        """Ask, again and again for as long as somebody waits; then let go of what waits, in order."""
         try:
-            count = await self._ask_partitions(topic)
-            self._partitions[topic] = count
-            return count
+            while True:
+                try:
+                    count = self._partitions[topic] = await self._ask_partitions(topic)
+                    break
+                except HeadraceError as error:
+                    if not error.retryable or not self._unplaced.get(topic):
+                        raise
+                await asyncio.sleep(RETRY_S)
+        except HeadraceError as error:
+            for item in self._unplaced.pop(topic, ()):
+                self.finished(item)
+                item.done(None, error)
+            self.progressed()
+            raise
         finally:
             self._asking.pop(topic, None)
-
-    def _learn(self, topic: str, item: _Item) -> None:
-        task = self._asking.get(topic)
-        if task is None:
-            task = self._asking[topic] = self.loop.create_task(self._ask(topic))
-
-        def learned(task: asyncio.Task[int]) -> None:
-            error = task.exception() if not task.cancelled() else Closed("the client is closed")
-            if error is not None:
-                self.finished(item)
-                item.done(
-                    None,
-                    error if isinstance(error, HeadraceError) else HeadraceError(repr(error)),
-                )
-                return
-            lane = self._lane(topic, self._choose(topic, item.columns, task.result()))
-            lane.add(item)
-
-        task.add_done_callback(learned)
+        for item in self._unplaced.pop(topic, ()):
+            self._place(topic, item)
+        if self._flushes:
+            self._send_now()
+        return count
 
     def _lane(self, topic: str, partition: int) -> _Lane:
         lane = self._lanes.get((topic, partition))
@@ -393,14 +436,20 @@ class Producer:
     # --- out --------------------------------------------------------------------------------
     def finished(self, item: _Item) -> None:
         self._bytes -= item.bytes
-        self._items -= 1
+        self._open[item.generation] -= 1
 
     def progressed(self) -> None:
-        if not self._items and self._idle:
-            idle, self._idle = self._idle, []
-            for future in idle:
-                if not future.done():
-                    future.set_result(None)
+        """Wake who flushes, if everything from before the flush is finished."""
+        if not self._flushes:
+            return
+        for generation in [g for g, count in self._open.items() if not count]:
+            if generation != self._generation:
+                del self._open[generation]
+        oldest = min(self._open)
+        for generation, future in self._flushes:
+            if generation < oldest and not future.done():
+                future.set_result(None)
+        self._flushes = [(g, future) for g, future in self._flushes if not future.done()]
 
     def resume(self) -> None:
         """The link is up again."""
@@ -417,26 +466,40 @@ class Producer:
         now = self.loop.time()
         for lane in self._lanes.values():
             lane.expire(now)
+        for items in self._unplaced.values():
+            while items and items[0].deadline <= now:
+                item = items.popleft()
+                self.finished(item)
+                item.done(None, RequestTimeout("the broker could not be reached in time"))
         self.progressed()
-        if self._items:
+        if self._bytes:
             self._watch()
 
     async def flush(self) -> None:
         """Everything published so far is stored, or has failed, when this returns."""
+        future: asyncio.Future[None] = self.loop.create_future()
+        self._flushes.append((self._generation, future))
+        self._generation += 1
+        self._open[self._generation] = 0
+        self._send_now()
+        self.progressed()
+        await future
+
+    def _send_now(self) -> None:
         for lane in self._lanes.values():
             lane.flush_now()
-        if self._items:
-            future: asyncio.Future[None] = self.loop.create_future()
-            self._idle.append(future)
-            await future
 
     def close(self) -> None:
         self._closed = True
         if self._expiry is not None:
             self._expiry.cancel()
-        for lane in self._lanes.values():
-            lane.close(OutcomeUnknown("the client was closed before the broker answered"))
         for task in list(self._asking.values()):
             task.cancel()
-        self._items = 0
+        for lane in self._lanes.values():
+            lane.close()
+        for items in self._unplaced.values():
+            for item in items:
+                self.finished(item)
+                item.done(None, _not_sent())
+        self._unplaced.clear()
         self.progressed()
