@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any
 
-from headrace.errors import Closed, HeadraceError, RequestTimeout
+from headrace.errors import Closed, HeadraceError, InvalidArgument, RequestTimeout
 from headrace.model import Message
 
 
@@ -25,10 +25,17 @@ def _timed_out(timeout: float) -> RequestTimeout:
     return RequestTimeout(f"no message came within {timeout} seconds", code="no_message")
 
 
+def check_count(name: str, value: object) -> None:
+    """How many of something may be asked for: a whole number above 0."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidArgument(f"{name} is a whole number above 0, not {value!r}")
+
+
 class Arrivals:
     """What every kind of channel has in common: the side that fills it."""
 
     def __init__(self, topic: str, capacity: int):
+        check_count("capacity", capacity)
         self.topic = topic
         self.capacity = capacity
         self.is_closed = False
@@ -42,16 +49,20 @@ class Arrivals:
         return len(self._items)
 
     def room(self) -> int:
+        if len(self._items) >= self.capacity:
+            self._starved = True
+        # Looked at again behind that: who takes from it in another thread has seen it, or we see him.
         free = self.capacity - len(self._items)
-        self._starved = free <= 0
+        if free > 0:
+            self._starved = False
         return free
 
     def want_refill(self) -> None:
         """On the loop: have ``refill`` called once half of the channel is free."""
+        self._starved = True
         if len(self._items) <= self.capacity // 2:
+            self._starved = False
             self.refill()
-        else:
-            self._starved = True
 
     def put(self, messages: Iterable[Message]) -> None:
         self._items.extend(messages)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import logging
 import socket
@@ -12,17 +13,17 @@ from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from typing import Any
 
 from headrace import limits
-from headrace.channels import Arrivals, AsyncChannel
+from headrace.channels import Arrivals, AsyncChannel, check_count
 from headrace.client.administration import Administration, Start, position_text
 from headrace.client.consumer import AsyncConsumer, Feed
-from headrace.client.link import ConnectionLost, Link, Wire
-from headrace.client.producer import Producer
+from headrace.client.link import ConnectionLost, Link, Wire, error_of
+from headrace.client.producer import Done, Producer
 from headrace.clock import Clock
 from headrace.errors import (
     Closed,
     HeadraceError,
     InvalidArgument,
-    NotFound,
+    StaleDelivery,
     SubscriptionNotFound,
 )
 from headrace.log.batch import LOST, Batch, crc32c, parse
@@ -34,6 +35,8 @@ from headrace.wire.binary import Frame, Type
 logger = logging.getLogger("headrace.client")
 Handler = Callable[[Message], Awaitable[None] | None]
 FETCH_BYTES_DEFAULT = 1 << 20
+_GOING_DOWN = ("closed", "broker_failed")
+"""Why a broker ends a subscription that comes back with the next one."""
 
 
 def default_client_id() -> str:
@@ -129,11 +132,9 @@ class AsyncClient(Administration):
                     await producer.flush()
             except TimeoutError:
                 logger.warning("closing: not everything could be published in time")
-        for task in self._tasks:
-            task.cancel()
-        for feed in list(self._feeds.values()):
-            await feed.unsubscribe()
-        self._feeds.clear()
+        feeds, self._feeds = list(self._feeds.values()), {}
+        leaving = [feed.unsubscribe() for feed in feeds]
+        await asyncio.gather(*leaving, *self._tasks, return_exceptions=True)
         producer.close()
         await link.close()
         self._link = None
@@ -156,6 +157,8 @@ class AsyncClient(Administration):
 
     async def _up(self, wire: Wire) -> None:
         for key, feed in list(self._feeds.items()):
+            if self._feeds.get(key) is not feed:
+                continue  # it was closed while others were asked for
             try:
                 await feed.subscribe(wire)
             except ConnectionLost:
@@ -181,15 +184,9 @@ class AsyncClient(Administration):
             return
         if frame.type == Type.DELIVER:
             feed.delivered(frame)
-        elif frame.type == Type.CLOSED:
+        elif frame.type == Type.CLOSED and properties.get("code") not in _GOING_DOWN:
             del self._feeds[key]
-            code = properties.get("code")
-            text = properties.get("error", "the broker ended the subscription")
-            if code == "closed":
-                # The broker is going down; the link will come up again and so will this.
-                self._feeds[key] = feed
-            else:
-                feed.end(NotFound(text, code=code))
+            feed.end(error_of(frame))
 
     # --- publishing -------------------------------------------------------------------------
     async def _ask_partitions(self, topic: str) -> int:
@@ -238,6 +235,13 @@ class AsyncClient(Administration):
 
         self.producing.publish(topic, columns, partition, done)
         return future
+
+    def produce(self, topic: str, columns: Columns, partition: int | None, done: Done) -> None:
+        """Checked records; ``done(receipt, error)`` hears of them, whatever happens."""
+        if self._producer is None or self._link is None:
+            done(None, Closed("the client was closed before the message was sent"))
+        else:
+            self._producer.publish(topic, columns, partition, done)
 
     async def publish(
         self,
@@ -349,7 +353,7 @@ class AsyncClient(Administration):
         """Everything published and acknowledged so far is known to the broker."""
         await self.producing.flush()
         for feed in list(self._feeds.values()):
-            await feed.flush()
+            await self.link.within_time(feed.flush())
         await self.admin("flush")
 
     # --- reading ----------------------------------------------------------------------------
@@ -398,6 +402,7 @@ class AsyncClient(Administration):
         wait: float = 0.0,
     ) -> list[Message]:
         """Messages from an offset (or a time) on. Nothing is moved or acknowledged."""
+        check_count("limit", limit)
         batches, at = await self._fetch(topic, offset, partition, max_bytes, wait)
         found: list[Message] = []
         for batch in batches:
@@ -517,12 +522,21 @@ class AsyncClient(Administration):
                 "another client",
                 code="subscribed",
             )
-        self._feeds[feed.key] = feed
-        try:
-            await feed.subscribe(await self.link.ready())
-        except BaseException:
-            self._feeds.pop(feed.key, None)
-            raise
+        await self.link.within_time(self._subscribe(feed))
+
+    async def _subscribe(self, feed: Feed) -> None:
+        while True:
+            wire = await self.link.ready()
+            # Only now: a link that comes up asks for every feed that is known, and once is enough.
+            self._feeds[feed.key] = feed
+            try:
+                await feed.subscribe(wire)
+                return
+            except ConnectionLost:
+                self._feeds.pop(feed.key, None)
+            except BaseException:
+                self._feeds.pop(feed.key, None)
+                raise
 
     async def consume(
         self,
@@ -572,13 +586,16 @@ async def _handle(message: Message, handler: Handler) -> None:
         if inspect.isawaitable(result):
             await result
     except asyncio.CancelledError:
-        message.nack(0, "cancelled")
+        with contextlib.suppress(StaleDelivery):
+            message.nack(0, "cancelled")
         raise
     except Exception as error:
         logger.exception("the handler failed for %r", message)
-        message.nack(reason=f"{type(error).__name__}: {error}")
+        with contextlib.suppress(StaleDelivery):  # the connection broke meanwhile: it comes again
+            message.nack(reason=f"{type(error).__name__}: {error}")
     else:
-        message.ack()
+        with contextlib.suppress(StaleDelivery):
+            message.ack()
 
 
 def _receipt(frame: Frame) -> Receipt:

@@ -16,6 +16,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
+from weakref import WeakValueDictionary
 
 from headrace.channels import Arrivals, AsyncChannel, Channel
 from headrace.client.link import Link, Wire, error_of
@@ -32,7 +33,7 @@ SETTLE_RUNS_MAX = 10_000
 class ClientLease:
     """A delivery as the client knows it. ``out`` is how many of it are not settled."""
 
-    __slots__ = ("id", "out", "step", "void")
+    __slots__ = ("__weakref__", "id", "out", "step", "void")
 
     def __init__(self, id: int, out: int, step: int):
         self.id = id
@@ -70,7 +71,8 @@ class Feed:
         self._prefetch = prefetch
         self._ack_timeout = ack_timeout
         self._auto_extend = auto_extend
-        self._leases: dict[int, ClientLease] = {}
+        self._leases: WeakValueDictionary[int, ClientLease] = WeakValueDictionary()
+        """Deliveries of which somebody still holds a message."""
         self._runs: list[list[int]] = []
         self._last_lease: ClientLease | None = None
         self._flushing = False
@@ -98,12 +100,15 @@ class Feed:
             self._credit = max(self.arrivals.capacity - len(self.arrivals), 0)
             properties |= {"channel": self.channel, "credit": str(self._credit)}
         await wire.ask(Type.SUBSCRIBE, properties)
+        if self._ended:  # it was left while we asked
+            wire.send(Type.UNSUBSCRIBE, self._place(), b"", lambda frame: None)
+            return
         if self._auto_extend and self._timer is None:
             self._arm()
 
     def disconnected(self) -> None:
         """What was delivered is not ours any more."""
-        for lease in self._leases.values():
+        for lease in list(self._leases.values()):
             lease.void = True
         self._leases.clear()
         self._runs.clear()
@@ -114,24 +119,27 @@ class Feed:
     async def unsubscribe(self) -> None:
         if self._ended:
             return
-        self._ended = True
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._end()
         wire = self._link.wire
         if wire is not None:
             self._send_runs()
             self._release_unread(wire)
-            properties = {"topic": self.topic}
-            if self.name is not None:
-                properties["subscription"] = self.name
-            else:
-                properties["channel"] = self.channel
             try:
-                await wire.ask(Type.UNSUBSCRIBE, properties)
-            except HeadraceError as error:
+                async with asyncio.timeout(self._link.request_timeout):
+                    await wire.ask(Type.UNSUBSCRIBE, self._place())
+            except (HeadraceError, TimeoutError) as error:
                 logger.debug("unsubscribing from %s: %s", self.topic, error)
         self.arrivals.closed(None)
+
+    def _place(self) -> dict[str, str]:
+        mine = {"channel": self.channel} if self.name is None else {"subscription": self.name}
+        return {"topic": self.topic, **mine}
+
+    def _end(self) -> None:
+        self._ended = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _release_unread(self, wire: Wire) -> None:
         """What was never taken out of the channel goes back without having counted."""
@@ -148,7 +156,7 @@ class Feed:
 
     def end(self, error: HeadraceError | None) -> None:
         """The broker has closed it."""
-        self._ended = True
+        self._end()
         self.arrivals.closed(error)
 
     # --- deliveries -------------------------------------------------------------------------
@@ -194,27 +202,21 @@ class Feed:
             wire.tell(Type.CREDIT, properties)
 
     # --- settling ---------------------------------------------------------------------------
-    def ack(self, message: Message) -> None:
+    def ack(self, lease: ClientLease, offset: int) -> None:
         """Gathered, and sent at the end of this turn of the loop."""
-        lease: ClientLease = message.lease
         if lease.void:
             self.stale += 1
             return
-        runs, offset = self._runs, message.offset
+        runs = self._runs
         if lease is self._last_lease and lease.step and runs[-1][2] + lease.step == offset:
             runs[-1][2] = offset
         else:
             runs.append([lease.id, offset, offset])
             self._last_lease = lease
-        self._settled(lease)
+        lease.out -= 1
         if not self._flushing:
             self._flushing = True
             asyncio.get_running_loop().call_soon(self._send_runs)
-
-    def _settled(self, lease: ClientLease) -> None:
-        lease.out -= 1
-        if lease.out <= 0:
-            self._leases.pop(lease.id, None)
 
     def _send_runs(self) -> None:
         self._flushing = False
@@ -247,18 +249,19 @@ class Feed:
             self._idle.append(future)
             await future
 
-    def settle(self, type: int, message: Message, properties: dict[str, str]) -> None:
+    def settle(
+        self, type: int, lease: ClientLease, offset: int, properties: dict[str, str]
+    ) -> None:
         """A nack, an extension or an ack up to: sent by itself, behind the acks before it."""
-        lease = message.lease
         wire = self._link.wire
         if lease.void or wire is None:
             self.stale += 1
             return
         self._send_runs()
-        properties = {"lease": str(lease.id), "offset": str(message.offset), **properties}
+        properties = {"lease": str(lease.id), "offset": str(offset), **properties}
         wire.send(type, properties, b"", self._single_answered)
         if type == Type.NACK:
-            self._settled(lease)
+            lease.out -= 1
 
     def _single_answered(self, frame: Frame | None) -> None:
         if frame is not None and frame.properties.get("status") == "error":
@@ -273,7 +276,7 @@ class Feed:
     def _extend(self) -> None:
         wire = self._link.wire
         if wire is not None:
-            for lease in self._leases.values():
+            for lease in [lease for lease in self._leases.values() if lease.out > 0]:
                 wire.send(Type.EXTEND, {"lease": str(lease.id)}, b"", lambda frame: None)
         self._arm()
 
@@ -285,11 +288,22 @@ def _step(places: range | list[int]) -> int:
     return step if places == list(range(places[0], places[-1] + 1, step)) else 0
 
 
-def _check(message: Message) -> None:
-    if message.lease is None or message.lease.void:
+def _lease(message: Message) -> ClientLease:
+    lease: ClientLease | None = message.lease
+    if lease is None:
+        raise StaleDelivery(f"the delivery of offset {message.offset} has ended: it was settled")
+    if lease.void:
         raise StaleDelivery(
             f"the delivery of offset {message.offset} has ended: the connection broke since"
         )
+    return lease
+
+
+def _take_lease(message: Message) -> ClientLease:
+    """For what ends the delivery: a message is settled once."""
+    lease = _lease(message)
+    message.lease = None
+    return lease
 
 
 def _nack(delay: float | None, reason: str) -> dict[str, str]:
@@ -309,24 +323,21 @@ class AsyncConsumer(AsyncChannel):
     feed: Feed
 
     def ack(self, message: Message) -> None:
-        _check(message)
-        self.feed.ack(message)
+        self.feed.ack(_take_lease(message), message.offset)
 
     def ack_many(self, messages: Iterable[Message]) -> None:
         for message in messages:
             self.ack(message)
 
     def ack_up_to(self, message: Message) -> None:
-        _check(message)
-        self.feed.settle(Type.ACK, message, {"up_to": "true"})
+        self.feed.settle(Type.ACK, _take_lease(message), message.offset, _UP_TO)
 
     def nack(self, message: Message, delay: float | None = None, reason: str = "nack") -> None:
-        _check(message)
-        self.feed.settle(Type.NACK, message, _nack(delay, reason))
+        properties = _nack(delay, reason)
+        self.feed.settle(Type.NACK, _take_lease(message), message.offset, properties)
 
     def extend(self, message: Message, seconds: float | None = None) -> None:
-        _check(message)
-        self.feed.settle(Type.EXTEND, message, _extension(seconds))
+        self.feed.settle(Type.EXTEND, _lease(message), message.offset, _extension(seconds))
 
     async def flush(self) -> None:
         await self.feed.flush()
@@ -339,12 +350,13 @@ class Consumer(Channel):
 
     def __init__(self, topic: str, capacity: int, call: Callable[..., Any]):
         super().__init__(topic, capacity, call)
-        self._settled: deque[tuple[int, Message, dict[str, str]]] = deque()
+        self._settled: deque[tuple[int, ClientLease, int, dict[str, str]]] = deque()
         self._carrying = False
 
-    def _settle(self, type: int, message: Message, properties: dict[str, str]) -> None:
-        _check(message)
-        self._settled.append((type, message, properties))
+    def _settle(
+        self, type: int, lease: ClientLease, offset: int, properties: dict[str, str]
+    ) -> None:
+        self._settled.append((type, lease, offset, properties))
         if not self._carrying:
             self._carrying = True
             self._call(self.carry_out)
@@ -354,28 +366,30 @@ class Consumer(Channel):
         self._carrying = False
         feed, settled = self.feed, self._settled
         while settled:
-            type, message, properties = settled.popleft()
+            type, lease, offset, properties = settled.popleft()
             if type == _PLAIN_ACK:
-                feed.ack(message)
+                feed.ack(lease, offset)
             else:
-                feed.settle(type, message, properties)
+                feed.settle(type, lease, offset, properties)
 
     def ack(self, message: Message) -> None:
-        self._settle(_PLAIN_ACK, message, _NOTHING)
+        self._settle(_PLAIN_ACK, _take_lease(message), message.offset, _NOTHING)
 
     def ack_many(self, messages: Iterable[Message]) -> None:
         for message in messages:
-            self._settle(_PLAIN_ACK, message, _NOTHING)
+            self.ack(message)
 
     def ack_up_to(self, message: Message) -> None:
-        self._settle(Type.ACK, message, {"up_to": "true"})
+        self._settle(Type.ACK, _take_lease(message), message.offset, _UP_TO)
 
     def nack(self, message: Message, delay: float | None = None, reason: str = "nack") -> None:
-        self._settle(Type.NACK, message, _nack(delay, reason))
+        properties = _nack(delay, reason)
+        self._settle(Type.NACK, _take_lease(message), message.offset, properties)
 
     def extend(self, message: Message, seconds: float | None = None) -> None:
-        self._settle(Type.EXTEND, message, _extension(seconds))
+        self._settle(Type.EXTEND, _lease(message), message.offset, _extension(seconds))
 
 
 _PLAIN_ACK = -1
 _NOTHING: dict[str, str] = {}
+_UP_TO = {"up_to": "true"}

@@ -13,14 +13,15 @@ import contextlib
 import logging
 import random
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
-from typing import cast
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, TypeVar, cast
 
 from headrace.errors import Closed, HeadraceError, RequestTimeout, by_kind
 from headrace.wire import binary
 from headrace.wire.binary import BinaryParser, Frame, Type
 
 logger = logging.getLogger("headrace.client")
+Result = TypeVar("Result")
 BACKOFF_S = (0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
 
 
@@ -174,6 +175,8 @@ class Link:
         self.on_frame: Callable[[Frame], None] = lambda frame: None
         self.on_up: Callable[[Wire], Awaitable[None]] | None = None
         self.on_down: Callable[[], None] = lambda: None
+        self._silence_s = heartbeat_interval
+        """How long neither side may be silent: our own patience, or the broker's if it has less."""
 
     @property
     def is_up(self) -> bool:
@@ -191,31 +194,48 @@ class Link:
         self._keeper = asyncio.get_running_loop().create_task(self._keep())
 
     async def _connect(self) -> None:
-        loop = asyncio.get_running_loop()
         host, port = self.address
+        wire: Wire | None = None
         try:
             async with asyncio.timeout(self.request_timeout):
-                _, wire = await loop.create_connection(
-                    lambda: Wire(self._frame, self._lost),
-                    host,
-                    port,
-                    ssl=self._tls,
-                    server_hostname=host if self._tls else None,
-                )
+                wire = await self._dial()
                 if self._token is not None:
                     await wire.ask(Type.AUTH, {"token": self._token})
-                await wire.ask(Type.HEARTBEAT, {"client_id": self.client_id})
+                hello = await wire.ask(Type.HEARTBEAT, {"client_id": self.client_id})
+                patience = float(hello.properties.get("interval", self._heartbeat_s))
+                self._silence_s = min(self._heartbeat_s, patience)
+                self._wire = wire
+                self._down.clear()
+                if self.on_up is not None:
+                    await self.on_up(wire)
         except ConnectionLost:
             raise ConnectFailed(f"{host}:{port} closed the connection at once") from None
         except (OSError, ssl.SSLError, TimeoutError) as error:
+            if wire is not None:
+                wire.abort()
             raise ConnectFailed(
                 f"no broker answers at {host}:{port} ({str(error) or 'timeout'}); is it running?"
             ) from None
-        self._wire = wire
-        self._down.clear()
-        if self.on_up is not None:
-            await self.on_up(wire)
+        except BaseException:
+            if wire is not None:
+                wire.abort()
+            raise
         self._up.set()
+
+    async def _dial(self) -> Wire:
+        host, port = self.address
+        transport, wire = await asyncio.get_running_loop().create_connection(
+            lambda: Wire(self._frame, self._lost),
+            host,
+            port,
+            ssl=self._tls,
+            server_hostname=host if self._tls else None,
+        )
+        if transport.get_extra_info("sockname") == transport.get_extra_info("peername"):
+            # Nobody listens there, and the system gave us the very port that we call.
+            wire.abort()
+            raise ConnectFailed(f"no broker answers at {host}:{port}")
+        return wire
 
     def _frame(self, frame: Frame) -> None:
         self.on_frame(frame)
@@ -249,16 +269,19 @@ class Link:
                         self._up.set()
                         return
                     failures += 1
+                except Exception:
+                    logger.exception("connecting to %s:%d failed", *self.address)
+                    failures += 1
                 continue
             silent = asyncio.get_running_loop().time() - wire.last_heard
-            if silent > self._heartbeat_s:
+            if silent > self._silence_s:
                 logger.warning("nothing heard from %s:%d for %.0f s", *self.address, silent)
                 wire.abort()
                 await asyncio.sleep(0)
                 continue
             wire.send(Type.HEARTBEAT, {}, b"", lambda frame: None)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._heartbeat_s / 3):
+                async with asyncio.timeout(self._silence_s / 3):
                     await self._down.wait()
 
     async def close(self) -> None:
@@ -296,16 +319,26 @@ class Link:
         timeout: float | None = None,
     ) -> Frame:
         """Ask and wait. ``again``: ask once more if the connection breaks; it does no harm."""
+
+        async def ask() -> Frame:
+            while True:
+                wire = await self.ready()
+                try:
+                    return await wire.ask(type, properties or {}, body)
+                except ConnectionLost:
+                    if not again:
+                        raise
+
+        return await self.within_time(ask(), timeout)
+
+    async def within_time(
+        self, work: Coroutine[Any, Any, Result], timeout: float | None = None
+    ) -> Result:
+        """:class:`RequestTimeout` if it takes longer than any answer may."""
         limit = self.request_timeout if timeout is None else timeout
         try:
             async with asyncio.timeout(limit):
-                while True:
-                    wire = await self.ready()
-                    try:
-                        return await wire.ask(type, properties or {}, body)
-                    except ConnectionLost:
-                        if not again:
-                            raise
+                return await work
         except TimeoutError:
             host, port = self.address
             raise RequestTimeout(f"no answer from {host}:{port} within {limit:g} seconds") from None

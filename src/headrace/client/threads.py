@@ -14,6 +14,7 @@ import threading
 import uuid
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import CancelledError
 from functools import partial
 from typing import Any, TypeVar
 
@@ -27,6 +28,7 @@ from headrace.errors import (
     Closed,
     HeadraceError,
     InvalidArgument,
+    OutcomeUnknown,
     RequestTimeout,
     SubscriptionNotFound,
 )
@@ -142,9 +144,11 @@ class BrokerClient:
         self._outgoing: deque[tuple[str, Columns, int | None, Publication]] = deque()
         self._sending = False
         self._channels: dict[Channel, Feed] = {}
-        self._consumers: dict[str, Consumer] = {}
+        self._consumers: dict[Consumer, str] = {}
         self._handlers: list[threading.Thread] = []
-        self._failed: list[HeadraceError] = []
+        self._alone: set[Publication] = set()
+        """On their way by themselves, not through the producer."""
+        self._failed: list[Publication] = []
 
     # --- connecting -------------------------------------------------------------------------
     def connect(self) -> BrokerClient:
@@ -173,17 +177,25 @@ class BrokerClient:
             loop, self._loop = self._loop, None
             thread, self._thread = self._thread, None
         if loop is not None and thread is not None:
+            asyncio.run_coroutine_threadsafe(_cancel_all(), loop).result()
             loop.call_soon_threadsafe(loop.stop)
             thread.join()
             loop.close()
+        # What other threads handed over too late for the loop, nobody will answer any more.
+        self._sending = False
+        while self._outgoing:
+            self._outgoing.popleft()[-1].settle(None, _closed())
+        while self._alone:
+            self._alone.pop().settle(None, _closed())
 
     def disconnect(self) -> None:
         """Send what waits, end the subscriptions, close the connection."""
         if self._loop is None:
             return
-        for consumer in list(self._consumers.values()):
+        for consumer in list(self._consumers):
             self._call(consumer.carry_out)
-        self._run(self._async.close())
+        with contextlib.suppress(Closed):  # another thread was faster
+            self._run(self._async.close())
         self._channels.clear()
         self._consumers.clear()
         self._stop()
@@ -205,9 +217,10 @@ class BrokerClient:
         return self._loop is not None and self._async.is_connected
 
     def _call(self, callback: Callable[..., Any], *args: Any) -> None:
+        """Have it run on the loop, soon; if the client is closed meanwhile, nobody is left to tell."""
         loop = self._loop
         if loop is not None:
-            with contextlib.suppress(RuntimeError):  # closed meanwhile: nobody is left to tell
+            with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(callback, *args)
 
     def _run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
@@ -218,7 +231,13 @@ class BrokerClient:
         if threading.current_thread() is self._thread:
             coroutine.close()
             raise InvalidArgument("do not call the client from a callback of its own thread")
-        return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
+        try:
+            return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
+        except (CancelledError, RuntimeError):
+            if self._loop is loop:
+                raise
+            coroutine.close()
+            raise Closed("the client was closed meanwhile") from None
 
     # --- topics -----------------------------------------------------------------------------
     def create_topic(self, name: str, partitions: int | None = None, **settings: Any) -> None:
@@ -262,7 +281,8 @@ class BrokerClient:
             raise Closed("the client is not connected: call connect() first", code="not_connected")
         publication = Publication()
         if delay is not None or deliver_at is not None or idempotency_key is not None:
-            work = self._async.publish(
+            work = partial(
+                self._async.publish,
                 topic,
                 value,
                 headers,
@@ -276,7 +296,10 @@ class BrokerClient:
                 timestamp=timestamp,
                 idempotency_key=idempotency_key,
             )
-            asyncio.run_coroutine_threadsafe(self._publish_alone(work, publication), loop)
+            self._alone.add(publication)
+            self._call(self._start_alone, work, publication)
+            if self._loop is not loop and publication in self._alone:
+                raise _closed()
             return publication
         columns = one(
             value,
@@ -294,28 +317,40 @@ class BrokerClient:
             self._call(self._send)
         return publication
 
-    async def _publish_alone(
-        self, work: Coroutine[Any, Any, Receipt], publication: Publication
+    def _start_alone(
+        self, work: Callable[[], Coroutine[Any, Any, Receipt]], publication: Publication
     ) -> None:
-        try:
-            publication.settle(await work, None)
-        except HeadraceError as error:
-            self._settled(publication, None, error)
+        task = asyncio.get_running_loop().create_task(work())
+
+        def done(task: asyncio.Task[Receipt]) -> None:
+            self._alone.discard(publication)
+            if task.cancelled():
+                self._settled(publication, None, OutcomeUnknown("the client was closed meanwhile"))
+                return
+            error = task.exception()
+            if error is None:
+                self._settled(publication, task.result(), None)
+            elif isinstance(error, HeadraceError):
+                self._settled(publication, None, error)
+            else:
+                self._settled(publication, None, HeadraceError(repr(error)))
+
+        task.add_done_callback(done)
 
     def _send(self) -> None:
         """On the loop: hand over what was published since the last time."""
         self._sending = False
-        outgoing, producer = self._outgoing, self._async.producing
+        outgoing, publish = self._outgoing, self._async.produce
         while outgoing:
             topic, columns, partition, publication = outgoing.popleft()
-            producer.publish(topic, columns, partition, partial(self._settled, publication))
+            publish(topic, columns, partition, partial(self._settled, publication))
 
     def _settled(
         self, publication: Publication, receipt: Receipt | None, error: HeadraceError | None
     ) -> None:
         publication.settle(receipt, error)
         if error is not None and not publication._waited and len(self._failed) < FAILED_KEPT_MAX:
-            self._failed.append(error)
+            self._failed.append(publication)
 
     def publish_text(
         self, topic: str, text: str, headers: Mapping[str, str] | None = None, **properties: str
@@ -340,12 +375,13 @@ class BrokerClient:
         Raises the first error of a publish that nobody waited for.
         """
         self._call(self._send)
-        for consumer in list(self._consumers.values()):
+        for consumer in list(self._consumers):
             self._call(consumer.carry_out)
         self._run(self._async.flush())
-        if self._failed:
-            failed, self._failed = self._failed, []
-            raise failed[0]
+        failed, self._failed = self._failed, []
+        for publication in failed:
+            if publication._error is not None and not publication._waited:
+                raise publication._error
 
     # --- reading ----------------------------------------------------------------------------
     def fetch(
@@ -414,13 +450,12 @@ class BrokerClient:
             await self._async.join(consumer, consumer, name, topic, prefetch, auto_extend)
 
         self._run(join())
-        self._consumers[name] = consumer
+        self._consumers[consumer] = name
         consumer.on_close = lambda channel: self._leave(name, consumer)
         return consumer
 
     def _leave(self, name: str, consumer: Consumer) -> None:
-        if self._consumers.get(name) is consumer:
-            del self._consumers[name]
+        self._consumers.pop(consumer, None)
 
         async def leave() -> None:
             consumer.carry_out()
@@ -445,12 +480,13 @@ class BrokerClient:
 
     def unsubscribe_from_subscription(self, name: str) -> None:
         """End this client's part in a subscription; the subscription stays."""
-        consumer = self._consumers.get(name)
-        if consumer is None:
+        joined = [consumer for consumer, joined in self._consumers.items() if joined == name]
+        if not joined:
             raise SubscriptionNotFound(
                 f"this client has not joined {name!r}", code="not_subscribed"
             )
-        consumer.close()
+        for consumer in joined:
+            consumer.close()
 
     def delete_subscription(self, name: str, topic: str | None = None) -> None:
         self._run(self._async.delete_subscription(name, topic))
@@ -491,6 +527,18 @@ class BrokerClient:
     def admin(self, operation: str, **arguments: Any) -> Any:
         """An administrative operation by name; the result is JSON."""
         return self._run(self._async.admin(operation, **arguments))
+
+
+async def _cancel_all() -> None:
+    """Whoever still waits for something in another thread hears that it is over."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _closed() -> Closed:
+    return Closed("the client was closed before the message was sent")
 
 
 def _handle_all(consumer: Consumer, handler: Handler) -> None:
