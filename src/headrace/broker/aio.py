@@ -412,7 +412,7 @@ class AsyncBroker:
     # --- delayed messages -------------------------------------------------------------------
     async def scheduled(self, topic: str | None = None, *, limit: int = 1000) -> list[Scheduled]:
         """Messages that wait for their time, soonest first."""
-        return self.engine.schedule.waiting(topic, limit)
+        return self.engine.schedule.waiting(topic, check_capacity(limit, "limit"))
 
     async def cancel(self, message_id: uuid.UUID | str) -> None:
         """A delayed message will not be published."""

@@ -201,7 +201,7 @@ class Schedule:
             [
                 waiting.offset
                 for waiting in self._waiting.values()
-                if waiting.control["topic"] == topic and waiting.offset not in self._moving
+                if waiting.control["topic"] == topic
             ]
         )
 
@@ -211,7 +211,8 @@ class Schedule:
         cursor = self._cursor()
         for offset in offsets:
             waiting = self._waiting.pop(offset)
-            self._by_id.pop(waiting.id, None)
+            if self._by_id.get(waiting.id) == offset:  # two may have been given the same id
+                del self._by_id[waiting.id]
             cursor.done(offset)
         self._engine.changed(cursor)
 
@@ -313,6 +314,8 @@ class Schedule:
                 self._end_round(moved, failed)
 
         for (name, number), pairs in places.items():
+            # After a pause many are due at once: still the earlier before the later.
+            pairs.sort(key=lambda pair: (pair[0].deliver_at, pair[0].offset))
             group = [waiting for waiting, _ in pairs]
             entry = self._entry(name, number, pairs)
             entry.done = lambda e, group=group: finished(group, e.error)  # type: ignore[misc]
@@ -350,11 +353,13 @@ class Schedule:
         )
 
     def _end_round(self, moved: list[int], failed: list[_Waiting]) -> None:
-        self._drop(moved)
+        # Some may be gone: their topic was deleted meanwhile.
+        self._drop([offset for offset in moved if offset in self._waiting])
         for waiting in failed:
             # Behind what is due later, so that one that cannot be published does not hold up all.
             retry = self._engine.now_ms() + 1000
-            heapq.heappush(self._heap, (retry, waiting.offset))
+            if waiting.offset in self._waiting:
+                heapq.heappush(self._heap, (retry, waiting.offset))
 
         def flushed(error: HeadraceError | None) -> None:
             if error is not None and self._engine.failed is None and not self._engine.closing:
