@@ -1,0 +1,6 @@
+"""What Headrace costs, measured. ``python -m benchmarks [NAME ...] [--quick] [--json DIR]``.
+
+Each module measures one thing and is a list of :class:`benchmarks.harness.Case`. Machines are shared
+and noisy, so everything is repeated, what is compared is interleaved, and what counts is the median
+and the ratio to a reference measured in the same run.
+"""

@@ -1,0 +1,95 @@
+"""Subscribe and acknowledge: every message taken and acknowledged one by one."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import count
+from pathlib import Path
+
+from benchmarks.harness import Benchmark, Case, data_directory, messages, rate
+from headrace import AsyncBroker, Broker
+
+
+@contextmanager
+def prepared(*, quick: bool) -> Iterator[Benchmark]:
+    total = 100_000 if quick else 1_000_000
+    numbers = count()
+    with ExitStack() as stack:
+        directory = stack.enter_context(data_directory())
+        _fill(directory / "threads", total)
+        _fill(directory / "asyncio", total)
+        broker = stack.enter_context(Broker.open(directory / "threads", retention_hours=None))
+
+        def one() -> float:
+            consumer = broker.subscription(f"g{next(numbers)}", "t")
+
+            def work() -> None:
+                left = total
+                for message in consumer:
+                    message.ack()
+                    left -= 1
+                    if not left:
+                        break
+
+            speed = rate(total, work)
+            consumer.close()
+            return speed
+
+        def two() -> float:
+            name = f"g{next(numbers)}"
+            consumers = [broker.subscription(name, "t") for _ in range(2)]
+            left = [total]
+
+            def work(consumer) -> None:  # type: ignore[no-untyped-def]
+                for message in consumer:
+                    message.ack()
+                    left[0] -= 1
+                    if left[0] <= 0:
+                        break
+                for other in consumers:
+                    other.close()
+
+            started = time.perf_counter()
+            threads = [threading.Thread(target=work, args=(c,)) for c in consumers]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            return total / (time.perf_counter() - started)
+
+        def in_asyncio() -> float:
+            return asyncio.run(_asyncio(directory / "asyncio", total, f"g{next(numbers)}"))
+
+        yield Benchmark(
+            "consume",
+            f"embedded, {total:,} × 100 bytes, subscribe and acknowledge",
+            [
+                Case("one consumer, threads", one, "messages/s", 200_000),
+                Case("two consumers, threads", two, "messages/s", 200_000),
+                Case("one consumer, asyncio", in_asyncio, "messages/s", 200_000),
+            ],
+        )
+
+
+def _fill(directory: Path, total: int) -> None:
+    part = messages(1000)
+    with Broker.open(directory, retention_hours=None) as broker:
+        for _ in range(total // 1000):
+            broker.publish_many("t", part)
+
+
+async def _asyncio(directory: Path, total: int, group: str) -> float:
+    async with AsyncBroker.open(directory, retention_hours=None) as broker:
+        consumer = await broker.subscription(group, "t")
+        started = time.perf_counter()
+        left = total
+        async for message in consumer:
+            message.ack()
+            left -= 1
+            if not left:
+                break
+        return total / (time.perf_counter() - started)

@@ -1,0 +1,169 @@
+"""Repeat, interleave, compare, print, write down."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = Path(__file__).resolve().parent / "results"
+console = Console()
+
+
+@dataclass
+class Case:
+    """One number. ``run`` gives a value per repetition; larger is better unless ``smaller``."""
+
+    name: str
+    run: Callable[[], float]
+    unit: str
+    target: float | None = None
+    smaller: bool = False
+    reference: str = ""
+    """Another case of the same benchmark: the ratio to it is printed, and is what ``target`` means
+    when ``relative`` is set."""
+    relative: bool = False
+    samples: list[float] = field(default_factory=list)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.samples)
+
+
+class Benchmark:
+    """A named list of cases with what they need around them."""
+
+    def __init__(self, name: str, text: str, cases: list[Case], repeat: int = 5):
+        self.name = name
+        self.text = text
+        self.cases = cases
+        self.repeat = repeat
+
+    def run(self, *, quick: bool) -> None:
+        repeat = min(self.repeat, 3) if quick else self.repeat
+        with console.status(self.name) as status:
+            for number in range(repeat):
+                for case in self.cases:  # interleaved: a slow minute hits all of them
+                    status.update(f"{self.name}: {case.name} ({number + 1}/{repeat})")
+                    case.samples.append(case.run())
+
+    def judge(self, case: Case) -> tuple[float | None, bool | None]:
+        """(ratio to the reference, whether the target is met)."""
+        ratio = None
+        if case.reference:
+            other = next(c for c in self.cases if c.name == case.reference)
+            ratio = case.median / other.median
+        if case.target is None:
+            return ratio, None
+        value = ratio if case.relative and ratio is not None else case.median
+        return ratio, value <= case.target if case.smaller else value >= case.target
+
+    def print(self) -> None:
+        table = Table(title=f"{self.name}: {self.text}", title_justify="left", box=None)
+        for column in ("", "median", "min", "max", "", "ratio", "target", "met"):
+            table.add_column(column, justify="left" if column in ("", "met") else "right")
+        for case in self.cases:
+            ratio, met = self.judge(case)
+            sign = "≤" if case.smaller else "≥"
+            target = "" if case.target is None else f"{sign} {case.target:,g}"
+            if case.relative and target:
+                target += " ×"
+            table.add_row(
+                case.name,
+                _number(case.median),
+                _number(min(case.samples)),
+                _number(max(case.samples)),
+                case.unit,
+                "" if ratio is None else f"{ratio:.2f} × {case.reference}",
+                target,
+                "" if met is None else "[green]yes[/green]" if met else "[red]no[/red]",
+            )
+        console.print(table)
+        console.print()
+
+    def as_dict(self) -> dict[str, Any]:
+        rows = []
+        for case in self.cases:
+            ratio, met = self.judge(case)
+            rows.append(
+                {
+                    "name": case.name,
+                    "unit": case.unit,
+                    "median": case.median,
+                    "samples": case.samples,
+                    "target": case.target,
+                    "smaller_is_better": case.smaller,
+                    "reference": case.reference or None,
+                    "ratio": ratio,
+                    "met": met,
+                }
+            )
+        return {"benchmark": self.name, "text": self.text, "cases": rows, **machine()}
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:,.3g}"
+
+
+def machine() -> dict[str, Any]:
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
+    ).stdout.strip()
+    names = ("uvloop", "google-crc32c", "orjson", "httptools", "websockets", "zstandard")
+    return {
+        "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "command": "python -m benchmarks " + " ".join(sys.argv[1:]),
+        "commit": commit,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cpus": os.cpu_count(),
+        "load": os.getloadavg(),
+        "versions": {name: version(name) for name in names},
+    }
+
+
+def write(benchmark: Benchmark, directory: Path) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"{benchmark.name}.json"
+    path.write_text(json.dumps(benchmark.as_dict(), indent=2) + "\n")
+
+
+@contextmanager
+def data_directory() -> Iterator[Path]:
+    """A folder on the real disk, gone afterwards."""
+    base = ROOT / "bench-data"
+    base.mkdir(exist_ok=True)
+    path = Path(tempfile.mkdtemp(dir=base))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+        if not any(base.iterdir()):
+            base.rmdir()
+
+
+def rate(count: int, work: Callable[[], object]) -> float:
+    """How many a second."""
+    started = time.perf_counter()
+    work()
+    return count / (time.perf_counter() - started)
+
+
+def messages(count: int, size: int = 100) -> list[bytes]:
+    return [os.urandom(size) for _ in range(count)]
