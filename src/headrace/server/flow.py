@@ -1,8 +1,9 @@
 """Flow control: answers in order, and a bound on what a connection may cost.
 
 Both ways. A client that *floods* is not read from while too much of what it sent is unanswered, so
-the socket slows it down. A client that *does not read* stops getting deliveries once the transport's
-buffer is full, and is dropped when that lasts, or when answers alone exceed a hard bound.
+the socket slows it down. A client that *does not read* is not read from either and gets no deliveries
+once the transport's buffer is full, and is dropped when that lasts, or when the answers that were under
+way exceed a hard bound.
 """
 
 from __future__ import annotations
@@ -93,6 +94,7 @@ class Outbox:
         if self._reading:
             if (
                 self._held
+                or not self.writable
                 or self._cost > UNANSWERED_BYTES_HIGH
                 or len(self._slots) > UNANSWERED_COUNT_HIGH
             ):
@@ -100,6 +102,7 @@ class Outbox:
                 self._transport.pause_reading()
         elif (
             not self._held
+            and self.writable
             and self._cost < UNANSWERED_BYTES_LOW
             and len(self._slots) < UNANSWERED_COUNT_LOW
         ):
@@ -139,6 +142,7 @@ class Outbox:
     # --- the transport's word ---------------------------------------------------------------
     def pause_writing(self) -> None:
         self.writable = False
+        self._regulate()  # who does not read its answers is not asked for more commands
         if self._stalled is None:
             self._watch()
 
@@ -158,6 +162,7 @@ class Outbox:
         if self._stalled is not None:
             self._stalled.cancel()
             self._stalled = None
+        self._regulate()
         self.on_writable()
 
     def abort(self) -> None:
