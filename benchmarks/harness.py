@@ -23,7 +23,7 @@ from rich.table import Table
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = Path(__file__).resolve().parent / "results"
-console = Console()
+console = Console(width=max(Console().width, 132))
 
 
 @dataclass
