@@ -61,8 +61,9 @@ def prepared(*, quick: bool) -> Iterator[Benchmark]:
                 thread.join()
             return total / (time.perf_counter() - started)
 
-        def in_asyncio() -> float:
-            return asyncio.run(_asyncio(directory / "asyncio", total, f"g{next(numbers)}"))
+        def in_asyncio(consumers: int) -> float:
+            group = f"g{next(numbers)}"
+            return asyncio.run(_asyncio(directory / "asyncio", total, group, consumers))
 
         yield Benchmark(
             "consume",
@@ -70,7 +71,8 @@ def prepared(*, quick: bool) -> Iterator[Benchmark]:
             [
                 Case("one consumer, threads", one, "messages/s", 200_000),
                 Case("two consumers, threads", two, "messages/s", 200_000),
-                Case("one consumer, asyncio", in_asyncio, "messages/s", 200_000),
+                Case("one consumer, asyncio", lambda: in_asyncio(1), "messages/s", 200_000),
+                Case("two consumers, asyncio", lambda: in_asyncio(2), "messages/s", 200_000),
             ],
         )
 
@@ -82,14 +84,24 @@ def _fill(directory: Path, total: int) -> None:
             broker.publish_many("t", part)
 
 
-async def _asyncio(directory: Path, total: int, group: str) -> float:
+async def _asyncio(directory: Path, total: int, group: str, count: int) -> float:
     async with AsyncBroker.open(directory, retention_hours=None) as broker:
-        consumer = await broker.subscription(group, "t")
-        started = time.perf_counter()
+        consumers = [await broker.subscription(group, "t") for _ in range(count)]
         left = total
-        async for message in consumer:
-            message.ack()
-            left -= 1
-            if not left:
-                break
-        return total / (time.perf_counter() - started)
+
+        async def work(consumer) -> None:  # type: ignore[no-untyped-def]
+            nonlocal left
+            async for message in consumer:
+                message.ack()
+                left -= 1
+                if not left:
+                    break
+            for other in consumers:
+                other.close()
+
+        started = time.perf_counter()
+        await asyncio.gather(*[work(consumer) for consumer in consumers])
+        taken = time.perf_counter() - started
+        assert (await broker.subscription_stats(group))["lag"] == 0
+        await broker.delete_subscription(group)
+        return total / taken

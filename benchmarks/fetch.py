@@ -14,9 +14,8 @@ from headrace import Broker
 def prepared(*, quick: bool) -> Iterator[Benchmark]:
     total = 200_000 if quick else 2_000_000
     with ExitStack() as stack:
-        broker = stack.enter_context(
-            Broker.open(stack.enter_context(data_directory()), retention_hours=None)
-        )
+        directory = stack.enter_context(data_directory())
+        broker = stack.enter_context(Broker.open(directory, retention_hours=None))
         for topic, size in (("t1000", 1000), ("t10000", 10_000)):
             part = messages(size)
             for _ in range(total // size):
@@ -49,9 +48,25 @@ def prepared(*, quick: bool) -> Iterator[Benchmark]:
             assert at == total
             return size / (time.perf_counter() - started) / 1e9
 
+        def plainly(topic: str) -> float:
+            """The same bytes with nothing but reads: no header looked at, no checksum."""
+            started = time.perf_counter()
+            size = 0
+            for path in sorted((directory / topic / "0").glob("*.log")):
+                with path.open("rb", buffering=0) as file:
+                    while data := file.read(4 << 20):
+                        size += len(data)
+            return size / (time.perf_counter() - started) / 1e9
+
         def case(name: str, run: Callable[[str], float], unit: str, target: float) -> list[Case]:
             return [
-                Case(f"{name}, batches of {size}", lambda size=size: run(f"t{size}"), unit, target)
+                Case(
+                    f"{name}, batches of {size}",
+                    lambda size=size: run(f"t{size}"),
+                    unit,
+                    target,
+                    reference="plain reads of the files" if unit == "GB/s" else "",
+                )
                 for size in (1000, 10000)
             ]
 
@@ -59,6 +74,7 @@ def prepared(*, quick: bool) -> Iterator[Benchmark]:
             "fetch",
             f"embedded Broker, {total:,} × 100 bytes",
             [
+                Case("plain reads of the files", lambda: plainly("t1000"), "GB/s"),
                 *case("plain values", values, "messages/s", 3_000_000),
                 *case("Message objects", objects, "messages/s", 1_000_000),
                 *case("raw batches", raw, "GB/s", 1.0),

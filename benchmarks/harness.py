@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -81,7 +81,13 @@ class Benchmark:
         for case in self.cases:
             ratio, met = self.judge(case)
             sign = "≤" if case.smaller else "≥"
-            target = "" if case.target is None else f"{sign} {case.target:,g}"
+            target = (
+                ""
+                if case.target is None
+                else f"{sign} {case.target:,.4g}"
+                if case.target < 1000
+                else f"{sign} {case.target:,.0f}"
+            )
             if case.relative and target:
                 target += " ×"
             table.add_row(
@@ -132,10 +138,33 @@ def machine() -> dict[str, Any]:
         "commit": commit,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "processor": _line("/proc/cpuinfo", "model name"),
         "cpus": os.cpu_count(),
+        "memory": _line("/proc/meminfo", "MemTotal"),
+        "file system": _file_system(ROOT),
         "load": os.getloadavg(),
         "versions": {name: version(name) for name in names},
     }
+
+
+def _line(path: str, name: str) -> str:
+    """What stands behind the colon of the first line that begins with ``name``."""
+    with suppress(OSError), open(path) as file:
+        for line in file:
+            if line.startswith(name):
+                return line.partition(":")[2].strip()
+    return "unknown"
+
+
+def _file_system(path: Path) -> str:
+    """Its type: that of the longest mount point above the path."""
+    best, kind = "", "unknown"
+    with suppress(OSError), open("/proc/mounts") as file:
+        for line in file:
+            _, mount, type_, *_ = line.split()
+            if (mount == "/" or f"{path}/".startswith(f"{mount}/")) and len(mount) >= len(best):
+                best, kind = mount, type_
+    return kind
 
 
 def write(benchmark: Benchmark, directory: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,6 +44,15 @@ def prepared(*, quick: bool) -> Iterator[Benchmark | None]:
             broker.close()
             return taken
 
+        def after_a_kill() -> float:
+            """Its last segment was never cut to its size, and is read from end to end."""
+            subprocess.run([sys.executable, "-c", _KILLED, str(directory / "killed")], check=True)
+            return opened("killed")
+
+        def cold() -> float:
+            _forget(directory / "closed")
+            return opened("closed")
+
         size = _size(directory / "closed") / 1e9
         yield Benchmark(
             "recovery",
@@ -51,9 +62,37 @@ def prepared(*, quick: bool) -> Iterator[Benchmark | None]:
                      smaller=True),
                 Case(f"{size:.1f} GB of closed segments", lambda: opened("closed"), "s", 1.0,
                      smaller=True),
+                Case(f"{size:.1f} GB, nothing cached", cold, "s", 1.0, smaller=True),
                 Case("one segment of single messages", lambda: opened("tiny"), "s", smaller=True),
+                Case("100 MB of an unclosed segment, after a kill", after_a_kill, "s",
+                     smaller=True),
             ],
         )  # fmt: skip
+
+
+_KILLED = """
+import os, sys
+from headrace import Broker
+
+broker = Broker.open(sys.argv[1], retention_hours=None, durability="never", segment_bytes=1 << 30)
+if "t" not in broker.topics():
+    for _ in range(100):
+        broker.publish_many("t", [os.urandom(1000) for _ in range(1000)])
+broker.publish("t", b"the last word")
+os._exit(0)
+"""
+
+
+def _forget(directory: Path) -> None:
+    """Have the kernel drop what it has cached of these files, and of no others."""
+    for path in directory.rglob("*"):
+        if path.is_file():
+            handle = os.open(path, os.O_RDONLY)
+            try:
+                os.fdatasync(handle)
+                os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(handle)
 
 
 def _size(directory: Path) -> int:
