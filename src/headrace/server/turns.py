@@ -1,8 +1,9 @@
 """Commands in order: one that depends on those before it waits until they are answered.
 
 Publishes follow each other without waiting; that is what makes pipelining fast. A fetch behind a
-publish must see it, so it waits, and everything behind it waits with it. While something waits, the
-socket is not read, so a waiting line is never longer than what had arrived.
+publish must see it, so it waits, and everything behind it waits with it. What takes its time, such as
+making or deleting a topic, lets nothing pass before it is answered. While something waits, the socket is
+not read, so a waiting line is never longer than what had arrived.
 """
 
 from __future__ import annotations
@@ -27,18 +28,27 @@ class Turns(Generic[Item]):
         self._handle = handle
         self._depends = depends
         self._line: deque[Item] = deque()
+        self._barrier = False
+        """Something that others may depend on is under way."""
         outbox.before_idle = self._go_on
 
     def add(self, item: Item) -> None:
-        if self._line or (self._outbox.unanswered and self._depends(item)):
+        if self._line or self._must_wait(item):
             self._line.append(item)
             self._outbox.hold(True)
         else:
-            self._handle(item)
+            self._begin(item)
+
+    def _must_wait(self, item: Item) -> bool:
+        return bool(self._outbox.unanswered) and (self._barrier or self._depends(item))
+
+    def _begin(self, item: Item) -> None:
+        self._handle(item)
+        self._barrier = bool(self._outbox.unanswered) and self._depends(item)
 
     def _go_on(self) -> None:
         """Everything so far is answered: the next ones, up to one that has to wait again."""
-        while self._line and not (self._outbox.unanswered and self._depends(self._line[0])):
-            self._handle(self._line.popleft())
+        while self._line and not self._must_wait(self._line[0]):
+            self._begin(self._line.popleft())
         if not self._line:
             self._outbox.hold(False)

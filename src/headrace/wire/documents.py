@@ -21,7 +21,9 @@ def pack(value: bytes) -> dict[str, str]:
 
 def unpack(document: dict[str, Any]) -> bytes:
     text: str = document["data"]
-    return base64.b64decode(text) if document.get("encoding") == "base64" else text.encode()
+    if document.get("encoding") == "base64":
+        return base64.b64decode(text, validate=True)
+    return text.encode()
 
 
 def message(item: Message) -> dict[str, Any]:
