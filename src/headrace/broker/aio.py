@@ -471,7 +471,9 @@ def fetch_messages(
     check_capacity(limit, "limit")
     found: list[Message] = []
     size = 0
-    for batch, start in _pages(engine, topic, offset, partition, max_bytes):
+    # How many bytes the messages have is not known yet, so the first read is a small one.
+    first = min(max_bytes, limits.INDEX_INTERVAL_BYTES)
+    for batch, start in _pages(engine, topic, offset, partition, max_bytes, first):
         stop = min(batch.count, start + limit - len(found))
         found += batch.messages(topic, partition, start, stop)
         size += batch.stored_bytes
@@ -494,10 +496,16 @@ def fetch_values(
 
 
 def _pages(
-    engine: Engine, topic: str, offset: Start, partition: int, max_bytes: int
+    engine: Engine,
+    topic: str,
+    offset: Start,
+    partition: int,
+    max_bytes: int,
+    first_bytes: int | None = None,
 ) -> Generator[tuple[Batch, int], None, None]:
-    """Batches from the offset on, each with the index to begin at."""
-    batches = fetch_batches(engine, topic, offset, partition, max_bytes)
+    """Batches from the offset on, each with the index to begin at; the reads grow."""
+    want = first_bytes or max_bytes
+    batches = fetch_batches(engine, topic, offset, partition, want)
     at = None
     if isinstance(offset, int):
         at = offset
@@ -517,7 +525,8 @@ def _pages(
             yield batch, at - batch.base_offset
             at = batch.end_offset
         assert at is not None
-        batches = fetch_batches(engine, topic, at, partition, max_bytes)
+        want = min(4 * want, max_bytes)
+        batches = fetch_batches(engine, topic, at, partition, want)
 
 
 def topic_stats(engine: Engine, topic: Topic) -> dict[str, Any]:

@@ -443,16 +443,13 @@ class Subscription:
     def ack_lease(self, lease_id: int) -> int:
         """All that is still out of one lease is done; returns how many that were."""
         lease = self.lease(lease_id)
-        return self._ack_indexes(lease, lease.out())
+        return self._ack_bits(lease, lease.mask)
 
     def ack_run(self, lease_id: int, first: int, last: int) -> int:
         """All of a lease between two offsets is done; returns how many were not out any more."""
         lease = self.lease(lease_id)
-        offsets = lease.offsets
-        low, high = bisect_left(offsets, first), bisect_right(offsets, last)
-        indexes = [at for at in range(low, high) if lease.mask >> at & 1]
-        self._ack_indexes(lease, indexes)
-        return high - low - len(indexes)
+        low, high = bisect_left(lease.offsets, first), bisect_right(lease.offsets, last)
+        return high - low - self._ack_bits(lease, lease.mask & (1 << high) - (1 << low))
 
     def ack_up_to(self, lease_id: int, offset: int) -> int:
         """The message, and everything its member holds of the partition before it, is done."""
@@ -462,24 +459,25 @@ class Subscription:
         count = 0
         for lease in list(last.member.leases.values()):
             if lease.cursor is last.cursor:
-                indexes = [at for at in lease.out() if lease.offsets[at] <= offset]
-                count += self._ack_indexes(lease, indexes)
+                held = (1 << bisect_right(lease.offsets, offset)) - 1
+                count += self._ack_bits(lease, lease.mask & held)
         return count
 
-    def _ack_indexes(self, lease: Lease, indexes: list[int]) -> int:
-        if not indexes:
+    def _ack_bits(self, lease: Lease, bits: int) -> int:
+        """These, which are all out, are done; returns how many they are."""
+        count = bits.bit_count()
+        if not count:
             return 0
-        if len(indexes) == lease.count:
-            lease.mask = 0
-            self._done_all(lease.cursor, lease.offsets)
-        else:
-            for index in indexes:
-                lease.mask &= ~(1 << index)
-                self._done(lease.cursor, lease.offsets[index])
-        self.tally.acked += len(indexes)
-        lease.cursor.partition.consumed += len(indexes)
-        self._released(lease, len(indexes))
-        return len(indexes)
+        lease.mask ^= bits
+        low, high = (bits & -bits).bit_length() - 1, bits.bit_length()
+        offsets = lease.offsets[low:high]
+        if high - low > count:
+            offsets = [offset for at, offset in enumerate(offsets, low) if bits >> at & 1]
+        self._done_all(lease.cursor, offsets)
+        self.tally.acked += count
+        lease.cursor.partition.consumed += count
+        self._released(lease, count)
+        return count
 
     def nack(
         self, lease_id: int, offset: int, delay: float | None = None, reason: str = "nack"
@@ -536,12 +534,15 @@ class Subscription:
             self._free(cursor, offset)
 
     def _done_all(self, cursor: Cursor, offsets: Sequence[int]) -> None:
-        if isinstance(offsets, range) and offsets.step == 1 and not self._ordered:
+        if isinstance(offsets, range) and offsets.step == 1:
             cursor.done_run(offsets.start, offsets.stop)
-            self._context.changed(cursor)
         else:
             for offset in offsets:
-                self._done(cursor, offset)
+                cursor.done(offset)
+        self._context.changed(cursor)
+        if self._ordered:
+            for offset in offsets:
+                self._free(cursor, offset)
 
     def _failed(self, cursor: Cursor, offset: int, attempt: int, reason: str, delay: float) -> None:
         """A delivery came to nothing: again, or to the dead letters."""
