@@ -1,0 +1,63 @@
+"""Servers that do as little as can be done, to be measured beside the broker: what the machine allows.
+
+``python -m benchmarks._bare text``  answers ``OK <n>`` to each ``PUB`` of 100 bytes, and keeps nothing.
+``python -m benchmarks._bare http``  answers each request with a receipt of the usual size.
+
+Both print their port and run until they are killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import cast
+
+import httptools
+import uvloop
+
+COMMAND_BYTES = len(b"PUB t 100\r\n") + 100
+RECEIPT = (
+    b'{"id":"e3b0c442-98fc-8000-8000-00000000002a","topic":"t","partition":0,"offset":42,'
+    b'"timestamp":"2023-01-01T00:00:00.000Z"}'
+)
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (
+    len(RECEIPT),
+    RECEIPT,
+)
+
+
+class Text(asyncio.Protocol):
+    def __init__(self) -> None:
+        self._bytes = self._answered = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._bytes += len(data)
+        first, self._answered = self._answered, self._bytes // COMMAND_BYTES
+        self._transport.write(b"".join(map(b"OK %d\r\n".__mod__, range(first, self._answered))))
+
+
+class Http(asyncio.Protocol):
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._parser = httptools.HttpRequestParser(self)
+
+    def data_received(self, data: bytes) -> None:
+        self._parser.feed_data(data)
+
+    def on_message_complete(self) -> None:
+        self._transport.write(ANSWER)
+
+
+async def main(what: str) -> None:
+    protocol = {"text": Text, "http": Http}[what]
+    server = await asyncio.get_running_loop().create_server(protocol, "127.0.0.1", 0)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main(sys.argv[1]))
