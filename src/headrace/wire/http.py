@@ -3,11 +3,15 @@
 A framework cost six to ten times the throughput here, and what the broker needs of HTTP is small:
 requests with bodies, keep-alive, pipelining, chunked bodies, ``Expect: 100-continue``. Everything has
 a bound that is enforced while bytes arrive, and a message that is ambiguous about its length is
-refused by the parser.
+refused: by llhttp, and where llhttp leaves a choice, here.
+
+What fails before the head of a request is complete is the connection's ``error``. What fails later is
+that request's ``refusal``: it is known whom to answer, and the rest of its body is never read.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qsl, unquote
@@ -23,60 +27,127 @@ HEADERS_MAX = 200
 
 
 class Request:
-    __slots__ = ("body", "headers", "keep_alive", "method", "path", "query", "upgrade", "version")
+    __slots__ = (
+        "body",
+        "headers",
+        "keep_alive",
+        "method",
+        "path",
+        "query",
+        "refusal",
+        "upgrade",
+        "version",
+        "words",
+    )
 
     def __init__(self) -> None:
         self.method = ""
         self.path = ""
+        """Decoded, for people and for comparing; a route is found by ``words``."""
+        self.words: list[str] = []
+        """The path cut at its slashes, and only then decoded: ``%2F`` is part of a word."""
         self.query: dict[str, str] = {}
         self.headers: dict[str, str] = {}
+        """Names in lower case; what was said more than once is joined with commas."""
         self.body = b""
         self.keep_alive = True
         self.upgrade = False
         self.version = "1.1"
+        self.refusal: HeadraceError | None = None
+        """Why it is not even read to its end."""
+
+    @property
+    def has_body(self) -> bool:
+        """Whether the head announces one."""
+        headers = self.headers
+        return "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
 
 
 class HttpParser:
-    """Feed it bytes; it gives requests. After an error it gives nothing more."""
+    """Feed it bytes; it gives requests. After an error it gives nothing more.
 
-    def __init__(self, body_bytes_max: int):
+    ``check`` sees the head of each request that has a body, before any of the body is kept.
+    """
+
+    def __init__(self, body_bytes_max: int, check: Callable[[Request], None] | None = None):
         self._body_max = body_bytes_max
+        self._check = check
         self._parser = httptools.HttpRequestParser(self)
         self._found: list[Request] = []
         self._request = Request()
         self._url = b""
-        self._body: list[bytes] = []
-        self._body_size = 0
+        self._body: bytes | bytearray = b""
         self._head_size = 0
+        self._in_head = self._in_body = False
+        self._quiet = 0
+        """Bytes since llhttp last had something to say: it may be gathering a header without end."""
         self._failure: HeadraceError | None = None
+        self._ended = False
         self.error: HeadraceError | None = None
         self.expects_continue = False
         """The client waits for a word before it sends the body."""
         self.rest: bytes | None = None
-        """What came behind an upgrade request: it is not HTTP any more."""
+        """What came behind a request to change the protocol: it is not HTTP any more."""
 
     def feed(self, data: bytes) -> list[Request]:
-        if self.error is not None or self.rest is not None:
-            return []
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            offset = upgrade.args[0]
-            self._found[-1].upgrade = True
-            self.rest = data[offset:]
-        except httptools.HttpParserError as error:
-            self.error = self._failure or InvalidArgument(
-                f"this is not HTTP/1.1: {error}", code="bad_request"
-            )
+        if self.rest is not None:
+            self.rest += data
+        elif not self._ended:
+            self._feed(data)
         found, self._found = self._found, []
         return found
+
+    def _feed(self, data: bytes) -> None:
+        self._quiet += len(data)
+        try:
+            self._parser.feed_data(data)
+            if self._quiet > HEAD_BYTES_MAX + len(data):
+                self._fail(_head_too_large())
+        except httptools.HttpParserUpgrade as upgrade:
+            rest = data[upgrade.args[0] :]
+            request = self._found[-1]
+            if "websocket" in request.headers["upgrade"].lower():
+                request.upgrade = True
+                request.keep_alive = False  # unless it succeeds
+                self.rest = rest
+            else:
+                self._decline_upgrade(self._found.pop(), rest)
+        except (httptools.HttpParserError, HeadraceError) as error:
+            self._end(
+                self._failure
+                or InvalidArgument(f"this is not HTTP/1.1: {error}", code="bad_request")
+            )
+
+    def _end(self, error: HeadraceError) -> None:
+        if self._ended:
+            return  # behind a request that was said to be the last
+        self._ended = True
+        self.expects_continue = False
+        if not self._in_body:
+            self.error = error
+            return
+        self._request.refusal = error
+        self._request.keep_alive = False
+        self._found.append(self._request)
+
+    def _decline_upgrade(self, request: Request, rest: bytes) -> None:
+        """Nobody has to take up an offer of another protocol: it is a plain request, then.
+
+        llhttp has skipped its body, so it reads the head once more, without the offer.
+        """
+        del request.headers["upgrade"]
+        lines = [f"{request.method} {self._url.decode('latin-1')} HTTP/{request.version}"]
+        lines += [f"{name}: {value}" for name, value in request.headers.items()]
+        self._parser = httptools.HttpRequestParser(self)
+        self._feed("\r\n".join(lines).encode() + b"\r\n\r\n" + rest)
 
     # --- what llhttp calls --------------------------------------------------------------------
     def on_message_begin(self) -> None:
         self._request = Request()
         self._url = b""
-        self._body = []
-        self._body_size = self._head_size = 0
+        self._body = b""
+        self._head_size = self._quiet = 0
+        self._in_head, self._in_body = True, False
         self.expects_continue = False
 
     def on_url(self, url: bytes) -> None:
@@ -87,47 +158,91 @@ class HttpParser:
             )
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        self._quiet = 0
         self._head_size += len(name) + len(value)
         headers = self._request.headers
         if self._head_size > HEAD_BYTES_MAX or len(headers) >= HEADERS_MAX:
-            self._fail(
-                TooLarge(f"the headers exceed {HEAD_BYTES_MAX} bytes", code="headers_too_large")
-            )
+            self._fail(_head_too_large())
+        if not self._in_head:
+            return  # behind a chunked body: too late to mean anything
+        key = name.lower().decode("ascii")
         try:
-            headers[name.lower().decode("ascii")] = value.decode()
+            text = value.decode().rstrip(" \t")
         except UnicodeDecodeError:
-            headers[name.lower().decode("latin-1")] = value.decode("latin-1")
+            text = value.decode("latin-1").rstrip(" \t")
+        if key not in headers:
+            headers[key] = text
+        elif key == "host":
+            self._fail(InvalidArgument("there is more than one Host header", code="bad_request"))
+        else:
+            headers[key] += ", " + text
 
     def on_headers_complete(self) -> None:
+        self._quiet = 0
         request = self._request
         request.method = self._parser.get_method().decode("ascii")
         request.version = self._parser.get_http_version()
         request.keep_alive = self._parser.should_keep_alive()
-        length = request.headers.get("content-length")
-        if length is not None and length.isdigit() and int(length) > self._body_max:
-            self._too_large()
-        if request.headers.get("expect", "").lower() == "100-continue":
-            self.expects_continue = True
+        headers = request.headers
+        if request.method == "CONNECT":
+            self._fail(InvalidArgument("this is no proxy", code="bad_request"))
+        if "host" not in headers and request.version == "1.1":
+            self._fail(InvalidArgument("there is no Host header", code="bad_request"))
+        coding = headers.get("transfer-encoding")
+        if coding is not None and (coding.lower() != "chunked" or request.version == "1.0"):
+            self._fail(InvalidArgument("the only transfer coding is chunked", code="bad_request"))
+        try:
+            self._read_target(request)
+        except (httptools.HttpParserInvalidURLError, UnicodeDecodeError):
+            self._fail(InvalidArgument("the address cannot be read", code="bad_request"))
+        self._in_head, self._in_body = False, True
+        if request.has_body:
+            if self._check is not None:
+                try:
+                    self._check(request)
+                except HeadraceError as error:
+                    self._fail(error)
+            length = headers.get("content-length")
+            if length is not None and int(length) > self._body_max:
+                self._too_large()
+            if headers.get("expect", "").lower() == "100-continue" and request.version != "1.0":
+                self.expects_continue = True
+
+    def _read_target(self, request: Request) -> None:
         path, question, query = self._url.partition(b"?")
-        if path[:1] != b"/":  # an absolute address, as a proxy would send it
+        if path[:1] != b"/":  # an absolute address, as a proxy would send it, or a host, or "*"
             path = httptools.parse_url(self._url).path or b"/"
-        text = path.decode("latin-1")
-        request.path = unquote(text) if "%" in text else text
+        text = path.decode("ascii")
+        request.words = text[1:].split("/")
+        if "%" in text:
+            request.words = [unquote(word, errors="strict") for word in request.words]
+            text = "/" + "/".join(request.words)
+        request.path = text
         if question:
-            request.query = dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True))
+            request.query = dict(
+                parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict")
+            )
 
     def on_body(self, body: bytes) -> None:
-        self._body_size += len(body)
-        if self._body_size > self._body_max:
+        self._quiet = 0
+        self.expects_continue = False
+        if len(self._body) + len(body) > self._body_max:
             self._too_large()
-        self._body.append(body)
+        if not self._body:
+            self._body = body
+        elif isinstance(self._body, bytearray):
+            self._body += body
+        else:
+            self._body = bytearray(self._body) + body
 
     def on_message_complete(self) -> None:
-        body = self._body
-        if body:
-            self._request.body = body[0] if len(body) == 1 else b"".join(body)
-        self._found.append(self._request)
+        self._quiet = 0
+        self._in_body = False
+        request = self._request
+        request.body = bytes(self._body)
+        self._found.append(request)
         self.expects_continue = False
+        self._ended = not request.keep_alive
 
     def _too_large(self) -> None:
         self._fail(
@@ -137,6 +252,13 @@ class HttpParser:
     def _fail(self, error: HeadraceError) -> None:
         self._failure = error
         raise error
+
+
+def _head_too_large() -> TooLarge:
+    return TooLarge(
+        f"the headers exceed {HEAD_BYTES_MAX} bytes, or are more than {HEADERS_MAX}",
+        code="headers_too_large",
+    )
 
 
 # --- answers ------------------------------------------------------------------------------------
@@ -182,6 +304,13 @@ def answer(
     return head if head_only else head + content
 
 
+def with_headers(answer: bytes, headers: dict[str, str]) -> bytes:
+    """A finished answer with further headers."""
+    status, end, rest = answer.partition(b"\r\n")
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    return status + end + lines.encode() + rest
+
+
 def stream_head(content_type: str, headers: dict[str, str] | None = None) -> bytes:
     """The head of an answer without end: the connection is the message."""
     lines = ["HTTP/1.1 200 OK", f"Content-Type: {content_type}", "Cache-Control: no-store"]
@@ -221,7 +350,7 @@ _STATUS_BY_CODE = {
     "no_route": 404,
     "method_not_allowed": 405,
     "unsupported_media_type": 415,
-    "invalid_batch": 400,
+    "not_a_websocket": 426,
 }
 
 
@@ -246,5 +375,7 @@ def error_answer(
         extra.setdefault("Retry-After", "1")
     if status == 401:
         extra.setdefault("WWW-Authenticate", 'Bearer realm="headrace"')
+    if status == 426:
+        extra |= {"Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
     content = orjson.dumps(error_document(error))
     return answer(status, content, headers=extra, keep_alive=keep_alive)
