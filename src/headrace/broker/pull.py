@@ -2,30 +2,32 @@
 
 For callers that have no connection to push into (HTTP). While it waits, a pull is a member like any
 other and takes its turn; once it has something it withdraws, and what it got stays out under its
-lease until it is settled or the deadline passes.
+lease until it is settled, given back, or the deadline passes.
+
+Nothing is acknowledged before there is somebody to hand it to: whoever asked for "acknowledged on
+delivery" calls ``ack`` when the answer goes out, and ``cancel`` when there is nobody any more.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 from headrace.broker.delivery import Delivery, Member
 from headrace.broker.subscription import Subscription
 from headrace.clock import Loop
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, StaleDelivery
 
 Done = Callable[[list[Delivery], HeadraceError | None], None]
 
 
 class Pull:
-    def __init__(
-        self, subscription: Subscription, loop: Loop, limit: int, *, auto_ack: bool, done: Done
-    ):
+    def __init__(self, subscription: Subscription, loop: Loop, limit: int, done: Done):
         self._subscription = subscription
         self._loop = loop
         self._limit = limit
-        self._member = Member("pull", self, limit, auto_ack)
+        self._member = Member("pull", self, limit)
         self._done: Done | None = done
         self._got: list[Delivery] = []
         self._count = 0
@@ -36,30 +38,36 @@ class Pull:
         self._subscription.join(self._member)
         self._subscription.pump()
         if self._got or wait_s <= 0:
-            self._finish()
-        else:
-            self._timer = self._loop.call_later(wait_s, self._finish)
+            self.finish()
+        elif self._done is not None:
+            self._timer = self._loop.call_later(wait_s, self.finish)
 
-    def cancel(self) -> None:
-        """Nobody waits any more: what it may have got goes back."""
-        if self._done is None:
-            return
-        self._done = None
-        self._stop()
-        self._subscription.leave(self._member, count_attempt=False)
-
-    def _stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _finish(self, error: HeadraceError | None = None) -> None:
+    def finish(self, error: HeadraceError | None = None) -> None:
+        """It is over: with what it got, perhaps nothing."""
         done, self._done = self._done, None
         if done is None:
             return
-        self._stop()
-        self._subscription.withdraw(self._member)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if not self._subscription.closed:  # which counts its members while it closes
+            self._subscription.withdraw(self._member)
         done(self._got, error)
+
+    def ack(self) -> None:
+        """Everything it got is done."""
+        for lease_id in list(self._member.leases):
+            with contextlib.suppress(StaleDelivery):  # it was moved meanwhile: it comes again
+                self._subscription.ack_lease(lease_id)
+
+    def cancel(self) -> None:
+        """Nobody waits any more: what it may have got goes back, and was not a delivery."""
+        self._got = []
+        self.finish()
+        for lease in list(self._member.leases.values()):
+            for index in lease.out():
+                with contextlib.suppress(StaleDelivery):
+                    self._subscription.release(lease.id, lease.offsets[index])
 
     # --- Sink -------------------------------------------------------------------------------
     def room(self) -> int:
@@ -71,7 +79,7 @@ class Pull:
         if self._timer is not None and not self._ending:
             # Not at once: the same round may have more for it.
             self._ending = True
-            self._loop.call_soon(self._finish)
+            self._loop.call_soon(self.finish)
 
     def closed(self, error: HeadraceError | None) -> None:
-        self._finish(error)
+        self.finish(error)

@@ -7,13 +7,12 @@ from typing import Any
 import orjson
 
 from headrace.errors import InvalidArgument
-from headrace.server import schemas
+from headrace.model import check_headers
+from headrace.server import exact, schemas
 from headrace.server.http import HttpConnection
-from headrace.server.operations import parse_position
-from headrace.server.routes import check_query, read_object
+from headrace.server.routes import check_query, read_object, refuse_the_rest, whole_in
 from headrace.server.routing import Parameter, Route
-from headrace.server.text import number_of
-from headrace.server.views import iso, message_view
+from headrace.server.views import iso, message_view, value_of
 from headrace.wire import documents, http
 from headrace.wire.http import Request
 
@@ -24,9 +23,17 @@ def _json(request: Request, value: Any, status: int = 200) -> bytes:
     return http.json_answer(status, orjson.dumps(value), request.keep_alive)
 
 
-async def _operate(connection: HttpConnection, name: str, **arguments: Any) -> Any:
-    given = {key: value for key, value in arguments.items() if value is not None}
-    return await connection.hub.operations.call(name, given)
+async def _operate(
+    connection: HttpConnection, operation: str, body: dict[str, Any] | None = None, **own: Any
+) -> Any:
+    """Call an operation with what the path says, and with the fields of a body beside that."""
+    for name in own:
+        if body is not None and name in body:
+            raise InvalidArgument(
+                f"{name} is said by the path, not by the body", code="unknown_argument"
+            )
+    given = {key: value for key, value in {**(body or {}), **own}.items() if value is not None}
+    return await connection.hub.operations.call(operation, given)
 
 
 # --- topics -------------------------------------------------------------------------------------
@@ -72,33 +79,44 @@ async def on_subscribe(connection: HttpConnection, request: Request, topic: str)
     if not isinstance(group, str) or isinstance(start, bool) or not isinstance(start, (str, int)):
         raise InvalidArgument("group is a text, start a text or an offset")
     is_new = connection.hub.engine.subscription_or_none(group, topic) is None
-    broker = connection.hub.operations.broker
-    await broker.create_subscription(group, topic, start=parse_position(start), **body)
-    stats = await broker.subscription_stats(group, topic)
+    stats = await _operate(
+        connection,
+        "create_subscription",
+        subscription=group,
+        topic=topic,
+        start=start,
+        settings=body,
+    )
     return _json(request, stats, 201 if is_new else 200)
 
 
 async def on_subscriptions(connection: HttpConnection, request: Request) -> bytes:
     query = check_query(request, "topic")
-    return _json(request, await _operate(connection, "subscriptions", **query))
+    return _json(request, await _operate(connection, "subscriptions", topic=query.get("topic")))
 
 
 async def on_subscription(connection: HttpConnection, request: Request, group: str) -> bytes:
     query = check_query(request, "topic")
-    return _json(request, await _operate(connection, "subscription", subscription=group, **query))
+    return _json(
+        request,
+        await _operate(connection, "subscription", subscription=group, topic=query.get("topic")),
+    )
 
 
 async def on_delete_subscription(connection: HttpConnection, request: Request, group: str) -> bytes:
     query = check_query(request, "topic")
     return _json(
-        request, await _operate(connection, "delete_subscription", subscription=group, **query)
+        request,
+        await _operate(
+            connection, "delete_subscription", subscription=group, topic=query.get("topic")
+        ),
     )
 
 
 async def on_seek(connection: HttpConnection, request: Request, group: str) -> bytes:
     query = check_query(request, "topic")
     body = read_object(request.body) | query
-    return _json(request, await _operate(connection, "seek", subscription=group, **body))
+    return _json(request, await _operate(connection, "seek", body, subscription=group))
 
 
 # --- dead letters ---------------------------------------------------------------------------------
@@ -121,8 +139,8 @@ async def on_dead_letter_topics(connection: HttpConnection, request: Request) ->
 
 async def on_dead_letters(connection: HttpConnection, request: Request, group: str) -> bytes:
     query = check_query(request, "after", "limit")
-    after = number_of(query["after"], "after") if "after" in query else None
-    limit = number_of(query["limit"], "limit") if "limit" in query else None
+    after = whole_in(query, "after", -1)
+    limit = whole_in(query, "limit", 100, 1, 10_000)
     found = await _operate(connection, "dead_letters", subscription=group, after=after, limit=limit)
     return _json(request, [_letter(document) for document in found])
 
@@ -131,40 +149,42 @@ async def on_dead_letter(
     connection: HttpConnection, request: Request, group: str, offset: str
 ) -> bytes:
     check_query(request)
-    number = number_of(offset, "offset")
-    return _json(
-        request,
-        _letter(await _operate(connection, "dead_letter", subscription=group, offset=number)),
-    )
+    found = await _operate(connection, "dead_letter", subscription=group, offset=_offset(offset))
+    return _json(request, _letter(found))
+
+
+def _offset(text: str) -> int:
+    return whole_in({"offset": text}, "offset")
 
 
 async def on_edit_dead_letter(
     connection: HttpConnection, request: Request, group: str, offset: str
 ) -> bytes:
-    """Replace the payload: ``{"data": ..., "headers": {...}}``."""
+    """Replace what is given: ``{"data": ..., "encoding": ..., "headers": {...}}``."""
     check_query(request)
-    body = read_object(request.body)
-    data, headers = body.pop("data", None), body.pop("headers", None)
-    if body:
-        raise InvalidArgument(f"unknown field {next(iter(body))!r}", code="unknown_argument")
-    value = None if data is None else {"data": orjson.dumps(data).decode()}
-    return _json(
-        request,
-        await _operate(
-            connection,
-            "edit_dead_letter",
-            subscription=group,
-            offset=number_of(offset, "offset"),
-            value=value,
-            headers=headers,
-        ),
+    number = _offset(offset)
+    body = exact.loads(request.body)
+    if not isinstance(body, dict):
+        raise InvalidArgument("the body is a JSON object", code="invalid_json")
+    headers = body.pop("headers", None)
+    if headers is not None:
+        check_headers(headers)
+    value = None
+    if "data" in body:
+        letter = connection.hub.engine.dead_letters.show(group, number)
+        kept = letter.message.headers if headers is None else headers
+        value = value_of(body.pop("data"), body.pop("encoding", None), kept)
+    refuse_the_rest(body)
+    new = await connection.hub.operations.broker.edit_dead_letter(
+        group, number, value=value, headers=headers
     )
+    return _json(request, {"offset": new})
 
 
 async def on_redrive(connection: HttpConnection, request: Request, group: str) -> bytes:
     check_query(request)
     body = read_object(request.body)
-    return _json(request, await _operate(connection, "redrive", subscription=group, **body))
+    return _json(request, await _operate(connection, "redrive", body, subscription=group))
 
 
 async def on_purge_dead_letters(connection: HttpConnection, request: Request, group: str) -> bytes:
@@ -176,7 +196,7 @@ async def on_purge_dead_letter(
     connection: HttpConnection, request: Request, group: str, offset: str
 ) -> bytes:
     check_query(request)
-    number = number_of(offset, "offset")
+    number = _offset(offset)
     connection.hub.engine.dead_letters.show(group, number)
     return _json(
         request,
@@ -187,7 +207,7 @@ async def on_purge_dead_letter(
 # --- delayed messages -----------------------------------------------------------------------------
 async def on_scheduled(connection: HttpConnection, request: Request) -> bytes:
     query = check_query(request, "topic", "limit")
-    limit = number_of(query["limit"], "limit") if "limit" in query else None
+    limit = whole_in(query, "limit", 1_000, 1, 10_000)
     found = await _operate(connection, "scheduled", topic=query.get("topic"), limit=limit)
     return _json(request, [{**item, "deliver_at": iso(item["deliver_at"])} for item in found])
 

@@ -125,11 +125,15 @@ class Outbox:
             self._cost -= first.cost
             ready.append(first.data)
         self.write(b"".join([data for data in ready if data]))
+        self._rest()
+        self._regulate()
+
+    def _rest(self) -> None:
+        """If everything is answered, and nothing waits for its turn, there is nothing to do."""
         if not self._slots:
             self.before_idle()
-            if not self._slots:
+            if not self._slots and not self._held:
                 self.on_idle()
-        self._regulate()
 
     def write(self, data: bytes) -> None:
         """Past the order: deliveries, and answers that carry their own number."""
@@ -164,6 +168,7 @@ class Outbox:
             self._stalled = None
         self._regulate()
         self.on_writable()
+        self._rest()
 
     def abort(self) -> None:
         """It does not read: drop it, with what was buffered for it."""

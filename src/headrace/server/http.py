@@ -1,8 +1,13 @@
 """HTTP on its own port: one connection, its requests in order.
 
 Publishes follow each other without waiting; everything else waits for what came before it, as on the
-TCP port. What a request means is in ``routes``; this file is the socket, the order, authentication,
-CORS and errors.
+TCP port, and until the client has read its earlier answers. What a request means is in ``routes``, who
+may ask is in ``origins``; this file is the socket, the order, authentication and errors.
+
+A connection ends in one of three ways. *In good order* (``close``): what is unanswered is answered
+first. *After a request that was not read to its end*: the answer is sent, then what the client goes on
+sending is thrown away for a while, because a reset would reach it before the answer. *At once*
+(``abort``).
 """
 
 from __future__ import annotations
@@ -10,19 +15,24 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+from collections.abc import Callable
 from typing import cast
 
-from headrace.errors import Forbidden, HeadraceError, Unauthenticated, kind_of
+from headrace.errors import HeadraceError, InvalidArgument, Unauthenticated, kind_of
 from headrace.server.flow import Outbox, Slot
+from headrace.server.origins import Origins
 from headrace.server.routing import Handler, RouteTable
-from headrace.server.tcp import Hub, Session, keep_alive
+from headrace.server.tcp import Hub, Session, keep_alive, own_mistake
 from headrace.server.turns import Turns
 from headrace.wire import http
 from headrace.wire.http import HttpParser, Request
 
 logger = logging.getLogger("headrace.server")
 BODY_BYTES_MAX = 64 << 20
+LINGER_S = 2.0
 OPEN_PATHS = ("/health", "/health/live", "/health/ready", "/openapi.json")
+TOKEN_IN_ADDRESS = ("ws", "stream")
+"""Where a browser cannot set headers. Nothing of the address is ever logged."""
 
 
 class HttpConnection(asyncio.Protocol):
@@ -30,23 +40,29 @@ class HttpConnection(asyncio.Protocol):
 
     def __init__(self, hub: Hub, site: Site):
         self.hub = hub
-        self._site = site
-        self._parser = HttpParser(BODY_BYTES_MAX)
+        self.site = site
+        self._parser = HttpParser(BODY_BYTES_MAX, self._check_head)
         self.outbox: Outbox = None  # type: ignore[assignment]
         self._transport: asyncio.Transport = None  # type: ignore[assignment]
         self._turns: Turns[Request | HeadraceError] = None  # type: ignore[assignment]
         self._tasks: set[asyncio.Task[None]] = set()
         self.session: Session | None = None
         """A WebSocket or an event stream that has taken the connection over."""
-        self.authenticated = False
+        self.waiting: set[Callable[[], None]] = set()
+        """Long polls; calling one ends its waiting. Nobody waits for a client that goes away."""
         self.closing = False
+        self.leaving = False
+        """The client has said that it says no more, or we have: not a time for long polls."""
+        self._unread = False
+        """The client may be in the midst of sending something that will not be read."""
         self.peer = "?"
 
     # --- the socket -------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self.outbox = Outbox(self._transport, asyncio.get_running_loop())
-        self._turns = Turns(self.outbox, self._handle, _depends)
+        self._turns = Turns(self.outbox, self._handle, _depends, patient=True)
+        self.outbox.on_idle = self._encourage
         hub = self.hub
         if hub.draining or len(hub.connections) >= hub.max_connections:
             hub.refused += 1
@@ -66,17 +82,22 @@ class HttpConnection(asyncio.Protocol):
         try:
             if self.session is not None:
                 self.session.feed(data)
-                return
-            for request in self._parser.feed(data):
-                self._turns.add(request)
-            if self._parser.expects_continue and not self.outbox.unanswered:
-                self._parser.expects_continue = False
-                self.outbox.write(http.CONTINUE)
-            if self._parser.error is not None:
-                self._turns.add(self._parser.error)
+            elif not self.closing:
+                for request in self._parser.feed(data):
+                    self._turns.add(request)
+                if self._parser.error is not None:
+                    self._turns.add(self._parser.error)
+                elif not self.outbox.unanswered:
+                    self._encourage()
         except Exception:
             logger.exception("connection %s failed", self.peer)
             self._transport.abort()
+
+    def _encourage(self) -> None:
+        """Say to a client that asks first that it may send its body."""
+        if self._parser.expects_continue and not self.closing:
+            self._parser.expects_continue = False
+            self.outbox.write(http.CONTINUE)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closing = True
@@ -94,21 +115,47 @@ class HttpConnection(asyncio.Protocol):
         self.outbox.resume_writing()
 
     def eof_received(self) -> bool:
-        """A client that has said everything may still want its answers."""
-        if self.outbox.unanswered and self.session is None:
-            self.close()
+        """A client that has said everything may still want its answers; but it may also be gone."""
+        self._stop_waiting()
+        is_plain = self._transport.get_extra_info("sslcontext") is None
+        if self.outbox.unanswered and self.session is None and is_plain:
+            self.outbox.on_idle = self._transport.close
             return True
         return False
 
+    def _stop_waiting(self) -> None:
+        self.leaving = True
+        for stop in tuple(self.waiting):
+            stop()
+
+    # --- ending -----------------------------------------------------------------------------
     def close(self) -> None:
         """What is unanswered is answered, then the connection closes."""
         self.closing = True
-        if self.session is not None and hasattr(self.session, "going_away"):
-            self.session.going_away()
+        self._stop_waiting()
         if self.outbox.unanswered:
-            self.outbox.on_idle = self._transport.close
+            self.outbox.on_idle = self._leave
+        else:
+            self._leave()
+
+    def _leave(self) -> None:
+        going_away = getattr(self.session, "going_away", None)
+        if self._unread or (going_away is not None and going_away()):
+            self.linger()
         else:
             self._transport.close()
+
+    def hang_up(self) -> None:
+        """Everything has been said, on both sides."""
+        self.closing = True
+        self._transport.close()
+
+    def linger(self) -> None:
+        """Nothing more is said; the other side gets a little time to hear the last word."""
+        self.closing = True
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        asyncio.get_running_loop().call_later(LINGER_S, self._transport.close)
 
     def abort(self) -> None:
         self._transport.abort()
@@ -119,60 +166,69 @@ class HttpConnection(asyncio.Protocol):
         return rest or b""
 
     # --- requests ---------------------------------------------------------------------------
+    def _check_head(self, request: Request) -> None:
+        """Nobody's body is kept before it is known that he may send one."""
+        self.site.origins.admit(request)
+        self._authenticate(request)
+
     def _handle(self, request: Request | HeadraceError) -> None:
         if self.closing:
             return
         if isinstance(request, HeadraceError):
+            self._unread = True
             self.outbox.send(http.error_answer(request, kind_of(request), keep_alive=False))
             self.close()
             return
         cors: dict[str, str] = {}
         try:
-            cors = self._site.cors(request)
+            cors = self.site.origins.admit(request)
             self._authenticate(request)
+            if request.refusal is not None:
+                raise request.refusal
+            if request.headers.get("content-encoding", "identity").lower() != "identity":
+                raise InvalidArgument(
+                    "bodies are not compressed here; a topic may be",
+                    code="unsupported_media_type",
+                )
             self._dispatch(request, cors)
         except HeadraceError as error:
+            self._unread = request.refusal is not None
             self._answer_error(request, error, cors)
+        except Exception:
+            self._answer_error(request, own_mistake(self.peer), cors)
 
     def _authenticate(self, request: Request) -> None:
         if not self.hub.needs_token or request.path in OPEN_PATHS or request.method == "OPTIONS":
             return
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        if not token and request.path.startswith(("/ws", "/stream/")):
-            # A browser cannot set headers here; nothing of the address is ever logged.
+        if not token and request.words[0] in TOKEN_IN_ADDRESS:
             scheme, token = "bearer", request.query.get("token", "")
         if scheme.lower() != "bearer" or not self.hub.is_token(token.strip()):
             raise Unauthenticated("send 'Authorization: Bearer <token>' with the broker's token")
 
     def _dispatch(self, request: Request, cors: dict[str, str]) -> None:
-        handler, parameters = self._site.find(request)
+        handler, parameters = self.site.find(request)
         result = handler(self, request, *parameters)
         if isinstance(result, bytes):
             self._finish(request, result, cors, None)
         elif inspect.isawaitable(result):
-            slot = self.outbox.reserve(len(request.body) + 256)
+            slot = self.reserve(request)
 
             async def run() -> None:
                 try:
-                    content = await result
+                    content: bytes = await result
                 except HeadraceError as error:
-                    content = self._error(request, error, cors)
+                    content = self._error(request, error)
                 except Exception:
-                    logger.exception("%s %s failed", request.method, request.path)
-                    content = self._error(
-                        request,
-                        HeadraceError("the broker made a mistake; its log says more", code="bug"),
-                        cors,
-                    )
-                if content is not None:
-                    self._finish(request, content, cors, slot)
+                    content = self._error(request, own_mistake(self.peer))
+                self._finish(request, content, cors, slot)
 
             task = asyncio.get_running_loop().create_task(run())
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
     def reserve(self, request: Request) -> Slot:
-        """For a handler that answers by itself; see ``finish``."""
+        """For a handler that answers by itself; see ``published`` and ``publish_failed``."""
         return self.outbox.reserve(len(request.body) + 256)
 
     def _finish(
@@ -180,83 +236,56 @@ class HttpConnection(asyncio.Protocol):
     ) -> None:
         if request.method == "HEAD":
             content = content[: content.index(b"\r\n\r\n") + 4]
-        if cors:
-            lines = "".join(f"{name}: {value}\r\n" for name, value in cors.items())
-            head, line_end, rest = content.partition(b"\r\n")
-            content = head + line_end + lines.encode() + rest
+        extra = cors
+        if request.version == "1.0" and request.keep_alive:
+            extra = {**cors, "Connection": "keep-alive"}
+        if extra:
+            content = http.with_headers(content, extra)
+        is_last = not request.keep_alive and self.session is None
+        if is_last:
+            self.closing = True
         if slot is None:
             self.outbox.send(content)
         else:
             slot.fill(content)
-        if not request.keep_alive and self.session is None:
+        if is_last:
             self.close()
 
-    def _error(self, request: Request, error: HeadraceError, cors: dict[str, str]) -> bytes:
+    def _error(self, request: Request, error: HeadraceError) -> bytes:
         headers = {}
         if error.code == "method_not_allowed":
-            headers["Allow"] = ", ".join(self._site.methods(request.path))
+            headers["Allow"] = ", ".join(self.site.methods(request))
         return http.error_answer(
             error, kind_of(error), keep_alive=request.keep_alive, headers=headers
         )
 
     def _answer_error(self, request: Request, error: HeadraceError, cors: dict[str, str]) -> None:
-        self._finish(request, self._error(request, error, cors), cors, None)
+        self._finish(request, self._error(request, error), cors, None)
 
     def publish_failed(self, request: Request, slot: Slot, error: HeadraceError) -> None:
         """Like an error that a handler raises, for one that answers into its slot."""
-        self._finish(request, self._error(request, error, {}), self._site.cors(request), slot)
+        self.published(request, slot, self._error(request, error))
 
     def published(self, request: Request, slot: Slot, content: bytes) -> None:
-        self._finish(request, content, self._site.cors(request), slot)
+        cors = self.site.origins.admit(request) if "origin" in request.headers else {}
+        self._finish(request, content, cors, slot)
 
 
 def _depends(request: Request | HeadraceError) -> bool:
     return isinstance(request, HeadraceError) or not (
-        request.method == "POST" and request.path.startswith("/publish/")
+        request.method == "POST" and request.words[0] == "publish"
     )
 
 
 class Site:
     """The routes and the policy that all connections share."""
 
-    def __init__(self, routes: RouteTable, allowed_origins: list[str] | None):
+    def __init__(self, routes: RouteTable, origins: Origins):
         self._routes = routes
-        self._origins = allowed_origins
+        self.origins = origins
 
     def find(self, request: Request) -> tuple[Handler, list[str]]:
-        return self._routes.find(request.method, request.path)
+        return self._routes.find(request.method, request.words)
 
-    def methods(self, path: str) -> list[str]:
-        return self._routes.methods(path)
-
-    def allows_origin(self, request: Request) -> bool:
-        """A page of another site may not use a browser's reach to get here, unless it is listed."""
-        origin = request.headers.get("origin")
-        if origin is None:
-            return True
-        if self._origins is not None and ("*" in self._origins or origin in self._origins):
-            return True
-        host = request.headers.get("host", "")
-        return origin.partition("://")[2] == host
-
-    def cors(self, request: Request) -> dict[str, str]:
-        origin = request.headers.get("origin")
-        if origin is None:
-            return {}
-        if not self.allows_origin(request):
-            if request.method == "OPTIONS" or request.path == "/ws":
-                raise Forbidden(
-                    f"pages of {origin} may not use this broker; see allowed_origins",
-                    code="origin_not_allowed",
-                )
-            return {}
-        if self._origins is None:
-            return {}
-        headers = {"Access-Control-Allow-Origin": origin, "Vary": "Origin"}
-        if request.method == "OPTIONS":
-            headers["Access-Control-Allow-Methods"] = "GET, POST, PUT, PATCH, DELETE"
-            headers["Access-Control-Allow-Headers"] = request.headers.get(
-                "access-control-request-headers", "Content-Type"
-            )
-            headers["Access-Control-Max-Age"] = "600"
-        return headers
+    def methods(self, request: Request) -> list[str]:
+        return self._routes.methods(request.words)

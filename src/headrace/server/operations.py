@@ -12,7 +12,14 @@ from typing import Any
 
 from headrace.broker.aio import AsyncBroker, split_start
 from headrace.errors import InvalidArgument
-from headrace.model import DeadLetter, SubscriptionSettings, TopicSettings, check_headers
+from headrace.model import (
+    DeadLetter,
+    SubscriptionSettings,
+    TopicSettings,
+    check_headers,
+    check_subscription_name,
+    check_topic_name,
+)
 from headrace.wire import documents
 
 _REQUIRED = object()
@@ -43,6 +50,10 @@ class Arguments:
         """``earliest``, ``latest``, an offset, or a time in ISO 8601 or as ``@<ms>``."""
         value = self.take(name, (str, int), default)
         return parse_position(value)
+
+    def subscription(self) -> str:
+        """The name of one that is not the broker's own."""
+        return check_subscription_name(self.take("subscription", str))
 
     def settings(self, kind: type[TopicSettings] | type[SubscriptionSettings]) -> dict[str, Any]:
         """Settings by name; a name that is none of them is refused before it becomes an argument."""
@@ -104,7 +115,7 @@ class Operations:
         return await self.broker.topic_stats(topic)
 
     async def change_topic(self, args: Arguments) -> Any:
-        topic, settings = args.take("topic", str), args.settings(TopicSettings)
+        topic, settings = check_topic_name(args.take("topic", str)), args.settings(TopicSettings)
         args.end()
         await self.broker.change_topic(topic, **settings)
         return await self.broker.topic_stats(topic)
@@ -150,7 +161,7 @@ class Operations:
         return await self.broker.subscription_stats(name, topic)
 
     async def delete_subscription(self, args: Arguments) -> Any:
-        name, topic = args.take("subscription", str), args.take("topic", str, None)
+        name, topic = args.subscription(), args.take("topic", str, None)
         args.end()
         await self.broker.delete_subscription(name, topic)
         return {"deleted": name}
@@ -161,15 +172,17 @@ class Operations:
         return await self.broker.subscriptions(topic)
 
     async def subscription(self, args: Arguments) -> Any:
-        name, topic = args.take("subscription", str), args.take("topic", str, None)
+        name, topic = args.subscription(), args.take("topic", str, None)
         args.end()
         return await self.broker.subscription_stats(name, topic)
 
     async def seek(self, args: Arguments) -> Any:
-        name, topic = args.take("subscription", str), args.take("topic", str, None)
+        name, topic = args.subscription(), args.take("topic", str, None)
         to, partition = args.position("to"), args.take("partition", int, None)
         args.end()
         await self.broker.seek(name, to, topic=topic, partition=partition)
+        if topic is not None and self.broker.engine.subscription_or_none(name, topic) is None:
+            topic = None  # one of those that its pattern stands for
         return await self.broker.subscription_stats(name, topic)
 
     # --- dead letters -----------------------------------------------------------------------

@@ -11,7 +11,9 @@ import orjson
 
 from headrace import limits
 from headrace.broker.aio import fetch_messages
+from headrace.broker.dead_letters import REASON_CHARS_MAX
 from headrace.broker.delivery import Delivery
+from headrace.broker.engine import Engine
 from headrace.broker.publishing import idempotency_producer
 from headrace.broker.pull import Pull
 from headrace.broker.subscription import Subscription
@@ -22,14 +24,16 @@ from headrace.errors import (
     StorageFull,
     SubscriptionNotFound,
 )
-from headrace.log.columns import Columns, many
+from headrace.log.columns import Columns, expiry_of, many
 from headrace.log.interface import Append
-from headrace.model import Receipt
-from headrace.server import schemas
+from headrace.model import Receipt, check_pattern, check_seconds, check_subscription_name
+from headrace.server import exact, schemas
+from headrace.server.flow import Slot
 from headrace.server.http import HttpConnection
 from headrace.server.operations import parse_position
 from headrace.server.routing import Parameter, Route
-from headrace.server.text import number_of, publish_arguments, seconds_of
+from headrace.server.tcp import own_mistake
+from headrace.server.text import publish_arguments, seconds_of
 from headrace.server.views import (
     CONTENT_TYPE,
     delivery_views,
@@ -58,7 +62,7 @@ def on_publish(connection: HttpConnection, request: Request, topic: str) -> None
     headers = message_headers(request)
     content_type = request.headers.get("content-type")
     if is_json_type(content_type):
-        check_json(body)
+        read_json(body)
     elif content_type != UNSAID:
         headers[CONTENT_TYPE] = content_type or ""
     if not headers and not request.query and "idempotency-key" not in request.headers:
@@ -66,9 +70,8 @@ def on_publish(connection: HttpConnection, request: Request, topic: str) -> None
         return
     options = check_query(request, *_PUBLISH_QUERY)
     options |= {f"h.{name}": value for name, value in headers.items()}
-    if "idempotency-key" in request.headers:
-        options["idempotency_key"] = request.headers["idempotency-key"]
     columns, how = publish_arguments(body, options, engine)
+    how["producer"] = _producer(request)
     slot = connection.reserve(request)
 
     def done(receipts: list[Receipt], error: HeadraceError | None) -> None:
@@ -76,13 +79,27 @@ def on_publish(connection: HttpConnection, request: Request, topic: str) -> None
             connection.publish_failed(request, slot, error)
             return
         status = 202 if receipts[0].offset < 0 else 200
-        content = orjson.dumps(receipt_view(receipts[0]))
+        content = orjson.dumps(receipt_view(first_receipt(engine, receipts[0])))
         connection.published(request, slot, http.json_answer(status, content, request.keep_alive))
 
+    _publish(connection, request, slot, topic, columns, done, **how)
+
+
+def _publish(
+    connection: HttpConnection,
+    request: Request,
+    slot: Slot,
+    topic: str,
+    columns: Columns,
+    done: Callable[[list[Receipt], HeadraceError | None], None],
+    **how: Any,
+) -> None:
     try:
-        engine.publish(topic, columns, done, **how)
+        connection.hub.engine.publish(topic, columns, done, **how)
     except HeadraceError as error:
         connection.publish_failed(request, slot, error)
+    except Exception:
+        connection.publish_failed(request, slot, own_mistake(connection.peer))
 
 
 def _publish_plain(connection: HttpConnection, request: Request, name: str, body: bytes) -> None:
@@ -122,63 +139,87 @@ def _id_head(topic_hash: int, partition: int) -> str:
 _iso = lru_cache(maxsize=64)(iso)
 
 
+def _producer(request: Request) -> tuple[int, int, int] | None:
+    key = request.headers.get("idempotency-key")
+    return None if key is None else idempotency_producer(key)
+
+
+def first_receipt(engine: Engine, receipt: Receipt) -> Receipt:
+    """What the first publish was answered with: a repetition is not told when that was."""
+    if not receipt.duplicate:
+        return receipt
+    try:
+        log = engine.partition(receipt.topic, receipt.partition).log
+        batch = log.read_cached(receipt.offset)
+        index = receipt.offset - batch.base_offset
+        first = batch.messages(receipt.topic, receipt.partition, index, index + 1)[0]
+    except (HeadraceError, OSError):  # it is not kept any more
+        return receipt
+    return Receipt(
+        receipt.topic,
+        receipt.partition,
+        receipt.offset,
+        first.timestamp,
+        receipt.count,
+        True,
+        first.id.bytes,
+    )
+
+
 def on_publish_batch(connection: HttpConnection, request: Request, topic: str) -> None:
     """Many messages: a JSON array, or a line each (application/x-ndjson)."""
     engine = connection.hub.engine
     query = check_query(request, "key", "partition", "to", "ttl")
     values = _batch_values(request)
-    headers = message_headers(request)
     ttl = seconds_of(query["ttl"], "ttl") if "ttl" in query else None
     columns = many(
         values,
         bytes_max=engine.max_message_size,
         keys=[query["key"]] * len(values) if "key" in query else None,
-        headers=headers or None,
-        expires_at=None if ttl is None else engine.now_ms() + int(ttl * 1000),
+        headers=message_headers(request) or None,
+        expires_at=expiry_of(ttl, engine.now_ms()),
         target=query.get("to"),
     )
-    partition = number_of(query["partition"], "partition") if "partition" in query else None
-    producer = None
-    if "idempotency-key" in request.headers:
-        producer = idempotency_producer(request.headers["idempotency-key"])
+    partition = whole_in(query, "partition") if "partition" in query else None
+    producer = _producer(request)
     slot = connection.reserve(request)
 
     def done(receipts: list[Receipt], error: HeadraceError | None) -> None:
         if error is not None:
             connection.publish_failed(request, slot, error)
             return
+        firsts = [first_receipt(engine, receipt) for receipt in receipts]
         content = orjson.dumps(
             {
-                "published": sum(receipt.count for receipt in receipts),
+                "published": sum(receipt.count for receipt in firsts),
                 "receipts": [
-                    {**receipt_view(receipt), "count": receipt.count} for receipt in receipts
+                    {**receipt_view(receipt), "count": receipt.count} for receipt in firsts
                 ],
             }
         )
         connection.published(request, slot, http.json_answer(200, content, request.keep_alive))
 
-    try:
-        engine.publish(topic, columns, done, partition=partition, producer=producer)
-    except HeadraceError as error:
-        connection.publish_failed(request, slot, error)
+    _publish(
+        connection, request, slot, topic, columns, done, partition=partition, producer=producer
+    )
 
 
 def _batch_values(request: Request) -> list[bytes]:
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type in ("application/x-ndjson", "application/jsonl"):
-        lines = [line for line in request.body.split(b"\n") if line.strip()]
+        lines = [line for line in map(bytes.strip, request.body.split(b"\n")) if line]
         for line in lines:
-            check_json(line)
+            read_json(line)
         return lines
-    if not is_json_type(content_type):
+    if not is_json_type(content_type) and content_type != UNSAID:
         raise InvalidArgument(
             "a batch is a JSON array (application/json) or lines of JSON (application/x-ndjson)",
             code="unsupported_media_type",
         )
-    items = read_json(request.body)
+    items = exact.loads(request.body)
     if not isinstance(items, list):
         raise InvalidArgument("a batch is a JSON array of messages", code="invalid_json")
-    return list(map(orjson.dumps, items))
+    return list(map(exact.dumps, items))
 
 
 def message_headers(request: Request) -> dict[str, str]:
@@ -189,10 +230,6 @@ def message_headers(request: Request) -> dict[str, str]:
         elif name in CARRIED:
             found[name] = value
     return found
-
-
-def check_json(body: bytes) -> None:
-    read_json(body)
 
 
 def read_json(body: bytes) -> Any:
@@ -224,10 +261,24 @@ def check_query(request: Request, *known: str) -> dict[str, str]:
     return {name: value for name, value in request.query.items() if name in known}
 
 
+def whole_in(
+    query: dict[str, str], name: str, default: int = 0, low: int = 0, high: int = limits.OFFSET_MAX
+) -> int:
+    """A whole number of the query."""
+    text = query.get(name)
+    if text is None:
+        return default
+    number = int(text) if text.isascii() and text.isdigit() and len(text) <= 20 else -1
+    if not low <= number <= high:
+        raise InvalidArgument(f"{name} is a whole number from {low} to {high}, not {text[:40]!r}")
+    return number
+
+
 # --- consuming ----------------------------------------------------------------------------------
 async def on_consume(connection: HttpConnection, request: Request, topic: str) -> bytes:
     """The next message of a group; 204 when there is none."""
-    views = await _pull(connection, request, topic, limit=1)
+    query = check_query(request, "group", "wait", "ack")
+    views = await _pull(connection, query, topic, limit=1)
     if not views:
         return http.answer(204, keep_alive=request.keep_alive)
     return http.json_answer(200, orjson.dumps(views[0]), request.keep_alive)
@@ -235,23 +286,19 @@ async def on_consume(connection: HttpConnection, request: Request, topic: str) -
 
 async def on_consume_batch(connection: HttpConnection, request: Request, topic: str) -> bytes:
     """Up to ``limit`` messages of a group, perhaps none."""
-    limit = number_of(request.query.get("limit", "10"), "limit")
-    if not 1 <= limit <= 10_000:
-        raise InvalidArgument("limit is from 1 to 10000")
-    views = await _pull(connection, request, topic, limit=limit)
+    query = check_query(request, "group", "wait", "ack", "limit")
+    limit = whole_in(query, "limit", 10, 1, 10_000)
+    views = await _pull(connection, query, topic, limit=limit)
     return http.json_answer(200, orjson.dumps(views), request.keep_alive)
 
 
 async def _pull(
-    connection: HttpConnection, request: Request, topic: str, *, limit: int
+    connection: HttpConnection, query: dict[str, str], topic: str, *, limit: int
 ) -> list[dict[str, Any]]:
-    query = check_query(request, "group", "wait", "ack", "limit")
-    wait = number_of(query.get("wait", "0"), "wait")
+    wait = whole_in(query, "wait", 0, 0, WAIT_MS_MAX)
     ack = query.get("ack", "auto")
     if ack not in ("auto", "manual"):
         raise InvalidArgument("ack is 'auto' or 'manual'")
-    if wait > WAIT_MS_MAX:
-        raise InvalidArgument(f"wait is at most {WAIT_MS_MAX} milliseconds")
     subscription = await group_of(connection, topic, query.get("group", "default"))
     loop = asyncio.get_running_loop()
     future: asyncio.Future[list[Delivery]] = loop.create_future()
@@ -264,107 +311,154 @@ async def _pull(
         else:
             future.set_result(deliveries)
 
-    pull = Pull(subscription, loop, limit, auto_ack=ack == "auto", done=done)
-    pull.start(wait / 1000)
+    pull = Pull(subscription, loop, limit, done)
+    # A client that ends its side, or a broker that stops, does not wait for more.
+    connection.waiting.add(pull.finish)
     try:
+        pull.start(0 if connection.leaving else wait / 1000)
         deliveries = await future
-    except asyncio.CancelledError:
+        views = [
+            view
+            for delivery in deliveries
+            for view in delivery_views(delivery, settle=ack == "manual")
+        ]
+        if ack == "auto":
+            pull.ack()  # from here to the socket nothing is awaited
+        return views
+    except BaseException:  # most of all CancelledError: the client is gone
         pull.cancel()
         raise
-    return [view for delivery in deliveries for view in delivery_views(delivery)]
+    finally:
+        connection.waiting.discard(pull.finish)
 
 
 async def group_of(connection: HttpConnection, topic: str, group: str) -> Subscription:
     """The group over the topic, made at the earliest message if it is not there."""
-    engine = connection.hub.engine
-    found = engine.subscription_or_none(group, topic)
+    found = known_group(connection, topic, group)
     if found is not None:
         return found
     await connection.hub.operations.broker.create_subscription(group, topic, start="earliest")
-    return engine.subscription(group, topic)
+    return connection.hub.engine.subscription(group, topic)
+
+
+def known_group(connection: HttpConnection, topic: str, group: str) -> Subscription | None:
+    check_subscription_name(group)
+    check_pattern(topic)
+    return connection.hub.engine.subscription_or_none(group, topic)
 
 
 def _settle(
     connection: HttpConnection,
     request: Request,
     topic: str,
-    settle: Callable[[Subscription, int, int, dict[str, Any]], None],
-    *known: str,
+    settle: Callable[[Subscription, int, int], None],
+    body: dict[str, Any],
 ) -> bytes:
     query = check_query(request, "group")
-    body = read_object(request.body)
-    group = query.get("group", body.pop("group", "default"))
-    deliveries = body.pop("deliveries", None) or [body.pop("delivery", None)]
-    for name in body:
-        if name not in known:
-            raise InvalidArgument(f"unknown field {name!r}", code="unknown_argument")
-    subscription = connection.hub.engine.subscription_or_none(str(group), topic)
+    group = text_in(body, "group", "default")
+    deliveries = [parse_delivery(item) for item in deliveries_in(body)]
+    refuse_the_rest(body)
+    group = query.get("group", group)
+    subscription = known_group(connection, topic, group)
     if subscription is None:
         raise SubscriptionNotFound(f"there is no group {group!r} over {topic!r}")
-    settled, stale = 0, []
-    for delivery in deliveries:
-        lease, offset = parse_delivery(delivery)
+    stale = []
+    for lease, offset in deliveries:
         try:
-            settle(subscription, lease, offset, body)
-            settled += 1
+            settle(subscription, lease, offset)
         except StaleDelivery:
-            stale.append(delivery)
-    if stale and not settled:
+            stale.append(f"{lease}.{offset}")
+    if len(stale) == len(deliveries):
         raise StaleDelivery("the delivery has ended: it was settled already, or its time was up")
-    content = orjson.dumps({"settled": settled, "stale": stale})
+    content = orjson.dumps({"settled": len(deliveries) - len(stale), "stale": stale})
     return http.json_answer(200, content, request.keep_alive)
+
+
+def deliveries_in(body: dict[str, Any]) -> list[object]:
+    """One delivery, or a list of them."""
+    single, several = body.pop("delivery", None), body.pop("deliveries", None)
+    if single is not None and several is None:
+        return [single]
+    if single is None and isinstance(several, list) and several:
+        return several
+    raise _no_delivery()
 
 
 def parse_delivery(delivery: object) -> tuple[int, int]:
     if isinstance(delivery, str):
         lease, dot, offset = delivery.partition(".")
-        if dot and lease.isdigit() and offset.isdigit() and len(delivery) < 50:
+        digits = lease + offset
+        if dot and lease and offset and digits.isascii() and digits.isdigit() and len(digits) < 50:
             return int(lease), int(offset)
-    raise InvalidArgument(
-        "give 'delivery' (or a list 'deliveries') as it came with the message",
+    raise _no_delivery()
+
+
+def _no_delivery() -> InvalidArgument:
+    return InvalidArgument(
+        "give 'delivery', or a list 'deliveries', as it came with the message",
         code="invalid_delivery",
     )
 
 
-def number_in(body: dict[str, Any], name: str, high: float) -> float | None:
-    value = body.get(name)
+def refuse_the_rest(body: dict[str, Any]) -> None:
+    for name in body:
+        raise InvalidArgument(f"unknown field {name[:40]!r}", code="unknown_argument")
+
+
+def text_in(body: dict[str, Any], name: str, default: str) -> str:
+    value = body.pop(name, None)
     if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= high:
-        raise InvalidArgument(f"{name} is a number of seconds up to {high:g}")
-    return float(value)
+        return default
+    if not isinstance(value, str):
+        raise InvalidArgument(f"{name} is a text")
+    return value
+
+
+def seconds_in(body: dict[str, Any], name: str, high: float) -> float | None:
+    value = body.pop(name, None)
+    return None if value is None else check_seconds(name, value, high)
 
 
 def on_ack(connection: HttpConnection, request: Request, topic: str) -> bytes:
-    return _settle(connection, request, topic, lambda s, lease, offset, _: s.ack(lease, offset))
+    def ack(subscription: Subscription, lease: int, offset: int) -> None:
+        subscription.ack(lease, offset)
+
+    return _settle(connection, request, topic, ack, read_object(request.body))
 
 
 def on_nack(connection: HttpConnection, request: Request, topic: str) -> bytes:
-    def nack(subscription: Subscription, lease: int, offset: int, body: dict[str, Any]) -> None:
-        delay = number_in(body, "delay", limits.DELAY_S_MAX)
-        subscription.nack(lease, offset, delay, str(body.get("reason", "nack"))[:1000])
+    body = read_object(request.body)
+    delay = seconds_in(body, "delay", limits.DELAY_S_MAX)
+    reason = text_in(body, "reason", "nack")[:REASON_CHARS_MAX]
 
-    return _settle(connection, request, topic, nack, "delay", "reason")
+    def nack(subscription: Subscription, lease: int, offset: int) -> None:
+        subscription.nack(lease, offset, delay, reason)
+
+    return _settle(connection, request, topic, nack, body)
 
 
 def on_extend(connection: HttpConnection, request: Request, topic: str) -> bytes:
-    def extend(subscription: Subscription, lease: int, offset: int, body: dict[str, Any]) -> None:
-        seconds = number_in(body, "seconds", limits.ACK_TIMEOUT_S_MAX)
-        if not subscription.lease(lease).is_out(offset):
-            raise StaleDelivery("the delivery has ended")
-        subscription.extend(lease, seconds)
+    body = read_object(request.body)
+    seconds = seconds_in(body, "seconds", limits.ACK_TIMEOUT_S_MAX)
 
-    return _settle(connection, request, topic, extend, "seconds")
+    def longer(subscription: Subscription, lease: int, offset: int) -> None:
+        extend(subscription, lease, offset, seconds)
+
+    return _settle(connection, request, topic, longer, body)
+
+
+def extend(subscription: Subscription, lease: int, offset: int, seconds: float | None) -> None:
+    if not subscription.lease(lease).is_out(offset):
+        raise StaleDelivery("the delivery has ended: it was settled already, or its time was up")
+    subscription.extend(lease, seconds)
 
 
 # --- reading ------------------------------------------------------------------------------------
 def on_fetch(connection: HttpConnection, request: Request, topic: str) -> bytes:
     """Messages from an offset or a time on; nothing is consumed."""
     query = check_query(request, "from", "limit", "partition")
-    limit = number_of(query.get("limit", "100"), "limit")
-    if not 1 <= limit <= 10_000:
-        raise InvalidArgument("limit is from 1 to 10000")
-    partition = number_of(query.get("partition", "0"), "partition")
+    limit = whole_in(query, "limit", 100, 1, 10_000)
+    partition = whole_in(query, "partition")
     start = parse_position(query.get("from", "earliest"))
     engine = connection.hub.engine
     found = fetch_messages(engine, topic, start, limit, partition, 4 << 20)
@@ -415,12 +509,12 @@ ROUTES = [
     Route(
         "GET", "/consume/{topic}", on_consume, "Consume a message", "consuming",
         (schemas.GROUP_PARAMETER, schemas.WAIT, schemas.ACK), None,
-        {**schemas.answers("200", schemas.ref("Message")), **schemas.NOTHING},
+        {**schemas.answers("200", schemas.ref("Message")), **schemas.NOTHING}, safe=False,
     ),
     Route(
         "GET", "/consume/{topic}/batch", on_consume_batch, "Consume many messages", "consuming",
         (schemas.GROUP_PARAMETER, schemas.LIMIT, schemas.WAIT, schemas.ACK), None,
-        schemas.answers("200", schemas.array(schemas.ref("Message"))),
+        schemas.answers("200", schemas.array(schemas.ref("Message"))), safe=False,
     ),
     Route(
         "POST", "/ack/{topic}", on_ack, "Acknowledge deliveries", "consuming",

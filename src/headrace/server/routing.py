@@ -36,6 +36,8 @@ class Route:
     """OpenAPI ``requestBody``."""
     answers: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Status -> OpenAPI response."""
+    safe: bool = True
+    """A GET that takes nothing away: ``HEAD`` may stand for it."""
 
 
 class RouteTable:
@@ -43,26 +45,27 @@ class RouteTable:
         self.routes = routes
         self._table: dict[tuple[str, int], list[tuple[list[str], Route]]] = {}
         for route in routes:
-            words = route.path.strip("/").split("/")
+            words = route.path[1:].split("/")
             self._table.setdefault((route.method, len(words)), []).append((words, route))
+            if route.method == "GET" and route.safe:
+                self._table.setdefault(("HEAD", len(words)), []).append((words, route))
         for candidates in self._table.values():  # fixed words before parameters
             candidates.sort(key=lambda item: [word.startswith("{") for word in item[0]])
 
-    def find(self, method: str, path: str) -> tuple[Handler, list[str]]:
-        wanted = "GET" if method == "HEAD" else method
-        words = path.strip("/").split("/")
-        found = self._match(wanted, words)
+    def find(self, method: str, words: list[str]) -> tuple[Handler, list[str]]:
+        found = self._match(method, words)
         if found is not None:
             return found
+        path = "/" + "/".join(words)
+        allowed = self.methods(words)
+        if not allowed:
+            raise NotFound(f"there is nothing at {path[:80]}; see /openapi.json", code="no_route")
         if method == "OPTIONS":
-            return _options, []
-        allowed = self.methods(path)
-        if allowed:
-            raise InvalidArgument(
-                f"{path} does not take {method}; it takes {', '.join(allowed)}",
-                code="method_not_allowed",
-            )
-        raise NotFound(f"there is nothing at {path}; see /openapi.json", code="no_route")
+            return _options, [", ".join(allowed)]
+        raise InvalidArgument(
+            f"{path[:80]} does not take {method}; it takes {', '.join(allowed)}",
+            code="method_not_allowed",
+        )
 
     def _match(self, method: str, words: list[str]) -> tuple[Handler, list[str]] | None:
         for pattern, route in self._table.get((method, len(words)), ()):
@@ -76,16 +79,15 @@ class RouteTable:
                 return route.handler, parameters
         return None
 
-    def methods(self, path: str) -> list[str]:
-        words = path.strip("/").split("/")
-        return sorted(
+    def methods(self, words: list[str]) -> list[str]:
+        return [
             method
-            for method in ("GET", "POST", "PUT", "PATCH", "DELETE")
+            for method in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
             if self._match(method, words) is not None
-        )
+        ]
 
 
-def _options(connection: Any, request: Any) -> bytes:
+def _options(connection: Any, request: Any, allowed: str) -> bytes:
     from headrace.wire import http
 
-    return http.answer(204, keep_alive=request.keep_alive)
+    return http.answer(204, headers={"Allow": allowed}, keep_alive=request.keep_alive)

@@ -63,7 +63,10 @@ class Server:
         self.hub.max_connections = settings.max_connections
         self.hub.heartbeat_s = settings.heartbeat_interval
         self.hub.metrics = Metrics(self.hub).render
-        self._site = make_site(settings.allowed_origins)
+        self._site = make_site(
+            settings.allowed_origins,
+            local_only=settings.token is None and not settings.insecure,
+        )
 
     @property
     def is_tls(self) -> bool:

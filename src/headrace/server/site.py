@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from headrace.server import admin_routes, routes, stream, websocket
 from headrace.server.http import Site
+from headrace.server.origins import Origins
 from headrace.server.routing import Route, RouteTable
 
 ALL_ROUTES: list[Route] = [
@@ -14,5 +15,5 @@ ALL_ROUTES: list[Route] = [
 ]
 
 
-def make_site(allowed_origins: list[str] | None) -> Site:
-    return Site(RouteTable(ALL_ROUTES), allowed_origins)
+def make_site(allowed_origins: list[str] | None, *, local_only: bool = False) -> Site:
+    return Site(RouteTable(ALL_ROUTES), Origins(allowed_origins, local_only=local_only))

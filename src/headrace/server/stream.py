@@ -2,20 +2,25 @@
 
 Each message is an event whose id says where every partition stands, so a browser that reconnects (it
 sends ``Last-Event-ID`` by itself) goes on exactly behind what it has seen: nothing missed, nothing
-twice, as far as the log reaches back. A comment every 15 seconds keeps proxies from giving up.
+twice, as far as the log reaches back. The first thing it gets is an id without an event, so that this
+holds before the first message, too. A partition that an id does not name came later: it is read from
+its beginning. A comment every 15 seconds keeps proxies from giving up.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import orjson
 
+from headrace.broker.aio import split_start
 from headrace.broker.delivery import Delivery
 from headrace.broker.follower import Follower
+from headrace.broker.topic import Partition
 from headrace.errors import HeadraceError, InvalidArgument
-from headrace.model import is_pattern
+from headrace.model import check_pattern, is_pattern, pattern_matches
 from headrace.server import schemas
 from headrace.server.http import HttpConnection
 from headrace.server.operations import parse_position
@@ -27,6 +32,11 @@ from headrace.wire.http import Request
 
 COMMENT_S = 15.0
 AT_ONCE = 500
+EVENT_ID_BYTES_MAX = 16 << 10
+"""It comes with every event, and back in a header."""
+NO_PARTITION = "-"
+"""An id of nothing: a browser would not send an empty one."""
+_LINE_END = re.compile(rb"\r\n|\r|\n")
 
 
 class EventStream:
@@ -37,75 +47,112 @@ class EventStream:
     def __init__(self, connection: HttpConnection, topic: str):
         self._connection = connection
         self._outbox = connection.outbox
-        self._outbox.on_writable = self._wake
         self._positions: dict[str, int] = {}
         self._topic = topic
         self.follower: Follower | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self, known: dict[str, int] | None, start: Any) -> None:
+        """Begin at what the last event said, else at ``start``, else now; raises before anything."""
+        engine = self._connection.hub.engine
+        check_pattern(self._topic)
+        if not is_pattern(self._topic):
+            engine.topic_for_publish(self._topic)
+        places = [
+            (partition, self._place(partition, known, start))
+            for topic in engine.topics
+            if pattern_matches(self._topic, topic.name)
+            for partition in topic.partitions
+        ]
+        self._positions = {_key(partition): offset for partition, offset in places}
+        if len(self._id()) > EVENT_ID_BYTES_MAX:
+            raise _too_many()
+        self.follower = engine.follow(self._topic, self)
+        for partition, offset in places:
+            self.follower.move(partition, offset)
+        self._outbox.on_writable = self.follower.wake
         self._timer = asyncio.get_running_loop().call_later(COMMENT_S, self._comment)
 
-    def start(self, positions: dict[str, int], start: Any) -> None:
-        engine = self._connection.hub.engine
-        follower = engine.follow(self._topic, self)
-        self.follower = follower
-        for topic in engine.topics:
-            for partition in topic.partitions:
-                key = f"{topic.name}/{partition.number}"
-                if not follower.follows(topic.name, partition.number):
-                    continue
-                offset = positions.get(key)
-                if offset is None and start is not None:
-                    offset = engine.resolve(partition, start)
-                if offset is not None:
-                    follower.move(partition, min(offset, partition.log.end_offset))
-                self._positions[key] = follower.place(topic.name, partition.number)
+    def _place(self, partition: Partition, known: dict[str, int] | None, start: Any) -> int:
+        log = partition.log
+        if known is not None:
+            offset = known.get(_key(partition), log.start_offset)
+            # Beyond the end: this is another topic of the same name, or it was in memory.
+            return log.start_offset if offset > log.end_offset else offset
+        if start is None:
+            return log.end_offset
+        position, time_ms = split_start(start)
+        return self._connection.hub.engine.resolve(partition, position, time_ms=time_ms)
+
+    def head(self) -> bytes:
+        return b"retry: 1000\nid: %b\n\n" % self._id()
 
     # --- Sink -------------------------------------------------------------------------------
     def room(self) -> int:
-        return AT_ONCE if self._outbox.writable and not self._outbox.closed else 0
+        return AT_ONCE if self._outbox.writable and not self._connection.closing else 0
 
     def deliver(self, delivery: Delivery) -> None:
         parts = []
         key = f"{delivery.topic}/{delivery.partition}"
+        if key not in self._positions and len(self._id()) > EVENT_ID_BYTES_MAX:
+            self.closed(_too_many())
+            return
         for message in delivery.messages():
             self._positions[key] = message.offset + 1
-            # JSON has line ends only between its tokens; an event's data has them as further lines.
-            data = orjson.dumps(message_view(message)).replace(b"\n", b"\ndata: ")
+            data = orjson.dumps(message_view(message))
+            if b"\n" in data or b"\r" in data:
+                # JSON has line ends only between its tokens; an event has them as further lines.
+                data = _LINE_END.sub(b"\ndata: ", data)
             parts.append(b"id: %b\ndata: %b\n\n" % (self._id(), data))
         self._outbox.write(b"".join(parts))
 
     def _id(self) -> bytes:
-        return ",".join(f"{key}:{offset}" for key, offset in self._positions.items()).encode()
+        parts = [f"{key}:{offset}" for key, offset in self._positions.items()]
+        return (",".join(parts) or NO_PARTITION).encode()
 
     def closed(self, error: HeadraceError | None) -> None:
         if error is not None:
             data = orjson.dumps(http.error_document(error))
             self._outbox.write(b"event: error\ndata: %b\n\n" % data)
-        self._connection.close()
+            self._connection.close()
 
     # --- Session ------------------------------------------------------------------------------
     def feed(self, data: bytes) -> None:
         """A client has nothing more to say here."""
 
     def lost(self) -> None:
-        self._timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         if self.follower is not None:
             self._connection.hub.engine.unfollow(self.follower)
 
-    def _wake(self) -> None:
-        if self.follower is not None:
-            self.follower.wake()
-
     def _comment(self) -> None:
-        self._outbox.write(b": alive\n\n")
+        if self._outbox.writable:
+            self._outbox.write(b": alive\n\n")
         self._timer = asyncio.get_running_loop().call_later(COMMENT_S, self._comment)
 
 
-def parse_event_id(text: str) -> dict[str, int]:
-    """Where every partition stood at the last event."""
+def _key(partition: Partition) -> str:
+    return f"{partition.topic}/{partition.number}"
+
+
+def _too_many() -> InvalidArgument:
+    return InvalidArgument(
+        "these are more partitions than the id of an event can name; follow fewer topics, or use "
+        "a WebSocket",
+        code="too_many_partitions",
+    )
+
+
+def parse_event_id(text: str | None) -> dict[str, int] | None:
+    """Where every partition stood at the last event; None without one."""
+    if text is None:
+        return None
     positions: dict[str, int] = {}
-    for part in text.split(",") if text else ():
+    for part in text.split(",") if text != NO_PARTITION else ():
         key, colon, offset = part.rpartition(":")
-        if not colon or not offset.isdigit() or "/" not in key or len(offset) > 19:
+        is_number = offset.isascii() and offset.isdigit() and len(offset) <= 19
+        if not colon or not is_number or "/" not in key:
             raise InvalidArgument(f"{text[:80]!r} is not an id of this stream", code="bad_event_id")
         positions[key] = int(offset)
     return positions
@@ -113,31 +160,27 @@ def parse_event_id(text: str) -> dict[str, int]:
 
 def on_stream(connection: HttpConnection, request: Request, topic: str) -> None:
     query = check_query(request, "from")
-    positions = parse_event_id(request.headers.get("last-event-id", ""))
-    start = None
-    if "from" in query:
-        start = parse_position(query["from"])
-        if not isinstance(start, (str, int)) or (is_pattern(topic) and isinstance(start, int)):
-            raise InvalidArgument("from is 'earliest', 'latest' or an offset of one topic")
+    known = parse_event_id(request.headers.get("last-event-id"))
+    start = parse_position(query["from"]) if "from" in query else None
+    if is_pattern(topic) and isinstance(start, int):
+        raise InvalidArgument("from is 'earliest', 'latest' or a time, or an offset of one topic")
+    cors = connection.site.origins.admit(request)
     stream = EventStream(connection, topic)
-    try:
-        stream.start(positions, start)
-    except HeadraceError:
-        stream.lost()
-        raise
+    stream.start(known, start)
     connection.session = stream
-    connection.outbox.send(
-        http.stream_head("text/event-stream", {"X-Accel-Buffering": "no"}) + b"retry: 1000\n\n"
-    )
+    head = http.stream_head("text/event-stream", {"X-Accel-Buffering": "no", **cors})
+    connection.outbox.send(head + stream.head())
 
 
 ROUTES = [
     Route(
         "GET", "/stream/{topic}", on_stream, "Follow a topic as Server-Sent Events", "consuming",
-        (Parameter("from", "earliest, latest or an offset; else from now on.", schemas.STRING),
+        (Parameter("from", "earliest, latest, an offset or a time; else from now on.",
+                   schemas.STRING),
          Parameter("Last-Event-ID", "Go on behind this event.", schemas.STRING, "header")),
         None,
         {"200": {"description": "Events without end.",
                  "content": {"text/event-stream": {"schema": schemas.STRING}}}},
+        safe=False,
     ),
 ]  # fmt: skip

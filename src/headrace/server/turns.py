@@ -4,6 +4,8 @@ Publishes follow each other without waiting; that is what makes pipelining fast.
 publish must see it, so it waits, and everything behind it waits with it. What takes its time, such as
 making or deleting a topic, lets nothing pass before it is answered. While something waits, the socket is
 not read, so a waiting line is never longer than what had arrived.
+
+``patient`` turns also wait until the client reads: what it asks for is not put together before.
 """
 
 from __future__ import annotations
@@ -23,13 +25,17 @@ class Turns(Generic[Item]):
         outbox: Outbox,
         handle: Callable[[Item], None],
         depends: Callable[[Item], bool],
+        *,
+        patient: bool = False,
     ):
         self._outbox = outbox
         self._handle = handle
         self._depends = depends
+        self._patient = patient
         self._line: deque[Item] = deque()
         self._barrier = False
         """Something that others may depend on is under way."""
+        self._going = False
         outbox.before_idle = self._go_on
 
     def add(self, item: Item) -> None:
@@ -40,7 +46,9 @@ class Turns(Generic[Item]):
             self._begin(item)
 
     def _must_wait(self, item: Item) -> bool:
-        return bool(self._outbox.unanswered) and (self._barrier or self._depends(item))
+        outbox = self._outbox
+        busy = outbox.unanswered or (self._patient and not outbox.writable)
+        return bool(busy) and (self._barrier or self._depends(item))
 
     def _begin(self, item: Item) -> None:
         self._handle(item)
@@ -48,7 +56,13 @@ class Turns(Generic[Item]):
 
     def _go_on(self) -> None:
         """Everything so far is answered: the next ones, up to one that has to wait again."""
-        while self._line and not self._must_wait(self._line[0]):
-            self._begin(self._line.popleft())
+        if self._going:  # one of them was answered at once; the loop below is at it already
+            return
+        self._going = True
+        try:
+            while self._line and not self._must_wait(self._line[0]):
+                self._begin(self._line.popleft())
+        finally:
+            self._going = False
         if not self._line:
             self._outbox.hold(False)

@@ -11,14 +11,16 @@ untouched value: a message that fans out is encoded once (:class:`Views`).
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import orjson
 
 from headrace.broker.delivery import Delivery
+from headrace.errors import InvalidArgument
 from headrace.model import Message, Receipt
+from headrace.server import exact
 
 CONTENT_TYPE = "content-type"
 
@@ -48,6 +50,20 @@ def data_of(message: Message) -> dict[str, Any]:
         return {"data": value.decode()}
     except UnicodeDecodeError:
         return {"data": base64.b64encode(value).decode(), "encoding": "base64"}
+
+
+def value_of(data: Any, encoding: object, headers: Mapping[str, str]) -> bytes:
+    """The other way round: what is shown as ``data`` can be published again."""
+    if encoding == "base64":
+        try:
+            return base64.b64decode(data if isinstance(data, str) else "?", validate=True)
+        except ValueError:
+            raise InvalidArgument("data is not base64", code="invalid_value") from None
+    if encoding is not None:
+        raise InvalidArgument("encoding is 'base64', or is left out", code="invalid_value")
+    if isinstance(data, str) and not is_json_type(headers.get(CONTENT_TYPE)):
+        return data.encode()
+    return exact.dumps(data)
 
 
 def message_view(message: Message, *, delivery: str | None = None) -> dict[str, Any]:
@@ -84,11 +100,13 @@ def receipt_view(receipt: Receipt) -> dict[str, Any]:
         view["scheduled"] = True
     if receipt.duplicate:
         view["duplicate"] = True
+        if not receipt.timestamp:  # it is known that it was stored, not when
+            del view["timestamp"]
     return view
 
 
-def delivery_views(delivery: Delivery) -> list[dict[str, Any]]:
-    lease = delivery.lease
+def delivery_views(delivery: Delivery, *, settle: bool = True) -> list[dict[str, Any]]:
+    lease = delivery.lease if settle else None
     return [
         message_view(message, delivery=None if lease is None else f"{lease.id}.{message.offset}")
         for message in delivery.messages()
@@ -98,11 +116,12 @@ def delivery_views(delivery: Delivery) -> list[dict[str, Any]]:
 class Views:
     """Encoded once for many: the bytes of the last delivered piece of each topic."""
 
-    KEPT_MAX = 256
+    KEPT_BYTES_MAX = 16 << 20
 
     def __init__(self, encode: Callable[[Message], bytes]):
         self._encode = encode
         self._kept: dict[tuple[str, int], tuple[Any, Sequence[int], bytes]] = {}
+        self._bytes = 0
 
     def of(self, delivery: Delivery) -> bytes:
         """The delivery's messages, encoded one behind the other. Not for leased ones."""
@@ -111,7 +130,15 @@ class Views:
         if kept is not None and kept[0] is delivery.batch and kept[1] == delivery.indexes:
             return kept[2]
         data = b"".join([self._encode(message) for message in delivery.messages()])
-        if len(self._kept) >= self.KEPT_MAX:
-            self._kept.clear()
-        self._kept[key] = (delivery.batch, delivery.indexes, data)
+        if kept is not None:
+            self._bytes -= self._size(self._kept.pop(key))
+        new = (delivery.batch, delivery.indexes, data)
+        self._bytes += self._size(new)
+        self._kept[key] = new
+        while self._bytes > self.KEPT_BYTES_MAX:  # the oldest topic first, itself last
+            self._bytes -= self._size(self._kept.pop(next(iter(self._kept))))
         return data
+
+    @staticmethod
+    def _size(kept: tuple[Any, Sequence[int], bytes]) -> int:
+        return int(kept[0].stored_bytes) + len(kept[2]) + 200

@@ -2,19 +2,25 @@
 
 The protocol core is the ``websockets`` library's (sans-I/O, 370,000 small frames a second here; wsproto
 managed 109,000, and picows wants the listening socket for itself). It checks the handshake, masks,
-fragments, UTF-8, sizes, pings and closing; compression is not offered, so there is nothing to bomb.
+fragments, sizes, pings and closing; compression is not offered, so there is nothing to bomb.
 
 A frame holds one command or an array of commands. Successes are answered when the command brought a
-``messageId``; errors always are. A message that goes to many subscribers is encoded and framed once.
+``messageId``; errors always are. Publishes are answered in their order and count against what one
+client may have under way, as everywhere. A message that goes to many subscribers is encoded and framed
+once.
+
+How it ends: a client that closes gets its close frame back; when the broker stops, what is under way is
+answered, then comes 1001; what is not WebSocket or not JSON text ends it with the code that says so.
+After its last word the broker goes on reading for a moment, because a reset would overtake that word.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import orjson
 from websockets.frames import Frame, Opcode
@@ -23,19 +29,30 @@ from websockets.protocol import State
 from websockets.server import ServerProtocol
 
 from headrace import limits
+from headrace.broker.dead_letters import REASON_CHARS_MAX
 from headrace.broker.delivery import Delivery
-from headrace.errors import HeadraceError, InvalidArgument
+from headrace.broker.subscription import Subscription
+from headrace.errors import HeadraceError, InvalidArgument, StaleDelivery, StorageFull
 from headrace.log.columns import Columns
 from headrace.log.interface import Append
 from headrace.model import Message, Receipt
-from headrace.server import schemas
+from headrace.server import exact, schemas
+from headrace.server.flow import Slot
 from headrace.server.http import HttpConnection
 from headrace.server.members import Memberships, WireSink
 from headrace.server.operations import parse_position
-from headrace.server.routes import number_in, parse_delivery
+from headrace.server.routes import (
+    deliveries_in,
+    extend,
+    first_receipt,
+    parse_delivery,
+    seconds_in,
+    text_in,
+)
 from headrace.server.routing import Route
+from headrace.server.tcp import Hub, own_mistake
 from headrace.server.text import publish_arguments
-from headrace.server.views import Views, message_view, receipt_view
+from headrace.server.views import CONTENT_TYPE, Views, message_view, receipt_view, value_of
 from headrace.wire.http import Request
 
 logger = logging.getLogger("headrace.server")
@@ -54,13 +71,15 @@ def text_frame(content: bytes) -> bytes:
     return b"\x81\x7f" + size.to_bytes(8, "big") + content
 
 
-def _frame_of(message: Message) -> bytes:
+def frame_of(message: Message) -> bytes:
     return text_frame(orjson.dumps({"type": "message", **message_view(message)}))
+
+
+_views: WeakKeyDictionary[Hub, Views] = WeakKeyDictionary()
 
 
 class WebSocketSession:
     protocol = "websocket"
-    views = Views(_frame_of)
 
     def __init__(self, connection: HttpConnection, protocol: ServerProtocol):
         self._connection = connection
@@ -68,24 +87,34 @@ class WebSocketSession:
         self._engine = connection.hub.engine
         self._outbox = connection.outbox
         self._protocol = protocol
+        self._views = _views.setdefault(self._hub, Views(lambda message: frame_of(message)))
         self._memberships = Memberships(
             self._engine, self._outbox, self._deliver, self._subscription_closed
         )
+        self._last_task: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._fragments: list[bytes] = []
+        self._partial: bytearray | None = None
         self._ping = asyncio.get_running_loop().call_later(PING_S, self._send_ping)
         self._ponged = True
 
     # --- frames -----------------------------------------------------------------------------
+    @property
+    def _is_open(self) -> bool:
+        return self._protocol.state is State.OPEN and not self._connection.closing
+
     def feed(self, data: bytes) -> None:
         protocol = self._protocol
         protocol.receive_data(data)
         for event in protocol.events_received():
-            if isinstance(event, Frame):
+            if isinstance(event, Frame) and self._is_open:
                 self._frame(event)
         self._flush()
-        if protocol.close_expected():
-            self._connection.close()
+        if protocol.eof_sent:
+            self._memberships.leave_all()
+            if protocol.close_rcvd is not None:  # both have said goodbye
+                self._connection.hang_up()
+            elif not self._connection.closing:
+                self._connection.linger()
 
     def _flush(self) -> None:
         for chunk in self._protocol.data_to_send():
@@ -98,30 +127,34 @@ class WebSocketSession:
         elif frame.opcode is Opcode.BINARY:
             self._protocol.fail(1003, "text frames only")
         elif frame.opcode in (Opcode.TEXT, Opcode.CONT):
-            if frame.fin and not self._fragments:
+            if frame.fin and self._partial is None:
                 self._text(bytes(frame.data))
                 return
-            self._fragments.append(bytes(frame.data))
+            if self._partial is None:
+                self._partial = bytearray()
+            self._partial += frame.data
             if frame.fin:
-                whole = b"".join(self._fragments)
-                self._fragments.clear()
+                whole, self._partial = bytes(self._partial), None
                 self._text(whole)
 
     def _send_ping(self) -> None:
         if not self._ponged:
             self._connection.abort()  # it has not answered the last one
             return
-        self._ponged = False
-        if self._protocol.state is State.OPEN:
+        if self._is_open:
+            self._ponged = False
             self._protocol.send_ping(b"")
             self._flush()
-        self._ping = asyncio.get_running_loop().call_later(PING_S, self._send_ping)
+            self._ping = asyncio.get_running_loop().call_later(PING_S, self._send_ping)
 
-    def going_away(self) -> None:
-        """The server stops: say so."""
-        if self._protocol.state is State.OPEN:
-            self._protocol.send_close(1001, "the broker is stopping")
-            self._flush()
+    def going_away(self) -> bool:
+        """The server stops: say so. Whether there is an answer to wait for."""
+        if self._protocol.state is not State.OPEN:
+            return False
+        self._memberships.leave_all()
+        self._protocol.send_close(1001, "the broker is stopping")
+        self._flush()
+        return True
 
     def lost(self) -> None:
         self._ping.cancel()
@@ -132,9 +165,12 @@ class WebSocketSession:
     # --- commands ---------------------------------------------------------------------------
     def _text(self, content: bytes) -> None:
         try:
-            commands = orjson.loads(content)
-        except orjson.JSONDecodeError as error:
-            self._fail(None, InvalidArgument(f"a frame is JSON: {error}", code="invalid_json"))
+            commands = exact.loads(content)
+        except InvalidArgument as error:
+            if _is_utf8(content):
+                self._fail(None, error)
+            else:
+                self._protocol.fail(1007, "a text frame is UTF-8")
             return
         many = commands if isinstance(commands, list) else [commands]
         if len(many) > COMMANDS_PER_FRAME_MAX:
@@ -144,74 +180,127 @@ class WebSocketSession:
             )
             return
         for command in many:
-            message_id = command.get("messageId") if isinstance(command, dict) else None
-            try:
-                if not isinstance(command, dict):
-                    raise InvalidArgument("a command is a JSON object", code="invalid_json")
-                handler = TYPES.get(str(command.get("type")))
-                if handler is None:
-                    raise InvalidArgument(
-                        f"there is no type {command.get('type')!r}; there are "
-                        f"{', '.join(sorted(TYPES))}",
-                        code="unknown_command",
-                    )
-                handler(self, command, message_id)
-            except HeadraceError as error:
-                self._fail(message_id, error)
+            self._command(command)
 
-    def _send(self, document: dict[str, Any]) -> None:
-        self._outbox.write(text_frame(orjson.dumps(document)))
+    def _command(self, command: object) -> None:
+        message_id = None
+        try:
+            if not isinstance(command, dict):
+                raise InvalidArgument("a command is a JSON object", code="invalid_json")
+            message_id = command.get("messageId")
+            handler = TYPES.get(str(command.get("type")))
+            if handler is None:
+                raise InvalidArgument(
+                    f"there is no type {str(command.get('type'))[:40]!r}; there are "
+                    f"{', '.join(sorted(TYPES))}",
+                    code="unknown_command",
+                )
+            handler(self, command, message_id)
+        except HeadraceError as error:
+            self._fail(message_id, error)
+        except Exception:
+            self._fail(message_id, own_mistake(self._connection.peer))
+
+    def _answer(self, message_id: object, document: dict[str, Any]) -> bytes:
+        """A success: for who wants to know."""
+        if message_id is None or self._protocol.state is not State.OPEN:
+            return b""
+        return text_frame(exact.dumps({**document, "messageId": message_id}))
+
+    def _error(self, message_id: object, error: HeadraceError) -> bytes:
+        if self._protocol.state is not State.OPEN:
+            return b""
+        document = {
+            "type": "error",
+            "messageId": message_id,
+            "code": error.code,
+            "message": error.message,
+            "retryable": error.retryable,
+        }
+        return text_frame(exact.dumps(document))
 
     def _ok(self, message_id: object, document: dict[str, Any]) -> None:
-        if message_id is not None:
-            self._send({**document, "messageId": message_id})
+        self._outbox.write(self._answer(message_id, document))
 
     def _fail(self, message_id: object, error: HeadraceError) -> None:
-        self._send(
-            {
-                "type": "error",
-                "messageId": message_id,
-                "code": error.code,
-                "message": error.message,
-                "retryable": error.retryable,
-            }
-        )
+        self._outbox.write(self._error(message_id, error))
+
+    def _in_turn(self, message_id: object, work: Callable[[], dict[str, Any]]) -> None:
+        """At once, unless something that was asked for earlier is still under way."""
+        if not self._tasks:
+            self._ok(message_id, work())
+            return
+
+        async def wait() -> dict[str, Any]:
+            return work()
+
+        self._later(message_id, wait)
+
+    def _later(
+        self, message_id: object, work: Callable[[], Coroutine[Any, Any, dict[str, Any]]]
+    ) -> None:
+        """Answer when the work is done; one after the other, as they were asked for."""
+        slot = self._outbox.reserve()
+        before = self._last_task
+
+        async def run() -> None:
+            try:
+                if before is not None and not before.done():
+                    await asyncio.wait([before])
+                slot.fill(self._answer(message_id, await work()))
+            except HeadraceError as error:
+                slot.fill(self._error(message_id, error))
+            except Exception:
+                slot.fill(self._error(message_id, own_mistake(self._connection.peer)))
+
+        task = asyncio.get_running_loop().create_task(run())
+        self._last_task = task
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     # --- publishing -------------------------------------------------------------------------
     def on_publish(self, command: dict[str, Any], message_id: object) -> None:
         topic = _topic(command)
         if "data" not in command:
             raise InvalidArgument("a publish has 'data'", code="missing_argument")
-        if command.get("encoding") == "base64":
-            value = _base64(command["data"])
-        else:
-            value = orjson.dumps(command["data"])
-        options = {
-            name: str(command[name]) for name in _PUBLISH_FIELDS if command.get(name) is not None
-        }
-        headers = command.get("headers")
-        if headers is not None and not isinstance(headers, dict):
-            raise InvalidArgument("headers are an object of texts", code="invalid_headers")
-        if not options and not headers and command.get("encoding") is None:
-            self._publish_plain(topic, value, message_id)
-            return
-        for name, text in (headers or {}).items():
-            if not isinstance(text, str):
-                raise InvalidArgument(f"header {name!r} is not a text", code="invalid_headers")
-            options[f"h.{name}"] = text
-        if command.get("encoding") == "base64":
-            options.setdefault("h.content-type", "application/octet-stream")
+        headers, encoding = _headers(command), command.get("encoding")
+        value = value_of(command["data"], encoding, headers)
+        if encoding is not None:
+            headers.setdefault(CONTENT_TYPE, "application/octet-stream")
+        options = _options(command)
+        slot = self._outbox.reserve(len(value) + 256)
+        try:
+            if options or headers:
+                self._publish(topic, value, options, headers, message_id, slot)
+            else:
+                self._publish_plain(topic, value, message_id, slot)
+        except HeadraceError as error:
+            slot.fill(self._error(message_id, error))
+        except Exception:
+            slot.fill(self._error(message_id, own_mistake(self._connection.peer)))
+
+    def _publish(
+        self,
+        topic: str,
+        value: bytes,
+        options: dict[str, str],
+        headers: dict[str, str],
+        message_id: object,
+        slot: Slot,
+    ) -> None:
+        options |= {f"h.{name}": text for name, text in headers.items()}
         columns, how = publish_arguments(value, options, self._engine)
 
         def done(receipts: list[Receipt], error: HeadraceError | None) -> None:
             if error is not None:
-                self._fail(message_id, error)
-            else:
-                self._ok(message_id, {"type": "published", **receipt_view(receipts[0])})
+                slot.fill(self._error(message_id, error))
+                return
+            view = receipt_view(first_receipt(self._engine, receipts[0]))
+            slot.fill(self._answer(message_id, {"type": "published", **view}))
 
         self._engine.publish(topic, columns, done, **how)
 
-    def _publish_plain(self, name: str, value: bytes, message_id: object) -> None:
+    def _publish_plain(self, name: str, value: bytes, message_id: object, slot: Slot) -> None:
         engine = self._engine
         if len(value) > engine.max_message_size:
             publish_arguments(value, {}, engine)  # raises, with the words that all use
@@ -220,53 +309,57 @@ class WebSocketSession:
 
         def stored(entry: Append) -> None:
             if entry.error is not None:
-                self._fail(message_id, entry.error)
-            elif message_id is not None:
+                if isinstance(entry.error, StorageFull):
+                    engine.guard.hit_the_wall()
+                slot.fill(self._error(message_id, entry.error))
+            elif message_id is None:
+                slot.fill(b"")
+            else:
                 receipt = Receipt(name, number, entry.first_offset, entry.timestamp)
-                self._ok(message_id, {"type": "published", **receipt_view(receipt)})
+                view = receipt_view(receipt)
+                slot.fill(self._answer(message_id, {"type": "published", **view}))
 
         engine.append(topic, number, Append(Columns([value]), None, stored))
 
     # --- subscribing ------------------------------------------------------------------------
     def on_subscribe(self, command: dict[str, Any], message_id: object) -> None:
-        topic, group = _topic(command), command.get("group")
-        answer = {"type": "subscribed", "topic": topic}
-        if group is None:
-            self._memberships.follow(topic)
-            self._ok(message_id, answer)
+        topic = _topic(command)
+        if command.get("group") is None:
+            self._in_turn(message_id, lambda: self._follow(topic))
             return
+        group, ack = text_in(command, "group", ""), text_in(command, "ack", "auto")
         prefetch = command.get("prefetch", 100)
-        auto = command.get("ack", "auto") == "auto"
         start = parse_position(command.get("start", "earliest"))
-        if (
-            not isinstance(group, str)
-            or isinstance(prefetch, bool)
-            or not isinstance(prefetch, int)
-        ):
-            raise InvalidArgument("group is a text, prefetch a whole number")
+        if isinstance(prefetch, bool) or not isinstance(prefetch, int):
+            raise InvalidArgument("prefetch is a whole number")
+        if ack not in ("auto", "manual"):
+            raise InvalidArgument("ack is 'auto' or 'manual'")
+        self._later(message_id, lambda: self._join(topic, group, start, prefetch, ack == "auto"))
 
-        async def join() -> None:
-            try:
-                broker = self._hub.operations.broker
-                await broker.create_subscription(group, topic, start=start)
-                subscription = self._engine.subscription(group, topic)
-                self._memberships.join(subscription, self._connection.peer, prefetch, auto)
-                self._ok(message_id, {**answer, "group": group})
-            except HeadraceError as error:
-                self._fail(message_id, error)
+    def _follow(self, topic: str) -> dict[str, Any]:
+        self._memberships.follow(topic)
+        return {"type": "subscribed", "topic": topic}
 
-        task = asyncio.get_running_loop().create_task(join())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    async def _join(
+        self, topic: str, group: str, start: Any, prefetch: int, auto: bool
+    ) -> dict[str, Any]:
+        await self._hub.operations.broker.create_subscription(group, topic, start=start)
+        subscription = self._engine.subscription(group, topic)
+        self._memberships.join(subscription, self._connection.peer, prefetch, auto)
+        return {"type": "subscribed", "topic": topic, "group": group}
 
     def on_unsubscribe(self, command: dict[str, Any], message_id: object) -> None:
-        topic = _topic(command)
-        self._memberships.leave(topic, command.get("group"))
-        self._ok(message_id, {"type": "unsubscribed", "topic": topic})
+        topic, group = _topic(command), command.get("group")
+
+        def leave() -> dict[str, Any]:
+            self._memberships.leave(topic, group)
+            return {"type": "unsubscribed", "topic": topic}
+
+        self._in_turn(message_id, leave)
 
     def _deliver(self, sink: WireSink, delivery: Delivery) -> None:
         if delivery.lease is None and delivery.attempts == 1:
-            self._outbox.write(self.views.of(delivery))
+            self._outbox.write(self._views.of(delivery))
             return
         lease = delivery.lease
         parts = []
@@ -283,29 +376,50 @@ class WebSocketSession:
             self._fail(None, error)
 
     # --- settling ---------------------------------------------------------------------------
+    def _settle(
+        self,
+        command: dict[str, Any],
+        message_id: object,
+        word: str,
+        settle: Callable[[Subscription, int, int], object],
+    ) -> None:
+        deliveries = [parse_delivery(item) for item in deliveries_in(command)]
+        stale = []
+        for lease, offset in deliveries:
+            try:
+                settle(self._memberships.of_lease(lease), lease, offset)
+            except StaleDelivery as error:
+                stale.append(f"{lease}.{offset}")
+                if len(deliveries) == 1:
+                    raise error
+        if len(stale) == len(deliveries):
+            raise StaleDelivery("all of these deliveries have ended")
+        self._ok(message_id, {"type": word, **({"stale": stale} if stale else {})})
+
     def on_ack(self, command: dict[str, Any], message_id: object) -> None:
-        for delivery in _deliveries(command):
-            lease, offset = parse_delivery(delivery)
-            self._memberships.of_lease(lease).ack(lease, offset)
-        self._ok(message_id, {"type": "acked"})
+        self._settle(command, message_id, "acked", lambda s, lease, offset: s.ack(lease, offset))
 
     def on_nack(self, command: dict[str, Any], message_id: object) -> None:
-        delay = _seconds(command, "delay", limits.DELAY_S_MAX)
-        reason = str(command.get("reason", "nack"))[:1000]
-        for delivery in _deliveries(command):
-            lease, offset = parse_delivery(delivery)
-            self._memberships.of_lease(lease).nack(lease, offset, delay, reason)
-        self._ok(message_id, {"type": "nacked"})
+        delay = seconds_in(command, "delay", limits.DELAY_S_MAX)
+        reason = text_in(command, "reason", "nack")[:REASON_CHARS_MAX]
+        self._settle(
+            command,
+            message_id,
+            "nacked",
+            lambda s, lease, offset: s.nack(lease, offset, delay, reason),
+        )
 
     def on_extend(self, command: dict[str, Any], message_id: object) -> None:
-        seconds = _seconds(command, "seconds", limits.ACK_TIMEOUT_S_MAX)
-        for delivery in _deliveries(command):
-            lease, _ = parse_delivery(delivery)
-            self._memberships.of_lease(lease).extend(lease, seconds)
-        self._ok(message_id, {"type": "extended"})
+        seconds = seconds_in(command, "seconds", limits.ACK_TIMEOUT_S_MAX)
+        self._settle(
+            command,
+            message_id,
+            "extended",
+            lambda s, lease, offset: extend(s, lease, offset, seconds),
+        )
 
     def on_ping(self, command: dict[str, Any], message_id: object) -> None:
-        self._send({"type": "pong", "messageId": message_id})
+        self._outbox.write(text_frame(exact.dumps({"type": "pong", "messageId": message_id})))
 
 
 TYPES: dict[str, Callable[[WebSocketSession, dict[str, Any], object], None]] = {
@@ -313,7 +427,16 @@ TYPES: dict[str, Callable[[WebSocketSession, dict[str, Any], object], None]] = {
     for name, handler in vars(WebSocketSession).items()
     if name.startswith("on_")
 }
-_PUBLISH_FIELDS = ("key", "id", "partition", "to", "delay", "deliver_at", "ttl", "idempotency_key")
+_TEXTS = ("key", "id", "to", "idempotency_key")
+_NUMBERS = ("partition", "delay", "deliver_at", "ttl")
+
+
+def _is_utf8(content: bytes) -> bool:
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _topic(command: dict[str, Any]) -> str:
@@ -323,40 +446,53 @@ def _topic(command: dict[str, Any]) -> str:
     return topic
 
 
-def _deliveries(command: dict[str, Any]) -> list[object]:
-    many = command.get("deliveries")
-    return many if isinstance(many, list) else [command.get("delivery")]
+def _headers(command: dict[str, Any]) -> dict[str, str]:
+    headers = command.get("headers") or {}
+    if not isinstance(headers, dict) or not all(isinstance(v, str) for v in headers.values()):
+        raise InvalidArgument("headers are an object of texts", code="invalid_headers")
+    return dict(headers)
 
 
-def _seconds(command: dict[str, Any], name: str, high: float) -> float | None:
-    return number_in(command, name, high)
+def _options(command: dict[str, Any]) -> dict[str, str]:
+    options = {}
+    for names, kinds in ((_TEXTS, (str,)), (_NUMBERS, (int, float))):
+        for name in names:
+            value = command.get(name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, kinds) or value == "":
+                kind = "a text" if kinds == (str,) else "a number"
+                raise InvalidArgument(f"{name} is {kind}, not {str(value)[:40]!r}")
+            options[name] = str(value)
+    return options
 
 
-def _base64(data: object) -> bytes:
-    try:
-        return base64.b64decode(str(data), validate=True)
-    except ValueError:
-        raise InvalidArgument("data is not base64", code="invalid_value") from None
+_HANDSHAKE = ("host", "connection", "upgrade", "origin")
 
 
 def on_websocket(connection: HttpConnection, request: Request) -> None:
     """Take the connection over after a proper handshake."""
     protocol = ServerProtocol(
-        max_size=connection.hub.engine.max_message_size + FRAME_BYTES_SPARE, logger=_QUIET
+        # What is not text travels as base64.
+        max_size=connection.hub.engine.max_message_size * 4 // 3 + FRAME_BYTES_SPARE,
+        logger=_QUIET,
     )
-    lines = [f"GET {request.path} HTTP/1.1"]
-    lines += [f"{name}: {value}" for name, value in request.headers.items()]
+    lines = ["GET /ws HTTP/1.1"]
+    lines += [
+        f"{name}: {value}"
+        for name, value in request.headers.items()
+        if name in _HANDSHAKE or name.startswith("sec-websocket-")
+    ]
     protocol.receive_data(("\r\n".join(lines) + "\r\n\r\n").encode())
     handshake = next(
         (event for event in protocol.events_received() if isinstance(event, Handshake)), None
     )
-    if handshake is None:
-        raise InvalidArgument("this is where WebSockets connect: upgrade", code="not_a_websocket")
-    response = protocol.accept(handshake)
-    if response.status_code != 101:
+    response = None if handshake is None else protocol.accept(handshake)
+    if response is None or response.status_code != 101:
+        is_other = response is not None and response.status_code == 426
         raise InvalidArgument(
             "this is where WebSockets connect: send a proper upgrade request",
-            code="not_a_websocket",
+            code="not_a_websocket" if is_other else "bad_request",
         )
     protocol.send_response(response)
     for chunk in protocol.data_to_send():
@@ -377,5 +513,6 @@ ROUTES = [
         "GET", "/ws", on_websocket, "WebSocket", "consuming", (), None,
         {"101": {"description": "Speak the protocol of docs/protocol.md."},
          **schemas.answers("426", schemas.ref("Error"), "Upgrade.")},
+        safe=False,
     ),
 ]  # fmt: skip
