@@ -487,13 +487,15 @@ def on_websocket(connection: HttpConnection, request: Request) -> None:
     handshake = next(
         (event for event in protocol.events_received() if isinstance(event, Handshake)), None
     )
-    response = None if handshake is None else protocol.accept(handshake)
-    if response is None or response.status_code != 101:
-        is_other = response is not None and response.status_code == 426
+    if handshake is None:
+        raise InvalidArgument("this is no WebSocket handshake", code="bad_request")
+    response = protocol.accept(handshake)
+    if response.status_code == 426:
         raise InvalidArgument(
-            "this is where WebSockets connect: send a proper upgrade request",
-            code="not_a_websocket" if is_other else "bad_request",
+            "this is where WebSockets connect: ask for an upgrade", code="not_a_websocket"
         )
+    if response.status_code != 101:
+        raise InvalidArgument("this is no proper WebSocket handshake", code="bad_request")
     protocol.send_response(response)
     for chunk in protocol.data_to_send():
         if chunk:
