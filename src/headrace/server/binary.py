@@ -73,7 +73,9 @@ class BinarySession:
         self._memberships = Memberships(
             self._engine, self._outbox, self._deliver, self._subscription_closed
         )
-        self._turns: Turns[Frame | HeadraceError] = Turns(self._outbox, self._handle, _depends)
+        self._turns: Turns[Frame | HeadraceError] = Turns(
+            self._outbox, self._handle, _depends, patient=True
+        )
         self._batched: set[WireSink] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._client = connection.peer

@@ -65,6 +65,11 @@ class Outbox:
         return len(self._slots)
 
     @property
+    def busy(self) -> bool:
+        """Whether something is unanswered, or waits for its turn."""
+        return bool(self._slots) or self._held
+
+    @property
     def unanswered_bytes(self) -> int:
         return self._cost
 

@@ -29,6 +29,8 @@ KEEPALIVE = (
 )
 
 
+HALF_CLOSED_S = 10.0
+"""How long a client that sends nothing more may wait for its last answers."""
 UNAUTHENTICATED_BYTES_MAX = 64 << 10
 """Of an incomplete command that is kept for somebody who has not said who he is."""
 
@@ -141,8 +143,10 @@ class Connection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """A client that has said everything, as netcat does, may still want its answers."""
-        if self.outbox.unanswered and self._transport.get_extra_info("sslcontext") is None:
+        if self.outbox.busy and self._transport.get_extra_info("sslcontext") is None:
             self.outbox.on_idle = self._transport.close
+            # It may also be gone: nobody can tell before something is written.
+            asyncio.get_running_loop().call_later(HALF_CLOSED_S, self._transport.close)
             return True
         return False
 

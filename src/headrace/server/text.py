@@ -123,7 +123,7 @@ class TextSession:
             self._engine, self._outbox, self._deliver, self._subscription_closed
         )
         self._turns: Turns[Run | Command | HeadraceError] = Turns(
-            self._outbox, self._handle, _depends
+            self._outbox, self._handle, _depends, patient=True
         )
         self._tasks: set[asyncio.Task[None]] = set()
 
