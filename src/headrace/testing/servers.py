@@ -192,6 +192,7 @@ class RunningServer:
         if self._life is None:
             self._life = _Life(self._home.load())
             self._home.settings["port"] = self.server.addresses["tcp"][1]
+            self._home.settings["http_port"] = self.server.addresses["http"][1]
 
     @property
     def _alive(self) -> _Life:
@@ -219,6 +220,11 @@ class RunningServer:
     def address(self) -> Address:
         """Where it listens for text and binary; the same while it is stopped."""
         return Address(self._home.settings["host"], self._home.settings["port"])
+
+    @property
+    def http_address(self) -> Address:
+        """Where it listens for HTTP and WebSockets; the same while it is stopped."""
+        return Address(self._home.settings["host"], self._home.settings["http_port"])
 
     @property
     def host(self) -> str:
@@ -347,6 +353,7 @@ class ServerProcess:
                 self.addresses = found
                 tcp = found.get("tcp") or found["tls"]
                 self._home.settings["port"] = tcp.port
+                self._home.settings["http_port"] = (found.get("http") or found["https"]).port
                 return
 
     # --- asking -----------------------------------------------------------------------------
@@ -371,6 +378,11 @@ class ServerProcess:
     def address(self) -> Address:
         """Where it listens for text and binary; the same while it is stopped."""
         return Address(self._home.settings["host"], self._home.settings["port"])
+
+    @property
+    def http_address(self) -> Address:
+        """Where it listens for HTTP and WebSockets; the same while it is stopped."""
+        return Address(self._home.settings["host"], self._home.settings["http_port"])
 
     @property
     def host(self) -> str:
