@@ -247,11 +247,7 @@ class Message:
 
     def _settler(self) -> Settling:
         if self._settling is None:
-            raise Closed(
-                "this message was fetched or came from a plain subscribe: there is nothing to "
-                "acknowledge; use a subscription for ack and nack",
-                code="not_a_delivery",
-            )
+            raise not_a_delivery()
         return self._settling
 
     def __repr__(self) -> str:
@@ -272,6 +268,14 @@ class Message:
 
     def __hash__(self) -> int:
         return hash((self.topic, self.partition, self.offset))
+
+
+def not_a_delivery() -> Closed:
+    return Closed(
+        "this message was fetched or came from a plain subscribe: there is nothing to "
+        "acknowledge; use a subscription for ack and nack",
+        code="not_a_delivery",
+    )
 
 
 _NO_ID = bytes(16)

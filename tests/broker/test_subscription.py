@@ -11,6 +11,7 @@ from headrace import limits
 from headrace.broker.deadlines import _SLACK
 from headrace.broker.delivery import Delivery, Member
 from headrace.errors import (
+    Closed,
     Conflict,
     InvalidArgument,
     OffsetOutOfRange,
@@ -918,6 +919,14 @@ def test_closing_the_engine_ends_every_member(rig: Rig) -> None:
     rig.close()
     assert [len(inbox.ends) for inbox in inboxes] == [1, 1, 1]
     assert all(end is not None and end.code == "closed" for inbox in inboxes for end in inbox.ends)
+
+
+def test_nobody_joins_what_has_ended(rig: Rig) -> None:
+    """Whoever comes too late is told so, and does not wait for ever."""
+    group = rig.subscribe()
+    rig.wait(rig.engine.unsubscribe, group)
+    with pytest.raises(Closed):
+        rig.join(group)
 
 
 def test_statistics_say_what_is_going_on(rig: Rig) -> None:

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from headrace.broker.delivery import Delivery, Member
+from headrace import limits
+from headrace.broker.delivery import Delivery, Lease, Member
 from headrace.broker.subscription import Subscription
 from headrace.channels import AsyncChannel, Channel
 from headrace.errors import StaleDelivery
-from headrace.model import Message
+from headrace.model import Message, check_reason, check_seconds, not_a_delivery
 
 logger = logging.getLogger("headrace.broker")
 _ACK, _NACK, _EXTEND, _UP_TO = range(4)
@@ -56,8 +58,17 @@ class Consumer(Channel):
     def deliver(self, delivery: Delivery) -> None:
         self.put(delivery.messages(self))
 
+    def get(self, timeout: float | None = None) -> Message:
+        """The next message that is still ours: one that timed out in the channel comes again."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        message = super().get(timeout)
+        while not message.lease.is_out(message.offset):
+            left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+            message = super().get(left)
+        return message
+
     def _settle(self, kind: int, message: Message, argument: Any = None, reason: str = "") -> None:
-        if not message.lease.is_out(message.offset):
+        if not _lease_of(message).is_out(message.offset):
             raise StaleDelivery(
                 f"the delivery of offset {message.offset} has ended: it was settled or timed out"
             )
@@ -90,15 +101,19 @@ class Consumer(Channel):
         self._settle(_UP_TO, message)
 
     def nack(self, message: Message, delay: float | None = None, reason: str = "nack") -> None:
-        self._settle(_NACK, message, delay, reason)
+        if delay is not None:
+            check_seconds("delay", delay, limits.DELAY_S_MAX)
+        self._settle(_NACK, message, delay, check_reason(reason))
 
     def extend(self, message: Message, seconds: float | None = None) -> None:
+        if seconds is not None:
+            check_seconds("seconds", seconds, limits.ACK_TIMEOUT_S_MAX)
         self._settle(_EXTEND, message, seconds)
 
     def leave(self) -> None:
         """On the loop: settle what was asked for, give back what was not begun, go."""
         self._carry_out()
-        _leave(self.subscription, self.member, self._items)
+        _leave(self.subscription, self.member, self.drain())
 
 
 class AsyncConsumer(AsyncChannel):
@@ -116,24 +131,72 @@ class AsyncConsumer(AsyncChannel):
     def deliver(self, delivery: Delivery) -> None:
         self.put(delivery.messages(self))
 
+    async def get(self, timeout: float | None = None) -> Message:
+        """The next message that is still ours: one that timed out in the channel comes again."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        message = await super().get(timeout)
+        while not message.lease.is_out(message.offset):
+            left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+            message = await super().get(left)
+        return message
+
     def ack(self, message: Message) -> None:
-        self.subscription.ack(message.lease.id, message.offset)
+        self.subscription.ack(_lease_of(message).id, message.offset)
 
     def ack_many(self, messages: Iterable[Message]) -> None:
         for message in messages:
-            self.subscription.ack(message.lease.id, message.offset)
+            self.ack(message)
 
     def ack_up_to(self, message: Message) -> None:
-        self.subscription.ack_up_to(message.lease.id, message.offset)
+        self.subscription.ack_up_to(_lease_of(message).id, message.offset)
 
     def nack(self, message: Message, delay: float | None = None, reason: str = "nack") -> None:
-        self.subscription.nack(message.lease.id, message.offset, delay, reason)
+        self.subscription.nack(_lease_of(message).id, message.offset, delay, reason)
 
     def extend(self, message: Message, seconds: float | None = None) -> None:
-        self.subscription.extend(message.lease.id, seconds)
+        self.subscription.extend(_lease_of(message).id, seconds)
 
     def leave(self) -> None:
-        _leave(self.subscription, self.member, self._items)
+        _leave(self.subscription, self.member, self.drain())
+
+
+def _lease_of(message: Message) -> Lease:
+    lease: Lease | None = message.lease
+    if lease is None:
+        raise not_a_delivery()
+    return lease
+
+
+def _end_of_run(message: Message, settled: deque[tuple[int, Message, Any, str]]) -> Message:
+    """Take the acks that follow in the same lease without a gap; returns the last one's message.
+
+    Most consumers acknowledge in order, and a run costs hardly more than one ack.
+    """
+    lease = message.lease
+    if type(lease.offsets) is range:
+        step = lease.offsets.step
+        while settled:
+            kind, following, _, _ = settled[0]
+            if (
+                kind != _ACK
+                or following.lease is not lease
+                or following.offset != message.offset + step
+            ):
+                break
+            settled.popleft()
+            message = following
+    return message
+
+
+def _ack_run(subscription: Subscription, first: Message, last: Message) -> None:
+    place = f"{first.topic}/{first.partition}@{first.offset} to {last.offset}"
+    try:
+        stale = subscription.ack_run(first.lease.id, first.offset, last.offset)
+    except StaleDelivery as error:
+        logger.info("%s: %s", place, error)
+    else:
+        if stale:
+            logger.info("%s: %d of these were not out any more", place, stale)
 
 
 def _end_of_run(message: Message, settled: deque[tuple[int, Message, Any, str]]) -> Message:
@@ -186,10 +249,9 @@ def _carry_out(
         logger.info("%s/%d@%d: %s", message.topic, message.partition, offset, error)
 
 
-def _leave(subscription: Subscription, member: Member, unread: deque[Message]) -> None:
+def _leave(subscription: Subscription, member: Member, unread: list[Message]) -> None:
     """What was delivered but never taken out of the channel does not count as an attempt."""
     for message in unread:
         with contextlib.suppress(StaleDelivery):
             subscription.release(message.lease.id, message.offset)
-    unread.clear()
     subscription.leave(member)

@@ -3,6 +3,9 @@
 The engine runs on an event loop in a thread of its own; this class carries calls over. All methods
 may be called from any thread. Reading (``fetch*``) does not cross over at all: the log may be read
 from any thread, so a reader never waits for the loop.
+
+Closing: first nothing more may cross over (``_gate``), then everything that did is answered. So a call
+that races with ``close`` is done or gets ``Closed``, and never waits for a loop that has ended.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import contextlib
 import threading
 import uuid
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar, Unpack
 
@@ -60,6 +63,14 @@ class PublishManyOptions(TypedDict, total=False):
     producer: tuple[int, int, int] | None
 
 
+async def _cancel_all() -> None:
+    """Whoever still waits on this loop is told that it is over."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
 class Broker:
     """A broker in this process. ``with Broker.open("./data") as broker: ...``
 
@@ -74,6 +85,7 @@ class Broker:
         self._members = 0
         self._closed = False
         self._closing = threading.Lock()
+        self._gate = threading.Lock()
         self._thread = threading.Thread(target=self._serve, name="headrace-broker", daemon=True)
         self._thread.start()
         try:
@@ -91,7 +103,9 @@ class Broker:
         self._loop.run_forever()
 
     def _stop(self) -> None:
-        self._closed = True
+        with self._gate:
+            self._closed = True
+        asyncio.run_coroutine_threadsafe(_cancel_all(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -103,8 +117,10 @@ class Broker:
                 return
             for channel in list(self._channels):
                 channel.close()
-            self._run(self._async.close())
-            self._stop()
+            try:
+                self._run(self._async.close())
+            finally:
+                self._stop()
 
     def __enter__(self) -> Broker:
         return self
@@ -125,16 +141,21 @@ class Broker:
             self._loop.call_soon_threadsafe(callback, *args)
 
     def _run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
-        if self._closed:
-            coroutine.close()
-            raise Closed("the broker is closed")
         if threading.current_thread() is self._thread:
             coroutine.close()
             raise InvalidArgument(
                 "this would wait for the thread that it runs in; do not call the broker from a "
                 "callback of its own loop"
             )
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+        with self._gate:
+            if self._closed:
+                coroutine.close()
+                raise Closed("the broker is closed")
+            future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        except CancelledError:
+            raise Closed("the broker was closed while this was under way") from None
 
     # --- topics -----------------------------------------------------------------------------
     def create_topic(self, name: str, **settings: Any) -> None:
@@ -236,10 +257,10 @@ class Broker:
 
         if threading.current_thread() is self._thread:
             raise InvalidArgument("do not publish from a callback of the broker's own loop")
-        try:
+        with self._gate:
+            if self._closed:
+                raise Closed("the broker is closed")
             self._loop.call_soon_threadsafe(start)
-        except RuntimeError:
-            raise Closed("the broker is closed") from None
         return future.result()
 
     def producer(self, name: str | None = None) -> tuple[int, int]:
@@ -315,8 +336,15 @@ class Broker:
             )
 
         self._run(follow())
-        self._channels.append(channel)
+        self._remember(channel)
         return channel
+
+    def _remember(self, channel: Channel) -> None:
+        for known in list(self._channels):
+            if known.is_closed:  # not by us: its topic is gone
+                with contextlib.suppress(ValueError):
+                    self._channels.remove(known)
+        self._channels.append(channel)
 
     def unsubscribe(self, topic: str) -> None:
         """Close the plain channels of the topic."""
@@ -348,7 +376,7 @@ class Broker:
             return consumer
 
         consumer = self._run(join())
-        self._channels.append(consumer)
+        self._remember(consumer)
         return consumer
 
     def _close_consumer(self, channel: Channel) -> None:
@@ -364,7 +392,7 @@ class Broker:
         async def on_loop() -> None:
             leave()
 
-        with contextlib.suppress(ValueError):  # two threads may close it at once
+        with contextlib.suppress(ValueError, Closed):  # two threads may close it at once
             self._channels.remove(channel)
             self._run(on_loop())
 

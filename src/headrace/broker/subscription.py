@@ -39,7 +39,7 @@ from headrace.broker.members import Members
 from headrace.broker.ordering import KeyOrder
 from headrace.broker.retries import Retries
 from headrace.broker.selection import select
-from headrace.errors import DataCorrupt, HeadraceError, OffsetOutOfRange, StaleDelivery
+from headrace.errors import Closed, DataCorrupt, HeadraceError, OffsetOutOfRange, StaleDelivery
 from headrace.log.batch import LOST, Batch
 from headrace.model import SubscriptionSettings, check_reason, check_seconds
 
@@ -137,6 +137,8 @@ class Subscription:
 
     # --- members ----------------------------------------------------------------------------
     def join(self, member: Member) -> None:
+        if self.closed:  # nobody would ever tell the member
+            raise Closed(f"subscription {self.name!r} is closed")
         self.members.add(member)
         self.wake()
 
