@@ -22,6 +22,7 @@ from headrace.wire.binary import BinaryParser, Frame, Type
 
 logger = logging.getLogger("headrace.client")
 Result = TypeVar("Result")
+GOODBYE_S = 2.0
 BACKOFF_S = (0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
 
 
@@ -67,6 +68,7 @@ class Wire(asyncio.Protocol):
         self._writable.set()
         self.last_heard = 0.0
         self.is_lost = False
+        self._gone = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -90,6 +92,7 @@ class Wire(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_lost = True
+        self._gone.set()
         self._writable.set()
         waiting, self._waiting = self._waiting, {}
         for answer in waiting.values():
@@ -141,8 +144,15 @@ class Wire(asyncio.Protocol):
         self.send(type, properties, body, answer)
         return await future
 
-    def close(self) -> None:
+    async def close(self) -> None:
+        """Send what is on its way, say goodbye (TLS wants to), and be gone."""
         self._transport.close()
+        for end in (lambda: None, self._transport.abort):
+            end()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(GOODBYE_S):
+                    await self._gone.wait()
+                    return
 
     def abort(self) -> None:
         self._transport.abort()
@@ -293,7 +303,7 @@ class Link:
         wire, self._wire = self._wire, None
         self._up.set()
         if wire is not None:
-            wire.close()
+            await wire.close()
 
     # --- asking -----------------------------------------------------------------------------
     async def ready(self) -> Wire:
