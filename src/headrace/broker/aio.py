@@ -16,7 +16,7 @@ from headrace.broker.publishing import producer_of
 from headrace.broker.topic import Topic
 from headrace.channels import AsyncChannel
 from headrace.errors import Closed, HeadraceError, InvalidArgument
-from headrace.log.batch import LOST, Batch
+from headrace.log.batch import LOST, Batch, no_collection
 from headrace.log.columns import expiry_of, many, one, time_of
 from headrace.model import DeadLetter, Message, Receipt, Scheduled, TopicSettings, parse_id
 
@@ -473,12 +473,13 @@ def fetch_messages(
     size = 0
     # How many bytes the messages have is not known yet, so the first read is a small one.
     first = min(max_bytes, limits.INDEX_INTERVAL_BYTES)
-    for batch, start in _pages(engine, topic, offset, partition, max_bytes, first):
-        stop = min(batch.count, start + limit - len(found))
-        found += batch.messages(topic, partition, start, stop)
-        size += batch.stored_bytes
-        if len(found) >= limit or size >= max_bytes:
-            break
+    with no_collection(limit):
+        for batch, start in _pages(engine, topic, offset, partition, max_bytes, first):
+            stop = min(batch.count, start + limit - len(found))
+            found += batch.messages(topic, partition, start, stop)
+            size += batch.stored_bytes
+            if len(found) >= limit or size >= max_bytes:
+                break
     return found
 
 

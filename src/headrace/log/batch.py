@@ -356,7 +356,7 @@ class Batch:
         cut = slice(start, stop, step)
         keys, headers, times, ids = self.keys(), self.headers(), self.times(), self.ids()
         base = self.base_offset
-        with _no_collection(stop - start):
+        with no_collection(stop - start):
             return list(
                 map(
                     Message,
@@ -409,7 +409,7 @@ class Batch:
 
 
 @contextmanager
-def _no_collection(count: int) -> Iterator[None]:
+def no_collection(count: int) -> Iterator[None]:
     """Do not look for cycles among thousands of objects that are being made and have none.
 
     Measured: the collector's passes cost as much as making the messages.
