@@ -78,6 +78,8 @@ class BinarySession:
         )
         self._batched: set[WireSink] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._waiting = 0
+        """How many of them answer out of order, whenever they are ready."""
         self._client = connection.peer
         self._heartbeat: asyncio.TimerHandle | None = None
 
@@ -140,12 +142,13 @@ class BinarySession:
         self, sequence: int, work: Coroutine[Any, Any, bytes], *, ordered: bool = True
     ) -> None:
         """Answer when the work is done."""
-        if not ordered and len(self._tasks) >= WAITING_MAX:
+        if not ordered and self._waiting >= WAITING_MAX:
             work.close()
             raise QueueFull(
                 f"{WAITING_MAX} requests of this connection wait already; wait for some of them",
                 code="too_many_waiting",
             )
+        self._waiting += not ordered
         fill = self._outbox.reserve().fill if ordered else self._outbox.write
 
         async def run() -> None:
@@ -155,6 +158,8 @@ class BinarySession:
                 answer = failure(sequence, error)
             except Exception:
                 answer = failure(sequence, own_mistake(self._connection.peer))
+            finally:
+                self._waiting -= not ordered
             fill(answer)
 
         task = asyncio.get_running_loop().create_task(run())
