@@ -1,0 +1,344 @@
+"""Flow control: what a connection may cost, whatever its client does or does not do."""
+
+import asyncio
+import contextlib
+import select
+import socket
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from headrace.server import flow
+from headrace.server.flow import Outbox
+from headrace.testing import FakeLoop, RunningServer, running_server, server_process, wait_until
+from tests.contract.raw_binary import CREATE_SUBSCRIPTION, SUBSCRIBE, FrameSocket
+from tests.contract.raw_text import TextSocket
+
+
+# --- the outbox alone -----------------------------------------------------------------------------
+class FakeTransport(asyncio.Transport):
+    """A socket whose other side reads when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+        self.buffered = 0
+        self.reading = True
+        self.aborted = False
+
+    def write(self, data: bytes) -> None:  # type: ignore[override]
+        self.written += data
+        self.buffered += len(data)
+
+    def get_write_buffer_size(self) -> int:
+        return self.buffered
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self.limits = (high, low)
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+class Rig:
+    def __init__(self) -> None:
+        self.loop = FakeLoop()
+        self.transport = FakeTransport()
+        self.outbox = Outbox(self.transport, self.loop)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def rig() -> Rig:
+    """An outbox over a socket that is none."""
+    return Rig()
+
+
+def test_answers_leave_in_the_order_of_their_commands(rig: Rig) -> None:
+    """Whichever is ready first."""
+    first, second, third = (rig.outbox.reserve() for _ in range(3))
+    third.fill(b"3")
+    second.fill(b"2")
+    assert rig.transport.written == b""
+    first.fill(b"1")
+    assert rig.transport.written == b"123"
+
+
+def test_an_answer_that_is_ready_waits_for_those_before_it(rig: Rig) -> None:
+    """Also one that never had to wait for anything else."""
+    slot = rig.outbox.reserve()
+    rig.outbox.send(b"2")
+    assert rig.transport.written == b""
+    slot.fill(b"1")
+    assert rig.transport.written == b"12"
+
+
+def test_a_delivery_does_not_wait_for_answers(rig: Rig) -> None:
+    """It belongs to no command."""
+    rig.outbox.reserve()
+    rig.outbox.write(b"delivery")
+    assert rig.transport.written == b"delivery"
+
+
+def test_too_many_unanswered_bytes_stop_the_reading(rig: Rig) -> None:
+    """It goes on when most of them are answered, not at once."""
+    slots = [rig.outbox.reserve(1 << 20) for _ in range(9)]
+    assert not rig.transport.reading
+    for slot in slots[:6]:
+        slot.fill(b"x")
+    assert not rig.transport.reading
+    slots[6].fill(b"x")
+    slots[7].fill(b"x")
+    assert rig.transport.reading
+
+
+def test_too_many_unanswered_commands_stop_the_reading(rig: Rig) -> None:
+    """However small they are."""
+    slots = [rig.outbox.reserve(0) for _ in range(flow.UNANSWERED_COUNT_HIGH + 1)]
+    assert not rig.transport.reading
+    rig.outbox.reserve(0)
+    assert not rig.transport.reading
+    for slot in slots:
+        assert rig.outbox.unanswered < flow.UNANSWERED_COUNT_LOW or not rig.transport.reading
+        slot.fill(b"x")
+    assert rig.transport.reading
+
+
+def test_who_does_not_read_is_not_read_from(rig: Rig) -> None:
+    """A client that floods and never reads fills its own socket, not our memory."""
+    rig.outbox.pause_writing()
+    assert not rig.transport.reading
+    rig.outbox.resume_writing()
+    assert rig.transport.reading
+
+
+def test_who_takes_nothing_for_too_long_is_dropped(rig: Rig) -> None:
+    """With what was kept for it."""
+    rig.outbox.write(b"x" * 1000)
+    rig.outbox.pause_writing()
+    rig.loop.advance(flow.STALLED_S - 1)
+    assert not rig.transport.aborted
+    rig.loop.advance(2)
+    assert rig.transport.aborted
+
+
+def test_who_is_slow_is_not_dropped(rig: Rig) -> None:
+    """As long as something arrives; when nothing more does, the time is up."""
+    rig.transport.buffered = 32 << 20
+    rig.outbox.pause_writing()
+    for _ in range(10):
+        rig.transport.buffered -= flow.STALLED_BYTES_MIN
+        rig.loop.advance(flow.STALLED_S)
+        assert not rig.transport.aborted
+    rig.loop.advance(flow.STALLED_S)
+    assert rig.transport.aborted
+
+
+def test_more_than_the_hard_bound_is_never_kept(rig: Rig) -> None:
+    """Whatever it was that made it."""
+    rig.transport.buffered = flow.WRITE_BYTES_HARD
+    rig.outbox.write(b"x")
+    assert rig.transport.aborted
+
+
+def test_a_closed_outbox_wants_nothing_more(rig: Rig) -> None:
+    """Answers that come late go nowhere, and no timer is left."""
+    slot = rig.outbox.reserve()
+    rig.outbox.pause_writing()
+    rig.outbox.close()
+    slot.fill(b"late")
+    rig.outbox.write(b"late")
+    assert rig.transport.written == b""
+    rig.loop.advance(2 * flow.STALLED_S)
+    assert not rig.transport.aborted
+
+
+# --- over real sockets ----------------------------------------------------------------------------
+@contextlib.contextmanager
+def plain_socket(server: RunningServer) -> Iterator[socket.socket]:
+    """With small buffers, so that the system keeps little of what is not read."""
+    plain = socket.socket()
+    plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32 << 10)
+    plain.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32 << 10)
+    plain.settimeout(20)
+    plain.connect(server.address)
+    try:
+        yield plain
+    finally:
+        plain.close()
+
+
+def send_until_stuck(plain: socket.socket, data: bytes, most: int, quiet_s: float = 0.3) -> int:
+    """Send it again and again until nothing leaves for a while; how many bytes left."""
+    plain.setblocking(False)
+    sent, view = 0, memoryview(data)
+    while sent < most:
+        if not select.select([], [plain], [], quiet_s)[1]:
+            break
+        with contextlib.suppress(BlockingIOError):
+            sent += plain.send(view[sent % len(data) :])
+    plain.setblocking(True)
+    plain.settimeout(20)
+    return sent
+
+
+def connection_of(server: RunningServer) -> object:
+    (connection,) = server.server.hub.connections
+    return connection
+
+
+def test_a_flood_that_is_not_read_is_slowed_and_loses_nothing(
+    monkeypatch: pytest.MonkeyPatch, server: RunningServer
+) -> None:
+    """The flooder gets stuck at a bounded cost; when it reads, every command is answered."""
+    monkeypatch.setattr(flow, "WRITE_BYTES_HIGH", 64 << 10)
+    monkeypatch.setattr(flow, "WRITE_BYTES_LOW", 16 << 10)
+    with plain_socket(server) as plain:
+        plain.sendall(b"HELP\r\n")
+        answer = plain.recv(1 << 16)
+        sent = send_until_stuck(plain, b"HELP\r\n" * 1000, most=8 << 20)
+        assert sent < 8 << 20, "it was never slowed"
+        outbox = server.call(lambda: connection_of(server).outbox)  # type: ignore[attr-defined]
+        assert server.call(outbox._transport.get_write_buffer_size) < 1 << 20
+        assert not outbox.reading
+        expected = sent // len(b"HELP\r\n") * len(answer)
+        heard = 0
+        while heard < expected:
+            heard += len(plain.recv(1 << 16))
+        assert heard == expected
+
+
+def test_many_large_fetches_in_one_write_are_answered_as_they_are_read(
+    server: RunningServer,
+) -> None:
+    """400 MB of answers were asked for in one write; the broker keeps a few of them at a time."""
+    size, count = 1 << 20, 400
+    with server.client() as client:
+        client.publish("orders", bytes(size)).result(10)
+    with plain_socket(server) as plain:
+        plain.sendall(b"FETCH orders 0\r\n" * count)
+        outbox = server.call(lambda: connection_of(server).outbox)  # type: ignore[attr-defined]
+        expected = count * len(b"MSG 0 %d\r\n%b" % (size, bytes(size)))
+        heard = 0
+        while heard < expected:
+            heard += len(plain.recv(1 << 20))
+            if heard % 50 == 0:
+                assert server.call(outbox._transport.get_write_buffer_size) < 8 << 20
+        assert heard == expected
+
+
+def test_a_flood_of_publishes_is_slowed_by_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While nothing is stored, only so much of it is read; then all of it is stored."""
+    monkeypatch.setattr(flow, "UNANSWERED_BYTES_HIGH", 256 << 10)
+    monkeypatch.setattr(flow, "UNANSWERED_BYTES_LOW", 64 << 10)
+    with running_server() as server, plain_socket(server) as plain:
+        plain.sendall(b"PUB orders 1\r\nx")
+        assert plain.recv(100) == b"OK 0\r\n"
+        release = hold_the_disk(server)
+        command = b"PUB orders 1000\r\n" + bytes(1000)
+        sent = send_until_stuck(plain, command, most=64 << 20)
+        assert sent < 32 << 20, "it was never slowed"
+        outbox = server.call(lambda: connection_of(server).outbox)  # type: ignore[attr-defined]
+        # What is above the bound is what one read of the socket had brought.
+        assert server.call(lambda: outbox.unanswered_bytes) < (256 << 10) + (1 << 20)
+        release()
+        count = sent // len(command)
+        heard = b""
+        while heard.count(b"\n") < count:
+            heard += plain.recv(1 << 16)
+        assert heard.split()[1::2] == [b"%d" % offset for offset in range(1, count + 1)]
+
+
+def hold_the_disk(server: RunningServer) -> Callable[[], None]:
+    """Nothing is written until what is returned is called."""
+    workers = server.engine.workers
+    held: list[tuple[object, object]] = []
+    submit = workers.submit
+    workers.submit = lambda work, done: held.append((work, done))  # type: ignore[method-assign]
+
+    def release() -> None:
+        def let_go() -> None:
+            workers.submit = submit  # type: ignore[method-assign]
+            for work, done in held:
+                submit(work, done)  # type: ignore[arg-type]
+
+        server.call(let_go)
+
+    return release
+
+
+def test_a_subscriber_that_does_not_read_costs_a_bounded_buffer_and_is_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Publishing goes on, other subscribers get everything, and this one is gone after a while."""
+    monkeypatch.setattr(flow, "WRITE_BYTES_HIGH", 64 << 10)
+    monkeypatch.setattr(flow, "WRITE_BYTES_LOW", 16 << 10)
+    monkeypatch.setattr(flow, "STALLED_S", 1.0)
+    with running_server(durability="never") as server:
+        slow = FrameSocket(server.address)
+        slow.ask(SUBSCRIBE, {"topic": "orders"})
+        outbox, stalled = server.call(lambda: (connection_of(server).outbox, connection_of(server)))  # type: ignore[attr-defined]
+        client = server.client().connect()
+        reading = client.subscribe("orders")
+        for number in range(40):
+            client.publish_many("orders", [bytes(1000)] * 1000)
+            for _ in range(1000):
+                reading.get(10)
+            size = server.call(outbox._transport.get_write_buffer_size)
+            assert size < 2 << 20, f"after {number} MB it holds {size}"
+        server.wait_until(lambda: stalled not in server.server.hub.connections)
+        client.close()
+        slow.close()
+
+
+def test_a_member_that_does_not_read_is_dropped_and_its_messages_go_to_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It holds no more than its prefetch, and not for ever."""
+    monkeypatch.setattr(flow, "WRITE_BYTES_HIGH", 64 << 10)
+    monkeypatch.setattr(flow, "WRITE_BYTES_LOW", 16 << 10)
+    monkeypatch.setattr(flow, "STALLED_S", 0.5)
+    with running_server(durability="never") as server, server.client() as client:
+        slow = FrameSocket(server.address)
+        slow._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32 << 10)
+        slow.ask(CREATE_SUBSCRIPTION, {"subscription": "billing", "topic": "orders"})
+        join = {"subscription": "billing", "topic": "orders", "prefetch": 100_000, "ack": "manual"}
+        slow.ask(SUBSCRIBE, join)
+        client.publish_many("orders", [bytes(1000)] * 20_000)
+        wait_until(lambda: client.subscription_stats("billing", "orders")["members"] == 0)
+        member = client.subscription("billing", "orders", prefetch=1000)
+        found = set()
+        while len(found) < 20_000:
+            message = member.get(10)
+            found.add(message.offset)
+            message.ack()
+        slow.close()
+
+
+def test_the_memory_of_a_server_stays_bounded_under_floods() -> None:
+    """Ten clients that send without reading, and ten that subscribe without reading."""
+    with server_process(memory=True) as server:
+        sockets = []
+        try:
+            for _ in range(10):
+                text = TextSocket(server.address)
+                assert text.ask("SUB orders") == ["OK"]
+                sockets.append(text._socket)
+            flooder = TextSocket(server.address)
+            assert flooder.ask("PING") == ["PONG"]
+            before = server.rss_bytes()
+            for _ in range(10):
+                plain = socket.create_connection(server.address, 20)
+                sockets.append(plain)
+                send_until_stuck(plain, b"PUB orders 1000\r\n" + bytes(1000), 20 << 20, 0.1)
+            assert flooder.ask("PING") == ["PONG"]
+            assert server.rss_bytes() - before < 150 << 20
+            flooder.close()
+        finally:
+            for plain in sockets:
+                plain.close()
