@@ -59,6 +59,8 @@ class AsyncBroker:
         self._engine: Engine | None = None
         self._channels: list[AsyncChannel] = []
         self._members = 0
+        self._closed: asyncio.Event | None = None
+        """Set when it is closed; there is one from the first ``close`` on."""
 
     @classmethod
     def open(cls, data_dir: str | Path | None = None, **options: Any) -> AsyncBroker:
@@ -97,13 +99,16 @@ class AsyncBroker:
     async def close(self) -> None:
         """Store what is on its way, wake whoever waits, give the directory back."""
         engine = self._engine
-        if engine is None or engine.closing:
+        if engine is None:
             return
-        for channel in list(self._channels):
-            channel.close()
-        future = asyncio.get_running_loop().create_future()
-        engine.close(lambda: future.set_result(None))
-        await future
+        if self._closed is None:
+            if engine.closing:
+                return  # by whoever opened it
+            for channel in list(self._channels):
+                channel.close()
+            self._closed = asyncio.Event()
+            engine.close(self._closed.set)
+        await self._closed.wait()
 
     async def _done(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         """Await an engine call that answers ``done(error)`` as its last argument."""
@@ -274,7 +279,7 @@ class AsyncBroker:
         follower = self.engine.follow(topic, channel)
         channel.refill = follower.wake
         channel.on_close = lambda channel: self._close_follower(channel, follower)
-        self._channels.append(channel)
+        self._remember(channel)
         return channel
 
     def _close_follower(self, channel: AsyncChannel, follower: Any) -> None:
@@ -305,9 +310,14 @@ class AsyncBroker:
             subscription, member or f"member-{self._members}", check_prefetch(prefetch)
         )
         consumer.on_close = self._close_consumer
-        self._channels.append(consumer)
         subscription.join(consumer.member)
+        self._remember(consumer)
         return consumer
+
+    def _remember(self, channel: AsyncChannel) -> None:
+        # One that is closed, and not by us, has lost its topic.
+        self._channels = [known for known in self._channels if not known.is_closed]
+        self._channels.append(channel)
 
     def _close_consumer(self, channel: AsyncChannel) -> None:
         assert isinstance(channel, AsyncConsumer)

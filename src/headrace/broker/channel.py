@@ -199,38 +199,6 @@ def _ack_run(subscription: Subscription, first: Message, last: Message) -> None:
             logger.info("%s: %d of these were not out any more", place, stale)
 
 
-def _end_of_run(message: Message, settled: deque[tuple[int, Message, Any, str]]) -> Message:
-    """Take the acks that follow in the same lease without a gap; returns the last one's message.
-
-    Most consumers acknowledge in order, and a run costs hardly more than one ack.
-    """
-    lease = message.lease
-    if type(lease.offsets) is range:
-        step = lease.offsets.step
-        while settled:
-            kind, following, _, _ = settled[0]
-            if (
-                kind != _ACK
-                or following.lease is not lease
-                or following.offset != message.offset + step
-            ):
-                break
-            settled.popleft()
-            message = following
-    return message
-
-
-def _ack_run(subscription: Subscription, first: Message, last: Message) -> None:
-    place = f"{first.topic}/{first.partition}@{first.offset} to {last.offset}"
-    try:
-        stale = subscription.ack_run(first.lease.id, first.offset, last.offset)
-    except StaleDelivery as error:
-        logger.info("%s: %s", place, error)
-    else:
-        if stale:
-            logger.info("%s: %d of these were not out any more", place, stale)
-
-
 def _carry_out(
     subscription: Subscription, kind: int, message: Message, argument: Any, reason: str
 ) -> None:
