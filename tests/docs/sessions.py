@@ -52,8 +52,8 @@ def steps(text: str) -> Iterator[Step]:
 class Conversation:
     """One connection, and what was learnt on it."""
 
-    def __init__(self, address: tuple[str, int]):
-        self._socket = socket.create_connection(address, TIMEOUT_S)
+    def __init__(self, address: tuple[str, int], timeout: float = TIMEOUT_S):
+        self._socket = socket.create_connection(address, timeout)
         self._known: dict[str, str] = {}
         self._received = b""
 

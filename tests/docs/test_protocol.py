@@ -16,7 +16,7 @@ from headrace.server.text import HELP, VERBS
 from headrace.testing import RunningServer, running_server
 from headrace.wire.binary import Type
 from tests.docs.blocks import ROOT, Block, blocks, read, table
-from tests.docs.sessions import Conversation
+from tests.docs.sessions import TIMEOUT_S, Conversation
 
 TEXT = read("docs/protocol.md")
 SESSIONS = [block for block in blocks(TEXT) if "session" in block.words]
@@ -35,8 +35,8 @@ def servers() -> Iterator[dict[bool, RunningServer]]:
         yield {False: plain, True: guarded}
 
 
-def hold(block: Block, server: RunningServer) -> None:
-    conversation = Conversation(server.address)
+def hold(block: Block, server: RunningServer, timeout: float = TIMEOUT_S) -> None:
+    conversation = Conversation(server.address, timeout)
     try:
         getattr(conversation, block.language)(block.text)
     except AssertionError as error:
@@ -61,7 +61,7 @@ def test_a_wrong_conversation_is_noticed(servers: dict[bool, RunningServer]) -> 
         "> PING\\r\\n\n> QUIT\\r\\n\n< OK bye\\r\\n\n= closed\n",
     ):
         with pytest.raises(AssertionError):
-            hold(Block("text session", text, 1), server)
+            hold(Block("text session", text, 1), server, timeout=0.1)
 
 
 # --- the tables -------------------------------------------------------------------------------------

@@ -1,0 +1,77 @@
+"""docs/cli.md: every command is there, and every example of it can be given."""
+
+import re
+import shlex
+from typing import Any
+
+import pytest
+import typer
+
+from headrace.cli import app
+from tests.docs.blocks import blocks, read, section
+
+TEXT = read("docs/cli.md")
+ROOT_COMMAND = typer.main.get_command(app)
+
+
+def commands(group: Any, path: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Every command by its full name."""
+    found: dict[str, Any] = {}
+    for name, command in getattr(group, "commands", {}).items():
+        inner = commands(command, (*path, name))
+        found |= inner or {" ".join((*path, name)): command}
+    return found
+
+
+COMMANDS = commands(ROOT_COMMAND)
+EXAMPLES = [
+    line for block in blocks(TEXT) if block.language == "sh" for line in block.text.splitlines()
+]
+
+
+def test_every_command_has_its_place() -> None:
+    """A heading each, and a mention in the list at the top."""
+    assert len(COMMANDS) > 20
+    headings = re.findall(r"^### (.+)$", TEXT, re.MULTILINE)
+    assert sorted(headings) == sorted(COMMANDS)
+    top = TEXT[: TEXT.index("## What they share")]
+    assert {name for name in COMMANDS if f"`{name}`" not in top} == set()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_an_example(name: str) -> None:
+    """Under its heading stands a line that begins with it."""
+    examples = [block.text for block in blocks(section(TEXT, name)) if block.language == "sh"]
+    assert re.search(rf"headrace {name}\b", "".join(examples))
+
+
+@pytest.mark.parametrize("line", EXAMPLES)
+def test_every_example_can_be_given(line: str) -> None:
+    """The command takes these arguments: nothing is run, only understood."""
+    words = shlex.split(line.split("|")[-1])
+    while "=" in words[0]:
+        words.pop(0)
+    assert words.pop(0) == "headrace"
+    name = next(each for each in COMMANDS if words[: len(each.split())] == each.split())
+    arguments = words[len(name.split()) :]
+    COMMANDS[name].make_context(name, arguments)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_that_is_named_exists(name: str) -> None:
+    """What the text says of a command's options is true."""
+    text = section(TEXT, name)
+    options = {text for parameter in COMMANDS[name].params for text in parameter.opts}
+    for word in set(re.findall(r"`(--?[a-z][a-z-]*)", text)):
+        assert word in options, word
+
+
+def test_the_options_that_all_share() -> None:
+    """Who talks to a broker takes its address and token; who shows something, --json."""
+    for name, command in COMMANDS.items():
+        options = {text for parameter in command.params for text in parameter.opts}
+        if name not in ("serve", "config", "doctor"):
+            assert {"--server", "--token", "--ca"} <= options, name
+    for name in ("topics", "describe", "groups", "fetch", "tail", "dlq list", "scheduled list"):
+        options = {text for parameter in COMMANDS[name].params for text in parameter.opts}
+        assert "--json" in options, name
