@@ -8,6 +8,8 @@ import pytest
 from tests.contract.clients import AsyncioClient, ThreadClient
 from tests.contract.embedded import EmbeddedAsyncBroker, EmbeddedBroker
 from tests.contract.front_end import ABILITIES, FrontEnd, Session
+from tests.contract.over_http import HttpInterface
+from tests.contract.over_websocket import WebSocketInterface
 from tests.contract.raw_binary import BinaryProtocol
 from tests.contract.raw_text import TextProtocol
 
@@ -18,6 +20,8 @@ FRONT_ENDS: list[type[FrontEnd]] = [
     BinaryProtocol,
     ThreadClient,
     AsyncioClient,
+    HttpInterface,
+    WebSocketInterface,
 ]
 
 

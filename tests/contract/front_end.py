@@ -37,7 +37,11 @@ SEEK = "move a subscription"
 DUPLICATE = "say that a publish was a repetition"
 CLASSES = "say of which class an error is"
 STAY = "stay connected over a restart"
-ABILITIES = (HEADERS, DEAD_LETTERS, SCHEDULE, SEEK, DUPLICATE, CLASSES, STAY)
+MEMBERSHIP = "be a member while it is not asking for a message"
+CAPITALS = "tell capitals in the names of headers"
+ABILITIES = (
+    HEADERS, DEAD_LETTERS, SCHEDULE, SEEK, DUPLICATE, CLASSES, STAY, MEMBERSHIP, CAPITALS,
+)  # fmt: skip
 
 
 @dataclass

@@ -3,10 +3,12 @@
 from tests.contract.conftest import FRONT_ENDS
 from tests.contract.front_end import (
     ABILITIES,
+    CAPITALS,
     CLASSES,
     DEAD_LETTERS,
     DUPLICATE,
     HEADERS,
+    MEMBERSHIP,
     SCHEDULE,
     SEEK,
     STAY,
@@ -19,6 +21,8 @@ LACKING = {
     "binary": {STAY},
     "BrokerClient": set(),
     "AsyncClient": set(),
+    "HTTP": {CAPITALS, CLASSES, MEMBERSHIP, STAY},
+    "WebSocket": {CLASSES, DEAD_LETTERS, SCHEDULE, SEEK, STAY},
 }
 
 

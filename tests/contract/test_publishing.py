@@ -15,7 +15,7 @@ from headrace.errors import (
 )
 from headrace.model import derive_id, topic_hash
 from headrace.testing import wait_until
-from tests.contract.front_end import CLASSES, DUPLICATE, HEADERS, FrontEnd, Session
+from tests.contract.front_end import CAPITALS, CLASSES, DUPLICATE, HEADERS, FrontEnd, Session
 
 needs = pytest.mark.needs
 TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -72,7 +72,7 @@ def _now_ms() -> int:
 @needs(HEADERS)
 def test_keys_headers_and_ids_are_carried_untouched(session: Session) -> None:
     """Whatever the broker does with a message, these arrive as they were sent."""
-    headers = {"source": "api", "traceparent": TRACEPARENT, "Ort": "Köln", "empty": ""}
+    headers = {"source": "api", "traceparent": TRACEPARENT, "ort": "Köln", "empty": ""}
     id = uuid.uuid4()
     inbox = session.subscribe("orders")
     member = session.join("billing", "orders")
@@ -83,6 +83,13 @@ def test_keys_headers_and_ids_are_carried_untouched(session: Session) -> None:
         assert got.key == b"customer-7"
         assert got.headers == headers
         assert got.id == id
+
+
+@needs(HEADERS, CAPITALS)
+def test_capitals_in_the_names_of_headers_are_kept(session: Session) -> None:
+    """A name is what the publisher made it."""
+    session.publish("orders", b"one", {"Ort": "Köln", "ort": "Bonn"})
+    assert session.fetch("orders")[0].headers == {"Ort": "Köln", "ort": "Bonn"}
 
 
 @needs(HEADERS)

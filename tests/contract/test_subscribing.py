@@ -9,7 +9,7 @@ import pytest
 
 from headrace.errors import Closed, HeadraceError, NotFound
 from headrace.testing import wait_until
-from tests.contract.front_end import CLASSES, SCHEDULE, SEEK, STAY, FrontEnd, Session
+from tests.contract.front_end import CLASSES, MEMBERSHIP, SCHEDULE, SEEK, STAY, FrontEnd, Session
 
 needs = pytest.mark.needs
 
@@ -107,6 +107,7 @@ def test_every_subscription_gets_every_message(session: Session) -> None:
         assert member.values(5) == [b"%d" % number for number in range(5)]
 
 
+@needs(MEMBERSHIP)
 def test_the_members_of_a_subscription_share_in_turn(front: FrontEnd, session: Session) -> None:
     """Round-robin, message by message; each message goes to one of them."""
     members = [front.open().join("billing", "orders") for _ in range(3)]
@@ -119,6 +120,7 @@ def test_the_members_of_a_subscription_share_in_turn(front: FrontEnd, session: S
         assert [b - a for a, b in itertools.pairwise(share)] == [3, 3, 3]
 
 
+@needs(MEMBERSHIP)
 def test_a_member_without_room_is_passed_over(front: FrontEnd, session: Session) -> None:
     """Whoever has room gets it: a slow member does not hold up the others."""
     slow = front.open().join("billing", "orders", prefetch=1)
@@ -240,6 +242,7 @@ def test_leaving_a_subscription_leaves_its_place(session: Session) -> None:
     assert session.join("billing", "orders").get().value == b"two"
 
 
+@needs(MEMBERSHIP)
 def test_a_deleted_subscription_tells_its_members(session: Session) -> None:
     """They hear why there is nothing more."""
     member = session.join("billing", "orders")
@@ -253,6 +256,7 @@ def test_a_deleted_subscription_tells_its_members(session: Session) -> None:
         session.stats("billing", "orders")
 
 
+@needs(MEMBERSHIP)
 def test_a_deleted_topic_takes_its_subscriptions_along(session: Session) -> None:
     """The members hear of the topic."""
     member = session.join("billing", "orders")

@@ -39,6 +39,7 @@ from headrace.server.views import (
     delivery_views,
     is_json_type,
     iso,
+    key_of,
     message_view,
     receipt_view,
 )
@@ -48,7 +49,9 @@ from headrace.wire.http import Request
 HEADER_PREFIX = "x-header-"
 CARRIED = ("traceparent", "tracestate")
 """Of the request, carried with the message as they are."""
-_PUBLISH_QUERY = ("key", "partition", "id", "to", "delay", "deliver_at", "ttl", "timestamp")
+_PUBLISH_QUERY = (
+    "key", "key64", "partition", "id", "to", "delay", "deliver_at", "ttl", "timestamp",
+)  # fmt: skip
 UNSAID = "application/x-www-form-urlencoded"
 """What curl says when it was told nothing: JSON where it is JSON, else text."""
 WAIT_MS_MAX = 60_000
@@ -70,7 +73,10 @@ def on_publish(connection: HttpConnection, request: Request, topic: str) -> None
         return
     options = check_query(request, *_PUBLISH_QUERY)
     options |= {f"h.{name}": value for name, value in headers.items()}
+    key64 = options.pop("key64", None)
     columns, how = publish_arguments(body, options, engine)
+    if key64 is not None:
+        columns.keys = [key_of(key64)]
     how["producer"] = _producer(request)
     slot = connection.reserve(request)
 

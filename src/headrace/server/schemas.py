@@ -55,7 +55,8 @@ MESSAGE = obj(
         "headers": {"type": "object", "additionalProperties": STRING},
         "timestamp": {"type": "string", "format": "date-time"},
         "retryCount": WHOLE,
-        "key": ANY,
+        "key": STRING,
+        "key64": {"type": "string", "description": "A key that is no text, as base64."},
         "delivery": DELIVERY,
     },
     ["id", "topic", "partition", "offset", "data", "headers", "timestamp", "retryCount"],
@@ -125,10 +126,12 @@ ACK = Parameter(
 PARTITION = Parameter("partition", "The partition.", {"type": "integer", "minimum": 0})
 PUBLISH_PARAMETERS = (
     Parameter("key", "Decides the partition; the same key, the same order.", STRING),
+    Parameter("key64", "A key that is no text, as base64.", STRING),
     PARTITION,
     Parameter("id", "The message's own id.", UUID),
     Parameter("to", "The one subscription it is meant for.", GROUP),
     Parameter("delay", "Seconds until it is published.", {"type": "number", "minimum": 0}),
+    Parameter("timestamp", "Its own time, in ms since 1970, not in the future.", WHOLE),
     Parameter("deliver_at", "When it is published, in ms since 1970.", WHOLE),
     Parameter("ttl", "Seconds for which it is delivered.", {"type": "number", "minimum": 0}),
     Parameter(

@@ -19,7 +19,7 @@ import orjson
 
 from headrace.broker.delivery import Delivery
 from headrace.errors import InvalidArgument
-from headrace.model import Message, Receipt
+from headrace.model import Message, Receipt, check_key
 from headrace.server import exact
 
 CONTENT_TYPE = "content-type"
@@ -66,6 +66,14 @@ def value_of(data: Any, encoding: object, headers: Mapping[str, str]) -> bytes:
     return exact.dumps(data)
 
 
+def key_of(text: str) -> bytes:
+    """A key that is no text, as base64."""
+    try:
+        return check_key(base64.b64decode(text, validate=True))
+    except ValueError:
+        raise InvalidArgument("key64 is not base64", code="invalid_key") from None
+
+
 def message_view(message: Message, *, delivery: str | None = None) -> dict[str, Any]:
     view: dict[str, Any] = {
         "id": str(message.id),
@@ -81,7 +89,7 @@ def message_view(message: Message, *, delivery: str | None = None) -> dict[str, 
         try:
             view["key"] = message.key.decode()
         except UnicodeDecodeError:
-            view["key"] = {"base64": base64.b64encode(message.key).decode()}
+            view["key64"] = base64.b64encode(message.key).decode()
     if delivery is not None:
         view["delivery"] = delivery
     return view

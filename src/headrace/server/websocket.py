@@ -52,7 +52,7 @@ from headrace.server.routes import (
 from headrace.server.routing import Route
 from headrace.server.tcp import Hub, own_mistake
 from headrace.server.text import publish_arguments
-from headrace.server.views import CONTENT_TYPE, Views, message_view, receipt_view, value_of
+from headrace.server.views import CONTENT_TYPE, Views, key_of, message_view, receipt_view, value_of
 from headrace.wire.http import Request
 
 logger = logging.getLogger("headrace.server")
@@ -289,7 +289,10 @@ class WebSocketSession:
         slot: Slot,
     ) -> None:
         options |= {f"h.{name}": text for name, text in headers.items()}
+        key64 = options.pop("key64", None)
         columns, how = publish_arguments(value, options, self._engine)
+        if key64 is not None:
+            columns.keys = [key_of(key64)]
 
         def done(receipts: list[Receipt], error: HeadraceError | None) -> None:
             if error is not None:
@@ -427,7 +430,7 @@ TYPES: dict[str, Callable[[WebSocketSession, dict[str, Any], object], None]] = {
     for name, handler in vars(WebSocketSession).items()
     if name.startswith("on_")
 }
-_TEXTS = ("key", "id", "to", "idempotency_key")
+_TEXTS = ("key", "key64", "id", "to", "idempotency_key")
 _NUMBERS = ("partition", "delay", "deliver_at", "ttl")
 
 
@@ -460,7 +463,8 @@ def _options(command: dict[str, Any]) -> dict[str, str]:
             value = command.get(name)
             if value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, kinds) or value == "":
+            no_key = name == "idempotency_key" and not value
+            if isinstance(value, bool) or not isinstance(value, kinds) or no_key:
                 kind = "a text" if kinds == (str,) else "a number"
                 raise InvalidArgument(f"{name} is {kind}, not {str(value)[:40]!r}")
             options[name] = str(value)
