@@ -50,6 +50,8 @@ class Outbox:
         self._cost = 0
         self._reading = True
         self._held = False
+        self._sending = False
+        """What is ready goes out in this turn of the loop."""
         self._stalled: asyncio.TimerHandle | None = None
         self._stalled_bytes = 0
         self.writable = True
@@ -122,7 +124,17 @@ class Outbox:
             self.write(data)
 
     def filled(self, slot: Slot) -> None:
-        if self.closed or slot is not self._slots[0]:
+        if self.closed or self._sending or slot is not self._slots[0]:
+            return
+        if len(self._slots) == 1:
+            self._send_ready()
+        else:  # the others are often ready in the same turn of the loop: one system call for all
+            self._sending = True
+            self._loop.call_soon(self._send_ready)
+
+    def _send_ready(self) -> None:
+        self._sending = False
+        if self.closed:
             return
         ready = []
         while self._slots and self._slots[0].data is not None:
