@@ -19,6 +19,9 @@ READY = re.compile(
     r"Headrace is ready: tcp://127\.0\.0\.1:(\d+), http://127\.0\.0\.1:(\d+) \(data: data\)"
 )
 
+OF_MAKE = {"MAKEFLAGS", "MAKEOVERRIDES", "MFLAGS", "MAKELEVEL", "ARGS"}
+"""What ``make test`` hands on to its children is not meant for the reader's ``make run``."""
+
 
 def expected(block: Block) -> list[str]:
     """What stands behind ``#:``."""
@@ -57,6 +60,7 @@ class Tour:
         recipe = subprocess.run(
             ["make", "--no-print-directory", "-n", "-o", ".venv/.has-run", "run"],
             cwd=ROOT,
+            env={n: v for n, v in os.environ.items() if n not in OF_MAKE},
             capture_output=True,
             text=True,
             check=True,
