@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 import orjson
@@ -38,10 +37,10 @@ from headrace.server.views import (
     CONTENT_TYPE,
     delivery_views,
     is_json_type,
-    iso,
     key_of,
     message_view,
     receipt_view,
+    stored_receipt,
 )
 from headrace.wire import http
 from headrace.wire.http import Request
@@ -123,26 +122,12 @@ def _publish_plain(connection: HttpConnection, request: Request, name: str, body
                 engine.guard.hit_the_wall()
             connection.publish_failed(request, slot, entry.error)
             return
-        offset = entry.first_offset
-        low = f"{0b10 << 62 | offset:016x}"
-        content = (
-            f'{{"id":"{_id_head(topic.hash, number)}-{low[:4]}-{low[4:]}","topic":"{name}",'
-            f'"partition":{number},"offset":{offset},"timestamp":"{_iso(entry.timestamp)}"}}'
-        )
+        content = stored_receipt(topic, number, entry)
         connection.published(
             request, slot, http.json_answer(200, content.encode(), request.keep_alive)
         )
 
     engine.append(topic, number, Append(Columns([body]), None, stored))
-
-
-@lru_cache(maxsize=4096)
-def _id_head(topic_hash: int, partition: int) -> str:
-    text = f"{topic_hash:012x}"
-    return f"{text[:8]}-{text[8:]}-{0x8000 | partition:04x}"
-
-
-_iso = lru_cache(maxsize=64)(iso)
 
 
 def _producer(request: Request) -> tuple[int, int, int] | None:

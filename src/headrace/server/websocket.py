@@ -52,7 +52,15 @@ from headrace.server.routes import (
 from headrace.server.routing import Route
 from headrace.server.tcp import Hub, own_mistake
 from headrace.server.text import publish_arguments
-from headrace.server.views import CONTENT_TYPE, Views, key_of, message_view, receipt_view, value_of
+from headrace.server.views import (
+    CONTENT_TYPE,
+    Views,
+    key_of,
+    message_view,
+    receipt_view,
+    stored_receipt,
+    value_of,
+)
 from headrace.wire.http import Request
 
 logger = logging.getLogger("headrace.server")
@@ -315,12 +323,12 @@ class WebSocketSession:
                 if isinstance(entry.error, StorageFull):
                     engine.guard.hit_the_wall()
                 slot.fill(self._error(message_id, entry.error))
-            elif message_id is None:
+            elif message_id is None or self._protocol.state is not State.OPEN:
                 slot.fill(b"")
             else:
-                receipt = Receipt(name, number, entry.first_offset, entry.timestamp)
-                view = receipt_view(receipt)
-                slot.fill(self._answer(message_id, {"type": "published", **view}))
+                receipt = stored_receipt(topic, number, entry)
+                content = f'{{"type":"published",{receipt[1:-1]},"messageId":'.encode()
+                slot.fill(text_frame(b"%b%b}" % (content, exact.dumps(message_id))))
 
         engine.append(topic, number, Append(Columns([value]), None, stored))
 
