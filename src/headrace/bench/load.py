@@ -137,6 +137,7 @@ class _Publisher(_Connection):
     def _send(self, at: float) -> None:
         if self.is_lost:
             return
+        at = min(at, _clock())  # a timer may be half a millisecond early
         request = self._load.take(at)
         if request is not None:
             self._sent_at = at
