@@ -148,7 +148,7 @@ class Subscription:
         With ``count_attempt`` (it vanished, perhaps because of a message) a delivery is used up;
         without (it closed in good order and says that it began none of these) it is not.
         """
-        if member not in self.members:
+        if self.closed or member not in self.members:
             return
         self.members.remove(member)
         for lease in list(member.leases.values()):
@@ -650,7 +650,7 @@ class Subscription:
             self._timer = None
         for cursor in self.cursors.values():
             cursor.partition.watchers.remove(self)
-        for member in self.members:
+        for member in list(self.members):  # a sink may leave as it hears of it
             member.sink.closed(error)
         self.members.clear()
         for lease in self.leases.values():
