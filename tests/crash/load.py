@@ -83,8 +83,8 @@ class Client:
     def _main(self) -> None:
         try:
             self.run()
-        except (Closed, BrokerFailed):
-            pass  # the broker went first
+        except (Closed, BrokerFailed, OutcomeUnknown):
+            pass  # the broker went first, or is about to
         except Exception as error:
             self.oracle.tell("problem", what=f"{self.name}: {type(error).__name__}: {error}")
 
