@@ -132,8 +132,7 @@ class AsyncClient(Administration):
                     await producer.flush()
             except TimeoutError:
                 logger.warning("closing: not everything could be published in time")
-        feeds, self._feeds = list(self._feeds.values()), {}
-        leaving = [feed.unsubscribe() for feed in feeds]
+        leaving = [self.unfollow(feed) for feed in self._feeds.values()]
         await asyncio.gather(*leaving, *self._tasks, return_exceptions=True)
         producer.close()
         await link.close()
@@ -454,22 +453,22 @@ class AsyncClient(Administration):
         return feed
 
     def _close_channel(self, channel: AsyncChannel) -> None:
-        for key, feed in list(self._feeds.items()):
+        for feed in list(self._feeds.values()):
             if feed.arrivals is channel:
-                del self._feeds[key]
-                self._spawn(feed.unsubscribe())
+                self._spawn(self.unfollow(feed))
         channel.closed(None)
 
     async def unsubscribe(self, topic: str) -> None:
         """Close the plain channels of the topic."""
-        for key, feed in list(self._feeds.items()):
+        for feed in list(self._feeds.values()):
             if feed.topic == topic and feed.name is None:
-                del self._feeds[key]
-                await feed.unsubscribe()
+                await self.unfollow(feed)
 
     async def unfollow(self, feed: Feed) -> None:
-        self._feeds.pop(feed.key, None)
+        """End a feed. Until that is answered, deliveries for it may still arrive."""
         await feed.unsubscribe()
+        if self._feeds.get(feed.key) is feed:
+            del self._feeds[feed.key]
 
     async def subscription(
         self,
@@ -515,18 +514,21 @@ class AsyncClient(Administration):
         return feed
 
     async def _start(self, feed: Feed) -> None:
-        if feed.key in self._feeds:
-            what = feed.name or feed.topic
-            raise InvalidArgument(
-                f"this client has subscribed to {what!r} already; close that first, or use "
-                "another client",
-                code="subscribed",
-            )
         await self.link.within_time(self._subscribe(feed))
 
     async def _subscribe(self, feed: Feed) -> None:
         while True:
             wire = await self.link.ready()
+            other = self._feeds.get(feed.key)
+            if other is not None and other.is_leaving:
+                await other.left.wait()
+                continue
+            if other is not None:
+                raise InvalidArgument(
+                    f"this client has subscribed to {feed.name or feed.topic!r} already; close "
+                    "that first, or use another client",
+                    code="subscribed",
+                )
             # Only now: a link that comes up asks for every feed that is known, and once is enough.
             self._feeds[feed.key] = feed
             try:
@@ -572,10 +574,9 @@ class AsyncClient(Administration):
 
     async def leave(self, name: str, topic: str | None = None) -> None:
         """End this client's part in a subscription; the subscription stays."""
-        for key, feed in list(self._feeds.items()):
+        for feed in list(self._feeds.values()):
             if feed.name == name and topic in (None, feed.topic):
-                del self._feeds[key]
-                await feed.unsubscribe()
+                await self.unfollow(feed)
                 return
         raise SubscriptionNotFound(f"this client has not joined {name!r}", code="not_subscribed")
 
@@ -585,10 +586,6 @@ async def _handle(message: Message, handler: Handler) -> None:
         result = handler(message)
         if inspect.isawaitable(result):
             await result
-    except asyncio.CancelledError:
-        with contextlib.suppress(StaleDelivery):
-            message.nack(0, "cancelled")
-        raise
     except Exception as error:
         logger.exception("the handler failed for %r", message)
         with contextlib.suppress(StaleDelivery):  # the connection broke meanwhile: it comes again

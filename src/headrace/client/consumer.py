@@ -80,7 +80,12 @@ class Feed:
         self._idle: list[asyncio.Future[None]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._ended = False
+        self.left = asyncio.Event()
         self.stale = 0
+
+    @property
+    def is_leaving(self) -> bool:
+        return self._ended
 
     @property
     def key(self) -> tuple[str, str | None, str]:
@@ -89,6 +94,8 @@ class Feed:
     # --- subscribing ------------------------------------------------------------------------
     async def subscribe(self, wire: Wire) -> None:
         """Ask for deliveries on a connection that has just come up."""
+        if self._ended:
+            return
         properties = {"topic": self.topic, "mode": "batch", "client_id": self._link.client_id}
         if self.name is not None:
             properties |= {
@@ -120,16 +127,24 @@ class Feed:
         if self._ended:
             return
         self._end()
-        wire = self._link.wire
-        if wire is not None:
+        try:
+            wire = self._link.wire
+            if wire is not None:
+                async with asyncio.timeout(self._link.request_timeout):
+                    await self._leave(wire)
+        except (HeadraceError, TimeoutError) as error:
+            logger.debug("unsubscribing from %s: %s", self.topic, error)
+        finally:
+            self.arrivals.closed(None)
+            self.left.set()
+
+    async def _leave(self, wire: Wire) -> None:
+        if self.name is not None:
+            # First no more deliveries: one on its way to us would count as begun when we leave.
+            await wire.ask(Type.UNSUBSCRIBE, {**self._place(), "pause": "true"})
             self._send_runs()
             self._release_unread(wire)
-            try:
-                async with asyncio.timeout(self._link.request_timeout):
-                    await wire.ask(Type.UNSUBSCRIBE, self._place())
-            except (HeadraceError, TimeoutError) as error:
-                logger.debug("unsubscribing from %s: %s", self.topic, error)
-        self.arrivals.closed(None)
+        await wire.ask(Type.UNSUBSCRIBE, self._place())
 
     def _place(self) -> dict[str, str]:
         mine = {"channel": self.channel} if self.name is None else {"subscription": self.name}
@@ -143,8 +158,6 @@ class Feed:
 
     def _release_unread(self, wire: Wire) -> None:
         """What was never taken out of the channel goes back without having counted."""
-        if self.name is None:
-            return
         for message in self.arrivals.drain():
             if not message.lease.void:
                 properties = {

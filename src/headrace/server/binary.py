@@ -352,7 +352,10 @@ class BinarySession:
         properties = frame.properties
         name = properties.get("subscription")
         topic = properties.get("topic") if name else _need(properties, "topic")
-        self._memberships.leave(topic, name, properties.get("channel", ""))
+        if properties.get("pause") == "true":
+            self._memberships.pause(topic, name)
+        else:
+            self._memberships.leave(topic, name, properties.get("channel", ""))
         self._outbox.send(success(frame.sequence))
 
     def on_credit(self, frame: Frame) -> None:

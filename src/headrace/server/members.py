@@ -139,6 +139,14 @@ class Memberships:
                 return
         raise NotFound("this connection has no such subscription", code="not_subscribed")
 
+    def pause(self, pattern: str | None, name: str | None) -> None:
+        """Deliver nothing more to a member; what it has stays with it until it leaves."""
+        for key, sink in self._sinks.items():
+            if pattern in (None, key[0]) and key[1] == name and sink.member is not None:
+                sink.member.prefetch = 0
+                return
+        raise NotFound("this connection has no such subscription", code="not_subscribed")
+
     def leave_all(self) -> None:
         sinks, self._sinks = list(self._sinks.values()), {}
         for sink in sinks:
