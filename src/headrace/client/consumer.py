@@ -107,7 +107,7 @@ class Feed:
             self._credit = max(self.arrivals.capacity - len(self.arrivals), 0)
             properties |= {"channel": self.channel, "credit": str(self._credit)}
         await wire.ask(Type.SUBSCRIBE, properties)
-        if self._ended:  # it was left while we asked
+        if self.is_leaving:  # it was left while we asked
             wire.send(Type.UNSUBSCRIBE, self._place(), b"", lambda frame: None)
             return
         if self._auto_extend and self._timer is None:

@@ -147,12 +147,15 @@ class Wire(asyncio.Protocol):
     async def close(self) -> None:
         """Send what is on its way, say goodbye (TLS wants to), and be gone."""
         self._transport.close()
-        for end in (lambda: None, self._transport.abort):
-            end()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(GOODBYE_S):
-                    await self._gone.wait()
-                    return
+        if not await self._is_gone():
+            self._transport.abort()
+            await self._is_gone()
+
+    async def _is_gone(self) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GOODBYE_S):
+                return await self._gone.wait()
+        return False
 
     def abort(self) -> None:
         self._transport.abort()
