@@ -134,7 +134,7 @@ def test_a_torn_end_costs_the_last_acks_at_most() -> None:
         assert groups[0].cursors[(TOPIC, 0)].position in (0, 5)
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(st.data())
 def test_flipped_bytes_never_skip_a_message(data: st.DataObject) -> None:
     """Whatever is flipped, a group is where it was, earlier, or begins at the earliest."""

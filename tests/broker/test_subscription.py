@@ -807,7 +807,7 @@ def test_a_read_error_does_not_outlive_its_topic() -> None:
     group.detach(TOPIC)
     files.heal()
     rig.advance(10)
-    assert cursor not in group._hungry
+    assert cursor not in group._reading._queue
     assert group.lag() == 0
 
 
@@ -910,6 +910,17 @@ def test_the_order_changes_only_between_members(rig: Rig) -> None:
     inbox.ack(*inbox.take())
     rig.run()
     assert inbox.values == [b"a2"]
+
+
+def test_a_change_of_order_reads_again_up_to_the_damage() -> None:
+    """What lay before it and was not done is delivered, though the group had stopped there."""
+    rig = broken_middle()
+    group = rig.subscribe()
+    rig.join(group).leave(count_attempt=False)
+    assert group.cursors[(TOPIC, 0)].blocked is not None
+    rig.subscribe(ordering="key")
+    assert rig.join(group).values == [b"0", b"1"]
+    assert group.cursors[(TOPIC, 0)].blocked is not None
 
 
 def test_closing_the_engine_ends_every_member(rig: Rig) -> None:

@@ -331,4 +331,4 @@ class SubscriptionMachine(RuleBasedStateMachine):
 
 
 TestSubscriptionMachine = SubscriptionMachine.TestCase
-TestSubscriptionMachine.settings = settings(max_examples=100, stateful_step_count=50)
+TestSubscriptionMachine.settings = settings(max_examples=60, stateful_step_count=50)

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left, bisect_right
-from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
@@ -37,6 +36,7 @@ from headrace.broker.deadlines import Deadlines
 from headrace.broker.delivery import Context, Delivery, Lease, Member, Tally
 from headrace.broker.members import Members
 from headrace.broker.ordering import KeyOrder
+from headrace.broker.reading import Reading
 from headrace.broker.retries import Retries
 from headrace.broker.selection import select
 from headrace.errors import Closed, DataCorrupt, HeadraceError, OffsetOutOfRange, StaleDelivery
@@ -44,7 +44,6 @@ from headrace.log.batch import LOST, Batch
 from headrace.model import SubscriptionSettings, check_reason, check_seconds
 
 logger = logging.getLogger("headrace.broker")
-_READ_PAUSE_S = 1.0
 
 
 class Subscription:
@@ -70,8 +69,7 @@ class Subscription:
         self.closed = False
         self._target = name.encode()
         self._pumping = False
-        self._hungry: deque[Cursor] = deque()
-        self._is_hungry: set[int] = set()
+        self._reading = Reading(name, context, self.tally, self.wake)
         self._retries = Retries()
         self._deadlines = Deadlines(self.leases)
         self._burying: set[tuple[int, int]] = set()
@@ -96,15 +94,15 @@ class Subscription:
             assert not self.leases, "the order cannot change under members"
             for cursor in self.cursors.values():
                 self._forget(cursor)
-                cursor.next = cursor.position
-                self.advanced(cursor)
+                cursor.next, cursor.blocked = cursor.position, None
+                self._reading.advanced(cursor)
 
     # --- topics -----------------------------------------------------------------------------
     def attach(self, cursor: Cursor) -> None:
         partition = cursor.partition
         self.cursors[(partition.topic, partition.number)] = cursor
         partition.watchers.append(self)
-        self.advanced(cursor)
+        self._reading.advanced(cursor)
 
     def detach(self, topic: str) -> list[Cursor]:
         """Let go of a topic that is deleted."""
@@ -118,22 +116,7 @@ class Subscription:
     def on_advance(self, topic: str, partition: int) -> None:
         cursor = self.cursors.get((topic, partition))
         if cursor is not None:
-            self.advanced(cursor)
-
-    def _is_attached(self, cursor: Cursor) -> bool:
-        place = (cursor.partition.topic, cursor.partition.number)
-        return self.cursors.get(place) is cursor
-
-    def advanced(self, cursor: Cursor) -> None:
-        """There may be something to read at the cursor."""
-        if (
-            cursor.number not in self._is_hungry
-            and cursor.blocked is None
-            and cursor.next < cursor.partition.log.end_offset
-        ):
-            self._is_hungry.add(cursor.number)
-            self._hungry.append(cursor)
-            self.wake()
+            self._reading.advanced(cursor)
 
     # --- members ----------------------------------------------------------------------------
     def join(self, member: Member) -> None:
@@ -175,39 +158,16 @@ class Subscription:
         while self.members.have_room():
             if self._retries.ready:
                 self._hand_out_retries()
-            elif (cursor := self._next_hungry()) is not None:
-                self._hand_out_fresh(cursor)
+            elif (found := self._reading.next(self._order.has_room)) is not None:
+                self._hand_out_fresh(*found)
             else:
                 break
 
     @property
     def _has_work(self) -> bool:
-        return bool(self._retries.ready or self._hungry)
+        return bool(self._retries.ready or self._reading)
 
-    def _next_hungry(self) -> Cursor | None:
-        """The partition whose turn it is. One that can set no more aside does not hold up others."""
-        for _ in range(len(self._hungry)):
-            if self._order.has_room(self._hungry[0]):
-                return self._hungry[0]
-            self._hungry.rotate(-1)
-        return None
-
-    def _hand_out_fresh(self, cursor: Cursor) -> None:
-        partition = cursor.partition
-        if cursor.next >= partition.log.end_offset or cursor.blocked:
-            self._sated(cursor)
-            return
-        try:
-            batch = partition.log.read_cached(cursor.next)
-        except OffsetOutOfRange:
-            self._skip_missing(cursor)
-            return
-        except DataCorrupt as error:
-            self._block(cursor, error.message)
-            return
-        except OSError as error:
-            self._block(cursor, f"cannot be read: {error}", pause=True)
-            return
+    def _hand_out_fresh(self, cursor: Cursor, batch: Batch) -> None:
         start = cursor.next - batch.base_offset
         stop = min(batch.count, start + limits.LEASE_RECORDS_MAX * max(len(self.members), 1))
         indexes = self._deliverable(cursor, batch, start, stop)
@@ -217,52 +177,7 @@ class Subscription:
             left = self._share(cursor, batch, indexes)
             if left:
                 stop = left[0]
-        cursor.next = batch.base_offset + stop
-        # The next batch of this partition waits for its turn behind the other partitions.
-        self._hungry.rotate(-1)
-        if cursor.next >= partition.log.end_offset:
-            self._sated(cursor)
-
-    def _sated(self, cursor: Cursor) -> None:
-        self._is_hungry.discard(cursor.number)
-        if cursor in self._hungry:
-            self._hungry.remove(cursor)
-
-    def _skip_missing(self, cursor: Cursor) -> None:
-        """Retention has overtaken the subscription: go on with the first record there is."""
-        start = cursor.partition.log.start_offset
-        logger.warning(
-            "subscription %s lost %d messages of %s/%d to retention (offsets %d to %d)",
-            self.name,
-            start - cursor.next,
-            cursor.partition.topic,
-            cursor.partition.number,
-            cursor.next,
-            start - 1,
-        )
-        self.tally.lost += start - cursor.next
-        cursor.done_run(cursor.next, start)
-        cursor.next = start
-        self._context.changed(cursor)
-
-    def _block(self, cursor: Cursor, why: str, *, pause: bool = False) -> None:
-        cursor.blocked = why
-        self._sated(cursor)
-        logger.error(
-            "subscription %s stops at %s/%d offset %d: %s",
-            self.name,
-            cursor.partition.topic,
-            cursor.partition.number,
-            cursor.next,
-            why,
-        )
-        if pause:
-            self._context.call_later(_READ_PAUSE_S, self._unblock, cursor)
-
-    def _unblock(self, cursor: Cursor) -> None:
-        if self._is_attached(cursor):
-            cursor.blocked = None
-            self.advanced(cursor)
+        self._reading.read(cursor, batch.base_offset + stop)
 
     def _deliverable(self, cursor: Cursor, batch: Batch, start: int, stop: int) -> Sequence[int]:
         """Indexes of the records to hand out; the others in between are done."""
@@ -624,7 +539,7 @@ class Subscription:
         self._forget(cursor)
         cursor.seek(offset)
         self._context.changed(cursor)
-        self.advanced(cursor)
+        self._reading.advanced(cursor)
 
     def _forget(self, cursor: Cursor) -> None:
         """Drop everything that is under way at the cursor."""
@@ -637,7 +552,7 @@ class Subscription:
         self._burying = {item for item in self._burying if item[0] != cursor.number}
         for item in self._order.forget(cursor):
             self._retries.add(*item)
-        self._sated(cursor)
+        self._reading.forget(cursor)
         if self._has_work:  # who had these has room for others now
             self.wake()
 

@@ -1,0 +1,133 @@
+"""Which partitions of a subscription have something to read, and whose turn it is.
+
+One batch of each partition in turn. A partition that cannot be read does not stop the others: at
+damage it is *blocked* until the subscription is moved past it; after an error of the disk it is tried
+again a moment later; where retention has been faster, reading goes on with the first record there is.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+
+from headrace.broker.cursor import Cursor
+from headrace.broker.delivery import Context, Tally
+from headrace.errors import DataCorrupt, OffsetOutOfRange
+from headrace.log.batch import Batch
+
+logger = logging.getLogger("headrace.broker")
+PAUSE_S = 1.0
+
+
+class Reading:
+    def __init__(self, name: str, context: Context, tally: Tally, wake: Callable[[], None]):
+        self._name = name
+        self._context = context
+        self._tally = tally
+        self._wake = wake
+        self._queue: deque[Cursor] = deque()
+        self._queued: set[int] = set()
+        self._paused: set[int] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._queue)
+
+    def advanced(self, cursor: Cursor) -> None:
+        """There may be something to read at the cursor."""
+        if self._enqueue(cursor):
+            self._wake()
+
+    def _enqueue(self, cursor: Cursor) -> bool:
+        if (
+            cursor.number in self._queued
+            or cursor.blocked is not None
+            or cursor.next >= cursor.partition.log.end_offset
+        ):
+            return False
+        self._queued.add(cursor.number)
+        self._queue.append(cursor)
+        return True
+
+    def next(self, may_read: Callable[[Cursor], bool]) -> tuple[Cursor, Batch] | None:
+        """A cursor and the batch at it, or None when there is nothing to read.
+
+        Partitions for which ``may_read`` says no keep their place and hold up nobody.
+        """
+        refused = 0
+        while refused < len(self._queue):
+            cursor = self._queue[0]
+            if cursor.next >= cursor.partition.log.end_offset or cursor.blocked is not None:
+                self._dequeue(cursor)
+            elif not may_read(cursor):
+                self._queue.rotate(-1)
+                refused += 1
+            else:
+                batch = self._read(cursor)
+                if batch is not None:
+                    return cursor, batch
+        return None
+
+    def _read(self, cursor: Cursor) -> Batch | None:
+        try:
+            return cursor.partition.log.read_cached(cursor.next)
+        except OffsetOutOfRange:
+            self._skip_missing(cursor)
+        except DataCorrupt as error:
+            self._block(cursor, error.message)
+        except OSError as error:
+            self._block(cursor, f"cannot be read: {error}")
+            self._paused.add(cursor.number)
+            self._context.call_later(PAUSE_S, self._resume, cursor)
+        return None
+
+    def read(self, cursor: Cursor, offset: int) -> None:
+        """Everything before the offset was read; the next batch waits behind the other partitions."""
+        cursor.next = offset
+        self._dequeue(cursor)
+        self._enqueue(cursor)
+
+    def forget(self, cursor: Cursor) -> None:
+        """The cursor is moved, or gone."""
+        self._dequeue(cursor)
+        self._paused.discard(cursor.number)
+
+    def _dequeue(self, cursor: Cursor) -> None:
+        if cursor.number in self._queued:
+            self._queued.remove(cursor.number)
+            self._queue.remove(cursor)
+
+    def _skip_missing(self, cursor: Cursor) -> None:
+        """Retention has overtaken the subscription: go on with the first record there is."""
+        start = cursor.partition.log.start_offset
+        logger.warning(
+            "subscription %s lost %d messages of %s/%d to retention (offsets %d to %d)",
+            self._name,
+            start - cursor.next,
+            cursor.partition.topic,
+            cursor.partition.number,
+            cursor.next,
+            start - 1,
+        )
+        self._tally.lost += start - cursor.next
+        cursor.done_run(cursor.next, start)
+        cursor.next = start
+        self._context.changed(cursor)
+
+    def _block(self, cursor: Cursor, why: str) -> None:
+        cursor.blocked = why
+        self._dequeue(cursor)
+        logger.error(
+            "subscription %s stops at %s/%d offset %d: %s",
+            self._name,
+            cursor.partition.topic,
+            cursor.partition.number,
+            cursor.next,
+            why,
+        )
+
+    def _resume(self, cursor: Cursor) -> None:
+        if cursor.number in self._paused:
+            self._paused.remove(cursor.number)
+            cursor.blocked = None
+            self.advanced(cursor)
