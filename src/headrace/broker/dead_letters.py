@@ -181,6 +181,7 @@ class DeadLetters:
     # --- dealing with them ---------------------------------------------------------------------
     def purge(self, name: str, offsets: list[int] | None, done: RedriveDone) -> None:
         """Give letters up for good: the ones named, or all there are now."""
+        self._engine.check_open()
         _check_offsets(offsets)
         topic, _, cursor = self._open(name)
         end = topic.partitions[0].log.end_offset

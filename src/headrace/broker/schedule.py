@@ -181,6 +181,7 @@ class Schedule:
 
     def cancel(self, message_id: uuid.UUID, done: Callable[[HeadraceError | None], None]) -> None:
         """It will not be published. :class:`MessageNotFound` if it was, or never waited."""
+        self._engine.check_open()
         offset = self._by_id.get(message_id)
         if offset is None:
             parts = split_id(message_id)
