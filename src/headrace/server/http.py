@@ -25,7 +25,7 @@ from headrace.server.routing import Handler, RouteTable
 from headrace.server.tcp import Hub, Session, keep_alive, own_mistake
 from headrace.server.turns import Turns
 from headrace.wire import http
-from headrace.wire.http import HttpParser, Request
+from headrace.wire.http import HttpParser, KnownHeads, Request
 
 logger = logging.getLogger("headrace.server")
 BODY_BYTES_MAX = 64 << 20
@@ -41,7 +41,7 @@ class HttpConnection(asyncio.Protocol):
     def __init__(self, hub: Hub, site: Site):
         self.hub = hub
         self.site = site
-        self._parser = HttpParser(BODY_BYTES_MAX, self._check_head)
+        self._parser = HttpParser(BODY_BYTES_MAX, self._check_head, site.heads)
         self.outbox: Outbox = None  # type: ignore[assignment]
         self._transport: asyncio.Transport = None  # type: ignore[assignment]
         self._turns: Turns[Request | HeadraceError] = None  # type: ignore[assignment]
@@ -181,16 +181,14 @@ class HttpConnection(asyncio.Protocol):
             return
         cors: dict[str, str] = {}
         try:
-            cors = self.site.origins.admit(request)
-            self._authenticate(request)
-            if request.refusal is not None:
-                raise request.refusal
-            if request.headers.get("content-encoding", "identity").lower() != "identity":
-                raise InvalidArgument(
-                    "bodies are not compressed here; a topic may be",
-                    code="unsupported_media_type",
-                )
-            self._dispatch(request, cors)
+            way = request.memo.get("way")
+            if way is None:  # else the very same head was admitted before
+                cors = self.site.origins.admit(request)
+                self._authenticate(request)
+                self._check_readable(request)
+                way = request.memo["way"] = (*self.site.find(request), cors)
+            handler, parameters, cors = way
+            self._dispatch(request, handler, parameters, cors)
         except HeadraceError as error:
             self._unread = request.refusal is not None
             self._answer_error(request, error, cors)
@@ -206,8 +204,18 @@ class HttpConnection(asyncio.Protocol):
         if scheme.lower() != "bearer" or not self.hub.is_token(token.strip()):
             raise Unauthenticated("send 'Authorization: Bearer <token>' with the broker's token")
 
-    def _dispatch(self, request: Request, cors: dict[str, str]) -> None:
-        handler, parameters = self.site.find(request)
+    @staticmethod
+    def _check_readable(request: Request) -> None:
+        if request.refusal is not None:
+            raise request.refusal
+        if request.headers.get("content-encoding", "identity").lower() != "identity":
+            raise InvalidArgument(
+                "bodies are not compressed here; a topic may be", code="unsupported_media_type"
+            )
+
+    def _dispatch(
+        self, request: Request, handler: Handler, parameters: list[str], cors: dict[str, str]
+    ) -> None:
         result = handler(self, request, *parameters)
         if isinstance(result, bytes):
             self._finish(request, result, cors, None)
@@ -283,6 +291,7 @@ class Site:
     def __init__(self, routes: RouteTable, origins: Origins):
         self._routes = routes
         self.origins = origins
+        self.heads = KnownHeads()
 
     def find(self, request: Request) -> tuple[Handler, list[str]]:
         return self._routes.find(request.method, request.words)

@@ -61,6 +61,10 @@ def on_publish(connection: HttpConnection, request: Request, topic: str) -> None
     """One message: the body. JSON is kept as it is; other types keep their bytes."""
     engine = connection.hub.engine
     body = request.body
+    if request.memo.get("plain"):  # the very same head was before
+        read_json(body)
+        _publish_plain(connection, request, topic, body)
+        return
     headers = message_headers(request)
     content_type = request.headers.get("content-type")
     if is_json_type(content_type):
@@ -68,6 +72,7 @@ def on_publish(connection: HttpConnection, request: Request, topic: str) -> None
     elif content_type != UNSAID:
         headers[CONTENT_TYPE] = content_type or ""
     if not headers and not request.query and "idempotency-key" not in request.headers:
+        request.memo["plain"] = is_json_type(content_type)
         _publish_plain(connection, request, topic, body)
         return
     options = check_query(request, *_PUBLISH_QUERY)

@@ -31,6 +31,7 @@ class Request:
         "body",
         "headers",
         "keep_alive",
+        "memo",
         "method",
         "path",
         "query",
@@ -55,6 +56,18 @@ class Request:
         self.version = "1.1"
         self.refusal: HeadraceError | None = None
         """Why it is not even read to its end."""
+        self.memo: dict[str, Any] = {}
+        """What was found out from the head, for all requests whose heads are the same bytes."""
+
+    def again(self, body: bytes) -> Request:
+        """The same request with another body."""
+        request = Request.__new__(Request)
+        request.method, request.path, request.words = self.method, self.path, self.words
+        request.query, request.headers, request.version = self.query, self.headers, self.version
+        request.keep_alive, request.upgrade, request.refusal = True, False, None
+        request.memo = self.memo
+        request.body = body
+        return request
 
     @property
     def has_body(self) -> bool:
@@ -63,15 +76,64 @@ class Request:
         return "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
 
 
+class KnownHeads:
+    """Requests by the bytes of their heads, shared by all connections.
+
+    A client that publishes sends the same head again and again; equal bytes mean the same, so they are
+    compared instead of parsed. That holds for a request that arrives in one piece with nothing behind
+    it, which is how they do arrive; everything else goes to llhttp.
+    """
+
+    COUNT_MAX = 512
+    BYTES_MAX = 2 << 10
+
+    def __init__(self) -> None:
+        self._requests: dict[bytes, tuple[Request, int]] = {}
+
+    def find(self, data: bytes) -> Request | None:
+        """The request that this is, if its head is known and its body is all there is behind it."""
+        start = data.find(b"\r\n\r\n", 0, self.BYTES_MAX) + 4
+        known = self._requests.get(data[:start])
+        if known is None or len(data) - start != known[1]:
+            return None
+        return known[0].again(data[start:])
+
+    def learn(self, data: bytes, request: Request) -> None:
+        """What was the only one in its piece, and was parsed without a complaint."""
+        size = len(request.body)
+        head = data[: len(data) - size]
+        headers = request.headers
+        if (
+            len(head) > self.BYTES_MAX
+            or head.find(b"\r\n\r\n") + 4 != len(head)
+            or int(headers.get("content-length", "0")) != size
+            or "transfer-encoding" in headers
+            or "expect" in headers
+            or request.upgrade
+            or request.refusal is not None
+            or not request.keep_alive
+        ):
+            return
+        if len(self._requests) >= self.COUNT_MAX:
+            self._requests.clear()
+        self._requests[head] = (request.again(b""), size)
+
+
 class HttpParser:
     """Feed it bytes; it gives requests. After an error it gives nothing more.
 
     ``check`` sees the head of each request that has a body, before any of the body is kept.
     """
 
-    def __init__(self, body_bytes_max: int, check: Callable[[Request], None] | None = None):
+    def __init__(
+        self,
+        body_bytes_max: int,
+        check: Callable[[Request], None] | None = None,
+        heads: KnownHeads | None = None,
+    ):
         self._body_max = body_bytes_max
         self._check = check
+        self._heads = heads or KnownHeads()
         self._parser = httptools.HttpRequestParser(self)
         self._found: list[Request] = []
         self._request = Request()
@@ -93,7 +155,12 @@ class HttpParser:
         if self.rest is not None:
             self.rest += data
         elif not self._ended:
+            between = not self._in_head and not self._in_body
+            if between and (known := self._heads.find(data)) is not None:
+                return [known]
             self._feed(data)
+            if between and len(self._found) == 1 and not self._in_head and not self._ended:
+                self._heads.learn(data, self._found[0])
         found, self._found = self._found, []
         return found
 
