@@ -27,7 +27,7 @@ from headrace.broker.engine import Engine
 from headrace.broker.publishing import producer_of
 from headrace.channels import Channel
 from headrace.clock import new_loop
-from headrace.errors import Closed, HeadraceError, InvalidArgument, OutcomeUnknown
+from headrace.errors import Closed, HeadraceError, InvalidArgument
 from headrace.log.batch import Batch
 from headrace.log.columns import Columns, expiry_of, many, one, time_of
 from headrace.log.memory import MemoryLog
@@ -155,9 +155,7 @@ class Broker:
         try:
             return future.result()
         except CancelledError:
-            raise OutcomeUnknown(
-                "the broker was closed while this was under way; it may have been done or not"
-            ) from None
+            raise Closed("the broker was closed while this was under way") from None
 
     # --- topics -----------------------------------------------------------------------------
     def create_topic(self, name: str, **settings: Any) -> None:
