@@ -93,7 +93,7 @@ class Tour:
     # --- the second terminal ----------------------------------------------------------------
     def run(self, block: Block) -> list[str]:
         """The lines that a block prints, with the ports of this broker for those of the text."""
-        text = block.text.replace("9999", self._ports[0])
+        text = block.text.replace("9999", self._ports[0]).replace("8080", self._ports[1])
         program = ["bash", "-e", "-c"] if block.language == "sh" else [sys.executable, "-c"]
         ended = subprocess.run(
             [*program, text],
@@ -117,7 +117,7 @@ def tour(tmp_path: Path) -> Iterator[Tour]:
 def test_the_tour(tour: Tour) -> None:
     """From the first line to the last, as a reader would paste them."""
     steps = blocks(TOUR)
-    assert [step.language for step in steps] == ["", "", *["sh"] * 4, "python", "python", "sh"]
+    assert [step.language for step in steps] == ["", "", *["sh"] * 5, "python", "python", "sh"]
     assert steps[0].text == "make run\n"
     ready = tour.make_run()
     ports = re.compile(r"(?<=:)\d+(?=[, ])")
