@@ -7,6 +7,7 @@ import pytest
 from headrace.testing import RunningServer, running_server
 from tests.contract.raw_binary import FrameSocket
 from tests.contract.raw_text import TextSocket
+from tests.server.http_rig import Http, RawHttp
 
 
 @pytest.fixture
@@ -30,3 +31,18 @@ def frames(server: RunningServer) -> Iterator[FrameSocket]:
     connection = FrameSocket(server.address)
     yield connection
     connection.close()
+
+
+@pytest.fixture
+def http(server: RunningServer) -> Iterator[Http]:
+    """A kept connection that speaks HTTP."""
+    connection = Http(server.http_address)
+    yield connection
+    connection.close()
+
+
+@pytest.fixture
+def raw(server: RunningServer) -> Iterator[RawHttp]:
+    """A bare socket to the HTTP port."""
+    with RawHttp(server.http_address) as connection:
+        yield connection
