@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from headrace.settings import SETTINGS
+from headrace.testing import RunningServer
 
 SCRIPT = Path(sys.executable).with_name("headrace")
 """The command as it is installed."""
@@ -80,3 +81,8 @@ def start_script(*arguments: str, **environment: str) -> subprocess.Popen[str]:
         text=True,
         env=clean_environment() | environment,
     )
+
+
+def is_followed(server: RunningServer, pattern: str) -> bool:
+    """Whether somebody has a plain subscription over the pattern."""
+    return server.call(lambda: pattern in [each.pattern for each in server.engine._followers])

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.client.threads import BrokerClient
 from headrace.testing import RunningServer, wait_until
-from tests.cli.rig import SCRIPT, clean_environment, run_script, start_script
+from tests.cli.rig import SCRIPT, clean_environment, is_followed, run_script, start_script
 
 
 @contextmanager
@@ -58,7 +58,7 @@ def test_a_follower_goes_on_after_the_broker_came_back(
         assert process.stdout is not None
         assert process.stdout.readline().endswith("  before\n")
         server.restart()
-        wait_until(lambda: server.call(lambda: len(server.engine._followers)))
+        wait_until(lambda: is_followed(server, "restarted"))
         client.publish_text("restarted", "after")
         assert process.stdout.readline().endswith("  after\n")
 
