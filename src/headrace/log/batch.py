@@ -266,6 +266,10 @@ class Batch:
             self._values = _read_binary(self.plain(), 0, self.count)[0]
         return self._values
 
+    def forget(self) -> None:
+        """Let go of what was decoded; it will be again when somebody asks."""
+        self._values = self._keys = self._plain = None
+
     def column(self, flag: int) -> int:
         """Where the column begins in the plain body."""
         if self._ends is None:

@@ -17,6 +17,9 @@ from headrace.log.commit import gather
 from headrace.log.interface import Append
 from headrace.log.producers import Producers
 
+DECODED_KEPT = 64
+"""Batches at the end that may stay decoded: who follows is here, who is far behind takes the time."""
+
 
 class MemoryLog:
     """See :class:`headrace.log.interface.Log`."""
@@ -85,6 +88,8 @@ class MemoryLog:
             for batch in group.batches:
                 self._producers.add_batch(batch)
                 self._batches.append(batch)
+                if len(self._batches) > DECODED_KEPT:
+                    self._batches[-1 - DECODED_KEPT].forget()
                 self._bases.append(batch.base_offset)
                 self._bytes += batch.stored_bytes
             self._last_timestamp = group.timestamp
