@@ -28,8 +28,10 @@ class Members:
         self._members.append(member)
 
     def remove(self, member: Member) -> None:
-        self._members.remove(member)
-        self._turn = 0
+        at = self._members.index(member)
+        del self._members[at]
+        if at < self._turn:  # the turn stays with whom it was
+            self._turn -= 1
 
     def clear(self) -> None:
         self._members.clear()
