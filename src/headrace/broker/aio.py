@@ -43,7 +43,7 @@ def open_engine(data_dir: str | Path | None, loop: Any, options: dict[str, Any])
 def split_start(start: Start) -> tuple[str | int, int | None]:
     """(position, time in ms): a datetime is a time, anything else a position."""
     if isinstance(start, datetime):
-        return "earliest", int(start.timestamp() * 1000)
+        return "earliest", round(start.timestamp() * 1000)
     return start, None
 
 
