@@ -62,6 +62,7 @@ from headrace.server.views import (
     value_of,
 )
 from headrace.wire.http import Request
+from headrace.wire.websocket import PlainFrames
 
 logger = logging.getLogger("headrace.server")
 PING_S = 20.0
@@ -95,6 +96,7 @@ class WebSocketSession:
         self._engine = connection.hub.engine
         self._outbox = connection.outbox
         self._protocol = protocol
+        self._frames = PlainFrames()
         self._views = _views.setdefault(self._hub, Views(lambda message: frame_of(message)))
         self._memberships = Memberships(
             self._engine, self._outbox, self._deliver, self._subscription_closed
@@ -111,12 +113,24 @@ class WebSocketSession:
         return self._protocol.state is State.OPEN and not self._connection.closing
 
     def feed(self, data: bytes) -> None:
+        for piece, is_text in self._frames.cut(data):
+            if not is_text:
+                self._feed_library(piece)
+            elif self._is_open:
+                self._text(piece)
+        self._flush()
+        self._say_goodbye()
+
+    def _feed_library(self, data: bytes) -> None:
         protocol = self._protocol
         protocol.receive_data(data)
         for event in protocol.events_received():
             if isinstance(event, Frame) and self._is_open:
                 self._frame(event)
         self._flush()
+
+    def _say_goodbye(self) -> None:
+        protocol = self._protocol
         if protocol.eof_sent:
             self._memberships.leave_all()
             if protocol.close_rcvd is not None:  # both have said goodbye
