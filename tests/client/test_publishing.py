@@ -1,0 +1,281 @@
+"""Publishing with real clients against a real server."""
+
+import asyncio
+import uuid
+
+import pytest
+
+from headrace import AsyncClient, BrokerClient
+from headrace.client import producer as producing
+from headrace.errors import (
+    HeadraceError,
+    InvalidArgument,
+    QueueFull,
+    RequestTimeout,
+    TooLarge,
+    TopicNotFound,
+)
+from headrace.testing import RunningServer, running_server, wait_until
+
+
+def stored_batches(client: BrokerClient, topic: str = "orders") -> list[int]:
+    """How many messages each batch of the log has."""
+    return [batch.count for batch in client.fetch_batches(topic, max_bytes=64 << 20)]
+
+
+def test_many_publishes_become_few_batches(client: BrokerClient) -> None:
+    """Without anybody asking for it: what is published while a batch is under way joins the next."""
+    publications = [client.publish("orders", b"%d" % number) for number in range(5000)]
+    assert [p.result(10).offset for p in publications] == list(range(5000))
+    counts = stored_batches(client)
+    assert sum(counts) == 5000
+    assert len(counts) < 250, f"{len(counts)} batches"
+
+
+def test_publishes_that_run_at_once_become_few_batches(server: RunningServer) -> None:
+    """The same with asyncio, where each publish is awaited."""
+
+    async def main() -> list[int]:
+        async with AsyncClient(*server.address) as client:
+            receipts = await asyncio.gather(
+                *(client.publish("orders", b"%d" % number) for number in range(3000))
+            )
+            assert [receipt.offset for receipt in receipts] == list(range(3000))
+            return [
+                batch.count for batch in await client.fetch_batches("orders", max_bytes=64 << 20)
+            ]
+
+    counts = asyncio.run(main())
+    assert sum(counts) == 3000
+    assert len(counts) < 150
+
+
+def test_linger_gathers_what_comes_one_by_one(server: RunningServer) -> None:
+    """Publishes that are made one after the other travel together, if they are given the time."""
+    with server.client(linger=0.3) as client:
+        client.publish("orders", b"first").result(10)  # the number of partitions is known now
+        publications = [client.publish("orders", b"%d" % number) for number in range(50)]
+        for publication in publications:
+            publication.result(10)
+        assert stored_batches(client) == [1, 50]
+
+
+def test_a_flush_does_not_wait_for_linger(server: RunningServer) -> None:
+    """Somebody wants to know now."""
+    with server.client(linger=60) as client:
+        publication = client.publish("orders", b"x")
+        client.flush()
+        assert publication.done()
+        assert publication.result(0).offset == 0
+
+
+def test_many_at_once_keep_their_order(client: BrokerClient) -> None:
+    """publish_many of more than one batch, more than one piece."""
+    values = [b"%d" % number for number in range(25_000)]
+    receipts = client.publish_many("orders", values)
+    assert sum(receipt.count for receipt in receipts) == 25_000
+    assert client.fetch_values("orders", max_bytes=64 << 20) == values
+
+
+def test_many_at_once_go_to_the_partitions_of_their_keys(client: BrokerClient) -> None:
+    """As single ones would."""
+    client.create_topic("orders", partitions=4)
+    keys = [f"customer-{number % 10}" for number in range(1000)]
+    receipts = client.publish_many("orders", keys, keys=keys)
+    assert sum(receipt.count for receipt in receipts) == 1000
+    single = {
+        key: client.publish("orders", b"x", key=key).result(10).partition for key in set(keys)
+    }
+    for partition in range(4):
+        for message in client.fetch("orders", partition=partition, limit=2000):
+            assert message.key is not None
+            assert single[message.key.decode()] == partition
+
+
+def test_large_messages_travel(client: BrokerClient) -> None:
+    """As large as the broker takes them, one behind the other."""
+    values = [bytes([number]) * (1 << 20) for number in range(8)]
+    publications = [client.publish("orders", value) for value in values]
+    assert [p.result(20).offset for p in publications] == list(range(8))
+    assert client.fetch("orders", 7)[0].value == values[7]
+
+
+# --- errors ---------------------------------------------------------------------------------------
+def test_a_flush_raises_what_nobody_waited_for(client: BrokerClient) -> None:
+    """Once; an error that somebody has seen is not raised again."""
+    client.publish("orders", b"fine")
+    client.publish("a/b", b"x")
+    with pytest.raises(InvalidArgument, match="a/b"):
+        client.flush()
+    client.flush()
+    seen = client.publish("a/b", b"x")
+    with pytest.raises(InvalidArgument):
+        seen.result(10)
+    client.flush()
+    late = client.publish("a/b", b"x")
+    wait_until(late.done)
+    with pytest.raises(InvalidArgument):
+        late.result(10)
+    client.flush()
+
+
+def test_a_flush_raises_also_what_went_by_itself(client: BrokerClient) -> None:
+    """Delayed ones and those with an idempotency key do not travel in batches."""
+    publication = client.publish("a/b", b"x", delay=5)
+    wait_until(publication.done)
+    with pytest.raises(InvalidArgument):
+        client.flush()
+
+
+def test_a_callback_hears_of_success_and_of_failure(client: BrokerClient) -> None:
+    """In the client's thread, once each; also when it comes late."""
+    heard: list[tuple[bytes, bool]] = []
+
+    def hear(value: bytes) -> None:
+        publication = client.publish("orders" if value == b"good" else "a/b", value)
+        publication.add_done_callback(lambda p: heard.append((value, p._error is None)))
+
+    hear(b"good")
+    hear(b"bad")
+    wait_until(lambda: len(heard) == 2)
+    assert sorted(heard) == [(b"bad", False), (b"good", True)]
+    done = client.publish("orders", b"x")
+    done.result(10)
+    done.add_done_callback(lambda p: heard.append((b"late", True)))
+    assert heard[-1] == (b"late", True)
+    with pytest.raises(HeadraceError):
+        client.flush()
+
+
+def test_one_message_too_large_does_not_take_the_others_along() -> None:
+    """They were gathered with it, and are stored all the same, in order."""
+    with running_server(max_message_size="1KB") as server, server.client(linger=0.2) as client:
+        client.publish("orders", b"first").result(10)
+        publications = {
+            value: client.publish("orders", value)
+            for value in (b"a", b"b", bytes(2000), b"c", bytes(3000), b"d")
+        }
+        for value, publication in publications.items():
+            if len(value) > 1024:
+                with pytest.raises(TooLarge) as caught:
+                    publication.result(10)
+                assert caught.value.code == "message_too_large"
+            else:
+                publication.result(10)
+        values = [message.value for message in client.fetch("orders")]
+        assert values == [b"first", b"a", b"b", b"c", b"d"]
+
+
+def test_a_client_that_knows_the_limit_refuses_at_once(server: RunningServer) -> None:
+    """max_message_size on the client's side: no way to the broker for nothing."""
+    with server.client(max_message_size=100) as client, pytest.raises(TooLarge):
+        client.publish("orders", bytes(101))
+
+
+def test_a_full_queue_is_tried_again_until_there_is_room(client: BrokerClient) -> None:
+    """A refusal that may pass is not the caller's trouble as long as it passes in time."""
+    client.create_topic("orders", max_queue_size=3)
+    member = client.subscription("billing", "orders")
+    for _ in range(3):
+        client.publish("orders", b"x").result(10)
+    waiting = client.publish("orders", b"fourth")
+    client.topics()
+    assert not waiting.done()
+    member.get(10).ack()
+    assert waiting.result(10).offset == 3
+
+
+def test_a_full_queue_that_stays_full_is_told(server: RunningServer) -> None:
+    """After the delivery timeout, as what it is."""
+    with server.client(delivery_timeout=0.5) as client:
+        client.create_topic("orders", max_queue_size=1)
+        client.create_subscription("billing", "orders")
+        client.publish("orders", b"x").result(10)
+        with pytest.raises(QueueFull) as caught:
+            client.publish("orders", b"y").result(10)
+        assert caught.value.code == "queue_full"
+        client.publish("users", b"elsewhere").result(10)
+
+
+def test_when_too_much_waits_it_is_refused_at_once(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The buffer of a client has a bound; what fits is stored when the broker is back."""
+    monkeypatch.setattr(producing, "BUFFER_BYTES_MAX", 100_000)
+    with server.client() as client:
+        client.publish("orders", b"first").result(10)
+        server.stop()
+        publications = [client.publish("orders", bytes(10_000)) for _ in range(20)]
+        with pytest.raises(QueueFull) as caught:
+            publications[-1].result(10)
+        assert caught.value.code == "client_buffer_full"
+        server.start()
+        offsets = []
+        for publication in publications:
+            try:
+                offsets.append(publication.result(10).offset)
+            except QueueFull:
+                continue
+        assert offsets == list(range(1, len(offsets) + 1))
+        assert len(offsets) == 9
+
+
+def test_a_publish_ends_after_the_delivery_timeout(server: RunningServer) -> None:
+    """Whether the topic is known already or not; the broker is away all the time."""
+    with server.client(delivery_timeout=0.5, request_timeout=30) as client:
+        client.publish("known", b"x").result(10)
+        server.stop()
+        for topic in ("known", "unknown"):
+            with pytest.raises(RequestTimeout):
+                client.publish(topic, b"x").result(10)
+
+
+def test_waiting_for_a_publish_ends_when_one_wants(server: RunningServer) -> None:
+    """The publish itself goes on."""
+    with server.client() as client:
+        client.publish("orders", b"x").result(10)
+        server.stop()
+        publication = client.publish("orders", b"y")
+        with pytest.raises(RequestTimeout):
+            publication.result(0.05)
+        server.start()
+        assert publication.result(10).offset == 1
+
+
+def test_a_topic_that_may_not_be_made_is_told() -> None:
+    """auto_create_topics is off: NotFound, and after it was made publishing works."""
+    with (
+        running_server(memory=True, auto_create_topics=False) as server,
+        server.client() as client,
+    ):
+        with pytest.raises(TopicNotFound):
+            client.publish("orders", b"x").result(10)
+        client.create_topic("orders")
+        assert client.publish("orders", b"x").result(10).offset == 0
+
+
+def test_wrong_arguments_are_refused_where_they_are_given(client: BrokerClient) -> None:
+    """Before anything is sent, with the sentences of the embedded broker."""
+    with pytest.raises(InvalidArgument, match="bytes or str"):
+        client.publish("orders", 5)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="UUID"):
+        client.publish("orders", b"x", id="five")
+    with pytest.raises(InvalidArgument, match="str to str"):
+        client.publish("orders", b"x", {"a": 5})  # type: ignore[dict-item]
+    with pytest.raises(InvalidArgument, match="empty"):
+        client.publish_many("orders", [])
+    with pytest.raises(InvalidArgument, match="whole number above 0"):
+        client.fetch("orders", limit=0)
+    with pytest.raises(InvalidArgument, match="whole number above 0"):
+        client.subscribe("orders", capacity=0)
+    for name in ("a\0b", "\ud800"):
+        with pytest.raises(InvalidArgument):
+            client.fetch(name)
+
+
+def test_ids_lead_back_to_their_message(client: BrokerClient) -> None:
+    """A derived one; one of the client's own is carried but not looked up."""
+    receipt = client.publish("orders", b"x").result(10)
+    assert client.find(receipt.id).value == b"x"
+    own = uuid.uuid4()
+    assert client.publish("orders", b"y", id=own).result(10).id == own
