@@ -399,6 +399,13 @@ def test_reading_by_offset(broker: Broker) -> None:
     for bad_limit in (0, -1, "3", True):
         with pytest.raises(InvalidArgument):
             broker.fetch("orders", limit=bad_limit)  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgument):
+            broker.fetch_values("orders", max_bytes=bad_limit)  # type: ignore[arg-type]
+    for bad_partition in (1, -1, "0", None):
+        with pytest.raises(InvalidArgument):
+            broker.fetch("orders", partition=bad_partition)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument):
+        broker.fetch("orders", datetime.min)
     with pytest.raises(TopicNotFound):
         broker.fetch("nothing")
 

@@ -159,11 +159,22 @@ def test_what_cannot_be_cancelled(rig: Rig) -> None:
     assert rig.values() == [b"x", b"y", b"z"]
 
 
-def test_an_id_that_was_given_twice(rig: Rig) -> None:
-    """The one that still waits can still be cancelled."""
+def test_an_id_that_waits_already_is_not_scheduled_again(rig: Rig) -> None:
+    """A client that did not hear the answer sends it again: it is published once."""
+    first = rig.publish(TOPIC, b"first", delay=5, ids=[OWN])
+    again = rig.publish(TOPIC, b"first", delay=5, ids=[OWN])
+    assert (first.duplicate, again.duplicate) == (False, True)
+    assert first.id == again.id == uuid.UUID(OWN)
+    assert len(rig.engine.schedule.waiting()) == 1
+    rig.advance(20)
+    assert rig.values() == [b"first"]
+
+
+def test_an_id_may_be_used_again_when_it_waits_no_more(rig: Rig) -> None:
+    """What has been published is no reason to refuse the next one, and that one can be cancelled."""
     rig.publish(TOPIC, b"first", delay=1, ids=[OWN])
-    rig.publish(TOPIC, b"second", delay=10, ids=[OWN])
     rig.advance(1)
+    rig.publish(TOPIC, b"second", delay=10, ids=[OWN])
     rig.wait(rig.engine.schedule.cancel, uuid.UUID(OWN))
     rig.advance(20)
     assert rig.values() == [b"first"]

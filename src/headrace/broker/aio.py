@@ -43,7 +43,12 @@ def open_engine(data_dir: str | Path | None, loop: Any, options: dict[str, Any])
 def split_start(start: Start) -> tuple[str | int, int | None]:
     """(position, time in ms): a datetime is a time, anything else a position."""
     if isinstance(start, datetime):
-        return "earliest", round(start.timestamp() * 1000)
+        try:
+            return "earliest", round(start.timestamp() * 1000)
+        except (OverflowError, OSError, ValueError):  # the first and the last days of the calendar
+            raise InvalidArgument(
+                f"{start} is not a time that a message can have", code="invalid_offset"
+            ) from None
     return start, None
 
 
@@ -462,6 +467,7 @@ def fetch_batches(
     engine: Engine, topic: str, offset: Start, partition: int, max_bytes: int
 ) -> list[Batch]:
     engine.check_open()
+    check_capacity(max_bytes, "max_bytes")
     place = engine.partition(topic, partition)
     position, time_ms = split_start(offset)
     if time_ms is None and isinstance(position, int) and not isinstance(position, bool):
