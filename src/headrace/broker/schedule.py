@@ -95,7 +95,7 @@ class Schedule:
             if there.get(waiting.id.bytes, -1) >= waiting.deliver_at:
                 published.append(message.offset)
         self._drop(published)
-        self._arm()
+        self._go_on_when_durable()
 
     def _already_there(self) -> dict[bytes, int]:
         """Ids in the newest batch that a schedule wrote to each partition, and when.
@@ -361,10 +361,17 @@ class Schedule:
             retry = self._engine.now_ms() + 1000
             if waiting.offset in self._waiting:
                 heapq.heappush(self._heap, (retry, waiting.offset))
+        self._go_on_when_durable()
+
+    def _go_on_when_durable(self) -> None:
+        """Begin no round before it is known to be stored which messages are published.
+
+        The next one puts other batches behind theirs, which then say so no more.
+        """
+        self._rounding = True
 
         def flushed(error: HeadraceError | None) -> None:
             if error is not None and self._engine.failed is None and not self._engine.closing:
-                # Before another round follows, it must be known that this one was.
                 self._engine.call_later(1.0, self._engine.state.flush, flushed)
                 return
             self._moving.clear()
