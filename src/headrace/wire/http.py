@@ -168,7 +168,7 @@ class HttpParser:
         self._quiet += len(data)
         try:
             self._parser.feed_data(data)
-            if self._quiet > HEAD_BYTES_MAX + len(data):
+            if self._quiet > HEAD_BYTES_MAX:
                 self._fail(_head_too_large())
         except httptools.HttpParserUpgrade as upgrade:
             rest = data[upgrade.args[0] :]
