@@ -275,7 +275,7 @@ def test_an_unknown_variable_of_ours_is_named() -> None:
     with pytest.raises(InvalidArgument, match="HEADRACE_PROT") as caught:
         load(None, {"HEADRACE_PROT": "1"})
     assert caught.value.code == "unknown_setting"
-    load(None, {"PATH": "/bin", "QB_SOMETHING": "1", "HEADRACE_URL": "x"})
+    load(None, {"PATH": "/bin", "QB_SOMETHING": "1", "HEADRACE_CA": "x"})
 
 
 def test_an_unknown_flag_is_named() -> None:

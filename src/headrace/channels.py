@@ -39,6 +39,7 @@ class Arrivals:
         self.topic = topic
         self.capacity = capacity
         self.is_closed = False
+        self.is_halted = False
         self.error: HeadraceError | None = None
         """Why it was closed, when that was not asked for."""
         self._items: deque[Message] = deque()
@@ -78,6 +79,15 @@ class Arrivals:
 
     def clear(self) -> None:
         self._items.clear()
+
+    def give_back(self, message: Message) -> None:
+        """Taken by mistake: as if it had not been."""
+        self._items.appendleft(message)
+
+    def halt(self) -> None:
+        """Whoever takes from it ends; what is there stays there, to be given back."""
+        self.is_halted = self.is_closed = True
+        self._arrived()
 
     def closed(self, error: HeadraceError | None) -> None:
         self.is_closed = True

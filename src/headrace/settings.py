@@ -248,7 +248,6 @@ def _from_environment(environment: Mapping[str, str]) -> list[tuple[Setting, obj
 
 _KNOWN_VARIABLES = {f"HEADRACE_{setting.name.upper()}" for setting in SETTINGS} | {
     "HEADRACE_CONFIG",
-    "HEADRACE_URL",
     "HEADRACE_SERVER",
     "HEADRACE_CA",
 }

@@ -80,6 +80,7 @@ def test_deliveries_go_back_when_the_server_stops() -> None:
             consumer = client.subscription("billing", "orders")
             found = [consumer.get(10) for _ in range(2)]
             assert [message.value for message in found] == [b"0", b"2"]
+            assert [message.attempt for message in found] == [1, 1]  # a stop uses up no delivery
 
 
 def test_clients_that_say_nothing_and_read_nothing_do_not_hold_it_up() -> None:

@@ -105,6 +105,8 @@ class Engine:
         self.on_failed = on_failed or (lambda error: None)
         self.failed: HeadraceError | None = None
         self.closing = False
+        self.stopping = False
+        """About to close: members that leave now are sent away."""
         self.directory = None if data_dir is None else DataDirectory(data_dir, files, self._clock)
         self.guard = DiskGuard(data_dir, disk_reserve_bytes, files, loop)
         self.topics = Topics(

@@ -144,6 +144,12 @@ class Schedule:
         assert len(columns.values) == 1
         if len(self._waiting) >= limits.SCHEDULED_MAX:
             raise QueueFull(f"{limits.SCHEDULED_MAX} messages wait for their time already")
+        known = self._by_id.get(uuid.UUID(bytes=columns.ids[0])) if columns.ids else None
+        if known is not None and self._waiting[known].control["topic"] == topic:
+            # Sent again by a client that did not hear the answer: it waits already.
+            again = Receipt(topic, -1, -1, engine.now_ms(), duplicate=True, id=columns.ids[0])  # type: ignore[index]
+            engine.call_soon(done, [again], None)
+            return
         home = engine.topics.get(TOPIC)
         if home is None:
             home = engine.create_topic(

@@ -18,6 +18,7 @@ from rich.text import Text
 from headrace.client.threads import BrokerClient
 from headrace.errors import InvalidArgument
 from headrace.model import Message
+from headrace.settings import BY_NAME
 
 Server = Annotated[
     str | None,
@@ -52,6 +53,7 @@ class Address(NamedTuple):
 def address(server: str | None) -> Address:
     """The broker's address from the flag, the environment, or the defaults."""
     host = os.environ.get("HEADRACE_HOST") or os.environ.get("QB_SERVER_HOST") or "127.0.0.1"
+    host = "127.0.0.1" if host in ("0.0.0.0", "::") else host  # where a broker listens everywhere
     port = os.environ.get("HEADRACE_PORT") or os.environ.get("QB_SERVER_PORT") or "9999"
     scheme = "tcp"
     if server:
@@ -67,12 +69,28 @@ def address(server: str | None) -> Address:
     return Address(host or "127.0.0.1", int(port), scheme == "tls")
 
 
+def request_timeout() -> float:
+    """From ``HEADRACE_REQUEST_TIMEOUT``, checked as ``headrace config`` checks it."""
+    setting = BY_NAME["request_timeout"]
+    given = os.environ.get("HEADRACE_REQUEST_TIMEOUT")
+    try:
+        return float(setting.default if given is None else setting.read(given))
+    except ValueError as error:
+        raise InvalidArgument(f"HEADRACE_REQUEST_TIMEOUT cannot be {given!r}: {error}") from None
+
+
 @contextmanager
 def connected(server: str | None, token: str | None, ca: str | None) -> Iterator[BrokerClient]:
     host, port, tls = address(server)
     try:
         client = BrokerClient(
-            host, port, client_id=f"cli-{os.getpid()}", token=token, tls=tls, ca=ca
+            host,
+            port,
+            client_id=f"cli-{os.getpid()}",
+            token=token,
+            tls=tls,
+            ca=ca,
+            request_timeout=request_timeout(),
         )
     except OSError as error:
         raise InvalidArgument(f"the certificate {ca} cannot be used: {error}") from None

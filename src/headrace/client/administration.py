@@ -25,7 +25,7 @@ Start = str | int | datetime
 def position_text(start: Start) -> str:
     """A position as it travels: a time is ``@`` and milliseconds."""
     if isinstance(start, datetime):
-        return f"@{int(start.timestamp() * 1000)}"
+        return f"@{round(start.timestamp() * 1000)}"
     return str(start)
 
 

@@ -21,11 +21,13 @@ from headrace.client.producer import Done, Producer
 from headrace.clock import Clock
 from headrace.errors import (
     Closed,
+    Conflict,
+    DataCorrupt,
     HeadraceError,
     InvalidArgument,
+    NotFound,
     OutcomeUnknown,
     StaleDelivery,
-    SubscriptionNotFound,
 )
 from headrace.log.batch import LOST, Batch, crc32c, parse
 from headrace.log.columns import Columns, cut, expiry_of, many, one, pick, time_of
@@ -390,7 +392,7 @@ class AsyncClient(Administration):
         while at < len(body):
             batch = parse(body, at)
             if batch is None:
-                raise HeadraceError("a fetched batch arrived damaged", code="data_corrupt")
+                raise DataCorrupt("a fetched batch arrived damaged")
             found.append(batch)
             at += batch.stored_bytes
         return found, int(frame.properties["offset"])
@@ -529,7 +531,7 @@ class AsyncClient(Administration):
                 await other.left.wait()
                 continue
             if other is not None:
-                raise InvalidArgument(
+                raise Conflict(
                     f"this client has subscribed to {feed.name or feed.topic!r} already; close "
                     "that first, or use another client",
                     code="subscribed",
@@ -583,7 +585,7 @@ class AsyncClient(Administration):
             if feed.name == name and topic in (None, feed.topic):
                 await self.unfollow(feed)
                 return
-        raise SubscriptionNotFound(f"this client has not joined {name!r}", code="not_subscribed")
+        raise NotFound(f"this client has not joined {name!r}", code="not_subscribed")
 
 
 async def _handle(message: Message, handler: Handler) -> None:

@@ -28,9 +28,9 @@ from headrace.errors import (
     Closed,
     HeadraceError,
     InvalidArgument,
+    NotFound,
     OutcomeUnknown,
     RequestTimeout,
-    SubscriptionNotFound,
 )
 from headrace.log.batch import Batch
 from headrace.log.columns import Columns, expiry_of, one
@@ -145,7 +145,7 @@ class BrokerClient:
         self._sending = False
         self._channels: dict[Channel, Feed] = {}
         self._consumers: dict[Consumer, str] = {}
-        self._handlers: list[threading.Thread] = []
+        self._handlers: dict[Consumer, threading.Thread] = {}
         self._alone: set[Publication] = set()
         """On their way by themselves, not through the producer."""
         self._failed: list[Publication] = []
@@ -192,6 +192,8 @@ class BrokerClient:
         """Send what waits, end the subscriptions, close the connection."""
         if self._loop is None:
             return
+        for consumer in list(self._handlers):
+            self._end_handler(consumer)
         for consumer in list(self._consumers):
             self._call(consumer.carry_out)
         with contextlib.suppress(Closed):  # another thread was faster
@@ -199,10 +201,6 @@ class BrokerClient:
         self._channels.clear()
         self._consumers.clear()
         self._stop()
-        for thread in self._handlers:
-            if thread is not threading.current_thread():
-                thread.join(timeout=self._async._link_options["request_timeout"])
-        self._handlers.clear()
 
     close = disconnect
 
@@ -459,7 +457,7 @@ class BrokerClient:
 
         async def leave() -> None:
             consumer.carry_out()
-            with contextlib.suppress(SubscriptionNotFound):
+            with contextlib.suppress(NotFound):
                 await self._async.leave(name, consumer.feed.topic)
 
         self._run(leave())
@@ -475,18 +473,25 @@ class BrokerClient:
         thread = threading.Thread(
             target=_handle_all, args=(consumer, handler), name=f"headrace-{name}", daemon=True
         )
-        self._handlers.append(thread)
+        self._handlers[consumer] = thread
         thread.start()
 
     def unsubscribe_from_subscription(self, name: str) -> None:
         """End this client's part in a subscription; the subscription stays."""
         joined = [consumer for consumer, joined in self._consumers.items() if joined == name]
         if not joined:
-            raise SubscriptionNotFound(
-                f"this client has not joined {name!r}", code="not_subscribed"
-            )
+            raise NotFound(f"this client has not joined {name!r}", code="not_subscribed")
         for consumer in joined:
+            self._end_handler(consumer)
             consumer.close()
+
+    def _end_handler(self, consumer: Consumer) -> None:
+        """Let the handler finish the message it is at, and begin no other."""
+        thread = self._handlers.pop(consumer, None)
+        if thread is not None:
+            consumer.halt()
+            if thread is not threading.current_thread():
+                thread.join(timeout=self._async._link_options["request_timeout"])
 
     def delete_subscription(self, name: str, topic: str | None = None) -> None:
         self._run(self._async.delete_subscription(name, topic))
@@ -543,6 +548,9 @@ def _closed() -> Closed:
 
 def _handle_all(consumer: Consumer, handler: Handler) -> None:
     for message in consumer:
+        if consumer.is_halted:
+            consumer.give_back(message)
+            return
         try:
             handler(message)
         except Exception as error:

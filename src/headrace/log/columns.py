@@ -151,6 +151,11 @@ def many(
             "publish_many takes a list of messages; publish takes a single one",
             code="invalid_value",
         )
+    if not isinstance(values, Sequence):
+        raise InvalidArgument(
+            f"publish_many takes a list of messages, not {type(values).__name__}",
+            code="invalid_value",
+        )
     checked: Sequence[bytes] = list(values)  # type: ignore[arg-type]
     count = len(checked)
     if not count:
@@ -186,6 +191,11 @@ def many(
 
 
 def _same_length(name: str, column: Sequence[Any], count: int) -> None:
+    if isinstance(column, (str, bytes)) or not isinstance(column, Sequence):
+        raise InvalidArgument(
+            f"{name} are a list, one for each value, not {type(column).__name__}",
+            code="invalid_columns",
+        )
     if len(column) != count:
         raise InvalidArgument(
             f"there are {count} values and {len(column)} {name}: give one for each, or none",

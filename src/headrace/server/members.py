@@ -156,7 +156,8 @@ class Memberships:
         if sink.follower is not None:
             self._engine.unfollow(sink.follower)
         if sink.subscription is not None and sink.member is not None:
-            sink.subscription.leave(sink.member)
+            # A member that goes because the broker stops has done nothing wrong.
+            sink.subscription.leave(sink.member, count_attempt=not self._engine.stopping)
 
     def of_lease(self, lease_id: int) -> Subscription:
         """The subscription whose delivery this connection holds."""

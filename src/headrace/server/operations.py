@@ -77,15 +77,15 @@ class Arguments:
 
 def parse_position(value: Any) -> Any:
     if isinstance(value, str) and value not in ("earliest", "latest"):
-        if value.isascii() and value.isdigit():
+        if value.isascii() and value.isdigit() and len(value) <= 20:
             return int(value)
         try:
-            if value.startswith("@"):
+            if value.startswith("@") and len(value) <= 20:
                 return datetime.fromtimestamp(int(value[1:]) / 1000).astimezone()
             return datetime.fromisoformat(value).astimezone()
         except (ValueError, OverflowError, OSError):
             raise InvalidArgument(
-                f"{value!r} is not a position: it is 'earliest', 'latest', an offset, a time such "
+                f"{value[:60]!r} is not a position: it is 'earliest', 'latest', an offset, a time such "
                 "as 2026-01-31T12:00:00Z, or @ and milliseconds since 1970",
                 code="invalid_offset",
             ) from None

@@ -121,7 +121,7 @@ class Server:
         """Drain, then close. Takes seconds at most, whatever the clients do."""
         for listener in self._listeners:
             listener.close()
-        self.hub.draining = True
+        self.hub.draining = self.engine.stopping = True
         connections = list(self.hub.connections)
         for connection in connections:
             connection.close()
