@@ -197,8 +197,8 @@ class Run:
         """Start one, let it work for a while, kill it: or, now and then, let it close."""
         chance = self._random.random()
         with self.victim("load") as victim:
-            if chance < 0.12:
-                time.sleep(self._random.random() * 0.6)  # while it starts
+            if chance < 0.2:
+                time.sleep(self._random.random() * 0.8)  # while it starts, or has just started
             else:
                 victim.opened.wait(START_S)
                 time.sleep(self._random.random() * 2 * self.life_s)
