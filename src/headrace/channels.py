@@ -86,7 +86,7 @@ class Arrivals:
 
     def halt(self) -> None:
         """Whoever takes from it ends; what is there stays there, to be given back."""
-        self.is_halted = self.is_closed = True
+        self.is_halted = True
         self._arrived()
 
     def closed(self, error: HeadraceError | None) -> None:
@@ -151,7 +151,7 @@ class Channel(Arrivals):
                         return self._items.popleft()
                     except IndexError:
                         pass
-                    if self.is_closed:
+                    if self.is_closed or self.is_halted:
                         raise self._end()
                     left = None if deadline is None else deadline - time.monotonic()
                     if left is not None and left <= 0:
