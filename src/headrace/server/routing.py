@@ -1,8 +1,8 @@
 """Paths to handlers: one table that routes requests and describes itself as OpenAPI.
 
-A path is words and ``{parameters}``; the table is a dict by method and number of words, so finding a
-route costs a few comparisons whatever their number. What is not in the table does not exist, and what
-is in it is described: ``/openapi.json`` is made of it.
+A path is words and ``{parameters}``, the first a word; the table is a dict by that word and the number
+of words, so finding a route costs a few comparisons whatever their number. What is not in the table
+does not exist, and what is in it is described: ``/openapi.json`` is made of it.
 """
 
 from __future__ import annotations
@@ -43,32 +43,37 @@ class Route:
 class RouteTable:
     def __init__(self, routes: list[Route]):
         self.routes = routes
-        self._table: dict[tuple[str, int], list[tuple[list[str], Route]]] = {}
+        paths: dict[str, dict[str, Handler]] = {}
         for route in routes:
-            words = route.path[1:].split("/")
-            self._table.setdefault((route.method, len(words)), []).append((words, route))
+            methods = paths.setdefault(route.path, {})
+            methods[route.method] = route.handler
             if route.method == "GET" and route.safe:
-                self._table.setdefault(("HEAD", len(words)), []).append((words, route))
+                methods["HEAD"] = route.handler
+        self._table: dict[tuple[str, int], list[tuple[list[str], dict[str, Handler]]]] = {}
+        for path, methods in paths.items():
+            words = path[1:].split("/")
+            self._table.setdefault((words[0], len(words)), []).append((words, methods))
         for candidates in self._table.values():  # fixed words before parameters
             candidates.sort(key=lambda item: [word.startswith("{") for word in item[0]])
 
     def find(self, method: str, words: list[str]) -> tuple[Handler, list[str]]:
-        found = self._match(method, words)
-        if found is not None:
-            return found
-        path = "/" + "/".join(words)
-        allowed = self.methods(words)
-        if not allowed:
-            raise NotFound(f"there is nothing at {path[:80]}; see /openapi.json", code="no_route")
+        methods, parameters = self._match(words)
+        handler = methods.get(method)
+        if handler is not None:
+            return handler, parameters
+        path = "/" + "/".join(words)[:80]
+        if not methods:
+            raise NotFound(f"there is nothing at {path}; see /openapi.json", code="no_route")
+        allowed = ", ".join(self.methods(words))
         if method == "OPTIONS":
-            return _options, [", ".join(allowed)]
+            return _options, [allowed]
         raise InvalidArgument(
-            f"{path[:80]} does not take {method}; it takes {', '.join(allowed)}",
-            code="method_not_allowed",
+            f"{path} does not take {method}; it takes {allowed}", code="method_not_allowed"
         )
 
-    def _match(self, method: str, words: list[str]) -> tuple[Handler, list[str]] | None:
-        for pattern, route in self._table.get((method, len(words)), ()):
+    def _match(self, words: list[str]) -> tuple[dict[str, Handler], list[str]]:
+        """The methods of the path, and what its parameters are."""
+        for pattern, methods in self._table.get((words[0], len(words)), ()):
             parameters = []
             for want, word in zip(pattern, words, strict=True):
                 if want[:1] == "{" and word:
@@ -76,15 +81,12 @@ class RouteTable:
                 elif want != word:
                     break
             else:
-                return route.handler, parameters
-        return None
+                return methods, parameters
+        return {}, []
 
     def methods(self, words: list[str]) -> list[str]:
-        return [
-            method
-            for method in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
-            if self._match(method, words) is not None
-        ]
+        found, _ = self._match(words)
+        return [m for m in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE") if m in found]
 
 
 def _options(connection: Any, request: Any, allowed: str) -> bytes:
