@@ -271,7 +271,7 @@ def test_consume_outlives_a_broken_connection(server: RunningServer) -> None:
                 go_on.set()
                 while len(seen) < 2:  # noqa: ASYNC110
                     await asyncio.sleep(0.005)
-            assert seen == [(b"x", 1), (b"x", 2)]
+            assert seen == [(b"x", 1), (b"x", 1)]  # a broker that stops uses up no delivery
             assert not task.done()
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
