@@ -26,7 +26,6 @@ from headrace.errors import (
     HeadraceError,
     InvalidArgument,
     NotFound,
-    OutcomeUnknown,
     StaleDelivery,
 )
 from headrace.log.batch import LOST, Batch, crc32c, parse
@@ -280,9 +279,11 @@ class AsyncClient(Administration):
         idempotency_key: str | None,
         options: dict[str, Any],
     ) -> Receipt:
-        """Delayed, or by an idempotency key: not gathered. Only the latter is safe to send again."""
+        """Delayed and by an idempotency key: not gathered, and safe to send again."""
         key = options.pop("key", None)
         message_id = options.pop("id", None)
+        if deliver_at is not None and message_id is None:
+            message_id = uuid.uuid4()  # how the broker knows it again
         ttl = options.pop("ttl", None)
         columns = one(
             value,
@@ -309,13 +310,7 @@ class AsyncClient(Administration):
         properties |= {n: str(v) for n, v in optional.items() if v is not None}
         if columns.keys:
             documents.put_key(properties, columns.keys[0])
-        again = idempotency_key is not None
-        try:
-            frame = await self.link.ask(Type.PUBLISH, properties, columns.values[0], again=again)
-        except ConnectionLost:
-            raise OutcomeUnknown(
-                "the connection broke: the delayed message may or may not be kept; 'scheduled' lists them"
-            ) from None
+        frame = await self.link.ask(Type.PUBLISH, properties, columns.values[0], again=True)
         return _receipt(frame)
 
     async def publish_many(
