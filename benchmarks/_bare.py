@@ -2,8 +2,9 @@
 
 ``python -m benchmarks._bare text``  answers ``OK <n>`` to each ``PUB`` of 100 bytes, and keeps nothing.
 ``python -m benchmarks._bare http``  answers each request with a receipt of the usual size.
+``python -m benchmarks._bare relay`` hands each ``PUB`` of 100 bytes on to whoever has said ``SUB``.
 
-Both print their port and run until they are killed.
+All print their port and run until they are killed.
 """
 
 from __future__ import annotations
@@ -51,8 +52,24 @@ class Http(asyncio.Protocol):
         self._transport.write(ANSWER)
 
 
+class Relay(asyncio.Protocol):
+    subscriber: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        if data.startswith(b"SUB"):
+            Relay.subscriber = self._transport
+            self._transport.write(b"OK\r\n")
+        elif Relay.subscriber is not None:
+            many = data.count(b"PUB")  # small writes over loopback arrive whole
+            self._transport.write(b"OK 1\r\n" * many)
+            Relay.subscriber.write((b"MSG 1 100 t 0 - 1\r\n" + data[-100:]) * many)
+
+
 async def main(what: str) -> None:
-    protocol = {"text": Text, "http": Http}[what]
+    protocol = {"text": Text, "http": Http, "relay": Relay}[what]
     server = await asyncio.get_running_loop().create_server(protocol, "127.0.0.1", 0)
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()

@@ -90,7 +90,7 @@ class Load:
             "publish", address, unit, connections, rounds, each,
             self._file("greeting", greeting), self._file("requests", requests),
         )  # fmt: skip
-        found = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+        found = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
         assert found["answers"] == each * rounds * connections, found
         assert not found["errors"], found
         return float(found["answers"] / found["seconds"])
@@ -106,13 +106,13 @@ class Load:
         request: bytes,
         greeting: bytes = b"",
     ) -> list[float]:
-        """Microseconds from when each message was due to its delivery, sorted."""
+        """Microseconds from when each message was sent to its delivery, sorted."""
         command = self._command(
             "latency", address, unit, per_second, count,
             self._file("listen", listen), 1,
             self._file("greeting", greeting), self._file("request", request),
         )  # fmt: skip
-        done = subprocess.run(command, capture_output=True, check=True)
+        done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
         return sorted(int(line) / 1000 for line in done.stdout.split())
 
     @contextmanager

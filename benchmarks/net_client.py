@@ -64,7 +64,7 @@ def prepared(*, quick: bool) -> Iterator[Benchmark]:
             def work() -> None:
                 at = 0
                 while at < total:
-                    at += len(client.fetch("read", at, PART, max_bytes=4 << 20))
+                    at += len(client.fetch("read", at, PART))
 
             return rate(total, work)
 

@@ -1,12 +1,12 @@
 """From publish to delivery at 1,000 messages a second: between two sockets, and between two clients.
 
 In memory there is the loop and two system calls each way; a durable topic adds one ``fdatasync``, which
-is measured beside it: what is left of the latency without it has the same target. A message's time
-counts from when it was due.
+is measured beside it: what is left of the latency without it has the same target.
 """
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import os
 import time
@@ -15,9 +15,11 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from benchmarks._loopback import VALUE, broker, loading
+from benchmarks._loopback import VALUE, bare, broker, loading
 from benchmarks.harness import Benchmark, Case, data_directory
+from headrace.client.aio import AsyncClient
 from headrace.client.threads import BrokerClient
+from headrace.clock import new_loop
 from headrace.testing import Address, ServerProcess
 
 PER_SECOND = 1000
@@ -27,7 +29,12 @@ TOPICS = {"memory": "in memory", "durable": "durable"}
 @contextmanager
 def prepared(*, quick: bool) -> Iterator[Benchmark | None]:
     count = 1000 if quick else 5000
-    with loading() as load, data_directory() as directory, broker() as process:
+    with (
+        loading() as load,
+        bare("relay") as nothing,
+        data_directory() as directory,
+        broker() as process,
+    ):
         if load is None:
             yield None
             return
@@ -36,10 +43,10 @@ def prepared(*, quick: bool) -> Iterator[Benchmark | None]:
             client.create_topic("durable")
         sync = Reading(lambda: _syncs(directory / "sync", 200 if quick else 1000))
 
-        def sockets(topic: str) -> Reading:
+        def sockets(topic: str, address: Address = process.address) -> Reading:
             return Reading(
                 lambda: load.latencies(
-                    process.address,
+                    address,
                     "lines",
                     per_second=PER_SECOND,
                     count=count,
@@ -48,11 +55,23 @@ def prepared(*, quick: bool) -> Iterator[Benchmark | None]:
                 )
             )
 
-        def clients(topic: str) -> Reading:
-            return Reading(lambda: _between_clients(process, topic, count))
+        def asynchronous(topic: str) -> Reading:
+            return Reading(lambda: _between("asyncio", process, topic, count))
 
-        cases = [Case("one fdatasync, p50 (reference)", sync.p50, "µs")]
-        for who, make in (("sockets", sockets), ("clients", clients)):
+        def clients(topic: str) -> Reading:
+            return Reading(lambda: _between("threads", process, topic, count))
+
+        relay = sockets("t", nothing)
+        cases = [
+            Case("one fdatasync, p50 (reference)", sync.p50, "µs"),
+            Case("two sockets, a loop that only relays, p50", relay.p50, "µs"),
+            Case("two sockets, a loop that only relays, p99", relay.p99, "µs"),
+        ]
+        for who, make in (
+            ("sockets", sockets),
+            ("AsyncClients", asynchronous),
+            ("BrokerClients", clients),
+        ):
             for topic, where in TOPICS.items():
                 reading = make(topic)
                 p50 = f"two {who}, {where}, p50"
@@ -113,13 +132,14 @@ def _syncs(path: Path, count: int) -> list[float]:
 
 
 # --- between two clients, each in a process of its own --------------------------------------------
-def _between_clients(process: ServerProcess, topic: str, count: int) -> list[float]:
+def _between(who: str, process: ServerProcess, topic: str, count: int) -> list[float]:
+    listen, publish = (_listen, _publish) if who == "threads" else (_listen_async, _publish_async)
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    listener = context.Process(target=_listen, args=(process.address, topic, count, theirs))
+    listener = context.Process(target=listen, args=(process.address, topic, count, theirs))
     listener.start()
     assert ours.recv() == "ready"
-    publisher = context.Process(target=_publish, args=(process.address, topic, count))
+    publisher = context.Process(target=publish, args=(process.address, topic, count))
     publisher.start()
     assert ours.poll(60 + count / PER_SECOND)
     found: list[float] = ours.recv()
@@ -128,23 +148,59 @@ def _between_clients(process: ServerProcess, topic: str, count: int) -> list[flo
     return found
 
 
+def _value() -> bytes:
+    return b"%020d%b" % (time.monotonic_ns(), VALUE[20:])
+
+
+def _since(value: bytes) -> float:
+    """Microseconds. The monotonic clock is the same in every process."""
+    return (time.monotonic_ns() - int(value[:20])) / 1000
+
+
+def _waits(count: int) -> Iterator[float]:
+    """How long to sleep before each message."""
+    due = time.monotonic()
+    for _ in range(count):
+        due += 1 / PER_SECOND
+        yield max(due - time.monotonic(), 0)
+
+
 def _listen(address: Address, topic: str, count: int, pipe: Connection) -> None:
     with BrokerClient(*address) as client:
         channel = client.subscribe(topic, capacity=10_000)
         pipe.send("ready")
-        found = []
-        for _ in range(count):
-            due = int(channel.get(30).value[:20])
-            found.append((time.monotonic_ns() - due) / 1000)
-        pipe.send(sorted(found))
+        pipe.send(sorted(_since(channel.get(30).value) for _ in range(count)))
 
 
 def _publish(address: Address, topic: str, count: int) -> None:
     with BrokerClient(*address) as client:
         client.publish("warm-up", b"").result()
-        due = time.monotonic_ns()
-        for _ in range(count):
-            due += 1_000_000_000 // PER_SECOND
-            time.sleep(max(due - time.monotonic_ns(), 0) / 1e9)
-            client.publish(topic, b"%020d%b" % (due, VALUE[20:]))
+        for wait in _waits(count):
+            time.sleep(wait)
+            client.publish(topic, _value())
         client.flush()
+
+
+def _listen_async(address: Address, topic: str, count: int, pipe: Connection) -> None:
+    async def main() -> None:
+        async with AsyncClient(*address) as client:
+            channel = await client.subscribe(topic, capacity=10_000)
+            pipe.send("ready")
+            pipe.send(sorted([_since((await channel.get(30)).value) for _ in range(count)]))
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(main())
+
+
+def _publish_async(address: Address, topic: str, count: int) -> None:
+    async def main() -> None:
+        async with AsyncClient(*address) as client:
+            await client.publish("warm-up", b"")
+            sent = []
+            for wait in _waits(count):
+                await asyncio.sleep(wait)
+                sent.append(asyncio.ensure_future(client.publish(topic, _value())))
+            await asyncio.gather(*sent)
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(main())

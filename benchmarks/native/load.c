@@ -17,7 +17,7 @@
  *
  *   load latency HOST PORT UNIT RATE COUNT GREETING GREETINGS PUBLISH_GREETING REQUEST
  *       One connection listens as above, another publishes REQUEST at RATE a second, COUNT times.
- *       Prints the nanoseconds from when each was due to when it was delivered, one a line.
+ *       Prints the nanoseconds from when each was sent to when it was delivered, one a line.
  *
  * PUBLISH_GREETING and GREETING of "publish" are answered once if they are not empty; a WebSocket
  * handshake (which begins with GET) is answered by a head that ends with an empty line, and counts as
@@ -358,12 +358,12 @@ static int latency(char **argv) {
     Connection in = {.fd = connect_to(host, port, 0)}, out = {.fd = connect_to(host, port, 0)};
     greet(&in, &listening, strtoull(argv[6], NULL, 10));
     greet(&out, &greeting, greeting.size && memcmp(greeting.data, "GET ", 4) ? 1 : 0);
-    double *due = calloc((size_t)many, sizeof *due), *took = calloc((size_t)many, sizeof *took);
+    double *sent_at = calloc((size_t)many, sizeof(double)), *took = calloc((size_t)many, sizeof(double));
     double next = now() + 0.01, give_up = 0;
     while (in.answers < (uint64_t)many) {
         double time = now();
         if (sent < many && time >= next) {
-            due[sent++] = next;
+            sent_at[sent++] = time;
             if (!start_sending(&out, &request)) die("the broker does not read");
             next += 1 / rate;
             give_up = time + 10;
@@ -379,7 +379,7 @@ static int latency(char **argv) {
             if (!pull(&in)) die("the broker closed the connection");
             time = now();
             for (; before < in.answers && before < (uint64_t)many; before++)
-                took[before] = time - due[before];
+                took[before] = time - sent_at[before];
         }
         if (fds[1].revents && !pull(&out)) die("the broker closed the connection");
     }
