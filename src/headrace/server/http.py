@@ -162,7 +162,7 @@ class HttpConnection(asyncio.Protocol):
 
     def take_rest(self) -> bytes:
         """What came behind the request that changed the protocol."""
-        rest, self._parser.rest = self._parser.rest, None
+        rest, self._parser = self._parser.rest, _NO_MORE_HTTP
         return rest or b""
 
     # --- requests ---------------------------------------------------------------------------
@@ -283,6 +283,10 @@ def _depends(request: Request | HeadraceError) -> bool:
     return isinstance(request, HeadraceError) or not (
         request.method == "POST" and request.words[0] == "publish"
     )
+
+
+_NO_MORE_HTTP = HttpParser(0)
+"""In the place of a parser that is not needed any more: ten thousand of them are 20 MB."""
 
 
 class Site:

@@ -25,7 +25,7 @@ from weakref import WeakKeyDictionary
 import orjson
 from websockets.frames import Frame, Opcode
 from websockets.http11 import Request as Handshake
-from websockets.protocol import State
+from websockets.protocol import Protocol, Side, State
 from websockets.server import ServerProtocol
 
 from headrace import limits
@@ -90,7 +90,7 @@ _views: WeakKeyDictionary[Hub, Views] = WeakKeyDictionary()
 class WebSocketSession:
     protocol = "websocket"
 
-    def __init__(self, connection: HttpConnection, protocol: ServerProtocol):
+    def __init__(self, connection: HttpConnection, protocol: Protocol):
         self._connection = connection
         self._hub = connection.hub
         self._engine = connection.hub.engine
@@ -498,11 +498,7 @@ _HANDSHAKE = ("host", "connection", "upgrade", "origin")
 
 def on_websocket(connection: HttpConnection, request: Request) -> None:
     """Take the connection over after a proper handshake."""
-    protocol = ServerProtocol(
-        # What is not text travels as base64.
-        max_size=connection.hub.engine.max_message_size * 4 // 3 + FRAME_BYTES_SPARE,
-        logger=_QUIET,
-    )
+    protocol = ServerProtocol(logger=_QUIET)
     lines = ["GET /ws HTTP/1.1"]
     lines += [
         f"{name}: {value}"
@@ -526,7 +522,14 @@ def on_websocket(connection: HttpConnection, request: Request) -> None:
     for chunk in protocol.data_to_send():
         if chunk:
             connection.outbox.write(chunk)
-    session = WebSocketSession(connection, protocol)
+    # A new one: that of the handshake keeps all its headers as long as it lives.
+    frames = Protocol(
+        Side.SERVER,
+        # What is not text travels as base64.
+        max_size=connection.hub.engine.max_message_size * 4 // 3 + FRAME_BYTES_SPARE,
+        logger=_QUIET,
+    )
+    session = WebSocketSession(connection, frames)
     connection.session = session
     rest = connection.take_rest()
     if rest:
