@@ -109,7 +109,7 @@ def test_a_setting_may_stand_without_its_section(tmp_path: Path) -> None:
         ("MAX_QUEUE_SIZE", "500", "max_queue_size", 500),
         ("QB_SERVER_HOST", "127.0.0.2", "host", "127.0.0.2"),
         ("QB_SERVER_PORT", "9998", "port", 9998),
-        ("QB_DATA_DIR", "/tmp/qb", "data_dir", "/tmp/qb"),
+        ("QB_DATA_DIR", "./qb", "data_dir", "./qb"),
         ("QB_LOG_LEVEL", "DEBUG", "log_level", "debug"),
     ],
 )
