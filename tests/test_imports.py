@@ -15,7 +15,9 @@ SOURCE = Path(__file__).resolve().parents[1] / "src"
 LINES_MAX = 700  # above this, a file is two things
 LINE_COUNTED = {".py", ".html", ".css", ".js"}
 
-BASICS = frozenset({"model", "errors", "limits", "settings", "channels", "clock", "files", "_version"})
+BASICS = frozenset(
+    {"model", "errors", "limits", "settings", "channels", "clock", "files", "_version"}
+)
 ANYTHING = frozenset({"*"})
 
 # room -> what it may import of headrace, besides itself
