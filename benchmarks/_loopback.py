@@ -7,8 +7,6 @@ is on the loopback interface, the broker in a process of its own, and so is whoe
 from __future__ import annotations
 
 import json
-import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -19,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import console, data_directory
+from headrace import limits
 from headrace.bench.dialects import WebSocketDialect, masked_frame
 from headrace.testing import Address, ServerProcess, server_process
 
@@ -214,6 +213,4 @@ def kilobytes_each(before: int, after: int, connections: int) -> float:
 
 def allow_open_files() -> int:
     """As many as may be, for this process and those it starts. Returns how many that is."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return os.sysconf("SC_OPEN_MAX") if hard == resource.RLIM_INFINITY else hard
+    return limits.allow_open_files(100_000)

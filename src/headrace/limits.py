@@ -7,6 +7,8 @@ bounds.
 
 from __future__ import annotations
 
+import resource
+
 # --- names -----------------------------------------------------------------------------------
 TOPIC_NAME_CHARS_MAX = 249
 """A topic is a directory; file systems stop at 255 bytes, and suffixes need room."""
@@ -85,3 +87,17 @@ JOURNAL_REWRITE_BYTES_MIN = 1 << 20
 but not for less than this."""
 STAGED_KEPT_S = 24 * 3600
 """How long a staged batch waits for its commit."""
+
+# --- the process ----------------------------------------------------------------------------------
+OPEN_FILES_SPARE = 2_000
+"""Besides connections: logs, readers, listeners."""
+
+
+def allow_open_files(wanted: int) -> int:
+    """Raise what a shell gives a process (often 1,024) as far as needed; returns how many it is now."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return soft if soft != resource.RLIM_INFINITY else wanted
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return most

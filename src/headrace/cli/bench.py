@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import resource
 import secrets
 import signal
 import ssl
@@ -33,6 +32,7 @@ MESSAGES_MAX = 10_000_000
 SECONDS_MAX = 86_400.0
 BAR_CHARS = 50
 DRAW_S = 0.1
+OPEN_FILES_SPARE = 100
 _errors = Console(stderr=True)
 
 
@@ -108,7 +108,7 @@ def bench(
     if start and (server or http):
         raise InvalidArgument("--start makes a broker of its own: leave --server and --http out")
     plan = Plan(topic or f"bench-{secrets.token_hex(4)}", concurrent, messages, size, rate, seconds, consume)  # fmt: skip
-    _allow_open_files(concurrent)
+    limits.allow_open_files(concurrent + OPEN_FILES_SPARE)
     if start:
         with _own_broker() as places:
             target = Target(protocol.value, *places["http" if protocol in OVER_HTTP else "tcp"])
@@ -151,14 +151,6 @@ def _own_broker() -> Iterator[dict[str, tuple[str, int]]]:
     with server_process() as process:
         yield {name: (host, port) for name, (host, port) in process.addresses.items()}
         process.terminate()
-
-
-def _allow_open_files(connections: int) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = connections + 100
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 # --- the test -------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from headrace import limits
 from headrace.broker.aio import AsyncBroker
 from headrace.broker.engine import Engine
 from headrace.errors import HeadraceError, InvalidArgument
@@ -169,6 +170,18 @@ def make_tls(settings: Settings) -> ssl.SSLContext | None:
     return context
 
 
+def _allow_connections(count: int) -> None:
+    """Each is an open file. Without the room for them, accepting would fail one by one."""
+    allowed = limits.allow_open_files(count + limits.OPEN_FILES_SPARE)
+    if allowed < count:
+        logger.warning(
+            "%d connections may come (max_connections), but this process may open only %d files; "
+            "raise its limit (ulimit -n)",
+            count,
+            allowed,
+        )
+
+
 def _collect_seldom() -> None:
     """A message on its way is a few objects without cycles; looking for some cost a quarter of the time.
 
@@ -182,6 +195,7 @@ def _collect_seldom() -> None:
 async def serve(settings: Settings, ready: Any = None) -> int:
     """Run until a signal; returns the exit code."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    _allow_connections(settings.max_connections)
     server = Server(settings)
     await server.start()
     _collect_seldom()
