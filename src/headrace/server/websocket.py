@@ -472,7 +472,9 @@ def _topic(command: dict[str, Any]) -> str:
 
 
 def _headers(command: dict[str, Any]) -> dict[str, str]:
-    headers = command.get("headers") or {}
+    headers = command.get("headers")
+    if headers is None:
+        return {}
     if not isinstance(headers, dict) or not all(isinstance(v, str) for v in headers.values()):
         raise InvalidArgument("headers are an object of texts", code="invalid_headers")
     return dict(headers)
@@ -512,7 +514,8 @@ def on_websocket(connection: HttpConnection, request: Request) -> None:
     if handshake is None:
         raise InvalidArgument("this is no WebSocket handshake", code="bad_request")
     response = protocol.accept(handshake)
-    if response.status_code == 426:
+    other = request.headers.get("sec-websocket-version", "13") != "13"
+    if response.status_code == 426 or other:
         raise InvalidArgument(
             "this is where WebSockets connect: ask for an upgrade", code="not_a_websocket"
         )
