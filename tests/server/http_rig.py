@@ -117,6 +117,7 @@ class RawHttp:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
         self.socket.settimeout(WAIT_S)
         self.socket.connect(address)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.buffer = b""
 
     def send(self, *parts: bytes | str) -> None:

@@ -137,7 +137,6 @@ def test_thousands_that_are_refused_at_once(raw: RawHttp) -> None:
 @pytest.mark.parametrize("size", [1, 7, 1000])
 def test_requests_in_small_pieces(raw: RawHttp, size: int) -> None:
     """However the network cuts them."""
-    raw.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     stream = PUBLISH + raw_request("GET", "/consume/orders") + HEALTH
     pieces = each_byte(stream) if size == 1 else _cut(stream, size)
     for piece in pieces:
