@@ -15,7 +15,7 @@ from headrace.broker.engine import Engine
 from headrace.broker.publishing import producer_of
 from headrace.broker.topic import Topic
 from headrace.channels import AsyncChannel
-from headrace.errors import Closed, HeadraceError, InvalidArgument
+from headrace.errors import Closed, DataCorrupt, HeadraceError, InvalidArgument
 from headrace.log.batch import LOST, Batch, no_collection
 from headrace.log.columns import expiry_of, many, one, time_of
 from headrace.model import DeadLetter, Message, Receipt, Scheduled, TopicSettings, parse_id
@@ -543,7 +543,10 @@ def _pages(
             at = batch.end_offset
         assert at is not None
         want = min(4 * want, max_bytes)
-        batches = fetch_batches(engine, topic, at, partition, want)
+        try:
+            batches = fetch_batches(engine, topic, at, partition, want)
+        except DataCorrupt:
+            return  # the same: what lies before the damage can be read
 
 
 def topic_stats(engine: Engine, topic: Topic) -> dict[str, Any]:
