@@ -217,6 +217,8 @@ class HttpConnection(asyncio.Protocol):
         self, request: Request, handler: Handler, parameters: list[str], cors: dict[str, str]
     ) -> None:
         result = handler(self, request, *parameters)
+        if result is None:
+            return  # it answers by itself
         if isinstance(result, bytes):
             self._finish(request, result, cors, None)
         elif inspect.isawaitable(result):
