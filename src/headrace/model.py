@@ -21,6 +21,7 @@ import re
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from typing import Any, Literal, Protocol, get_args
 
 from headrace import limits
@@ -120,6 +121,7 @@ def pattern_matches(pattern: str, topic: str) -> bool:
 
 
 # --- ids ------------------------------------------------------------------------------------
+@lru_cache(maxsize=4096)
 def topic_hash(topic: str) -> int:
     return int.from_bytes(hashlib.sha256(topic.encode()).digest()[:6], "big")
 
