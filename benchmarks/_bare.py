@@ -1,7 +1,7 @@
 """Servers that do as little as can be done, to be measured beside the broker: what the machine allows.
 
 ``python -m benchmarks._bare text``  answers ``OK <n>`` to each ``PUB`` of 100 bytes, and keeps nothing.
-``python -m benchmarks._bare http``  answers each request with a receipt of the usual size.
+``python -m benchmarks._bare http``  answers each request with its body.
 ``python -m benchmarks._bare relay`` hands each ``PUB`` of 100 bytes on to whoever has said ``SUB``.
 
 All print their port and run until they are killed.
@@ -17,14 +17,7 @@ import httptools
 import uvloop
 
 COMMAND_BYTES = len(b"PUB t 100\r\n") + 100
-RECEIPT = (
-    b'{"id":"e3b0c442-98fc-8000-8000-00000000002a","topic":"t","partition":0,"offset":42,'
-    b'"timestamp":"2023-01-01T00:00:00.000Z"}'
-)
-ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (
-    len(RECEIPT),
-    RECEIPT,
-)
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
 
 
 class Text(asyncio.Protocol):
@@ -44,12 +37,20 @@ class Http(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._parser = httptools.HttpRequestParser(self)
+        self._body = b""
 
     def data_received(self, data: bytes) -> None:
         self._parser.feed_data(data)
 
+    def on_url(self, url: bytes) -> None:
+        self._url = url
+
+    def on_body(self, body: bytes) -> None:
+        self._body += body
+
     def on_message_complete(self) -> None:
-        self._transport.write(ANSWER)
+        body, self._body = self._body, b""
+        self._transport.write(ANSWER % (len(body), body))
 
 
 class Relay(asyncio.Protocol):

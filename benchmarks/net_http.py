@@ -1,4 +1,4 @@
-"""HTTP: one JSON message a ``POST`` and a batch a ``POST``, by wrk, beside a server that does nothing."""
+"""HTTP: one JSON message a ``POST`` and a batch a ``POST``, by wrk, beside an echo."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def prepared(*, quick: bool) -> Iterator[Benchmark | None]:
         path = f"/publish/{TOPIC}"
 
         single = Latest(lambda: _wrk(one, here, path, 50, seconds))
-        reference = "httptools and uvloop, nothing else (reference)"
+        reference = "httptools and uvloop, an echo (reference)"
         yield Benchmark(
             "net_http",
             "POST over loopback, 100-byte JSON messages, fdatasync before each answer, wrk -c50",
