@@ -47,7 +47,8 @@ async def on_topic(connection: HttpConnection, request: Request, topic: str) -> 
     return _json(request, await _operate(connection, "topic", topic=topic))
 
 
-on_topic_stats = on_topic
+async def on_topic_stats(connection: HttpConnection, request: Request, topic: str) -> bytes:
+    return await on_topic(connection, request, topic)
 
 
 async def on_create_topic(connection: HttpConnection, request: Request, topic: str) -> bytes:
@@ -281,12 +282,31 @@ def _openapi() -> bytes:
 
 
 _OBJECT: dict[str, Any] = {"type": "object"}
+_DELETED = schemas.answers("200", schemas.obj({"deleted": schemas.STRING}, ["deleted"]))
+_PURGED = schemas.answers("200", schemas.obj({"purged": schemas.WHOLE}, ["purged"]))
+_HEALTH = {
+    **schemas.answers("200", schemas.ref("Health")),
+    **schemas.answers("503", schemas.ref("Health"), "Not ready; the reasons are given."),
+}
+_REDRIVE = {
+    "offsets": schemas.array(schemas.OFFSET),
+    "limit": schemas.WHOLE,
+    "rate": schemas.number(0.001, 1e6),
+    "to": {"type": "string", "enum": ["subscription", "topic"]},
+    "reason": schemas.STRING,
+    "topic": schemas.STRING,
+}
+_EDIT: dict[str, schemas.Schema] = {
+    "data": {"description": "Any JSON; text or base64 for what is no JSON."},
+    "encoding": {"type": "string", "enum": ["base64"]},
+    "headers": {"type": "object", "additionalProperties": schemas.STRING},
+}
 _TOPIC_STATS = schemas.answers("200", schemas.ref("TopicStats"))
 _GROUP_STATS = schemas.answers("200", schemas.ref("SubscriptionStats"))
 _DONE = schemas.answers("200", _OBJECT)
 _CREATED_TOPIC = schemas.answers("201", schemas.ref("TopicStats"), "Created.")
 _CREATED_GROUP = schemas.answers("201", schemas.ref("SubscriptionStats"), "Created.")
-_SETTINGS_BODY = schemas.json_body(_OBJECT, required=False)
+_SETTINGS = schemas.body(schemas.TOPIC_SETTINGS)
 
 ROUTES = [
     Route("GET", "/topics", on_topics, "List topics", "topics", (), None,
@@ -295,13 +315,15 @@ ROUTES = [
     Route("GET", "/topics/{topic}/stats", on_topic_stats, "Statistics of a topic", "topics", (),
           None, _TOPIC_STATS),
     Route("PUT", "/topics/{topic}", on_create_topic, "Create a topic with settings", "topics", (),
-          _SETTINGS_BODY, {**_TOPIC_STATS, **_CREATED_TOPIC}),
+          schemas.json_body(_SETTINGS, required=False), {**_TOPIC_STATS, **_CREATED_TOPIC}),
     Route("PATCH", "/topics/{topic}", on_change_topic, "Change settings", "topics", (),
-          schemas.json_body(_OBJECT), _TOPIC_STATS),
-    Route("DELETE", "/topics/{topic}", on_delete_topic, "Delete a topic", "topics", (), None, _DONE),
+          schemas.json_body(_SETTINGS, required=False), _TOPIC_STATS),
+    Route("DELETE", "/topics/{topic}", on_delete_topic, "Delete a topic", "topics", (), None,
+          _DELETED),
     Route("POST", "/subscribe/{topic}", on_subscribe, "Create a subscription", "subscriptions", (),
-          schemas.json_body(schemas.obj({"group": schemas.GROUP, "start": schemas.ANY}),
-                            required=False),
+          schemas.json_body(
+              schemas.body({"group": schemas.GROUP, "start": schemas.POSITION,
+                            **schemas.SUBSCRIPTION_SETTINGS}), required=False),
           {**_GROUP_STATS, **_CREATED_GROUP}),
     Route("GET", "/subscriptions", on_subscriptions, "List subscriptions", "subscriptions",
           (_TOPIC_PARAMETER,), None,
@@ -309,35 +331,41 @@ ROUTES = [
     Route("GET", "/subscriptions/{group}", on_subscription, "Describe a subscription",
           "subscriptions", (_TOPIC_PARAMETER,), None, _GROUP_STATS),
     Route("DELETE", "/subscriptions/{group}", on_delete_subscription, "Delete a subscription",
-          "subscriptions", (_TOPIC_PARAMETER,), None, _DONE),
+          "subscriptions", (_TOPIC_PARAMETER,), None, _DELETED),
     Route("POST", "/subscriptions/{group}/seek", on_seek, "Replay, or skip", "subscriptions",
           (_TOPIC_PARAMETER,),
-          schemas.json_body(schemas.obj({"to": schemas.ANY, "partition": schemas.WHOLE}, ["to"])),
+          schemas.json_body(
+              schemas.body({"to": schemas.POSITION, "partition": schemas.WHOLE,
+                            "topic": schemas.STRING}, ["to"])),
           _GROUP_STATS),
     Route("GET", "/dead-letters", on_dead_letter_topics, "Count dead letters", "dead letters", (),
-          None, schemas.answers("200", schemas.array(_OBJECT))),
+          None, schemas.answers("200", schemas.array(schemas.obj(
+              {"topic": schemas.STRING, "letters": schemas.WHOLE}, ["topic", "letters"])))),
     Route("GET", "/dead-letters/{group}", on_dead_letters, "List dead letters", "dead letters",
-          (schemas.LIMIT, Parameter("after", "Behind this letter.", schemas.WHOLE)), None,
+          (schemas.LIMIT, Parameter("after", "Behind this letter.", schemas.OFFSET)), None,
           schemas.answers("200", schemas.array(schemas.ref("DeadLetter")))),
     Route("DELETE", "/dead-letters/{group}", on_purge_dead_letters, "Give all letters up",
-          "dead letters", (), None, _DONE),
+          "dead letters", (), None, _PURGED),
     Route("POST", "/dead-letters/{group}/redrive", on_redrive, "Publish letters back",
-          "dead letters", (), schemas.json_body(_OBJECT, required=False), _DONE),
+          "dead letters", (), schemas.json_body(schemas.body(_REDRIVE), required=False),
+          schemas.answers("200", schemas.obj({"redriven": schemas.WHOLE}, ["redriven"]))),
     Route("GET", "/dead-letters/{group}/{offset}", on_dead_letter, "Show a letter",
           "dead letters", (), None, schemas.answers("200", schemas.ref("DeadLetter"))),
     Route("PUT", "/dead-letters/{group}/{offset}", on_edit_dead_letter, "Correct a letter",
-          "dead letters", (), schemas.json_body(_OBJECT), _DONE),
+          "dead letters", (), schemas.json_body(schemas.body(_EDIT)),
+          schemas.answers("200", schemas.obj({"offset": schemas.OFFSET}, ["offset"]))),
     Route("DELETE", "/dead-letters/{group}/{offset}", on_purge_dead_letter, "Give a letter up",
-          "dead letters", (), None, _DONE),
+          "dead letters", (), None, _PURGED),
     Route("GET", "/scheduled", on_scheduled, "List delayed messages", "delayed messages",
           (schemas.LIMIT, _TOPIC_PARAMETER), None,
           schemas.answers("200", schemas.array(schemas.ref("Scheduled")))),
     Route("DELETE", "/scheduled/{id}", on_cancel, "Cancel a delayed message", "delayed messages",
-          (), None, _DONE),
-    Route("GET", "/health", on_health, "Health", "operations", (), None, _DONE),
-    Route("GET", "/health/live", on_live, "Does the process live?", "operations", (), None, _DONE),
+          (), None, schemas.answers("200", schemas.obj({"cancelled": schemas.UUID}, ["cancelled"]))),
+    Route("GET", "/health", on_health, "Health", "operations", (), None, _HEALTH),
+    Route("GET", "/health/live", on_live, "Does the process live?", "operations", (), None,
+          schemas.answers("200", schemas.ref("Health"))),
     Route("GET", "/health/ready", on_ready, "Does it take publishes?", "operations", (), None,
-          _DONE),
+          _HEALTH),
     Route("GET", "/metrics", on_metrics, "Prometheus metrics", "operations", (), None,
           {"200": {"description": "Metrics.", "content": {"text/plain": {"schema": schemas.STRING}}}}),
     Route("GET", "/openapi.json", on_openapi, "This description", "operations", (), None, _DONE),

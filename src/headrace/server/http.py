@@ -22,6 +22,7 @@ from headrace.errors import HeadraceError, InvalidArgument, Unauthenticated, kin
 from headrace.server.flow import Outbox, Slot
 from headrace.server.origins import Origins
 from headrace.server.routing import Handler, RouteTable
+from headrace.server.schemas import OPEN_PATHS
 from headrace.server.tcp import Hub, Session, keep_alive, own_mistake
 from headrace.server.turns import Turns
 from headrace.wire import http
@@ -30,7 +31,6 @@ from headrace.wire.http import HttpParser, KnownHeads, Request
 logger = logging.getLogger("headrace.server")
 BODY_BYTES_MAX = 64 << 20
 LINGER_S = 2.0
-OPEN_PATHS = ("/health", "/health/live", "/health/ready", "/openapi.json")
 TOKEN_IN_ADDRESS = ("ws", "stream")
 """Where a browser cannot set headers. Nothing of the address is ever logged."""
 

@@ -477,11 +477,21 @@ _ANY_BODY = {
         "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
     },
 }
-_SETTLE = {
-    "delivery": schemas.DELIVERY,
-    "deliveries": schemas.array(schemas.DELIVERY),
-    "group": schemas.GROUP,
-}
+_DELIVERIES = {**schemas.array(schemas.DELIVERY), "minItems": 1}
+
+
+def _settling(**fields: dict[str, Any]) -> dict[str, Any]:
+    """A body that names one delivery, or several."""
+    return schemas.json_body(
+        {
+            "oneOf": [
+                schemas.body({name: schema, "group": schemas.GROUP, **fields}, [name])
+                for name, schema in (("delivery", schemas.DELIVERY), ("deliveries", _DELIVERIES))
+            ]
+        }
+    )
+
+
 _SETTLED = schemas.answers("200", schemas.ref("Settled"))
 
 ROUTES = [
@@ -496,7 +506,7 @@ ROUTES = [
         tuple(p for p in schemas.PUBLISH_PARAMETERS
               if p.name in ("key", "partition", "to", "ttl", "Idempotency-Key")),
         {"required": True, "content": {
-            "application/json": {"schema": schemas.array(_DATA)},
+            "application/json": {"schema": {**schemas.array(_DATA), "minItems": 1}},
             "application/x-ndjson": {"schema": schemas.STRING}}},
         schemas.answers("200", schemas.obj(
             {"published": schemas.WHOLE, "receipts": schemas.array(schemas.ref("Receipt"))},
@@ -514,24 +524,22 @@ ROUTES = [
     ),
     Route(
         "POST", "/ack/{topic}", on_ack, "Acknowledge deliveries", "consuming",
-        (schemas.GROUP_PARAMETER,), schemas.json_body(schemas.obj(_SETTLE)), _SETTLED,
+        (schemas.GROUP_PARAMETER,), _settling(), _SETTLED,
     ),
     Route(
         "POST", "/nack/{topic}", on_nack, "Give deliveries back", "consuming",
         (schemas.GROUP_PARAMETER,),
-        schemas.json_body(schemas.obj(
-            {**_SETTLE, "delay": {"type": "number", "minimum": 0}, "reason": schemas.STRING})),
+        _settling(delay=schemas.number(0, limits.DELAY_S_MAX), reason=schemas.STRING),
         _SETTLED,
     ),
     Route(
         "POST", "/extend/{topic}", on_extend, "Ask for more time", "consuming",
         (schemas.GROUP_PARAMETER,),
-        schemas.json_body(schemas.obj({**_SETTLE, "seconds": {"type": "number", "minimum": 0}})),
-        _SETTLED,
+        _settling(seconds=schemas.number(0, limits.ACK_TIMEOUT_S_MAX)), _SETTLED,
     ),
     Route(
         "GET", "/topics/{topic}/messages", on_fetch, "Read messages by offset or time", "reading",
-        (Parameter("from", "An offset, earliest, latest, or a time.", schemas.STRING),
+        (Parameter("from", "The first of them.", schemas.PLACE),
          schemas.LIMIT, schemas.PARTITION), None,
         schemas.answers("200", schemas.array(schemas.ref("Message"))),
     ),

@@ -175,8 +175,7 @@ def on_stream(connection: HttpConnection, request: Request, topic: str) -> None:
 ROUTES = [
     Route(
         "GET", "/stream/{topic}", on_stream, "Follow a topic as Server-Sent Events", "consuming",
-        (Parameter("from", "earliest, latest, an offset or a time; else from now on.",
-                   schemas.STRING),
+        (Parameter("from", "Where to begin; else from now on.", schemas.PLACE),
          Parameter("Last-Event-ID", "Go on behind this event.", schemas.STRING, "header")),
         None,
         {"200": {"description": "Events without end.",
