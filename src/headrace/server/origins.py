@@ -4,8 +4,9 @@ A browser lets any page send requests to any address, this machine's own include
 broker that asks nobody for a token is that it can see where a request comes from:
 
 - ``Origin`` names the page's site. The broker's own is fine, others have to be in ``allowed_origins``.
-- Without it, ``Sec-Fetch-Site: cross-site`` marks what a foreign page loads (an image, a script) or
-  links to. Links may lead here, but not to where following one would take messages away.
+- Without it, ``Sec-Fetch-Site`` marks what another page loads (an image, a script) or links to, also
+  one of another port of this machine (``same-site``). Links may lead here, but not to where following
+  one would take messages away.
 - A foreign name that resolves to this machine makes a foreign page look like our own (DNS rebinding).
   So where only this machine is listened to, and there is no token, ``Host`` must be a name of this
   machine, or an address, or listed.
@@ -43,7 +44,7 @@ class Origins:
             )
         origin = headers.get("origin")
         if origin is None:
-            if headers.get("sec-fetch-site") == "cross-site" and (
+            if headers.get("sec-fetch-site", "none") not in ("same-origin", "none") and (
                 headers.get("sec-fetch-mode") != "navigate" or request.words[0] in TAKING
             ):
                 raise _foreign("other sites")
