@@ -141,6 +141,7 @@ def test_what_a_foreign_page_embeds_or_links_to(http: Http) -> None:
     assert http.get("/consume/orders", image).code == "origin_not_allowed"
     assert http.get("/consume/orders", link).code == "origin_not_allowed"
     assert http.get("/topics", image).status == 403
+    assert http.get("/consume/orders", {**image, "Sec-Fetch-Site": "same-site"}).status == 403
     assert http.get("/topics", link).status == 200
     assert http.get("/topics", {"Sec-Fetch-Site": "same-origin"}).status == 200
     assert http.get("/topics", {"Sec-Fetch-Site": "none"}).status == 200
