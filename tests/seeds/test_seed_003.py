@@ -380,7 +380,7 @@ def browser(directory: Path, address: str) -> Iterator[None]:
             [
                 found, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
                 "--disable-background-networking", "--disable-component-update",
-                "--disable-sync", "--disable-dev-shm-usage",
+                "--disable-sync", "--disable-dev-shm-usage", "--disable-breakpad",
                 "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE localhost, EXCLUDE 127.0.0.1",
                 f"--user-data-dir={directory / 'profile'}", address,
             ],
@@ -391,8 +391,12 @@ def browser(directory: Path, address: str) -> Iterator[None]:
         try:
             yield
         finally:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait(20)
+            process.terminate()
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait(20)
 
 
 OWN_PAGE = """<!doctype html><script>
