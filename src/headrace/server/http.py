@@ -18,7 +18,13 @@ import logging
 from collections.abc import Callable
 from typing import cast
 
-from headrace.errors import HeadraceError, InvalidArgument, Unauthenticated, kind_of
+from headrace.errors import (
+    HeadraceError,
+    InvalidArgument,
+    RequestTimeout,
+    Unauthenticated,
+    kind_of,
+)
 from headrace.server.flow import Outbox, Slot
 from headrace.server.origins import Origins
 from headrace.server.routing import Handler, RouteTable
@@ -31,6 +37,8 @@ from headrace.wire.http import HttpParser, KnownHeads, Request
 logger = logging.getLogger("headrace.server")
 BODY_BYTES_MAX = 64 << 20
 LINGER_S = 2.0
+STALLED_REQUEST_S = 60.0
+"""Half a request is not kept for ever: who sends nothing more of it for so long is dropped."""
 TOKEN_IN_ADDRESS = ("ws", "stream")
 """Where a browser cannot set headers. Nothing of the address is ever logged."""
 
@@ -53,6 +61,8 @@ class HttpConnection(asyncio.Protocol):
         self.closing = False
         self.leaving = False
         """The client has said that it says no more, or we have: not a time for long polls."""
+        self._watch: asyncio.TimerHandle | None = None
+        self._heard = False
         self._unread = False
         """The client may be in the midst of sending something that will not be read."""
         self.peer = "?"
@@ -73,6 +83,18 @@ class HttpConnection(asyncio.Protocol):
         address = transport.get_extra_info("peername")
         self.peer = f"{address[0]}:{address[1]}" if address else "?"
         keep_alive(transport.get_extra_info("socket"))
+        self._look()
+
+    def _look(self) -> None:
+        """Now and then: does a request that has begun go on?"""
+        if self.session is not None or self.closing:
+            return
+        if self._parser.is_inside and not self._heard and self.outbox.reading:
+            self._turns.add(
+                RequestTimeout("the rest of the request did not come", code="request_stalled")
+            )
+        self._heard = False
+        self._watch = asyncio.get_running_loop().call_later(STALLED_REQUEST_S, self._look)
 
     @property
     def protocol(self) -> str:
@@ -83,6 +105,7 @@ class HttpConnection(asyncio.Protocol):
             if self.session is not None:
                 self.session.feed(data)
             elif not self.closing:
+                self._heard = True
                 for request in self._parser.feed(data):
                     self._turns.add(request)
                 if self._parser.error is not None:
@@ -103,6 +126,8 @@ class HttpConnection(asyncio.Protocol):
         self.closing = True
         self.hub.left(self)
         self.outbox.close()
+        if self._watch is not None:
+            self._watch.cancel()
         for task in tuple(self._tasks):
             task.cancel()
         if self.session is not None:

@@ -151,6 +151,11 @@ class HttpParser:
         self.rest: bytes | None = None
         """What came behind a request to change the protocol: it is not HTTP any more."""
 
+    @property
+    def is_inside(self) -> bool:
+        """Whether a request has begun and not ended."""
+        return (self._in_head or self._in_body) and not self._ended
+
     def feed(self, data: bytes) -> list[Request]:
         if self.rest is not None:
             self.rest += data
@@ -416,6 +421,7 @@ _STATUS_BY_CODE = {
     "headers_too_large": 431,
     "no_route": 404,
     "method_not_allowed": 405,
+    "request_stalled": 408,
     "unsupported_media_type": 415,
     "not_a_websocket": 426,
 }
