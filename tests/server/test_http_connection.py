@@ -2,11 +2,16 @@
 
 import contextlib
 import socket
+import ssl
+import subprocess
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
 
 from headrace.server import flow
 from headrace.server import http as http_server
@@ -422,3 +427,63 @@ def test_a_stop_does_not_wait_for_idle_connections() -> None:
             assert raw.is_ended()
             raw.close()
         kept.close()
+
+
+def test_half_a_request_is_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """408 for who begins and does not go on; not for who is slow, and not for who is idle."""
+    monkeypatch.setattr(http_server, "STALLED_REQUEST_S", 0.2)
+    with running_server(memory=True) as server:
+        idle, slow = RawHttp(server.http_address), RawHttp(server.http_address)
+        stalled = [RawHttp(server.http_address) for _ in range(3)]
+        stalled[0].send("GET /health HTTP/1.1\r\nHost: local")
+        stalled[1].send(
+            "POST /publish/orders HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n1"
+        )
+        stalled[2].send(PUBLISH, PUBLISH[:-1])
+        assert stalled[2].answer().status == 200
+        for byte in each_byte(PUBLISH[:40]):
+            slow.send(byte)
+            assert server.call(lambda: True)
+        for raw in stalled:
+            answer = raw.answer()
+            assert (answer.status, answer.code) == (408, "request_stalled")
+            raw.socket.shutdown(socket.SHUT_WR)
+            assert raw.is_ended()
+            raw.close()
+        slow.close()
+        idle.send(HEALTH)
+        assert idle.answer().status == 200
+        idle.close()
+
+
+# --- TLS ------------------------------------------------------------------------------------------
+def test_https_and_secure_websockets(tmp_path: Path) -> None:
+    """The same over TLS: pipelined, refused and answered, taken over, stopped in good order."""
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
+         "-nodes", "-keyout", key, "-out", cert, "-days", "1", "-subj", "/CN=localhost",
+         "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    context = ssl.create_default_context(cafile=cert)
+    with running_server(memory=True, tls_cert=str(cert), tls_key=str(key)) as server:
+        with RawHttp(server.http_address) as raw:
+            raw.socket = context.wrap_socket(raw.socket, server_hostname="localhost")
+            raw.send(PUBLISH * 100)
+            assert [raw.answer().json["offset"] for _ in range(100)] == [*range(100)]
+            raw.send("POST /publish/orders HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999")
+            raw.send("\r\n\r\n", b"x" * 100_000)
+            assert raw.answer().status == 413
+        host, port = server.http_address
+        with connect(f"wss://localhost:{port}/ws", ssl=context, sock=_dial(host, port)) as client:
+            client.send('{"type": "publish", "topic": "orders", "data": 1, "messageId": 1}')
+            assert '"offset":100' in str(client.recv(10))
+            server.stop()
+            with pytest.raises(ConnectionClosed):
+                client.recv(10)
+            assert client.close_code == 1001
+
+
+def _dial(host: str, port: int) -> socket.socket:
+    return socket.create_connection((host, port), 10)
