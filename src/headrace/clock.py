@@ -20,6 +20,10 @@ class Clock:
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
 
+    def seconds(self) -> float:
+        """For measuring, from any thread. A loop's own time stands still between its turns."""
+        return time.perf_counter()
+
 
 class Timer(Protocol):
     def cancel(self) -> None: ...

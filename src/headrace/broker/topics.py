@@ -251,7 +251,9 @@ class Topics:
         self, topic: Topic, number: int, *, suspect: bool = False
     ) -> PartitionLog | MemoryLog:
         if self.directory is None or not topic.settings.durable:
-            return MemoryLog(clock=self._clock, loop=self._loop)
+            memory = MemoryLog(clock=self._clock, loop=self._loop)
+            memory.on_commit = lambda seconds, count: self.on_commit(seconds, count)
+            return memory
         path = self.directory / topic.name / str(number)
         self._files.make_directory(path)
         log = PartitionLog(

@@ -40,6 +40,8 @@ class MemoryLog:
         self._held = False
         self._parked: list[Append] = []
         self.on_advance: Callable[[], None] = lambda: None
+        self.on_commit: Callable[[float, int], None] = lambda seconds, count: None
+        self._first_arrival = 0.0
 
     def append(self, entry: Append) -> None:
         if self._closed:
@@ -49,6 +51,7 @@ class MemoryLog:
             self._parked.append(entry)
             return
         if not self._waiting:
+            self._first_arrival = self._clock.seconds()
             self._loop.call_soon(self._commit)
         self._waiting.append(entry)
 
@@ -77,6 +80,7 @@ class MemoryLog:
         entries, self._waiting = self._waiting, []
         if not entries:  # close was faster
             return
+        arrived = self._first_arrival
         while entries:
             group, entries = gather(
                 entries,
@@ -96,6 +100,9 @@ class MemoryLog:
             self._next_offset = group.offset
             if not self._held:
                 self.end_offset = group.offset
+            if group.batches:
+                count = sum(batch.count for batch in group.batches)
+                self.on_commit(self._clock.seconds() - arrived, count)
             for entry in group.entries:
                 entry.done(entry)
         if not self._held:

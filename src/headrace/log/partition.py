@@ -67,7 +67,7 @@ class _Commit:
         self.sync = sync
         self.batches = group.batches
         self.entries = group.entries
-        self.started = partition.now()
+        self.started = partition.first_arrival
         self.synced = False
         self.rolled: Segment | None = None
 
@@ -120,6 +120,8 @@ class PartitionLog:
         self._lane: Lane[Append | str] = Lane(loop, workers, self._prepare, self._finish)
         self._waiting_bytes = 0
         self._commit: _Commit | None = None
+        self.first_arrival = 0.0
+        """When the first of those came that wait for the next commit."""
         self._sync_timer: Timer | None = None
         self._closing: Callable[[], None] | None = None
         self._closed = False
@@ -167,9 +169,6 @@ class PartitionLog:
         self._held = False
         self._parked: list[Append] = []
 
-    def now(self) -> float:
-        return self._loop.time()
-
     # --- writing: on the loop ---------------------------------------------------------------
     def append(self, entry: Append) -> None:
         refusal = self._refusal(entry)
@@ -177,6 +176,8 @@ class PartitionLog:
             entry.fail(refusal)
             return
         self._waiting_bytes += entry.bytes
+        if not self._lane.waiting:
+            self.first_arrival = self._clock.seconds()
         if self._held and not entry.hidden:
             self._parked.append(entry)
         else:
@@ -338,13 +339,13 @@ class PartitionLog:
     def sync(self) -> None:
         if self._writer is None or self._synced_position == self._position:
             return
-        started = self._loop.time()
+        started = self._clock.seconds()
         try:
             self._files.sync(self._writer)
         except OSError as error:
             raise SyncFailed(f"{self._writer.path}: {error}") from error
         self._synced_position = self._position
-        self.sync_seconds = self._loop.time() - started
+        self.sync_seconds = self._clock.seconds() - started
 
     sync_seconds = 0.0
 
@@ -391,7 +392,7 @@ class PartitionLog:
                 self.options.sync_interval_ms / 1000, self._sync_later
             )
         count = sum(batch.count for batch in commit.batches)
-        self.on_commit(self.now() - commit.started, count)
+        self.on_commit(self._clock.seconds() - commit.started, count)
         for entry in commit.entries:
             entry.done(entry)
         if not hidden:

@@ -106,6 +106,9 @@ class FakeClock(Clock):
     def now_ms(self) -> int:
         return self._base_ms + round((self._elapsed() - self._started) * 1000)
 
+    def seconds(self) -> float:
+        return self._elapsed()
+
     def set(self, now_ms: int) -> None:
         """From now on it is this late, whatever the loop thinks of it."""
         self._started = self._elapsed()
