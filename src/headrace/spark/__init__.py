@@ -1,0 +1,20 @@
+"""Spark reads and writes topics: source, sink, pipelines, lake tables, and a session for all of it.
+
+::
+
+    pyspark_headrace       what Spark finds by itself for format("headrace"); it only points here
+    options  positions     what a user may say, and offsets per topic and partition
+    stores                 where records are read: a live broker, or a data directory with no broker
+    arrow    outgoing      columnar batches to Arrow and back, with no work per record
+    source   stream        the batch and the streaming reader
+    sink                   the writers: staged on executors, committed once by the driver
+    lake/                  Parquet, Delta and Iceberg tables written exactly once
+    pipelines/             what a file declares, run; archive, traffic and replay
+    session  java  sql     a tuned session in one line, the Java it needs, topics as views
+
+Rules: nothing here is imported by the rest of Headrace but the command line, which imports it late.
+PySpark is imported where it is used, so that ``import headrace.spark`` costs nothing and fails for
+nobody. A reader or writer is pickled to executors: it holds options and positions, never a connection.
+"""
+
+from __future__ import annotations
