@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from headrace import limits
 from headrace.broker.channel import AsyncConsumer, AsyncPlainChannel
 from headrace.broker.engine import Engine
+from headrace.broker.jobs import Jobs
 from headrace.broker.publishing import producer_of
 from headrace.broker.topic import Topic
 from headrace.channels import AsyncChannel
@@ -52,7 +53,7 @@ def split_start(start: Start) -> tuple[str | int, int | None]:
     return start, None
 
 
-class AsyncBroker:
+class AsyncBroker(Jobs):
     """A broker in this process. ``async with AsyncBroker.open("./data") as broker: ...``
 
     ``None`` as the directory keeps everything in memory.

@@ -178,14 +178,20 @@ class Cursor:
                         yield at
             offset = end
 
-    def done_count(self) -> int:
-        """Done offsets at or above the position."""
+    def done_count(self, stop: int | None = None) -> int:
+        """Done offsets at or above the position, up to ``stop`` if it is given."""
         low = self.position
-        return sum(
-            (chunk >> (low & _LOW) if number == low >> CHUNK_BITS else chunk).bit_count()
-            for number, chunk in self._chunks.items()
-            if number >= low >> CHUNK_BITS
-        )
+        count = 0
+        for number, chunk in self._chunks.items():
+            base = number << CHUNK_BITS
+            if number < low >> CHUNK_BITS or (stop is not None and base >= stop):
+                continue
+            if number == low >> CHUNK_BITS:
+                chunk &= -(1 << (low & _LOW))
+            if stop is not None and base + CHUNK > stop:
+                chunk &= (1 << (stop - base)) - 1
+            count += chunk.bit_count()
+        return count
 
     def lag(self) -> int:
         """Messages that are not done, up to the partition's end."""

@@ -56,14 +56,23 @@ class KeyOrder:
         self.hold(key, cursor, offset)
         return cursor, offset
 
-    def forget(self, cursor: Cursor) -> list[Item]:
-        """Drop all there is of one partition; returns what may go now because its key is free."""
+    def forget(self, cursor: Cursor, before: int | None = None) -> list[Item]:
+        """Drop what there is of one partition, or only what lies before an offset of it.
+
+        Returns what may go now because its key is free.
+        """
+
+        def is_kept(item: Item) -> bool:
+            return item[0] is not cursor or (before is not None and item[1] >= before)
+
         for key, waiting in list(self._parked.items()):
-            kept = deque(item for item in waiting if item[0] is not cursor)
+            kept = deque(item for item in waiting if is_kept(item))
+            cursor.parked -= len(waiting) - len(kept)
             if kept:
                 self._parked[key] = kept
             else:
                 del self._parked[key]
-        cursor.parked = 0
-        freed = [self._next(key) for key in self._held.pop(cursor.number, {}).values()]
+        held = self._held.get(cursor.number, {})
+        gone = [offset for offset in held if not is_kept((cursor, offset))]
+        freed = [self._next(key) for key in [held.pop(offset) for offset in gone]]
         return [item for item in freed if item is not None]

@@ -44,7 +44,16 @@ class Retries:
     def next_due(self) -> float | None:
         return self._later[0][0] if self._later else None
 
-    def forget(self, cursor: Cursor) -> None:
-        self.ready = deque(item for item in self.ready if item[0] is not cursor)
-        self._later = [item for item in self._later if item[2] is not cursor]
+    def forget(self, cursor: Cursor, before: int | None = None) -> None:
+        """Drop those of one partition; with ``before`` only what lies before that offset."""
+        self.ready = deque(
+            item
+            for item in self.ready
+            if item[0] is not cursor or (before is not None and item[1] >= before)
+        )
+        self._later = [
+            item
+            for item in self._later
+            if item[2] is not cursor or (before is not None and item[3] >= before)
+        ]
         heapq.heapify(self._later)

@@ -541,6 +541,39 @@ class Subscription:
         self._context.changed(cursor)
         self._reading.advanced(cursor)
 
+    def advance(self, cursor: Cursor, offset: int) -> None:
+        """Everything before the offset is done, whoever has it; never moves back.
+
+        It is what a reader says that keeps its own position. A member that settles one of these
+        afterwards hears that its delivery has ended.
+        """
+        if offset <= cursor.position:
+            return
+        count = offset - cursor.position - cursor.done_count(offset)
+        for lease in [lease for lease in self.leases.values() if lease.cursor is cursor]:
+            held = lease.mask & (1 << bisect_left(lease.offsets, offset)) - 1
+            if held:
+                lease.mask ^= held
+                lease.member.settled(lease, held.bit_count())
+                if not lease.mask:
+                    del self.leases[lease.id]
+        self._retries.forget(cursor, offset)
+        self._burying = {
+            item for item in self._burying if item[0] != cursor.number or item[1] >= offset
+        }
+        cursor.done_run(cursor.position, offset)
+        for item in self._order.forget(cursor, offset):
+            self._retries.add(*item)
+        if cursor.next < offset:
+            cursor.blocked = None
+            self._reading.forget(cursor)
+            self._reading.read(cursor, offset)
+        self.tally.acked += count
+        cursor.partition.consumed += count
+        self._context.changed(cursor)
+        if self._has_work:
+            self.wake()
+
     def _forget(self, cursor: Cursor) -> None:
         """Drop everything that is under way at the cursor."""
         for lease in [lease for lease in self.leases.values() if lease.cursor is cursor]:

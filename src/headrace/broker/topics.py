@@ -71,6 +71,8 @@ class Topics:
         self._topics: dict[str, Topic] = {}
         self._by_hash: dict[int, Topic] = {}
         self._partitions = 0
+        self.watchers: list[Callable[[], None]] = []
+        """Called when a topic or a partition is made, or a topic deleted."""
         self.on_sync: Callable[[float], None] = lambda seconds: None
         self.on_commit: Callable[[float, int], None] = lambda seconds, count: None
 
@@ -182,6 +184,8 @@ class Topics:
         for log in logs:
             topic.add_partition(log)
         self._partitions += added
+        if added:
+            self._changed()
 
     def bury(self, topic: Topic) -> Grave:
         """The first half of ``delete``: move the files away. Refused, nothing has changed."""
@@ -212,6 +216,7 @@ class Topics:
         del self._topics[topic.name]
         del self._by_hash[topic.hash]
         self._partitions -= len(topic.partitions)
+        self._changed()
         waiting = len(topic.partitions)
 
         def closed() -> None:
@@ -243,6 +248,11 @@ class Topics:
         self._topics[topic.name] = topic
         self._by_hash[topic.hash] = topic
         self._partitions += len(topic.partitions)
+        self._changed()
+
+    def _changed(self) -> None:
+        for watcher in tuple(self.watchers):
+            watcher()
 
     def _incarnation(self) -> int:
         return self._random.getrandbits(53)

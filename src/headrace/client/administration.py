@@ -36,11 +36,20 @@ class Administration:
     def link(self) -> Link:
         raise NotImplementedError
 
-    async def admin(self, operation: str, *, again: bool = True, **arguments: Any) -> Any:
+    async def admin(
+        self,
+        operation: str,
+        *,
+        again: bool = True,
+        timeout: float | None = None,
+        **arguments: Any,
+    ) -> Any:
         """An administrative operation by name; the result is JSON."""
         request = {"op": operation, **{k: v for k, v in arguments.items() if v is not None}}
         try:
-            frame = await self.link.ask(Type.ADMIN, {}, orjson.dumps(request), again=again)
+            frame = await self.link.ask(
+                Type.ADMIN, {}, orjson.dumps(request), again=again, timeout=timeout
+            )
         except ConnectionLost:
             raise OutcomeUnknown(
                 f"the connection broke during {operation}: it may or may not have been done"

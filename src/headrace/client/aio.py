@@ -14,8 +14,9 @@ from typing import Any
 
 from headrace import limits
 from headrace.channels import Arrivals, AsyncChannel, check_count
-from headrace.client.administration import Administration, Start, position_text
+from headrace.client.administration import Start, position_text
 from headrace.client.consumer import AsyncConsumer, Feed
+from headrace.client.jobs import Jobs
 from headrace.client.link import ConnectionLost, Link, Wire, error_of
 from headrace.client.producer import Done, Producer
 from headrace.clock import Clock
@@ -53,7 +54,7 @@ def make_tls(tls: bool | ssl.SSLContext, ca: str | None) -> ssl.SSLContext | Non
     return ssl.create_default_context(cafile=ca)
 
 
-class AsyncClient(Administration):
+class AsyncClient(Jobs):
     """A client of one broker. ``async with AsyncClient("localhost", 9999) as client: ...``
 
     ``linger`` (seconds) and ``batch_bytes`` say how long and how much publishes are gathered;
@@ -149,6 +150,10 @@ class AsyncClient(Administration):
         if self._link is None:
             raise Closed("the client is not connected: call connect() first", code="not_connected")
         return self._link
+
+    @property
+    def patience(self) -> float:
+        return float(self._producer_options["timeout"])
 
     @property
     def producing(self) -> Producer:

@@ -15,6 +15,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError
+from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar
 
@@ -528,6 +529,44 @@ class BrokerClient:
 
     def cancel(self, message_id: uuid.UUID | str) -> None:
         self._run(self._async.cancel(message_id))
+
+    # --- jobs of many tasks -------------------------------------------------------------------
+    def stage(self, topic: str, batch: Batch, *, partition: int | None = None) -> str:
+        """Store a batch durably but out of sight; returns the piece's id, for ``commit_staged``.
+
+        The whole batch goes to one partition: the one named, or else the topic's next in turn.
+        """
+        return self._run(self._async.stage(topic, batch, partition=partition))
+
+    def commit_staged(self, name: str, number: int, pieces: list[str]) -> bool:
+        """Show all pieces at once; False when this number of the name was committed before."""
+        return self._run(self._async.commit_staged(name, number, pieces))
+
+    def abort_staged(self, pieces: list[str]) -> None:
+        """Give pieces up that will not be committed."""
+        self._run(self._async.abort_staged(pieces))
+
+    def positions(
+        self, topics: str | list[str], *, at: int | datetime | None = None
+    ) -> dict[str, list[dict[str, int]]]:
+        """Start, end and bytes of every partition of the topics; with ``at`` an ``offset``, too."""
+        return self._run(self._async.positions(topics, at=at))
+
+    def wait_for(
+        self,
+        positions: Mapping[str, Mapping[int, int]],
+        *,
+        topics: str | list[str] | None = None,
+        timeout: float,
+    ) -> bool:
+        """Wait until one of the partitions has more than that; False: the time was up."""
+        return self._run(self._async.wait_for(positions, topics=topics, timeout=timeout))
+
+    def advance(
+        self, name: str, positions: Mapping[str, Mapping[int, int]], *, topic: str | None = None
+    ) -> None:
+        """Everything before these offsets is done for the subscription; it never moves back."""
+        self._run(self._async.advance(name, positions, topic=topic))
 
     def admin(self, operation: str, **arguments: Any) -> Any:
         """An administrative operation by name; the result is JSON."""

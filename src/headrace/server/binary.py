@@ -40,6 +40,8 @@ FETCH_BYTES_MAX = 32 << 20
 FETCH_WAIT_S_MAX = 60.0
 WAITING_MAX = 1_000
 """Fetches of one connection that wait for something new, all at the same time."""
+TAKES_LONG = ("redrive", "commit_staged", "wait_for")
+"""Operations that answer when they are ready and hold up nothing behind them."""
 ERROR_CHARS_MAX = 2_000
 """A sentence may quote what was sent, and the properties of an answer have their limit too."""
 
@@ -193,7 +195,7 @@ class BinarySession:
             result = await self._hub.operations.call(operation, request)
             return success(frame.sequence, None, orjson.dumps(result))
 
-        self._later(frame.sequence, administer(), ordered=operation != "redrive")
+        self._later(frame.sequence, administer(), ordered=operation not in TAKES_LONG)
 
     def on_auth(self, frame: Frame) -> None:
         if not self._hub.is_token(_need(frame.properties, "token")):
@@ -258,6 +260,27 @@ class BinarySession:
             self._engine.publishing.publish_batch(
                 topic, batch, done, partition=partition, producer=producer
             )
+        except HeadraceError as error:
+            slot.fill(failure(frame.sequence, error))
+
+    def on_stage(self, frame: Frame) -> None:
+        """A batch that nobody is to see before its commit."""
+        properties = frame.properties
+        topic = _need(properties, "topic")
+        batch = batches.check(frame.body, message_bytes_max=self._engine.max_message_size)
+        partition = None
+        if "partition" in properties:
+            partition = number_of(properties["partition"], "partition")
+        slot = self._outbox.reserve(len(frame.body) + 256)
+
+        def done(piece: object, error: HeadraceError | None) -> None:
+            if error is not None:
+                slot.fill(failure(frame.sequence, error))
+            else:
+                slot.fill(success(frame.sequence, {"piece": str(piece)}))
+
+        try:
+            self._engine.staging.stage(topic, partition, batch, done)
         except HeadraceError as error:
             slot.fill(failure(frame.sequence, error))
 
@@ -368,7 +391,7 @@ class BinarySession:
     def _subscription_closed(self, sink: WireSink, error: HeadraceError | None) -> None:
         self._batched.discard(sink)
         properties = _source(sink) | ({} if error is None else _error(error))
-        self._outbox.write(binary.encode(Type.CLOSED, 0, properties))
+        self._outbox.deliver(binary.encode(Type.CLOSED, 0, properties))
 
     def _deliver(self, sink: WireSink, delivery: Delivery) -> None:
         if sink in self._batched:
@@ -392,7 +415,7 @@ class BinarySession:
                     Type.DATA, message.offset, properties, message.value, message.timestamp
                 )
             )
-        self._outbox.write(b"".join(parts))
+        self._outbox.deliver(b"".join(parts))
 
     def _deliver_batch(self, sink: WireSink, delivery: Delivery) -> None:
         """One frame with a whole batch, as it lies in the log where nothing must be left out."""
@@ -416,7 +439,7 @@ class BinarySession:
             if not (isinstance(indexes, range) and indexes.step == 1):
                 offsets = ",".join([str(base + index) for index in indexes])
                 properties["offsets"] = offsets
-        self._outbox.write(binary.encode(Type.DELIVER, base + indexes[0], properties, raw))
+        self._outbox.deliver(binary.encode(Type.DELIVER, base + indexes[0], properties, raw))
 
     # --- settling ---------------------------------------------------------------------------
     def on_ack(self, frame: Frame) -> None:
@@ -468,6 +491,7 @@ TYPES: dict[int, Callable[[BinarySession, Frame], None]] = {
 _INDEPENDENT = {
     Type.PUBLISH,
     Type.PUBLISH_BATCH,
+    Type.STAGE,
     Type.HEARTBEAT,
     Type.ACK,
     Type.NACK,

@@ -23,6 +23,7 @@ from headrace.model import (
 from headrace.wire import documents
 
 _REQUIRED = object()
+WAIT_S_MAX = 60.0
 LETTERS_MAX = 1_000
 LETTER_BYTES_MAX = 16 << 20
 """Of one listing of dead letters; ``after`` asks for the next."""
@@ -67,12 +68,33 @@ class Arguments:
             raise InvalidArgument(f"{name} is a list of offsets", code="invalid_argument")
         return values
 
+    def positions(self) -> dict[str, dict[int, int]]:
+        """``{topic: {partition: offset}}``; JSON has texts for the partitions' numbers."""
+        found: dict[str, dict[int, int]] = {}
+        for topic, some in self.take("positions", dict).items():
+            if not isinstance(some, dict):
+                raise InvalidArgument(
+                    "positions are {topic: {partition: offset}}", code="invalid_argument"
+                )
+            found[topic] = {number_of(number, "a partition"): o for number, o in some.items()}
+        return found
+
+    def pieces(self) -> list[Any]:
+        pieces: list[Any] = self.take("pieces", list)
+        return pieces
+
     def end(self) -> None:
         if self._values:
             raise InvalidArgument(
                 f"{self._operation} does not know {', '.join(sorted(self._values))}",
                 code="unknown_argument",
             )
+
+
+def number_of(text: str, name: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 20):
+        raise InvalidArgument(f"{name} is a number, not {text[:40]!r}", code="invalid_argument")
+    return int(text)
 
 
 def parse_position(value: Any) -> Any:
@@ -184,6 +206,39 @@ class Operations:
         if topic is not None and self.broker.engine.subscription_or_none(name, topic) is None:
             topic = None  # one of those that its pattern stands for
         return await self.broker.subscription_stats(name, topic)
+
+    async def advance(self, args: Arguments) -> Any:
+        name, topic = args.subscription(), args.take("topic", str, None)
+        positions = args.positions()
+        args.end()
+        await self.broker.advance(name, positions, topic=topic)
+        return {"advanced": name}
+
+    # --- jobs of many tasks -------------------------------------------------------------------
+    async def positions(self, args: Arguments) -> Any:
+        topics, at = args.take("topics", (str, list)), args.take("at", (str, int), None)
+        args.end()
+        if isinstance(at, str):
+            at = parse_position(at)
+        return await self.broker.positions(topics, at=at)
+
+    async def wait_for(self, args: Arguments) -> Any:
+        positions, topics = args.positions(), args.take("topics", (str, list), None)
+        seconds = args.take("seconds", (int, float))
+        args.end()
+        seconds = min(seconds, WAIT_S_MAX)
+        return {"news": await self.broker.wait_for(positions, topics=topics, timeout=seconds)}
+
+    async def commit_staged(self, args: Arguments) -> Any:
+        name, number, pieces = args.take("name", str), args.take("number", int), args.pieces()
+        args.end()
+        return {"committed": await self.broker.commit_staged(name, number, pieces)}
+
+    async def abort_staged(self, args: Arguments) -> Any:
+        pieces = args.pieces()
+        args.end()
+        await self.broker.abort_staged(pieces)
+        return {"aborted": len(pieces)}
 
     # --- dead letters -----------------------------------------------------------------------
     async def dead_letter_topics(self, args: Arguments) -> Any:
@@ -314,6 +369,11 @@ TABLE: dict[str, Callable[[Operations, Arguments], Awaitable[Any]]] = {
         "subscriptions",
         "subscription",
         "seek",
+        "advance",
+        "positions",
+        "wait_for",
+        "commit_staged",
+        "abort_staged",
         "dead_letter_topics",
         "dead_letters",
         "dead_letter",

@@ -51,6 +51,7 @@ class Type(IntEnum):
     SETTLE = 24
     CLOSED = 25
     CREDIT = 26
+    STAGE = 27
 
 
 class Frame:

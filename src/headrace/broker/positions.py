@@ -1,0 +1,187 @@
+"""Where partitions begin and end, waiting until one has more, and moving a subscription along.
+
+These serve readers that keep their own position, such as a Spark query with its checkpoint: one request
+tells where all partitions of many topics stand, one waits for news in any of them, and one says how far
+the reader has come, so that a subscription of its name shows the lag and holds what is unread.
+
+``positions`` travel as ``{topic: {partition: offset}}``. They are checked as a whole before anything is
+done with them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from headrace import limits
+from headrace.broker.cursor import Cursor
+from headrace.broker.subscription import Subscription
+from headrace.broker.topic import Partition, Topic
+from headrace.errors import HeadraceError, InvalidArgument, OffsetOutOfRange, TopicNotFound
+from headrace.model import check_pattern, check_topic_name, is_pattern, pattern_matches
+
+if TYPE_CHECKING:
+    from headrace.broker.engine import Engine
+
+Positions = Mapping[str, Mapping[int, int]]
+Done = Callable[[HeadraceError | None], None]
+
+
+def matching(engine: Engine, topics: object) -> list[Topic]:
+    """The topics that a name, a wildcard or a list of these stands for, in the order of their names.
+
+    A name has to be there; a wildcard may stand for nothing yet. Internal topics are never meant by a
+    wildcard.
+    """
+    wanted = [topics] if isinstance(topics, str) else topics
+    if not isinstance(wanted, (list, tuple)) or not wanted:
+        raise InvalidArgument(
+            f"topics are a name, a wildcard, or a list of these, not {topics!r}",
+            code="invalid_topic",
+        )
+    found: dict[str, Topic] = {}
+    for name in wanted:
+        if isinstance(name, str) and is_pattern(name):
+            check_pattern(name)
+            found |= {t.name: t for t in engine.topics if pattern_matches(name, t.name)}
+        else:
+            found[check_topic_name(name, internal=True)] = engine.topics.find(name)
+    return [found[name] for name in sorted(found)]
+
+
+def describe(
+    engine: Engine, topics: object, at_ms: int | None = None
+) -> dict[str, list[dict[str, int]]]:
+    """Start, end and size of every partition; with a time also the first offset not older than it."""
+    engine.check_open()
+    return {
+        topic.name: [_describe(partition, at_ms) for partition in topic.partitions]
+        for topic in matching(engine, topics)
+    }
+
+
+def _describe(partition: Partition, at_ms: int | None) -> dict[str, int]:
+    log = partition.log
+    document = {
+        "partition": partition.number,
+        "start": log.start_offset,
+        "end": log.end_offset,
+        "bytes": log.size_bytes(),
+    }
+    if at_ms is not None:
+        document["offset"] = log.offset_at(at_ms)
+    return document
+
+
+def check(positions: object) -> Positions:
+    """That it has the shape ``{topic: {partition: offset}}``."""
+    if not isinstance(positions, Mapping):
+        raise _bad(positions)
+    count = 0
+    for topic, offsets in positions.items():
+        if not isinstance(topic, str) or not isinstance(offsets, Mapping):
+            raise _bad(positions)
+        for partition, offset in offsets.items():
+            if type(partition) is not int or type(offset) is not int:
+                raise _bad(positions)
+            if not 0 <= offset <= limits.OFFSET_MAX:
+                raise InvalidArgument(f"{offset} is not an offset", code="invalid_offset")
+        count += len(offsets)
+    if count > limits.PARTITIONS_TOTAL_MAX:
+        raise InvalidArgument(
+            f"there are {count} positions and can be {limits.PARTITIONS_TOTAL_MAX}",
+            code="invalid_argument",
+        )
+    return positions
+
+
+def _bad(positions: object) -> InvalidArgument:
+    return InvalidArgument(
+        f"positions are {{topic: {{partition: offset}}}}, not {str(positions)[:80]}",
+        code="invalid_argument",
+    )
+
+
+# --- waiting --------------------------------------------------------------------------------------
+class _Bell:
+    """Rings when a partition has grown, or when topics have."""
+
+    def __init__(self) -> None:
+        self.rung = asyncio.Event()
+
+    def on_advance(self, topic: str, partition: int, at_once: bool = True) -> None:
+        self.rung.set()
+
+    def on_topics(self) -> None:
+        self.rung.set()
+
+
+async def wait_for(engine: Engine, positions: Positions, topics: object, seconds: float) -> bool:
+    """True as soon as there is something that ``positions`` do not know of; False after the time."""
+    engine.check_open()
+    check(positions)
+    deadline = engine.time() + seconds
+    bell = _Bell()
+    while not _is_news(engine, positions, topics):
+        left = deadline - engine.time()
+        if left <= 0:
+            return False
+        bell.rung.clear()
+        watched = [
+            engine.partition(topic, number) for topic, some in positions.items() for number in some
+        ]
+        for partition in watched:
+            partition.watchers.append(bell)
+        engine.topics.watchers.append(bell.on_topics)
+        try:
+            async with asyncio.timeout(left):
+                await bell.rung.wait()
+        except TimeoutError:
+            return False
+        finally:
+            engine.topics.watchers.remove(bell.on_topics)
+            for partition in watched:
+                partition.watchers.remove(bell)
+        engine.check_open()
+    return True
+
+
+def _is_news(engine: Engine, positions: Positions, topics: object) -> bool:
+    for topic, some in positions.items():
+        for number, offset in some.items():
+            if engine.partition(topic, number).log.end_offset > offset:
+                return True
+    if topics is None:
+        return False
+    return any(
+        partition.number not in positions.get(topic.name, {})
+        for topic in matching(engine, topics)
+        for partition in topic.partitions
+    )
+
+
+# --- moving a subscription along ------------------------------------------------------------------
+def advance(engine: Engine, subscription: Subscription, positions: Positions, done: Done) -> None:
+    """Everything before the positions is done; what lies beyond the end is refused, all of it."""
+    engine.check_open()
+    moves: list[tuple[Cursor, int]] = []
+    for topic, some in check(positions).items():
+        for number, offset in some.items():
+            cursor = subscription.cursors.get((topic, number))
+            if cursor is None:
+                if engine.topics.get(topic) is None:
+                    raise TopicNotFound(f"there is no topic {topic!r}")
+                raise InvalidArgument(
+                    f"subscription {subscription.name!r} has no partition {number} of {topic!r}",
+                    code="invalid_partition",
+                )
+            end = cursor.partition.log.end_offset
+            if offset > end:
+                raise OffsetOutOfRange(
+                    f"offset {offset} is behind the end of {topic}/{number}, which is {end}"
+                )
+            moves.append((cursor, offset))
+    for cursor, offset in moves:
+        subscription.advance(cursor, offset)
+    engine.state.flush(done)
