@@ -176,7 +176,7 @@ def test_nothing_is_seen_before_its_sync() -> None:
     for value in (b"a", b"b"):
         rig.publish(value, done=lambda entry: events.append(f"done {entry.first_offset}"))
     assert events == [
-        "sync, end 0", "done 0", "advance, end 1", "sync, end 1", "done 1", "advance, end 2",
+        "sync, end 0", "advance, end 1", "done 0", "sync, end 1", "advance, end 2", "done 1",
     ]  # fmt: skip
 
 

@@ -89,6 +89,35 @@ def test_a_delivery_does_not_wait_for_answers(rig: Rig) -> None:
     assert rig.transport.written == b"delivery"
 
 
+def test_a_delivery_comes_behind_the_answers_of_its_turn(rig: Rig) -> None:
+    """Who follows what it publishes hears first that it is stored, then gets the message."""
+    slot = rig.outbox.reserve()
+    rig.outbox.deliver(b"message ")
+    rig.outbox.deliver(b"another ")
+    slot.fill(b"stored ")
+    assert rig.transport.written == b"stored "
+    rig.loop.run_until_idle()
+    assert rig.transport.written == b"stored message another "
+
+
+def test_a_delivery_waits_for_one_turn_at_most(rig: Rig) -> None:
+    """An answer that takes its time holds up no delivery."""
+    slot = rig.outbox.reserve()
+    rig.outbox.deliver(b"message ")
+    rig.loop.run_until_idle()
+    slot.fill(b"at last")
+    assert rig.transport.written == b"message at last"
+
+
+def test_an_answer_does_not_overtake_deliveries(rig: Rig) -> None:
+    """What is asked behind a delivery, such as to end the subscription, is answered behind it."""
+    slot = rig.outbox.reserve()
+    rig.outbox.deliver(b"message ")
+    slot.fill(b"stored ")
+    rig.outbox.send(b"unsubscribed")
+    assert rig.transport.written == b"stored message unsubscribed"
+
+
 def test_too_many_unanswered_bytes_stop_the_reading(rig: Rig) -> None:
     """It goes on when most of them are answered, not at once."""
     slots = [rig.outbox.reserve(1 << 20) for _ in range(9)]

@@ -38,7 +38,7 @@ class Follower:
     def attach(self, partition: Partition, offset: int) -> None:
         self._places[(partition.topic, partition.number)] = (partition, offset)
         partition.watchers.append(self)
-        self.on_advance(partition.topic, partition.number)
+        self.on_advance(partition.topic, partition.number, False)
 
     def follows(self, topic: str, partition: int) -> bool:
         return (topic, partition) in self._places
@@ -50,7 +50,7 @@ class Follower:
     def move(self, partition: Partition, offset: int) -> None:
         """Go on at another offset."""
         self._places[(partition.topic, partition.number)] = (partition, offset)
-        self.on_advance(partition.topic, partition.number)
+        self.on_advance(partition.topic, partition.number, False)
 
     def detach(self, topic: str) -> None:
         for key in [key for key in self._places if key[0] == topic]:
@@ -58,9 +58,12 @@ class Follower:
             self._behind.pop(key, None)
             partition.watchers.remove(self)
 
-    def on_advance(self, topic: str, partition: int) -> None:
+    def on_advance(self, topic: str, partition: int, at_once: bool) -> None:
         self._behind[(topic, partition)] = None
-        self.wake()
+        if at_once and not self._pumping:
+            self.pump()
+        else:
+            self.wake()
 
     def wake(self) -> None:
         """The sink may have room again, or there is something new."""
@@ -69,7 +72,13 @@ class Follower:
             self._context.call_soon(self.pump)
 
     def pump(self) -> None:
-        self._pumping = False
+        self._pumping = True  # what a delivery sets off waits for the next turn
+        try:
+            self._pump()
+        finally:
+            self._pumping = False
+
+    def _pump(self) -> None:
         while self._behind and not self.closed:
             room = self.sink.room()
             if room <= 0:

@@ -113,9 +113,15 @@ class Subscription:
             self._forget(cursor)
         return gone
 
-    def on_advance(self, topic: str, partition: int) -> None:
+    def on_advance(self, topic: str, partition: int, at_once: bool) -> None:
         cursor = self.cursors.get((topic, partition))
-        if cursor is not None:
+        if cursor is None:
+            return
+        if at_once and not self._pumping:
+            self._pumping = True  # for whoever would wake it: it is up
+            self._reading.advanced(cursor)
+            self.pump()
+        else:
             self._reading.advanced(cursor)
 
     # --- members ----------------------------------------------------------------------------

@@ -30,10 +30,15 @@ logger = logging.getLogger("headrace.broker")
 META_NAME = "topic.json"
 
 
+PUMPED_AT_ONCE_MAX = 4
+"""So many get a new record in the turn of the loop that stored it; more would hold up the answer to
+whoever published it, so then all of them are woken for the next turn."""
+
+
 class Watcher(Protocol):
     """A subscription or a follower."""
 
-    def on_advance(self, topic: str, partition: int) -> None: ...
+    def on_advance(self, topic: str, partition: int, at_once: bool) -> None: ...
 
 
 class Partition:
@@ -54,8 +59,10 @@ class Partition:
         log.on_advance = self._advanced
 
     def _advanced(self) -> None:
-        for watcher in tuple(self.watchers):
-            watcher.on_advance(self.topic, self.number)
+        watchers = self.watchers
+        at_once = len(watchers) <= PUMPED_AT_ONCE_MAX
+        for watcher in tuple(watchers):
+            watcher.on_advance(self.topic, self.number, at_once)
 
 
 class Topic:

@@ -71,7 +71,8 @@ class MemoryLog:
         assert self._held
         self._held = False
         self.end_offset = self._next_offset
-        self.on_advance()
+        # In the next turn: whoever releases several partitions has released all of them by then.
+        self._loop.call_soon(self.on_advance)
         parked, self._parked = self._parked, []
         for entry in parked:
             self.append(entry)
@@ -100,13 +101,15 @@ class MemoryLog:
             self._next_offset = group.offset
             if not self._held:
                 self.end_offset = group.offset
+            try:
+                if not self._held:
+                    self.on_advance()
+            finally:
+                for entry in group.entries:
+                    entry.done(entry)
             if group.batches:
                 count = sum(batch.count for batch in group.batches)
                 self.on_commit(self._clock.seconds() - arrived, count)
-            for entry in group.entries:
-                entry.done(entry)
-        if not self._held:
-            self.on_advance()
 
     def read(self, offset: int, max_bytes: int = limits.READ_BYTES_DEFAULT) -> list[Batch]:
         end = self.end_offset

@@ -202,7 +202,8 @@ class PartitionLog:
         self._held = False
         if self._next_offset != self.end_offset:
             self.end_offset = self._next_offset
-            self.on_advance()
+            # In the next turn: whoever releases several partitions has released all of them by then.
+            self._loop.call_soon(self.on_advance)
         parked, self._parked = self._parked, []
         for entry in parked:
             self._lane.put(entry)
@@ -391,12 +392,14 @@ class PartitionLog:
             self._sync_timer = self._loop.call_later(
                 self.options.sync_interval_ms / 1000, self._sync_later
             )
+        try:
+            if not hidden:
+                self.on_advance()  # first: whoever waits for the message has waited longest
+        finally:
+            for entry in commit.entries:
+                entry.done(entry)
         count = sum(batch.count for batch in commit.batches)
         self.on_commit(self._clock.seconds() - commit.started, count)
-        for entry in commit.entries:
-            entry.done(entry)
-        if not hidden:
-            self.on_advance()
 
     def _sync_later(self) -> None:
         self._sync_timer = None

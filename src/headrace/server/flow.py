@@ -52,6 +52,8 @@ class Outbox:
         self._held = False
         self._sending = False
         """What is ready goes out in this turn of the loop."""
+        self._late: list[bytes] = []
+        """Deliveries that wait for the answers of this turn."""
         self._stalled: asyncio.TimerHandle | None = None
         self._stalled_bytes = 0
         self.writable = True
@@ -121,6 +123,8 @@ class Outbox:
         if self._slots:
             self.reserve(len(data)).fill(data)
         else:
+            if self._late:
+                self._send_late()
             self.write(data)
 
     def filled(self, slot: Slot) -> None:
@@ -152,8 +156,23 @@ class Outbox:
             if not self._slots and not self._held:
                 self.on_idle()
 
+    def deliver(self, data: bytes) -> None:
+        """A delivery. Who awaits an answer gets that first, if this turn of the loop brings it:
+        a message that a client published and follows comes behind the word that it is stored."""
+        if self._late:
+            self._late.append(data)
+        elif self._slots:
+            self._late.append(data)
+            self._loop.call_soon(self._send_late)
+        else:
+            self.write(data)
+
+    def _send_late(self) -> None:
+        late, self._late = self._late, []
+        self.write(b"".join(late))
+
     def write(self, data: bytes) -> None:
-        """Past the order: deliveries, and answers that carry their own number."""
+        """Past the order: what carries its own number."""
         if self.closed or not data:
             return
         self._transport.write(data)

@@ -11,7 +11,7 @@ class _Bell:
     def __init__(self, future: asyncio.Future[None]):
         self._future = future
 
-    def on_advance(self, topic: str, partition: int) -> None:
+    def on_advance(self, topic: str, partition: int, at_once: bool) -> None:
         if not self._future.done():
             self._future.set_result(None)
 

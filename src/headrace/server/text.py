@@ -318,11 +318,11 @@ class TextSession:
                     message.attempt,
                 )
             )
-        self._outbox.write(b"".join(parts))
+        self._outbox.deliver(b"".join(parts))
 
     def _subscription_closed(self, sink: WireSink, error: HeadraceError | None) -> None:
         if error is not None:
-            self._outbox.write(text.error(error))
+            self._outbox.deliver(text.error(error))
 
     def on_ack(self, command: Command) -> None:
         lease_id, offset = _token(command)

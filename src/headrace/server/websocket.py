@@ -384,7 +384,7 @@ class WebSocketSession:
 
     def _deliver(self, sink: WireSink, delivery: Delivery) -> None:
         if delivery.lease is None and delivery.attempts == 1:
-            self._outbox.write(self._views.of(delivery))
+            self._outbox.deliver(self._views.of(delivery))
             return
         lease = delivery.lease
         parts = []
@@ -394,7 +394,7 @@ class WebSocketSession:
             if sink.subscription is not None:
                 view["group"] = sink.subscription.name
             parts.append(text_frame(orjson.dumps(view)))
-        self._outbox.write(b"".join(parts))
+        self._outbox.deliver(b"".join(parts))
 
     def _subscription_closed(self, sink: WireSink, error: HeadraceError | None) -> None:
         if error is not None:
