@@ -80,6 +80,8 @@ def scrape() -> dict[str, set[str]]:
         consumer.get(10).nack()
         client.flush()
         server.wait_until(lambda: any(server.engine.dead_letters.topics()))
+        run = {"state": "running", "run_id": "r", "started_at": 1}
+        client.report_pipeline("daily", {**run, "queries": [{"name": "q", "batch_id": 1}]})
         host, port = server.server.addresses["http"]
         with urllib.request.urlopen(f"http://{host}:{port}/metrics") as answer:
             text = answer.read().decode()
@@ -102,7 +104,7 @@ def test_every_metric_and_label_is_exposed(
     place: str, expression: str, scrape: dict[str, set[str]]
 ) -> None:
     """What a panel or an alert asks for is what the broker has, so nothing shows "no data" for ever."""
-    names = re.findall(r"\bmessage_broker_\w+", expression)
+    names = re.findall(r"\b(?:message_broker|headrace_pipeline)_\w+", expression)
     assert names or "up{" in expression
     for name in names:
         assert name in scrape, f"{place} uses {name}"

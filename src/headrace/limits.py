@@ -88,6 +88,19 @@ but not for less than this."""
 STAGED_KEPT_S = 24 * 3600
 """How long a staged batch waits for its commit."""
 
+# --- pipelines ------------------------------------------------------------------------------------
+PIPELINES_MAX = 1_000
+"""Pipelines whose last report is kept; those that ended longest ago make room."""
+PIPELINES_BYTES_MAX = 16 << 20
+"""All reports together: they are also one answer."""
+PIPELINE_REPORT_BYTES_MAX = 64 << 10
+PIPELINE_QUERIES_MAX = 50
+"""Each is a set of time series."""
+PIPELINE_TEXT_CHARS_MAX = 200
+"""The name of a query, which is a label of metrics, and the id of a run."""
+PIPELINE_STALE_S = 30.0
+"""A running pipeline that has not reported for so long may be dead."""
+
 # --- the process ----------------------------------------------------------------------------------
 OPEN_FILES_SPARE = 2_000
 """Besides connections: logs, readers, listeners."""

@@ -60,11 +60,11 @@ def test_the_five_names_are_there_from_the_beginning(http: Http) -> None:
     assert metrics.value("active_connections") == 0
 
 
-def test_every_metric_has_a_text_and_one_prefix(http: Http) -> None:
-    """Who sees it for the first time can read what it is."""
+def test_every_metric_has_a_text_and_a_prefix(http: Http) -> None:
+    """Who sees it for the first time can read what it is, and whose: the broker's or a pipeline's."""
     http.publish("orders", 1)
     for family in Metrics(http).families:
-        assert family.name.startswith("message_broker_")
+        assert family.name.startswith(("message_broker_", "headrace_pipeline_"))
         assert len(family.documentation) > 5
 
 

@@ -106,11 +106,16 @@ def full_server() -> Iterator[RunningServer]:
             http.ask("POST", "/nack/orders", body)
         wait_until(lambda: http.get("/dead-letters/billing").status == 200)
         wait_until(lambda: len(http.ok("GET", "/dead-letters/billing")) == 20)
+        query = {"name": "q", "batch_id": 1, "input_rows": 5, "trigger_ms": 1.5, "sources": [{}]}
+        run = {"run_id": "r", "started_at": 1, "queries": [query, {"name": "idle", "sink": None}]}
+        with server.client() as client:
+            client.report_pipeline("daily", {"state": "running", **run})
+            client.report_pipeline("billing", {"state": "failed", **run})
         yield server
         http.close()
 
 
-KNOWN = {"topic": "orders", "group": "billing", "offset": 3}
+KNOWN = {"topic": "orders", "group": "billing", "name": "daily", "offset": 3}
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.label)

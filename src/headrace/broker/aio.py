@@ -434,6 +434,24 @@ class AsyncBroker(Jobs):
         """A delayed message will not be published."""
         await self._done(self.engine.schedule.cancel, parse_id(message_id))
 
+    # --- pipelines --------------------------------------------------------------------------
+    async def report_pipeline(self, name: str, report: dict[str, Any]) -> dict[str, Any]:
+        """How a running pipeline gets on; the answer says whether it is to ``stop``."""
+        self.engine.check_open()
+        return self.engine.pipelines.report(name, report)
+
+    async def pipelines(self) -> list[dict[str, Any]]:
+        """The last report of each, and whether it is ``stale``."""
+        return self.engine.pipelines.documents()
+
+    async def stop_pipeline(self, name: str) -> None:
+        """Ask a pipeline to stop; it hears of it with its next report."""
+        self.engine.pipelines.stop(name)
+
+    async def forget_pipeline(self, name: str) -> None:
+        """Drop one that has ended from the list."""
+        self.engine.pipelines.forget(name)
+
     async def flush(self) -> None:
         """Everything acknowledged so far is on disk when this returns."""
         self.engine.check_open()

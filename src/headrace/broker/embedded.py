@@ -468,6 +468,23 @@ class Broker:
         """A delayed message will not be published."""
         self._run(self._async.cancel(message_id))
 
+    # --- pipelines --------------------------------------------------------------------------
+    def report_pipeline(self, name: str, report: dict[str, Any]) -> dict[str, Any]:
+        """How a running pipeline gets on; the answer says whether it is to ``stop``."""
+        return self._run(self._async.report_pipeline(name, report))
+
+    def pipelines(self) -> list[dict[str, Any]]:
+        """The last report of each, and whether it is ``stale``."""
+        return self._run(self._async.pipelines())
+
+    def stop_pipeline(self, name: str) -> None:
+        """Ask a pipeline to stop; it hears of it with its next report."""
+        self._run(self._async.stop_pipeline(name))
+
+    def forget_pipeline(self, name: str) -> None:
+        """Drop one that has ended from the list."""
+        self._run(self._async.forget_pipeline(name))
+
     # --- jobs of many tasks -------------------------------------------------------------------
     def stage(self, topic: str, batch: Batch, *, partition: int | None = None) -> str:
         """Store a batch durably but out of sight; returns the piece's id, for ``commit_staged``.

@@ -28,6 +28,7 @@ from headrace.broker.dead_letters import DeadLetters
 from headrace.broker.delivery import Sink
 from headrace.broker.directory import DataDirectory
 from headrace.broker.follower import Follower
+from headrace.broker.pipelines import Pipelines
 from headrace.broker.publishing import Publishing
 from headrace.broker.retention import DiskGuard, Retention
 from headrace.broker.schedule import Schedule
@@ -128,6 +129,7 @@ class Engine:
         self.schedule = Schedule(self)
         self.dead_letters = DeadLetters(self)
         self.staging = Staging(self)
+        self.pipelines = Pipelines(loop.time, self.now_ms)
         self.retention.before_run = self.staging.expire_orphans
         self._subscriptions: dict[tuple[str, str], Subscription] = {}
         self._unstored: set[tuple[str, str]] = set()

@@ -181,3 +181,22 @@ class Administration:
     async def cancel(self, message_id: uuid.UUID | str) -> None:
         """A delayed message will not be published."""
         await self.admin("cancel", again=False, id=str(message_id))
+
+    # --- pipelines --------------------------------------------------------------------------
+    async def report_pipeline(self, name: str, report: dict[str, Any]) -> dict[str, Any]:
+        """How a running pipeline gets on; the answer says whether it is to ``stop``."""
+        answer: dict[str, Any] = await self.admin("report_pipeline", pipeline=name, report=report)
+        return answer
+
+    async def pipelines(self) -> list[dict[str, Any]]:
+        """The last report of each, and whether it is ``stale``."""
+        found: list[dict[str, Any]] = await self.admin("pipelines")
+        return found
+
+    async def stop_pipeline(self, name: str) -> None:
+        """Ask a pipeline to stop; it hears of it with its next report."""
+        await self.admin("stop_pipeline", pipeline=name)
+
+    async def forget_pipeline(self, name: str) -> None:
+        """Drop one that has ended from the list."""
+        await self.admin("forget_pipeline", again=False, pipeline=name)

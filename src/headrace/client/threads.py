@@ -530,6 +530,19 @@ class BrokerClient:
     def cancel(self, message_id: uuid.UUID | str) -> None:
         self._run(self._async.cancel(message_id))
 
+    # --- pipelines --------------------------------------------------------------------------
+    def report_pipeline(self, name: str, report: dict[str, Any]) -> dict[str, Any]:
+        return self._run(self._async.report_pipeline(name, report))
+
+    def pipelines(self) -> list[dict[str, Any]]:
+        return self._run(self._async.pipelines())
+
+    def stop_pipeline(self, name: str) -> None:
+        self._run(self._async.stop_pipeline(name))
+
+    def forget_pipeline(self, name: str) -> None:
+        self._run(self._async.forget_pipeline(name))
+
     # --- jobs of many tasks -------------------------------------------------------------------
     def stage(self, topic: str, batch: Batch, *, partition: int | None = None) -> str:
         """Store a batch durably but out of sight; returns the piece's id, for ``commit_staged``.

@@ -218,6 +218,27 @@ async def on_cancel(connection: HttpConnection, request: Request, message_id: st
     return _json(request, await _operate(connection, "cancel", id=message_id))
 
 
+# --- pipelines ------------------------------------------------------------------------------------
+async def on_pipelines(connection: HttpConnection, request: Request) -> bytes:
+    check_query(request)
+    return _json(request, await _operate(connection, "pipelines"))
+
+
+async def on_pipeline(connection: HttpConnection, request: Request, name: str) -> bytes:
+    check_query(request)
+    return _json(request, await _operate(connection, "pipeline", pipeline=name))
+
+
+async def on_stop_pipeline(connection: HttpConnection, request: Request, name: str) -> bytes:
+    check_query(request)
+    return _json(request, await _operate(connection, "stop_pipeline", pipeline=name))
+
+
+async def on_forget_pipeline(connection: HttpConnection, request: Request, name: str) -> bytes:
+    check_query(request)
+    return _json(request, await _operate(connection, "forget_pipeline", pipeline=name))
+
+
 # --- health, metrics, description -----------------------------------------------------------------
 def on_live(connection: HttpConnection, request: Request) -> bytes:
     """The process runs and its loop turns: it answered."""
@@ -303,6 +324,7 @@ _EDIT: dict[str, schemas.Schema] = {
 }
 _TOPIC_STATS = schemas.answers("200", schemas.ref("TopicStats"))
 _GROUP_STATS = schemas.answers("200", schemas.ref("SubscriptionStats"))
+_PIPELINE = schemas.answers("200", schemas.ref("Pipeline"))
 _DONE = schemas.answers("200", _OBJECT)
 _CREATED_TOPIC = schemas.answers("201", schemas.ref("TopicStats"), "Created.")
 _CREATED_GROUP = schemas.answers("201", schemas.ref("SubscriptionStats"), "Created.")
@@ -361,6 +383,14 @@ ROUTES = [
           schemas.answers("200", schemas.array(schemas.ref("Scheduled")))),
     Route("DELETE", "/scheduled/{id}", on_cancel, "Cancel a delayed message", "delayed messages",
           (), None, schemas.answers("200", schemas.obj({"cancelled": schemas.UUID}, ["cancelled"]))),
+    Route("GET", "/pipelines", on_pipelines, "List pipelines", "pipelines", (), None,
+          schemas.answers("200", schemas.array(schemas.ref("Pipeline")))),
+    Route("GET", "/pipelines/{name}", on_pipeline, "Describe a pipeline", "pipelines", (), None,
+          _PIPELINE),
+    Route("POST", "/pipelines/{name}/stop", on_stop_pipeline, "Ask a pipeline to stop",
+          "pipelines", (), None, _PIPELINE),
+    Route("DELETE", "/pipelines/{name}", on_forget_pipeline, "Forget a pipeline that has ended",
+          "pipelines", (), None, _DELETED),
     Route("GET", "/health", on_health, "Health", "operations", (), None, _HEALTH),
     Route("GET", "/health/live", on_live, "Does the process live?", "operations", (), None,
           schemas.answers("200", schemas.ref("Health"))),

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from headrace.server.tcp import Hub
 
 PREFIX = "message_broker_"
+PIPELINES = "headrace_pipeline_"
+"""Not of the broker itself: what pipelines say of themselves."""
 BOUNDS_S = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
 )  # fmt: skip
@@ -73,6 +75,7 @@ class Metrics:
     def collect(self) -> Iterator[Metric]:
         yield from self._topics()
         yield from self._subscriptions()
+        yield from self._pipelines()
         yield from self._connections()
         yield self.sync.family(PREFIX + "fsync_duration_seconds", "Time of one fdatasync")
         yield self.commit.family(
@@ -177,6 +180,52 @@ class Metrics:
             "members": len(subscription.members),
             "blocked": sum(1 for cursor in subscription.cursors.values() if cursor.blocked),
         }
+
+    def _pipelines(self) -> Iterator[Metric]:
+        """Counters of all that are known; gauges only of those that run, which still have a speed.
+
+        ``up`` says nothing of those that were stopped or are finished: they are as they should be.
+        """
+        labels = ["pipeline", "query"]
+        up = GaugeMetricFamily(
+            PIPELINES + "up", "1: it runs and reports; 0: it has failed, or fallen silent",
+            labels=["pipeline"],
+        )  # fmt: skip
+        counters = {
+            "batches": "Batches finished",
+            "input_rows": "Rows read",
+            "dead_letters": "Rows given up",
+        }
+        gauges = {
+            "input_rows_per_second": "Rows read per second, in the last batch",
+            "trigger_seconds": "How long the last batch took",
+            "last_progress_seconds": "Seconds since a batch was finished",
+        }
+        counted = {
+            name: CounterMetricFamily(PIPELINES + name, text, labels=labels)
+            for name, text in counters.items()
+        }
+        gauged = {
+            name: GaugeMetricFamily(PIPELINES + name, text, labels=labels)
+            for name, text in gauges.items()
+        }
+        pipelines = self._hub.engine.pipelines
+        now = pipelines.time()
+        for pipeline in pipelines:
+            if pipeline.state in ("running", "failed"):
+                up.add_metric([pipeline.name], int(pipeline.is_up(now)))
+            for name, query in pipeline.queries.items():
+                values = [pipeline.name, name]
+                counted["batches"].add_metric(values, query.batches)
+                counted["input_rows"].add_metric(values, query.rows)
+                counted["dead_letters"].add_metric(values, query.dead_letters)
+                if pipeline.state != "running":
+                    continue
+                gauged["input_rows_per_second"].add_metric(values, query.rate)
+                gauged["trigger_seconds"].add_metric(values, query.trigger_s)
+                if query.progress_at is not None:
+                    gauged["last_progress_seconds"].add_metric(values, now - query.progress_at)
+        yield from (up, *counted.values(), *gauged.values())
 
     def _connections(self) -> Iterator[Metric]:
         hub = self._hub

@@ -296,6 +296,33 @@ class Operations:
         await self.broker.cancel(message_id)
         return {"cancelled": message_id}
 
+    # --- pipelines --------------------------------------------------------------------------
+    async def report_pipeline(self, args: Arguments) -> Any:
+        name, report = args.take("pipeline", str), args.take("report", dict)
+        args.end()
+        return await self.broker.report_pipeline(name, report)
+
+    async def pipelines(self, args: Arguments) -> Any:
+        args.end()
+        return await self.broker.pipelines()
+
+    async def pipeline(self, args: Arguments) -> Any:
+        name = args.take("pipeline", str)
+        args.end()
+        return self.broker.engine.pipelines.show(name)
+
+    async def stop_pipeline(self, args: Arguments) -> Any:
+        name = args.take("pipeline", str)
+        args.end()
+        await self.broker.stop_pipeline(name)
+        return self.broker.engine.pipelines.show(name)
+
+    async def forget_pipeline(self, args: Arguments) -> Any:
+        name = args.take("pipeline", str)
+        args.end()
+        await self.broker.forget_pipeline(name)
+        return {"deleted": name}
+
     # --- the broker -------------------------------------------------------------------------
     async def producer(self, args: Arguments) -> Any:
         name = args.take("name", str, None)
@@ -382,6 +409,11 @@ TABLE: dict[str, Callable[[Operations, Arguments], Awaitable[Any]]] = {
         "purge_dead_letters",
         "scheduled",
         "cancel",
+        "report_pipeline",
+        "pipelines",
+        "pipeline",
+        "stop_pipeline",
+        "forget_pipeline",
         "producer",
         "flush",
         "info",

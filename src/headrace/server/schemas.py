@@ -6,6 +6,7 @@ from importlib.metadata import version
 from typing import Any, get_args
 
 from headrace import limits
+from headrace.broker import pipelines
 from headrace.broker.delivery import Tally
 from headrace.model import Compression, Durability, Ordering
 from headrace.server.routing import Parameter, Route
@@ -185,6 +186,26 @@ _LETTER = {
     "message": ref("Message"),
 }
 _SCHEDULED = {"id": UUID, "topic": STRING, "deliver_at": TIME}
+_QUERY = {
+    "name": STRING,
+    **{name: maybe(whole(*bounds)) for name, bounds in pipelines.NUMBERS.items()},
+    **dict.fromkeys(pipelines.MEASURES, maybe({"type": "number", "minimum": 0})),
+    **dict.fromkeys(pipelines.TEXTS, maybe(STRING)),
+    "sources": maybe({"type": "array"}),
+    "last_progress_at": maybe(TIME_MS),
+}
+_PIPELINE = {
+    "name": STRING,
+    "state": {"type": "string", "enum": list(pipelines.STATES)},
+    "run_id": STRING,
+    "started_at": TIME_MS,
+    "reported_at": TIME_MS,
+    "stale": FLAG,
+    "stopping": FLAG,
+    "queries": array(
+        obj(_QUERY, ["name", "batches_total", "input_rows_total", "last_progress_at"])
+    ),
+}
 _HEALTH = {
     "status": {"type": "string", "enum": ["ok", "not ready", "degraded"]},
     "reasons": array(STRING),
@@ -200,6 +221,7 @@ SCHEMAS: dict[str, Schema] = {
     "DeadLetter": obj(_LETTER, list(_LETTER)),
     "Scheduled": obj(_SCHEDULED, list(_SCHEDULED)),
     "Settled": obj({"settled": WHOLE, "stale": array(DELIVERY)}, ["settled", "stale"]),
+    "Pipeline": obj(_PIPELINE, list(_PIPELINE)),
     "Health": obj(_HEALTH, ["status"]),
 }
 
@@ -331,4 +353,4 @@ def document(routes: list[Route]) -> dict[str, Any]:
 def _path_schema(route: Route, name: str) -> Schema:
     if name == "topic" and route.path.split("/")[1] in TAKE_PATTERNS:
         return PATTERN
-    return {"topic": TOPIC, "group": GROUP, "id": UUID, "offset": OFFSET}[name]
+    return {"topic": TOPIC, "group": GROUP, "name": GROUP, "id": UUID, "offset": OFFSET}[name]
