@@ -64,8 +64,7 @@ class Query:
 
     def took(self, said: dict[str, Any], time: float, now_ms: int) -> None:
         batch_id = said.get("batch_id")
-        is_new = batch_id is not None and batch_id >= 0 and batch_id != self.batch_id
-        if is_new:
+        if batch_id is not None and batch_id >= 0 and batch_id != self.batch_id:
             step = 1 if self.batch_id is None else max(batch_id - self.batch_id, 1)
             self.batches += step
             self.rows += said.get("input_rows") or 0
