@@ -37,7 +37,7 @@ from headrace import limits
 from headrace.errors import InvalidArgument, TooLarge
 from headrace.log.batch import Batch, crc32c
 from headrace.model import check_topic_name
-from headrace.spark import encoding, rows
+from headrace.spark import encoding, json_rows
 
 PIECE_BYTES = limits.BATCH_BYTES_TARGET
 PIECE_ROWS_MAX = 50_000
@@ -85,7 +85,7 @@ def layout_of(
         if not fields:
             raise InvalidArgument("the DataFrame has no columns to write", code="no_columns")
         for name, data_type in fields.items():
-            rows.check(name, data_type)
+            json_rows.check(name, data_type)
         if topic is None:
             raise InvalidArgument(
                 "all columns are written as JSON, and no option says where to; add "
@@ -250,7 +250,7 @@ class Outgoing:
 
     def _records(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """value, and where there are: key, headers, time."""
-        values = rows.to_json(batch) if self._layout.is_json else self._column(batch, "value")
+        values = json_rows.to_json(batch) if self._layout.is_json else self._column(batch, "value")
         assert values is not None
         if values.null_count:
             name = self._layout.columns["value"]

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from pyspark.sql import types as T
 
 from headrace.errors import InvalidArgument
-from headrace.spark import rows
+from headrace.spark import json_rows
 
 NAN, INFINITY = float("nan"), float("inf")
 
 
 def texts(**columns: pa.Array) -> list[str]:
-    return rows.to_json(pa.record_batch(columns)).to_pylist()
+    return json_rows.to_json(pa.record_batch(columns)).to_pylist()
 
 
 def column(kind: Any, *items: Any) -> list[str]:
@@ -79,7 +79,7 @@ def test_each_type_has_its_text(kind: Any, item: Any, text: str) -> None:
     """Alone, beside a null, and in a slice."""
     assert column(kind, item) == [text]
     batch = pa.record_batch({"x": pa.array([None, item, None, item], kind)})
-    assert rows.to_json(batch.slice(2)).to_pylist() == ["{}", '{"x":' + text + "}"]
+    assert json_rows.to_json(batch.slice(2)).to_pylist() == ["{}", '{"x":' + text + "}"]
     json.loads(text)
 
 
@@ -115,7 +115,7 @@ def test_what_is_written_reads_back_the_same(items: list[Any], data: st.DataObje
         None if i is None else {**i, "map": i["map"] and list(i["map"].items())} for i in items
     ]
     batch = pa.record_batch({"x": pa.array(pairs, SHAPE)}).slice(start)
-    found = [json.loads(text) for text in rows.to_json(batch).to_pylist()]
+    found = [json.loads(text) for text in json_rows.to_json(batch).to_pylist()]
     assert found == [
         {} if item is None else {"x": {n: v for n, v in item.items() if v is not None}}
         for item in items[start:]
@@ -135,7 +135,7 @@ def test_what_is_written_reads_back_the_same(items: list[Any], data: st.DataObje
 def test_what_json_has_no_word_for_is_refused_when_it_is_planned(data_type: Any, name: str) -> None:
     """With the name of the column, however deep it lies."""
     with pytest.raises(InvalidArgument, match="column") as refused:
-        rows.check("x", data_type)
+        json_rows.check("x", data_type)
     assert refused.value.code == "unsupported_column"
     assert f"'{name}'" in refused.value.message
 
@@ -148,4 +148,4 @@ def test_everything_else_can_be_planned() -> None:
         T.BinaryType(), T.DateType(), T.TimestampType(), T.TimestampNTZType(), T.NullType(),
         T.ArrayType(T.MapType(T.IntegerType(), T.StructType([T.StructField("a", T.DateType())]))),
     ):  # fmt: skip
-        rows.check("x", data_type)
+        json_rows.check("x", data_type)
