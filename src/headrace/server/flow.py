@@ -131,7 +131,12 @@ class Outbox:
         if self.closed or self._sending or slot is not self._slots[0]:
             return
         if len(self._slots) == 1:
-            self._send_ready()
+            self._slots.clear()
+            self._cost -= slot.cost
+            self.write(slot.data or b"")
+            self._rest()
+            if not self._reading:
+                self._regulate()
         else:  # the others are often ready in the same turn of the loop: one system call for all
             self._sending = True
             self._loop.call_soon(self._send_ready)

@@ -16,15 +16,14 @@ from headrace.broker.engine import Engine
 from headrace.broker.publishing import idempotency_producer
 from headrace.broker.pull import Pull
 from headrace.broker.subscription import Subscription
+from headrace.broker.topic import Topic
 from headrace.errors import (
     HeadraceError,
     InvalidArgument,
     StaleDelivery,
-    StorageFull,
     SubscriptionNotFound,
 )
 from headrace.log.columns import Columns, expiry_of, many
-from headrace.log.interface import Append
 from headrace.model import Receipt, check_pattern, check_seconds, check_subscription_name
 from headrace.server import exact, schemas
 from headrace.server.flow import Slot
@@ -61,10 +60,6 @@ def on_publish(connection: HttpConnection, request: Request, topic: str) -> None
     """One message: the body. JSON is kept as it is; other types keep their bytes."""
     engine = connection.hub.engine
     body = request.body
-    if request.memo.get("plain"):  # the very same head was before
-        read_json(body)
-        _publish_plain(connection, request, topic, body)
-        return
     headers = message_headers(request)
     content_type = request.headers.get("content-type")
     if is_json_type(content_type):
@@ -72,9 +67,11 @@ def on_publish(connection: HttpConnection, request: Request, topic: str) -> None
     elif content_type != UNSAID:
         headers[CONTENT_TYPE] = content_type or ""
     if not headers and not request.query and "idempotency-key" not in request.headers:
-        request.memo["plain"] = is_json_type(content_type)
+        if is_json_type(content_type) and request.is_ordinary:
+            request.memo["express"] = (_publish_express, topic)
         _publish_plain(connection, request, topic, body)
         return
+    connection.hub.gathering.flush()
     options = check_query(request, *_PUBLISH_QUERY)
     options |= {f"h.{name}": value for name, value in headers.items()}
     key64 = options.pop("key64", None)
@@ -112,27 +109,30 @@ def _publish(
         connection.publish_failed(request, slot, own_mistake(connection.peer))
 
 
+def _publish_express(connection: HttpConnection, request: Request, topic: str, body: bytes) -> None:
+    """The same as the request before it, but for the JSON in its body."""
+    read_json(body)
+    _publish_plain(connection, request, topic, body)
+
+
 def _publish_plain(connection: HttpConnection, request: Request, name: str, body: bytes) -> None:
-    """The common case: a JSON body and nothing else."""
-    engine = connection.hub.engine
-    if len(body) > engine.max_message_size:
-        publish_arguments(body, {}, engine)  # raises, with the words that all use
-    topic = engine.topic_for_publish(name)
-    number = topic.next_partition() if len(topic.partitions) > 1 else 0
-    slot = connection.reserve(request)
+    """A body and nothing else."""
+    hub = connection.hub
+    if len(body) > hub.engine.max_message_size:
+        publish_arguments(body, {}, hub.engine)  # raises, with the words that all use
+    topic = hub.engine.topic_for_publish(name)
+    slot = connection.outbox.reserve(len(body) + 256)
 
-    def stored(entry: Append) -> None:
-        if entry.error is not None:
-            if isinstance(entry.error, StorageFull):
-                engine.guard.hit_the_wall()
-            connection.publish_failed(request, slot, entry.error)
+    def stored(
+        topic: Topic, partition: int, offset: int, timestamp: int, error: HeadraceError | None
+    ) -> None:
+        if error is not None:
+            connection.publish_failed(request, slot, error)
             return
-        content = stored_receipt(topic, number, entry)
-        connection.published(
-            request, slot, http.json_answer(200, content.encode(), request.keep_alive)
-        )
+        content = stored_receipt(topic, partition, offset, timestamp).encode()
+        connection.published(request, slot, http.json_answer(200, content, request.keep_alive))
 
-    engine.append(topic, number, Append(Columns([body]), None, stored))
+    hub.gathering.add(topic, body, stored)
 
 
 def _producer(request: Request) -> tuple[int, int, int] | None:
@@ -178,6 +178,7 @@ def on_publish_batch(connection: HttpConnection, request: Request, topic: str) -
     )
     partition = whole_in(query, "partition") if "partition" in query else None
     producer = _producer(request)
+    connection.hub.gathering.flush()
     slot = connection.reserve(request)
 
     def done(receipts: list[Receipt], error: HeadraceError | None) -> None:

@@ -18,6 +18,7 @@ from typing import Protocol, cast
 from headrace.broker.engine import Engine
 from headrace.errors import HeadraceError
 from headrace.server.flow import Outbox
+from headrace.server.gathering import Gathering
 from headrace.server.operations import Operations
 
 logger = logging.getLogger("headrace.server")
@@ -66,6 +67,7 @@ class Hub:
     def __init__(self, engine: Engine, operations: Operations, token: str | None = None):
         self.engine = engine
         self.operations = operations
+        self.gathering = Gathering(engine)
         self._token = None if token is None else token.encode()
         self.connections: set[Guest] = set()
         self.max_connections = 15_000

@@ -45,6 +45,11 @@ class Turns(Generic[Item]):
         else:
             self._begin(item)
 
+    @property
+    def are_free(self) -> bool:
+        """Whether something that depends on nothing may begin at once."""
+        return not self._line and not (self._barrier and self._outbox.unanswered)
+
     def _must_wait(self, item: Item) -> bool:
         outbox = self._outbox
         busy = outbox.unanswered or (self._patient and not outbox.writable)
@@ -56,7 +61,9 @@ class Turns(Generic[Item]):
 
     def _go_on(self) -> None:
         """Everything so far is answered: the next ones, up to one that has to wait again."""
-        if self._going:  # one of them was answered at once; the loop below is at it already
+        if (
+            self._going or not self._line
+        ):  # going: one was answered at once; the loop is at it already
             return
         self._going = True
         try:

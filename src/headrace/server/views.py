@@ -21,7 +21,6 @@ import orjson
 from headrace.broker.delivery import Delivery
 from headrace.broker.topic import Topic
 from headrace.errors import InvalidArgument
-from headrace.log.interface import Append
 from headrace.model import Message, Receipt, check_key
 from headrace.server import exact
 
@@ -116,20 +115,20 @@ def receipt_view(receipt: Receipt) -> dict[str, Any]:
     return view
 
 
-def stored_receipt(topic: Topic, partition: int, entry: Append) -> str:
+def stored_receipt(topic: Topic, partition: int, offset: int, timestamp: int) -> str:
     """The JSON of a message that was just stored, put together by hand: it is made for each publish."""
-    low = f"{0b10 << 62 | entry.first_offset:016x}"
+    low = f"{0b10 << 62 | offset:016x}"
     return (
-        f'{{"id":"{_id_head(topic.hash, partition)}-{low[:4]}-{low[4:]}","topic":"{topic.name}",'
-        f'"partition":{partition},"offset":{entry.first_offset},'
-        f'"timestamp":"{_iso(entry.timestamp)}"}}'
+        f"{_receipt_head(topic.hash, partition)}{low[:4]}-{low[4:]}"
+        f'","topic":"{topic.name}","partition":{partition},"offset":{offset},'
+        f'"timestamp":"{_iso(timestamp)}"}}'
     )
 
 
 @lru_cache(maxsize=4096)
-def _id_head(topic_hash: int, partition: int) -> str:
+def _receipt_head(topic_hash: int, partition: int) -> str:
     text = f"{topic_hash:012x}"
-    return f"{text[:8]}-{text[8:]}-{0x8000 | partition:04x}"
+    return f'{{"id":"{text[:8]}-{text[8:]}-{0x8000 | partition:04x}-'
 
 
 _iso = lru_cache(maxsize=64)(iso)

@@ -32,9 +32,8 @@ from headrace import limits
 from headrace.broker.dead_letters import REASON_CHARS_MAX
 from headrace.broker.delivery import Delivery
 from headrace.broker.subscription import Subscription
-from headrace.errors import HeadraceError, InvalidArgument, StaleDelivery, StorageFull
-from headrace.log.columns import Columns
-from headrace.log.interface import Append
+from headrace.broker.topic import Topic
+from headrace.errors import HeadraceError, InvalidArgument, StaleDelivery
 from headrace.model import Message, Receipt
 from headrace.server import exact, schemas
 from headrace.server.flow import Slot
@@ -323,6 +322,7 @@ class WebSocketSession:
             view = receipt_view(first_receipt(self._engine, receipts[0]))
             slot.fill(self._answer(message_id, {"type": "published", **view}))
 
+        self._hub.gathering.flush()
         self._engine.publish(topic, columns, done, **how)
 
     def _publish_plain(self, name: str, value: bytes, message_id: object, slot: Slot) -> None:
@@ -330,21 +330,20 @@ class WebSocketSession:
         if len(value) > engine.max_message_size:
             publish_arguments(value, {}, engine)  # raises, with the words that all use
         topic = engine.topic_for_publish(name)
-        number = topic.next_partition() if len(topic.partitions) > 1 else 0
 
-        def stored(entry: Append) -> None:
-            if entry.error is not None:
-                if isinstance(entry.error, StorageFull):
-                    engine.guard.hit_the_wall()
-                slot.fill(self._error(message_id, entry.error))
+        def stored(
+            topic: Topic, partition: int, offset: int, timestamp: int, error: HeadraceError | None
+        ) -> None:
+            if error is not None:
+                slot.fill(self._error(message_id, error))
             elif message_id is None or self._protocol.state is not State.OPEN:
                 slot.fill(b"")
             else:
-                receipt = stored_receipt(topic, number, entry)
+                receipt = stored_receipt(topic, partition, offset, timestamp)
                 content = f'{{"type":"published",{receipt[1:-1]},"messageId":'.encode()
                 slot.fill(text_frame(b"%b%b}" % (content, exact.dumps(message_id))))
 
-        engine.append(topic, number, Append(Columns([value]), None, stored))
+        self._hub.gathering.add(topic, value, stored)
 
     # --- subscribing ------------------------------------------------------------------------
     def on_subscribe(self, command: dict[str, Any], message_id: object) -> None:

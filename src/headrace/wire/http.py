@@ -70,6 +70,11 @@ class Request:
         return request
 
     @property
+    def is_ordinary(self) -> bool:
+        """Whether its answer needs no header that others would not have."""
+        return self.keep_alive and self.version == "1.1" and "origin" not in self.headers
+
+    @property
     def has_body(self) -> bool:
         """Whether the head announces one."""
         headers = self.headers
@@ -90,13 +95,16 @@ class KnownHeads:
     def __init__(self) -> None:
         self._requests: dict[bytes, tuple[Request, int]] = {}
 
-    def find(self, data: bytes) -> Request | None:
-        """The request that this is, if its head is known and its body is all there is behind it."""
+    def look(self, data: bytes) -> tuple[Request, int] | None:
+        """An earlier request with this head, and the size of its body; that is all there is behind it."""
         start = data.find(b"\r\n\r\n", 0, self.BYTES_MAX) + 4
         known = self._requests.get(data[:start])
-        if known is None or len(data) - start != known[1]:
-            return None
-        return known[0].again(data[start:])
+        return known if known is not None and len(data) - start == known[1] else None
+
+    def find(self, data: bytes) -> Request | None:
+        """The request that this is, if its head is known and its body is all there is behind it."""
+        known = self.look(data)
+        return None if known is None else known[0].again(data[len(data) - known[1] :])
 
     def learn(self, data: bytes, request: Request) -> None:
         """What was the only one in its piece, and was parsed without a complaint."""
@@ -150,6 +158,11 @@ class HttpParser:
         """The client waits for a word before it sends the body."""
         self.rest: bytes | None = None
         """What came behind a request to change the protocol: it is not HTTP any more."""
+
+    @property
+    def is_between(self) -> bool:
+        """Whether what comes next begins a request."""
+        return not (self._in_head or self._in_body or self._ended or self.rest is not None)
 
     @property
     def is_inside(self) -> bool:
