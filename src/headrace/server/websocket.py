@@ -284,11 +284,16 @@ class WebSocketSession:
         topic = _topic(command)
         if "data" not in command:
             raise InvalidArgument("a publish has 'data'", code="missing_argument")
-        headers, encoding = _headers(command), command.get("encoding")
-        value = value_of(command["data"], encoding, headers)
-        if encoding is not None:
-            headers.setdefault(CONTENT_TYPE, "application/octet-stream")
-        options = _options(command)
+        headers: dict[str, str] = {}
+        options: dict[str, str] = {}
+        if command.keys() <= _PLAIN:  # as most are
+            value = value_of(command["data"], None, headers)
+        else:
+            headers, encoding = _headers(command), command.get("encoding")
+            value = value_of(command["data"], encoding, headers)
+            if encoding is not None:
+                headers.setdefault(CONTENT_TYPE, "application/octet-stream")
+            options = _options(command)
         slot = self._outbox.reserve(len(value) + 256)
         try:
             if options or headers:
@@ -477,6 +482,9 @@ def _headers(command: dict[str, Any]) -> dict[str, str]:
     if not isinstance(headers, dict) or not all(isinstance(v, str) for v in headers.values()):
         raise InvalidArgument("headers are an object of texts", code="invalid_headers")
     return dict(headers)
+
+
+_PLAIN = {"type", "topic", "data", "messageId"}
 
 
 def _options(command: dict[str, Any]) -> dict[str, str]:
