@@ -16,7 +16,7 @@ from headrace import limits
 from headrace.channels import Arrivals, AsyncChannel, check_count
 from headrace.client.administration import Start, position_text
 from headrace.client.consumer import AsyncConsumer, Feed
-from headrace.client.jobs import Jobs
+from headrace.client.jobs import Jobs, receipt_of
 from headrace.client.link import ConnectionLost, Link, Wire, error_of
 from headrace.client.producer import Done, Producer
 from headrace.clock import Clock
@@ -316,7 +316,7 @@ class AsyncClient(Jobs):
         if columns.keys:
             documents.put_key(properties, columns.keys[0])
         frame = await self.link.ask(Type.PUBLISH, properties, columns.values[0], again=True)
-        return _receipt(frame)
+        return receipt_of(frame)
 
     async def publish_many(
         self,
@@ -600,19 +600,6 @@ async def _handle(message: Message, handler: Handler) -> None:
     else:
         with contextlib.suppress(StaleDelivery):
             message.ack()
-
-
-def _receipt(frame: Frame) -> Receipt:
-    properties = frame.properties
-    return Receipt(
-        properties["topic"],
-        int(properties.get("partition", "-1")),
-        int(properties.get("offset", "-1")),
-        int(properties["timestamp"]),
-        int(properties.get("count", "1")),
-        properties.get("duplicate") == "true",
-        uuid.UUID(properties["id"]).bytes,
-    )
 
 
 def _spread(

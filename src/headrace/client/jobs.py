@@ -9,14 +9,16 @@ as a publish would be.
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 from typing import Any, TypeVar
 
 from headrace.client.administration import Administration, position_text
-from headrace.errors import HeadraceError
+from headrace.errors import BrokerFailed, Closed, HeadraceError
 from headrace.log.batch import Batch
-from headrace.wire.binary import Type
+from headrace.model import Receipt
+from headrace.wire.binary import Frame, Type
 
 Result = TypeVar("Result")
 RETRY_S = (0.02, 0.05, 0.1, 0.25, 0.5, 1.0)
@@ -40,7 +42,9 @@ class Jobs(Administration):
                 return await ask(max(deadline - loop.time(), 0.001))
             except HeadraceError as error:
                 pause = RETRY_S[min(tries, len(RETRY_S) - 1)]
-                if not error.retryable or loop.time() + pause >= deadline:
+                # One that goes down is, as a rule, followed by one that comes up.
+                going_down = isinstance(error, (Closed, BrokerFailed)) and not self.link.is_closed
+                if not (error.retryable or going_down) or loop.time() + pause >= deadline:
                     raise
             tries += 1
             await asyncio.sleep(pause)
@@ -53,16 +57,32 @@ class Jobs(Administration):
         whatever keys its records have. Who wants records of a key together sorts them into batches
         by partition first.
         """
+        frame = await self._send(Type.STAGE, topic, batch, partition)
+        return frame.properties["piece"]
+
+    async def publish_batch(
+        self, topic: str, batch: Batch, *, partition: int | None = None
+    ) -> Receipt:
+        """Store a whole batch, at least once: sent again if the connection breaks before the answer.
+
+        Without a partition, records that have a key go where it belongs; the receipt is the first
+        one's.
+        """
+        return receipt_of(await self._send(Type.PUBLISH_BATCH, topic, batch, partition))
+
+    async def _send(self, type: int, topic: str, batch: Batch, partition: int | None) -> Frame:
         properties = {"topic": topic}
         if partition is not None:
             properties["partition"] = str(partition)
         raw = batch.raw()
 
-        async def ask(seconds: float) -> str:
+        async def when_there_is_room() -> Frame:
             wire = await self.link.ready()
             await wire.writable()
-            frame = await self.link.ask(Type.STAGE, properties, raw, again=True, timeout=seconds)
-            return frame.properties["piece"]
+            return await self.link.ask(type, properties, raw, again=True, timeout=self.patience)
+
+        async def ask(seconds: float) -> Frame:
+            return await self.link.within_time(when_there_is_room(), seconds)
 
         return await self._patiently(ask)
 
@@ -140,3 +160,16 @@ def _as_json(positions: Mapping[str, Mapping[int, int]]) -> dict[str, Any]:
         topic: {str(number): offset for number, offset in some.items()}
         for topic, some in positions.items()
     }
+
+
+def receipt_of(frame: Frame) -> Receipt:
+    properties = frame.properties
+    return Receipt(
+        properties["topic"],
+        int(properties.get("partition", "-1")),
+        int(properties.get("offset", "-1")),
+        int(properties["timestamp"]),
+        int(properties.get("count", "1")),
+        properties.get("duplicate") == "true",
+        uuid.UUID(properties["id"]).bytes,
+    )

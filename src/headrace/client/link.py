@@ -196,6 +196,11 @@ class Link:
         return self._wire is not None and not self._wire.is_lost
 
     @property
+    def is_closed(self) -> bool:
+        """On purpose, and for good."""
+        return self._closed
+
+    @property
     def wire(self) -> Wire | None:
         """The connection if it is up."""
         return self._wire if self.is_up else None

@@ -14,7 +14,7 @@ import threading
 import uuid
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar
@@ -222,7 +222,7 @@ class BrokerClient:
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(callback, *args)
 
-    def _run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
+    def _begin(self, coroutine: Coroutine[Any, Any, Result]) -> Future[Result]:
         loop = self._loop
         if loop is None:
             coroutine.close()
@@ -230,8 +230,12 @@ class BrokerClient:
         if threading.current_thread() is self._thread:
             coroutine.close()
             raise InvalidArgument("do not call the client from a callback of its own thread")
+        return asyncio.run_coroutine_threadsafe(coroutine, loop)
+
+    def _run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
+        loop = self._loop
         try:
-            return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
+            return self._begin(coroutine).result()
         except (CancelledError, RuntimeError):
             if self._loop is loop:
                 raise
@@ -550,6 +554,18 @@ class BrokerClient:
         The whole batch goes to one partition: the one named, or else the topic's next in turn.
         """
         return self._run(self._async.stage(topic, batch, partition=partition))
+
+    def stage_nowait(
+        self, topic: str, batch: Batch, *, partition: int | None = None
+    ) -> Future[str]:
+        """The same without waiting, so that many can be under way."""
+        return self._begin(self._async.stage(topic, batch, partition=partition))
+
+    def publish_batch_nowait(
+        self, topic: str, batch: Batch, *, partition: int | None = None
+    ) -> Future[Receipt]:
+        """Store a whole batch, at least once, without waiting. Sent in the order of the calls."""
+        return self._begin(self._async.publish_batch(topic, batch, partition=partition))
 
     def commit_staged(self, name: str, number: int, pieces: list[str]) -> bool:
         """Show all pieces at once; False when this number of the name was committed before."""
