@@ -87,6 +87,26 @@ JOURNAL_REWRITE_BYTES_MIN = 1 << 20
 but not for less than this."""
 STAGED_KEPT_S = 24 * 3600
 """How long a staged batch waits for its commit."""
+STAGED_MEMORY_BYTES_MAX = 256 << 20
+"""Staged batches that wait in a broker without a disk."""
+COMMIT_PIECES_MAX = 100_000
+"""Staged batches in one commit: they stand in one entry of the journal."""
+COMMIT_RECORDS_MAX = (1 << 32) - 1
+"""Of one commit in one topic: a producer's sequence has 32 bits."""
+COMMIT_WINDOW_BYTES = 16 << 20
+"""What a commit has in memory at once, on its way from the staged batches to the partitions."""
+COMMIT_NAMES_KEPT_S = 30 * 24 * 3600
+"""How long the last commit of a name is remembered, to know a repetition; from its last use on."""
+COMMIT_NAMES_MAX = 100_000
+"""Names of commits that are remembered; those used longest ago make room."""
+EPOCH_MAX = (1 << 32) - 1
+
+# --- the broker's own events ----------------------------------------------------------------------
+EVENTS_INTERVAL_S_DEFAULT = 10.0
+EVENTS_INTERVAL_S_MAX = 86_400.0
+EVENTS_KEPT_HOURS = 7 * 24.0
+EVENTS_BYTES_MAX = 256 << 20
+"""Of the topic ``__events``; packed, that is far more than a week of a hundred busy subscriptions."""
 
 # --- pipelines ------------------------------------------------------------------------------------
 PIPELINES_MAX = 1_000

@@ -152,6 +152,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("max_queue_size", "storage", None, _maybe(_whole(1, limits.OFFSET_MAX)), "unread messages per topic; past it publishes are refused", ("MAX_QUEUE_SIZE",)),
     Setting("auto_create_topics", "storage", True, _flag, "a publish makes its topic"),
     Setting("disk_reserve_bytes", "storage", limits.DISK_RESERVE_BYTES_DEFAULT, _size(0, 1 << 50), "free space below which publishes are refused"),
+    Setting("events_interval", "storage", limits.EVENTS_INTERVAL_S_DEFAULT, _number(0, limits.EVENTS_INTERVAL_S_MAX), "seconds between the broker's own events about deliveries, in the topic __events; 0: none"),
     Setting("log_level", "log", "info", _one_of(*_LEVELS), "how much is logged", ("QB_LOG_LEVEL",), ("level",)),
     Setting("request_timeout", "client", 30.0, _number(0.001, 86_400), "seconds a client waits for an answer"),
 )  # fmt: skip

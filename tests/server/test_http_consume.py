@@ -522,3 +522,23 @@ def test_reading_where_nothing_is_says_why(http: Http, path: str, status: int, c
     http.publish("orders", 1)
     answer = http.get(path)
     assert (answer.status, answer.code) == (status, code)
+
+
+def test_the_brokers_own_events_are_read_like_any_topic() -> None:
+    """Over HTTP and by a client; what was done here is what they say."""
+    with running_server(events_interval=0.05) as server, server.client() as client:
+        http = http_of(server)
+        http.publish("orders", {"number": 1})
+        assert http.consume("orders", group="billing")["data"] == {"number": 1}
+
+        def deliveries() -> list[dict[str, Any]]:
+            answer = http.get("/topics/__events/messages")
+            found = answer.json if answer.status == 200 else []
+            return [m["data"] for m in found if m["data"]["type"] == "deliveries"]
+
+        wait_until(lambda: sum(event["acked"] for event in deliveries()) == 1)
+        assert {event["subscription"] for event in deliveries()} == {"billing"}
+        assert any(b'"topic":"orders"' in value for value in client.fetch_values("__events"))
+        assert http.ask("DELETE", "/topics/__events").code == "invalid_topic"
+        assert [topic["topic"] for topic in http.ok("GET", "/topics")] == ["orders"]
+        http.close()

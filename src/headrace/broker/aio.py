@@ -23,7 +23,12 @@ from headrace.model import DeadLetter, Message, Receipt, Scheduled, TopicSetting
 
 Start = str | int | datetime
 Result = TypeVar("Result")
-_ENGINE_OPTIONS = ("auto_create_topics", "max_message_size", "disk_reserve_bytes")
+_ENGINE_OPTIONS = (
+    "auto_create_topics",
+    "max_message_size",
+    "disk_reserve_bytes",
+    "events_interval",
+)
 
 
 def open_engine(data_dir: str | Path | None, loop: Any, options: dict[str, Any]) -> Engine:
@@ -35,6 +40,17 @@ def open_engine(data_dir: str | Path | None, loop: Any, options: dict[str, Any])
     if not isinstance(size, int) or not 1 <= size <= limits.MESSAGE_BYTES_CEILING:
         raise InvalidArgument(
             f"max_message_size is between 1 and {limits.MESSAGE_BYTES_CEILING} bytes, not {size!r}",
+            code="invalid_setting",
+        )
+    interval = mine.get("events_interval", limits.EVENTS_INTERVAL_S_DEFAULT)
+    if (
+        isinstance(interval, bool)
+        or not isinstance(interval, (int, float))
+        or not (0 <= interval <= limits.EVENTS_INTERVAL_S_MAX)
+    ):
+        raise InvalidArgument(
+            f"events_interval is a number of seconds from 0 (none) to "
+            f"{limits.EVENTS_INTERVAL_S_MAX:.0f}, not {interval!r}",
             code="invalid_setting",
         )
     path = None if data_dir is None else Path(data_dir)

@@ -76,7 +76,8 @@ class Broker:
     """A broker in this process. ``with Broker.open("./data") as broker: ...``
 
     Without a directory everything is kept in memory. Keyword options are ``auto_create_topics``,
-    ``max_message_size``, ``disk_reserve_bytes`` and defaults for topics (``TopicSettings``).
+    ``max_message_size``, ``disk_reserve_bytes``, ``events_interval`` and defaults for topics
+    (``TopicSettings``).
     """
 
     def __init__(self, data_dir: str | Path | None = None, **options: Any):
@@ -486,12 +487,23 @@ class Broker:
         self._run(self._async.forget_pipeline(name))
 
     # --- jobs of many tasks -------------------------------------------------------------------
-    def stage(self, topic: str, batch: Batch, *, partition: int | None = None) -> str:
+    def stage(
+        self,
+        topic: str,
+        batch: Batch,
+        *,
+        partition: int | None = None,
+        name: str | None = None,
+        number: int | None = None,
+    ) -> str:
         """Store a batch durably but out of sight; returns the piece's id, for ``commit_staged``.
 
         The whole batch goes to one partition: the one named, or else the topic's next in turn.
+        With ``name`` and ``number``, it is dropped once that commit is done without it.
         """
-        return self._run(self._async.stage(topic, batch, partition=partition))
+        return self._run(
+            self._async.stage(topic, batch, partition=partition, name=name, number=number)
+        )
 
     def commit_staged(self, name: str, number: int, pieces: list[str]) -> bool:
         """Show all pieces at once; False when this number of the name was committed before."""

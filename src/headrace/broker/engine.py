@@ -27,6 +27,7 @@ from headrace.broker.cursor import Cursor
 from headrace.broker.dead_letters import DeadLetters
 from headrace.broker.delivery import Sink
 from headrace.broker.directory import DataDirectory
+from headrace.broker.events import Events
 from headrace.broker.follower import Follower
 from headrace.broker.pipelines import Pipelines
 from headrace.broker.publishing import Publishing
@@ -88,6 +89,7 @@ class Engine:
         auto_create_topics: bool = True,
         max_message_size: int = limits.MESSAGE_BYTES_DEFAULT,
         disk_reserve_bytes: int = limits.DISK_RESERVE_BYTES_DEFAULT,
+        events_interval: float = limits.EVENTS_INTERVAL_S_DEFAULT,
         files: Files | None = None,
         clock: Clock | None = None,
         random: Random | None = None,
@@ -130,6 +132,7 @@ class Engine:
         self.dead_letters = DeadLetters(self)
         self.staging = Staging(self)
         self.pipelines = Pipelines(loop.time, self.now_ms)
+        self.events = Events(self, events_interval)
         self.retention.before_run = self.staging.expire_orphans
         self._subscriptions: dict[tuple[str, str], Subscription] = {}
         self._unstored: set[tuple[str, str]] = set()
@@ -169,6 +172,7 @@ class Engine:
                 raise StorageFailed(f"the disk failed: {error}") from error
             raise
         self.retention.start()
+        self.events.start()
 
     def _restore(self, loaded: Loaded) -> None:
         """Make the subscriptions of the journal stand where it says."""
@@ -252,6 +256,7 @@ class Engine:
         """Store what is on its way, let go of everybody, release the directory."""
         if self.closing:
             raise Closed("the broker is closing already")
+        self.events.close()
         self.closing = True
         self.retention.close()
         self.schedule.close()
@@ -290,6 +295,7 @@ class Engine:
         self._let_go(self.failed)
         self.on_failed(self.failed)
 
+        self.events.cancel()
     def check_open(self) -> None:
         if self.failed is not None:
             raise self.failed
@@ -337,6 +343,7 @@ class Engine:
         for subscription in list(self._subscriptions.values()):
             for cursor in subscription.detach(name):
                 self.state.forget(cursor)
+        self.events.ended(topic)
             if subscription.pattern == name:
                 self._remove(subscription, TopicNotFound(f"topic {name!r} was deleted"))
         self.schedule.forget_topic(name)
@@ -556,6 +563,7 @@ class Engine:
         for cursor in subscription.cursors.values():
             self.state.forget(cursor)
         partitions = [cursor.partition for cursor in subscription.cursors.values()]
+        self.events.ended(subscription)
         subscription.close(error)
         self.state.write(entries.delete(subscription.number))
         for partition in partitions:

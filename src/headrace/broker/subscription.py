@@ -31,6 +31,7 @@ from itertools import groupby
 from typing import Any
 
 from headrace import limits
+from headrace.broker.activity import Activity
 from headrace.broker.cursor import Cursor
 from headrace.broker.deadlines import Deadlines
 from headrace.broker.delivery import Context, Delivery, Lease, Member, Tally
@@ -63,6 +64,7 @@ class Subscription:
         self.settings = settings
         self.created_ms = created_ms
         self.tally = Tally()
+        self.activity = Activity()
         self.cursors: dict[tuple[str, int], Cursor] = {}
         self.members = Members()
         self.leases: dict[int, Lease] = {}
@@ -72,8 +74,10 @@ class Subscription:
         self._reading = Reading(name, context, self.tally, self.wake)
         self._retries = Retries()
         self._deadlines = Deadlines(self.leases)
-        self._burying: set[tuple[int, int]] = set()
-        """(cursor number, offset) of what is on its way to the dead letters."""
+        self._burying: dict[tuple[int, int], str] = {}
+        """(cursor number, offset) of what is on its way to the dead letters, and why."""
+        self._now_ms = 0
+        """When the messages that are being handed out were looked at."""
         self._timer: Any = None
         self._timer_at = 0.0
         self._order = KeyOrder()
@@ -200,12 +204,13 @@ class Subscription:
 
     def _wanted(self, cursor: Cursor, batch: Batch, indexes: Sequence[int]) -> Sequence[int]:
         """Those that are for us and still alive; the others are done."""
+        self._now_ms = self._context.now_ms()
         chosen = select(
             batch,
             indexes,
             target=self._target,
             ttl_ms=cursor.partition.message_ttl_ms,
-            now_ms=self._context.now_ms(),
+            now_ms=self._now_ms,
         )
         self.tally.skipped += len(chosen.foreign)
         self.tally.expired += len(chosen.expired)
@@ -244,6 +249,9 @@ class Subscription:
         if failed and not failed.keys().isdisjoint(offsets):
             attempts = [failed.get(offset, 0) + 1 for offset in offsets]
             self.tally.redelivered += sum(attempt > 1 for attempt in attempts)
+            self.activity.mixed(self._now_ms - batch.max_timestamp, attempts)
+        else:
+            self.activity.first(self._now_ms - batch.max_timestamp, count)
         self.tally.delivered += count
         if member.auto_ack:
             delivery = Delivery(partition.topic, partition.number, batch, indexes)
@@ -473,7 +481,7 @@ class Subscription:
         self._context.changed(cursor)
         limit = self.settings.max_deliveries
         if limit and attempt >= limit:
-            self._burying.add((cursor.number, offset))
+            self._burying[cursor.number, offset] = reason
             self._context.dead_letter(self, cursor, offset, attempt, reason)
         elif delay > 0:
             self._retry_at(self._context.time() + delay, cursor, offset)
@@ -484,9 +492,10 @@ class Subscription:
         """The dead letter is durable, or could not be stored and will be tried again."""
         if self.closed or (cursor.number, offset) not in self._burying:
             return  # the subscription was moved, or the topic deleted, meanwhile
-        self._burying.remove((cursor.number, offset))
+        reason = self._burying.pop((cursor.number, offset))
         if error is None:
             self.tally.dead_lettered += 1
+            self.activity.buried(reason)
             self._done(cursor, offset)
         else:
             logger.error("subscription %s: dead letter not stored: %s", self.name, error)
@@ -565,7 +574,9 @@ class Subscription:
                     del self.leases[lease.id]
         self._retries.forget(cursor, offset)
         self._burying = {
-            item for item in self._burying if item[0] != cursor.number or item[1] >= offset
+            item: reason
+            for item, reason in self._burying.items()
+            if item[0] != cursor.number or item[1] >= offset
         }
         cursor.done_run(cursor.position, offset)
         for item in self._order.forget(cursor, offset):
@@ -588,7 +599,9 @@ class Subscription:
             lease.member.settled(lease, out)
             del self.leases[lease.id]
         self._retries.forget(cursor)
-        self._burying = {item for item in self._burying if item[0] != cursor.number}
+        self._burying = {
+            item: reason for item, reason in self._burying.items() if item[0] != cursor.number
+        }
         for item in self._order.forget(cursor):
             self._retries.add(*item)
         self._reading.forget(cursor)

@@ -59,6 +59,7 @@ class Server:
             auto_create_topics=settings.auto_create_topics,
             max_message_size=settings.max_message_size,
             disk_reserve_bytes=settings.disk_reserve_bytes,
+            events_interval=settings.events_interval,
             on_failed=self._on_failed,
         )
         self.broker = AsyncBroker.around(self.engine)
