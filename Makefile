@@ -8,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := PIP_USER=0 $(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	--no-input -c constraints.txt
-PYTEST := $(BIN)/python -m pytest -q -n 2 --tb=short -rfE
+PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadgroup --tb=short -rfE
 
 # What to hand on: make run ARGS="--port 0", make test ARGS="-k segment", make bench ARGS=…
 ARGS ?=

@@ -53,18 +53,22 @@ def matching(engine: Engine, topics: object) -> list[Topic]:
 def describe(
     engine: Engine, topics: object, at_ms: int | None = None
 ) -> dict[str, list[dict[str, int]]]:
-    """Start, end and size of every partition; with a time also the first offset not older than it."""
+    """Start, end and size of every partition; with a time also the first offset not older than it.
+
+    The topic's incarnation tells it from an earlier one of the same name: who keeps positions needs it.
+    """
     engine.check_open()
     return {
-        topic.name: [_describe(partition, at_ms) for partition in topic.partitions]
+        topic.name: [_describe(topic, partition, at_ms) for partition in topic.partitions]
         for topic in matching(engine, topics)
     }
 
 
-def _describe(partition: Partition, at_ms: int | None) -> dict[str, int]:
+def _describe(topic: Topic, partition: Partition, at_ms: int | None) -> dict[str, int]:
     log = partition.log
     document = {
         "partition": partition.number,
+        "incarnation": topic.incarnation,
         "start": log.start_offset,
         "end": log.end_offset,
         "bytes": log.size_bytes(),
