@@ -60,6 +60,9 @@ def test_a_delayed_message(headrace: Command, client: BrokerClient) -> None:
     message_id = uuid.UUID(ran.out.strip().removeprefix("scheduled, id "))
     assert message_id in [waiting.id for waiting in client.scheduled("delayed")]
     assert "delayed" not in client.topics()
+    document = headrace("publish", "delayed", "later", "--delay", "3600", "--json").json
+    assert document["scheduled"] is True
+    assert "offset" not in document
 
 
 def test_every_line_of_standard_input(headrace: Command, client: BrokerClient) -> None:

@@ -1,6 +1,7 @@
 """The HTTP parser: what it finds, what it refuses, and what it may cost."""
 
 import json
+import re
 import tracemalloc
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -460,13 +461,27 @@ def test_an_answer_in_one_go_is_the_same_as_one_in_parts() -> None:
 
 def test_an_answer_without_content_has_none() -> None:
     """204 says nothing about a length."""
-    assert http.answer(204) == b"HTTP/1.1 204 No Content\r\n\r\n"
+    assert re.fullmatch(rb"HTTP/1.1 204 No Content\r\nDate: [^\r]+\r\n\r\n", http.answer(204))
+
+
+def test_every_answer_says_its_date(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As HTTP asks of a server that has a clock; and the next second has another."""
+    answers: list[list[bytes]] = []
+    for now in (0.0, 0.9, 86_399.0):
+        monkeypatch.setattr(http, "time", lambda now=now: now)
+        answers.append(
+            [http.json_answer(200, b"{}"), http.answer(204), http.stream_head("text/event-stream")]
+        )
+    for early, late, other in zip(*answers, strict=True):
+        assert b"\r\nDate: Thu, 01 Jan 1970 00:00:00 GMT\r\n" in early
+        assert late == early
+        assert b"\r\nDate: Thu, 01 Jan 1970 23:59:59 GMT\r\n" in other
 
 
 def test_further_headers_go_into_the_head() -> None:
     """Behind the status, in front of the rest."""
     answer = http.with_headers(http.json_answer(200, b"{}"), {"Vary": "Origin"})
-    assert answer.startswith(b"HTTP/1.1 200 OK\r\nVary: Origin\r\nContent-Type: ")
+    assert answer.startswith(b"HTTP/1.1 200 OK\r\nVary: Origin\r\nDate: ")
     assert answer.endswith(b"\r\n\r\n{}")
 
 

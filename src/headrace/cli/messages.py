@@ -101,7 +101,11 @@ def publish(
             partition=partition,
         ).result()
     if as_json:
-        print_json(documents.receipt(receipt))
+        document = documents.receipt(receipt)
+        if receipt.offset < 0:  # it has no place yet
+            del document["partition"], document["offset"]
+            document["scheduled"] = True
+        print_json(document)
     elif receipt.offset < 0:
         say(f"scheduled, id {receipt.id}")
     else:

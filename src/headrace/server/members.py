@@ -13,10 +13,18 @@ from headrace.broker.delivery import Delivery, Member
 from headrace.broker.engine import Engine
 from headrace.broker.follower import Follower
 from headrace.broker.subscription import Subscription
-from headrace.errors import Conflict, HeadraceError, InvalidArgument, NotFound, StaleDelivery
+from headrace.errors import (
+    Conflict,
+    HeadraceError,
+    InvalidArgument,
+    NotFound,
+    QueueFull,
+    StaleDelivery,
+)
 from headrace.server.flow import Outbox
 
 FOLLOW_AT_ONCE = 1000
+SUBSCRIPTIONS_PER_CONNECTION_MAX = 10_000
 
 
 class WireSink:
@@ -122,6 +130,12 @@ class Memberships:
         return sink
 
     def _new(self) -> WireSink:
+        if len(self._sinks) >= SUBSCRIPTIONS_PER_CONNECTION_MAX:
+            raise QueueFull(
+                f"this connection has {SUBSCRIPTIONS_PER_CONNECTION_MAX} subscriptions already; "
+                "use a wildcard, or another connection",
+                code="too_many_on_connection",
+            )
         return WireSink(self._outbox, self._write, self._closed)
 
     def _closed(self, sink: WireSink, error: HeadraceError | None) -> None:

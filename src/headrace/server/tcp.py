@@ -32,6 +32,8 @@ KEEPALIVE = (
 
 HALF_CLOSED_S = 10.0
 """How long a client that sends nothing more may wait for its last answers."""
+UNAUTHENTICATED_S = 10.0
+"""How long somebody may be connected without saying who he is, where that is asked."""
 UNAUTHENTICATED_BYTES_MAX = 64 << 10
 """Of an incomplete command that is kept for somebody who has not said who he is."""
 
@@ -109,6 +111,7 @@ class Connection(asyncio.Protocol):
         self.authenticated = not hub.needs_token
         self.peer = "?"
         self.closing = False
+        self._patience: asyncio.TimerHandle | None = None
 
     @property
     def protocol(self) -> str:
@@ -128,6 +131,13 @@ class Connection(asyncio.Protocol):
         address = transport.get_extra_info("peername")
         self.peer = f"{address[0]}:{address[1]}" if address else "?"
         keep_alive(transport.get_extra_info("socket"))
+        if not self.authenticated:
+            loop = asyncio.get_running_loop()
+            self._patience = loop.call_later(UNAUTHENTICATED_S, self._give_up)
+
+    def _give_up(self) -> None:
+        if not self.authenticated:
+            self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
         if self.closing:
@@ -156,6 +166,8 @@ class Connection(asyncio.Protocol):
         self.closing = True
         self.hub.left(self)
         self.outbox.close()
+        if self._patience is not None:
+            self._patience.cancel()
         if self.session is not None:
             self.session.lost()
 

@@ -12,7 +12,9 @@ that request's ``refusal``: it is known whom to answer, and the rest of its body
 from __future__ import annotations
 
 from collections.abc import Callable
+from email.utils import formatdate
 from http import HTTPStatus
+from time import time
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
@@ -349,16 +351,29 @@ def _head_too_large() -> TooLarge:
 # --- answers ------------------------------------------------------------------------------------
 _REASONS = {status.value: status.phrase for status in HTTPStatus}
 JSON = "application/json"
-_JSON_HEADS: dict[int, bytes] = {}
+_json_heads: dict[int, bytes] = {}
+"""Of this second: they have the date in them."""
+_date = ""
+_date_s = 0
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
+def _status_line(status: int) -> str:
+    """With the date, which every answer of a server that has a clock must say."""
+    global _date, _date_s
+    now = int(time())
+    if now != _date_s:
+        _date, _date_s = formatdate(now, usegmt=True), now
+        _json_heads.clear()
+    return f"HTTP/1.1 {status} {_REASONS.get(status, '')}\r\nDate: {_date}"
+
+
 def _json_head(status: int) -> bytes:
-    head = _JSON_HEADS.get(status)
-    if head is None:
-        reason = _REASONS.get(status, "")
-        head = f"HTTP/1.1 {status} {reason}\r\nContent-Type: {JSON}\r\nContent-Length: ".encode()
-        _JSON_HEADS[status] = head
+    head = _json_heads.get(status)
+    if head is None or int(time()) != _date_s:
+        line = _status_line(status)
+        head = f"{line}\r\nContent-Type: {JSON}\r\nContent-Length: ".encode()
+        _json_heads[status] = head
     return head
 
 
@@ -377,7 +392,7 @@ def answer(
     keep_alive: bool = True,
     head_only: bool = False,
 ) -> bytes:
-    lines = [f"HTTP/1.1 {status} {_REASONS.get(status, '')}"]
+    lines = [_status_line(status)]
     if content or status not in (204, 304):
         lines.append(f"Content-Type: {content_type}")
         lines.append(f"Content-Length: {len(content)}")
@@ -398,7 +413,7 @@ def with_headers(answer: bytes, headers: dict[str, str]) -> bytes:
 
 def stream_head(content_type: str, headers: dict[str, str] | None = None) -> bytes:
     """The head of an answer without end: the connection is the message."""
-    lines = ["HTTP/1.1 200 OK", f"Content-Type: {content_type}", "Cache-Control: no-store"]
+    lines = [_status_line(200), f"Content-Type: {content_type}", "Cache-Control: no-store"]
     lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
     lines += ["Connection: close"]
     return "\r\n".join(lines).encode() + b"\r\n\r\n"
