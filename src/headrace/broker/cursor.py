@@ -193,6 +193,10 @@ class Cursor:
             count += chunk.bit_count()
         return count
 
+    def undone_count(self, stop: int) -> int:
+        """Offsets from the position up to ``stop`` that are not done."""
+        return max(stop - self.position - self.done_count(stop), 0)
+
     def lag(self) -> int:
         """Messages that are not done, up to the partition's end."""
         return max(self.partition.log.end_offset - self.position - self.done_count(), 0)

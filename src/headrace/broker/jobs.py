@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from headrace.broker import positions as places
+from headrace.broker.applying import unstamped
 from headrace.broker.engine import Engine
 from headrace.errors import InvalidArgument
 from headrace.log.batch import Batch, check_columns
@@ -27,25 +28,42 @@ class Jobs:
     _value: Callable[..., Awaitable[Any]]
 
     # --- exactly once into topics -------------------------------------------------------------
-    async def stage(self, topic: str, batch: Batch, *, partition: int | None = None) -> str:
+    async def stage(
+        self,
+        topic: str,
+        batch: Batch,
+        *,
+        partition: int | None = None,
+        name: str | None = None,
+        number: int | None = None,
+    ) -> str:
         """Store a batch durably but out of sight; returns the piece's id, for ``commit_staged``.
 
         The whole batch goes to one partition: the one named, or else the topic's next in turn,
         whatever keys its records have. Who wants records of a key together sorts them into batches
         by partition first.
+
+        With the ``name`` and ``number`` of the commit that it is meant for, it is dropped once that
+        or a later one is done without it; else it stays for a day, and all that is staged after it.
         """
         check_columns(batch, self.engine.max_message_size)
-        return str(await self._value(self.engine.staging.stage, topic, partition, batch))
+        piece: str = await self._value(
+            self.engine.staging.stage,
+            topic,
+            partition,
+            unstamped(batch),
+            name=name,
+            number=number,
+        )
+        return piece
 
     async def commit_staged(self, name: str, number: int, pieces: list[str]) -> bool:
         """Show all pieces at once, under a name and a number that goes up with each commit.
 
         The same number again changes nothing: then this returns False.
         """
-        known = self.engine.staging.decisions.get(name)
-        again = known is not None and number <= known.number
-        await self._done(self.engine.staging.commit, name, number, pieces)
-        return not again
+        first: bool = await self._value(self.engine.staging.commit, name, number, pieces)
+        return first
 
     async def abort_staged(self, pieces: list[str]) -> None:
         """Give pieces up that will not be committed. Those that were committed are not touched."""

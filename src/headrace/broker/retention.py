@@ -99,6 +99,22 @@ class Retention:
         log.drop_before(keep_from)
         self.deleted_bytes += before - log.size_bytes()
 
+    def drop_done(self, partition: Partition) -> None:
+        """Delete what every subscription is done with, now; one file in each turn of the loop."""
+        log, low = partition.log, low_water(partition)
+        if not isinstance(log, PartitionLog) or low is None or self._timer is None:
+            return
+        closed = log.closed_segments()
+        if not closed or closed[0][1] > low:
+            return
+        try:
+            log.drop_before(closed[0][1])
+        except OSError as error:  # the next round tries again
+            logger.error("retention of %s: %s", partition.topic, error)
+            return
+        self.deleted_bytes += closed[0][2]
+        self._loop.call_soon(self.drop_done, partition)
+
     # --- memory -----------------------------------------------------------------------------
     def trim(self, partition: Partition) -> None:
         """A position moved in a memory topic: soon let go of what nobody needs."""

@@ -2,50 +2,63 @@
 
 Tasks *stage* batches: durable, but nobody sees them. The job then *commits* a list of pieces under a
 name and a number, in one step: all of them appear in their partitions at once, or none. Committing the
-same number again changes nothing and is answered like the first time, so a driver that does not know
-whether its commit arrived simply repeats it. What is never committed is aborted, or expires.
+same number again changes nothing, so a driver that does not know whether its commit arrived simply
+repeats it. What is never committed is aborted, or expires.
 
-A piece is a record of the internal topic ``__staged``: its value is the batch, its headers say where it
-is to go, its id is its place. A hidden subscription over that topic knows which pieces are done. A commit
-goes through three steps, each of which survives a crash::
+A piece is a batch in the internal topic ``__staged``, exactly as it arrived. Its id says where it lies
+and where it is to go, and is checked against what is there. A hidden subscription over that topic knows
+which pieces are done. A commit goes through three steps, each of which survives a crash::
 
     decided   one journal entry (name, number, pieces): from here on it will happen
     applied   in every partition the end is held, the batches are stored behind it as an idempotent
-              producer of this one commit, then all ends are released in the same turn of the loop
-    finished  one journal entry: the pieces are done
+              producer, then all ends are released in the same turn of the loop (``applying.py``)
+    finished  one journal entry; then the pieces are done, and their files go
 
 After a crash between *decided* and *finished* the partitions that already have (a part of) it hold their
 end before it until the rest is stored: readers never see half a commit. Commits are applied one at a
-time, so two that share partitions cannot wait for each other.
+time, so two that share partitions cannot wait for each other, and of one name the next is not decided
+before the last is finished.
+
+A name is one idempotent producer, chosen at random when the name is first seen, and each of its commits
+is the next epoch of it. A name that nobody has used for ``COMMIT_NAMES_KEPT_S`` is forgotten: should it
+come back, it is a new one.
+
+Pieces that were staged *for* a name and number are dropped when a commit of that name and number, or of
+a later one, is finished without them: they are what failed attempts have left behind. Others stay for
+``STAGED_KEPT_S``, and hold all that was staged after them for so long.
+
+Rejected: a batch inside of a record, which costs two copies and a checksum for each byte; checking
+every piece at its commit, because nothing can have happened to it since it was stored: only what was
+staged before the broker's last start is read and checked before anything is decided.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import uuid
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 from headrace import limits
 from headrace.broker import state
+from headrace.broker.applying import Apply, Decision, Piece, read_piece, target_of
 from headrace.broker.cursor import Cursor
-from headrace.broker.topic import Partition
-from headrace.errors import Conflict, HeadraceError, InvalidArgument, MessageNotFound
-from headrace.log import batch as batches
-from headrace.log.batch import LOST, Batch
-from headrace.log.columns import Columns
-from headrace.log.interface import Append
-from headrace.model import (
-    Message,
-    TopicSettings,
-    check_subscription_name,
-    derive_id,
-    parse_id,
-    split_id,
-    topic_hash,
+from headrace.broker.topic import Topic
+from headrace.errors import (
+    DataCorrupt,
+    HeadraceError,
+    InvalidArgument,
+    MessageNotFound,
+    QueueFull,
+    ReadOnly,
+    TooLarge,
+    refused_by_disk,
 )
+from headrace.log.batch import Batch
+from headrace.log.interface import Append
+from headrace.log.partition import PartitionLog
+from headrace.model import TopicSettings, check_subscription_name
 
 if TYPE_CHECKING:
     from headrace.broker.engine import Engine
@@ -53,87 +66,145 @@ if TYPE_CHECKING:
 logger = logging.getLogger("headrace.broker")
 TOPIC = "__staged"
 KEEPER = "__staging"
-_TOPIC_HEADER = "topic"
-_PARTITION_HEADER = "partition"
+SEGMENT_BYTES = 64 << 20
+ROLL_BYTES_MIN = 1 << 20
+"""A segment of pieces that are all done is closed, to be deleted, if it has at least this much."""
+RETRY_S = 1.0
 Done = Callable[[HeadraceError | None], None]
-StageDone = Callable[[uuid.UUID | None, HeadraceError | None], None]
-
-
-class Decision:
-    """A commit that will happen."""
-
-    __slots__ = ("finished", "name", "number", "pieces")
-
-    def __init__(self, name: str, number: int, pieces: list[int], finished: bool = False):
-        self.name = name
-        self.number = number
-        self.pieces = pieces
-        self.finished = finished
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "number": self.number,
-            "pieces": self.pieces,
-            "finished": self.finished,
-        }
-
-    @property
-    def producer_id(self) -> int:
-        digest = hashlib.sha256(f"{self.name}\0{self.number}".encode()).digest()
-        return int.from_bytes(digest[:8], "little") & ~(1 << 63) | 1
+StageDone = Callable[[str | None, HeadraceError | None], None]
+CommitDone = Callable[[bool, HeadraceError | None], None]
+"""Told whether this call was the first for its name and number."""
 
 
 class Staging:
-    def __init__(self, engine: Engine):
+    def __init__(self, engine: Engine, random: Random):
         self._engine = engine
+        self._random = random
         self.decisions: dict[str, Decision] = {}
-        """The newest of each name; the journal keeps these."""
-        self._queue: deque[tuple[Decision, list[Done]]] = deque()
-        self._applying: tuple[Decision, list[Done]] | None = None
+        """The newest of each name, the one used longest ago first; the journal keeps these."""
+        self._pieces: dict[int, Piece] = {}
+        """By offset, what is staged and known to be whole: since the start, or checked since."""
+        self._owned: dict[str, dict[int, list[Piece]]] = {}
+        """Name -> number -> what was staged for that commit."""
+        self._taken: set[int] = set()
+        """Offsets of pieces of commits that are not finished."""
+        self._queue: deque[Decision] = deque()
+        self._applying: Decision | None = None
 
-    # --- starting ---------------------------------------------------------------------------
-    def load(self, decisions: list[dict[str, Any]]) -> None:
+    # --- starting and ending ------------------------------------------------------------------
+    def load(self, items: Iterable[dict[str, Any]]) -> None:
         """Hide what an unfinished commit has already written, and finish it."""
-        for item in decisions:
-            decision = Decision(item["name"], item["number"], item["pieces"], item["finished"])
+        for decision in sorted(map(Decision.of, items), key=lambda decision: decision.time):
             self.decisions[decision.name] = decision
-        for decision in self.decisions.values():
+            if not decision.finished and self._is_applied(decision):
+                decision.finished = True  # it was shown, too; only that was not written any more
             if decision.finished:
+                self._drop(decision.pieces)
+                decision.pieces = []
                 continue
             logger.warning("commit %s/%d is finished now", decision.name, decision.number)
-            self._queue.append((decision, []))
-            for partition in self._by_partition(decision):
-                applied = partition.log.next_sequence(decision.producer_id)
-                if applied:  # the last records there: nothing else was let in behind them
-                    partition.log.hide_from(partition.log.end_offset - applied)
+            self._taken.update(piece.offset for piece in decision.pieces)
+            if self._hide(decision):
+                self._queue.appendleft(decision)  # at most one: what it has begun comes first
+            else:
+                self._queue.append(decision)
         if self._queue:
             self._engine.call_soon(self._next)
 
+    def _is_applied(self, decision: Decision) -> bool:
+        """Whether every partition has all that is meant for it."""
+        wanted: dict[Any, int] = {}
+        for piece in decision.pieces:
+            partition = target_of(self._engine, piece)
+            if partition is not None:
+                wanted[partition] = wanted.get(partition, 0) + piece.records
+        return all(
+            partition.log.next_sequence(decision.producer, decision.epoch) == count
+            for partition, count in wanted.items()
+        )
+
+    def _hide(self, decision: Decision) -> bool:
+        """Hold the ends of partitions before what they have of it; False: none has anything."""
+        hidden = False
+        for partition in {target_of(self._engine, piece) for piece in decision.pieces}:
+            if partition is None:
+                continue
+            log = partition.log
+            applied = log.next_sequence(decision.producer, decision.epoch)
+            last = log.last_producer_batch(decision.producer)
+            if applied and last is not None:
+                log.hide_from(last[0] + last[1] - applied)
+                hidden = True
+        return hidden
+
+    def close(self, error: HeadraceError) -> None:
+        """The broker ends: whoever waits is told. What is decided is finished at the next start."""
+        waiting = [*([self._applying] if self._applying else []), *self._queue]
+        for decision in waiting:
+            decision.answer(error)
+
     # --- staging ----------------------------------------------------------------------------
-    def stage(self, topic: str, partition: int | None, batch: Batch, done: StageDone) -> None:
-        """Keep a checked batch out of sight; ``done`` gets the piece's id."""
+    def stage(
+        self,
+        topic: str,
+        partition: int | None,
+        batch: Batch,
+        done: StageDone,
+        *,
+        name: str | None = None,
+        number: int | None = None,
+    ) -> None:
+        """Keep a checked batch out of sight; ``done`` gets the piece's id.
+
+        The batch must be the caller's to give away: it is stored as it is. ``name`` and ``number``
+        say for which commit it is meant.
+        """
         engine = self._engine
         engine.check_open()
+        if (name is None) != (number is None):
+            raise InvalidArgument("give name and number, or neither", code="invalid_commit")
+        if name is not None:
+            check_commit(name, number)
         target = engine.topic_for_publish(topic)
-        number = (
-            target.next_partition() if partition is None else target.partition(partition).number
-        )
-        home = engine.topics.get(TOPIC)
-        if home is None:
-            home = engine.create_topic(
-                TOPIC, TopicSettings(retention_hours=0.0, segment_bytes=64 << 20), internal=True
-            )
-            self._cursor()
-        headers = {_TOPIC_HEADER: topic, _PARTITION_HEADER: str(number)}
+        place = target.next_partition() if partition is None else target.partition(partition).number
+        home = self._home() or self._make_home()
+        if not home.settings.durable:
+            self._check_room(home, batch)
 
         def stored(entry: Append) -> None:
             if entry.error is not None:
                 done(None, entry.error)
-            else:
-                done(derive_id(topic_hash(TOPIC), 0, entry.first_offset), None)
+                return
+            piece = Piece(entry.first_offset, entry.count, place, topic)
+            self._pieces[piece.offset] = piece
+            if name is not None and number is not None:
+                self._owned.setdefault(name, {}).setdefault(number, []).append(piece)
+            done(piece.id(home.incarnation), None)
 
-        engine.append(home, 0, Append(Columns([batch.raw()], None, [headers]), None, stored))
+        engine.append(home, 0, Append(None, batch, stored, staged=True))
+
+    def _home(self) -> Topic | None:
+        return self._engine.topics.get(TOPIC)
+
+    def _make_home(self) -> Topic:
+        settings = TopicSettings(
+            retention_hours=0.0,
+            segment_bytes=SEGMENT_BYTES,
+            # In memory the bytes are counted, not the records.
+            max_queue_size=None if self._engine.directory is not None else limits.OFFSET_MAX,
+        )
+        home = self._engine.create_topic(TOPIC, settings, internal=True)
+        self._cursor()
+        return home
+
+    @staticmethod
+    def _check_room(home: Topic, batch: Batch) -> None:
+        if home.size_bytes() + batch.stored_bytes > limits.STAGED_MEMORY_BYTES_MAX:
+            raise QueueFull(
+                f"{home.size_bytes() >> 20} MiB are staged in memory, the limit is "
+                f"{limits.STAGED_MEMORY_BYTES_MAX >> 20}; commit or abort some",
+                code="staging_full",
+            )
 
     def _cursor(self) -> Cursor:
         engine = self._engine
@@ -142,209 +213,331 @@ class Staging:
             keeper = engine.subscribe(KEEPER, TOPIC, start="earliest", internal=True)
         return keeper.cursors[(TOPIC, 0)]
 
-    def _offset(self, piece: uuid.UUID | str) -> int:
-        parts = split_id(parse_id(piece))
-        if parts is None or parts[0] != topic_hash(TOPIC):
-            raise InvalidArgument(f"{piece} is not the id of a staged batch", code="invalid_piece")
-        return parts[2]
-
     # --- committing -------------------------------------------------------------------------
-    def commit(self, name: str, number: int, pieces: list[uuid.UUID | str], done: Done) -> None:
+    def commit(self, name: str, number: int, pieces: list[Any], done: CommitDone) -> None:
         """Show all pieces at once. Numbers of a name go up; a repeated one changes nothing."""
-        engine = self._engine
-        engine.check_open()
-        check_subscription_name(name)
-        if type(number) is not int or not 0 <= number < 1 << 62:
-            raise InvalidArgument(f"a commit's number is a whole number, not {number!r}")
-        offsets = [self._offset(piece) for piece in pieces]
+        self._engine.check_open()
+        check_commit(name, number)
+        self._commit(name, number, parse_pieces(pieces), done)
+
+    def _commit(
+        self, name: str, number: int, given: list[tuple[int, Piece]], done: CommitDone
+    ) -> None:
         known = self.decisions.get(name)
         if known is not None and number <= known.number:
-            self._again(known, number, offsets, done)
+            self._again(known, number, given, done)
             return
-        for offset in offsets:
-            if self._cursor().is_done(offset):
-                raise MessageNotFound(
-                    "a staged batch is gone: it was aborted, it expired, or it was committed "
-                    "under another name",
-                    code="piece_gone",
+
+        def once_more(error: HeadraceError | None) -> None:
+            try:
+                if error is not None:
+                    raise error
+                self._engine.check_open()
+                self._commit(name, number, given, done)
+            except HeadraceError as error:
+                done(False, error)
+
+        if known is not None and not known.finished:
+            known.after.append(once_more)
+            return
+        pieces = [self._check_piece(incarnation, piece) for incarnation, piece in given]
+        self._check_targets(pieces)
+        unknown = [piece for piece in pieces if piece.offset not in self._pieces]
+        if unknown:
+            self._look_into(unknown, once_more)
+        else:
+            self._decide(name, number, pieces, done)
+
+    def _check_piece(self, incarnation: int, piece: Piece) -> Piece:
+        home = self._home()
+        if (
+            home is None
+            or home.incarnation != incarnation
+            or piece.offset in self._taken
+            or piece.offset >= home.partitions[0].log.end_offset
+            or self._cursor().is_done(piece.offset)
+        ):
+            raise _gone()
+        if self._pieces.get(piece.offset, piece) != piece:
+            raise not_a_piece(piece.id(incarnation))
+        return piece
+
+    def _check_targets(self, pieces: list[Piece]) -> None:
+        """Once it is decided it has to happen, so whatever stands against it is looked for before."""
+        topics: dict[str, int] = {}
+        for piece in pieces:
+            topics[piece.topic] = topics.get(piece.topic, 0) + piece.records
+        for name, count in topics.items():
+            topic = self._engine.topics.find(name)
+            refusal = self._engine.publishing.refusal(topic, count)
+            if refusal is not None:
+                raise refusal
+        if any(count > limits.COMMIT_RECORDS_MAX for count in topics.values()):
+            raise TooLarge(
+                f"a commit has at most {limits.COMMIT_RECORDS_MAX} records of one topic",
+                code="commit_too_large",
+            )
+        for name, number in {(piece.topic, piece.partition) for piece in pieces}:
+            why = self._engine.partition(name, number).log.read_only
+            if why is not None:
+                raise ReadOnly(why)
+
+    def _look_into(self, pieces: list[Piece], done: Done) -> None:
+        """Pieces of an earlier run: are they what their ids say, and whole?"""
+        log = self._engine.partition(TOPIC).log
+
+        def work() -> Piece | None:
+            return next((piece for piece in pieces if read_piece(log, piece) is None), None)
+
+        def looked(bad: Piece | None, error: BaseException | None) -> None:
+            if bad is not None:
+                done(
+                    DataCorrupt("a staged batch is damaged, or was never there", code="piece_lost")
                 )
-            self._read(offset)
-        decision = Decision(name, number, offsets)
+            elif isinstance(error, OSError):
+                done(refused_by_disk(error))
+            elif error is not None:
+                raise error
+            else:
+                self._pieces.update((piece.offset, piece) for piece in pieces)
+                done(None)
+
+        self._engine.workers.submit(work, looked)
+
+    def _decide(self, name: str, number: int, pieces: list[Piece], done: CommitDone) -> None:
+        known = self.decisions.pop(name, None)
+        if known is None or known.epoch == limits.EPOCH_MAX:
+            producer, epoch = self._random.getrandbits(63) | 1, 0
+        else:
+            producer, epoch = known.producer, known.epoch + 1
+        decision = Decision(name, number, producer, epoch, pieces, self._engine.now_ms())
+        decision.finished = not pieces
+        decision.waiters.append((True, done))
         self.decisions[name] = decision
+        self._taken.update(piece.offset for piece in pieces)
 
         def decided(error: HeadraceError | None) -> None:
             if error is not None:
-                if self.decisions.get(name) is decision:
-                    self._restore(name, known)
-                done(error)
-                return
-            self._queue.append((decision, [done]))
-            self._next()
+                self._taken.difference_update(piece.offset for piece in pieces)
+                del self.decisions[name]
+                if known is not None:
+                    self.decisions[name] = known
+                decision.answer(error)
+            elif not pieces:
+                self._finished(decision)
+            else:
+                self._queue.append(decision)
+                self._next()
 
-        engine.state.write(_entry(decision), decided)
+        self._engine.state.write(_entry(decision), decided)
 
-    def _restore(self, name: str, known: Decision | None) -> None:
-        if known is None:
-            del self.decisions[name]
-        else:
-            self.decisions[name] = known
-
-    def _again(self, known: Decision, number: int, offsets: list[int], done: Done) -> None:
+    def _again(
+        self, known: Decision, number: int, given: list[tuple[int, Piece]], done: CommitDone
+    ) -> None:
         """A repetition: wait for the first one, or say that it is done. Its own pieces go."""
-        engine = self._engine
-        leftover = [offset for offset in offsets if offset not in known.pieces]
-        self._drop(leftover)
-        if number < known.number or known.finished:
-            engine.call_soon(done, None)
-            return
-        waiting = [*([self._applying] if self._applying else []), *self._queue]
-        for decision, waiters in waiting:
-            if decision is known:
-                waiters.append(done)
-                return
-        raise Conflict(f"commit {known.name}/{number} is being decided; ask again", retryable=True)
+        self._drop(self._droppable(given))
+        known.time = self._engine.now_ms()
+        if number == known.number and known.waiters:
+            known.waiters.append((False, done))
+        else:
+            self._engine.call_soon(done, False, None)
 
-    def abort(self, pieces: list[uuid.UUID | str], done: Done) -> None:
+    def _droppable(self, given: list[tuple[int, Piece]]) -> list[Piece]:
+        """Those that are here, and that no commit has decided about."""
+        home = self._home()
+        if home is None:
+            return []
+        end = home.partitions[0].log.end_offset
+        return [
+            piece
+            for incarnation, piece in given
+            if incarnation == home.incarnation
+            and piece.offset not in self._taken
+            and self._pieces.get(piece.offset, piece) == piece
+            and piece.offset + piece.records <= end
+        ]
+
+    # --- giving up ----------------------------------------------------------------------------
+    def abort(self, pieces: list[Any], done: Done) -> None:
         """Give pieces up. What a commit has decided about is not touched."""
         self._engine.check_open()
-        taken = {offset for decision in self.decisions.values() for offset in decision.pieces}
-        offsets = [self._offset(piece) for piece in pieces]
-        self._drop([offset for offset in offsets if offset not in taken])
+        self._drop(self._droppable(parse_pieces(pieces)))
         self._engine.state.flush(done)
 
     def expire_orphans(self) -> None:
         """What was staged a day ago and never committed belongs to a job that is gone."""
-        self.expire(self._engine.now_ms() - limits.STAGED_KEPT_S * 1000)
+        now = self._engine.now_ms()
+        self.expire(now - limits.STAGED_KEPT_S * 1000)
+        self._forget_names(now - limits.COMMIT_NAMES_KEPT_S * 1000)
+        self._let_go_of_files()
 
     def expire(self, before_ms: int) -> int:
-        """Drop pieces that nobody has committed since; returns how many."""
-        home = self._engine.topics.get(TOPIC)
+        """Drop pieces that nobody has committed since; returns how many records that were."""
+        home = self._home()
         if home is None:
             return 0
-        log = home.partitions[0].log
-        taken = {o for d in self.decisions.values() if not d.finished for o in d.pieces}
+        log, cursor = home.partitions[0].log, self._cursor()
+        if cursor.position == log.end_offset:
+            return 0
         end = log.offset_at(before_ms)
-        stale = [offset for offset in self._cursor().undone(end) if offset not in taken]
-        self._drop(stale)
-        return len(stale)
+        undone = cursor.undone_count(end)
+        at = cursor.position
+        kept = sorted(p for d in self.decisions.values() if not d.finished for p in d.pieces)
+        for piece in kept:
+            cursor.done_run(at, min(piece.offset, end))
+            at = piece.offset + piece.records
+        cursor.done_run(at, end)
+        self._pieces = {o: p for o, p in self._pieces.items() if o >= end or o in self._taken}
+        self._owned = {
+            name: left for name, some in self._owned.items() if (left := _from(some, end))
+        }
+        self._engine.changed(cursor)
+        return undone - cursor.undone_count(end)
 
-    def _drop(self, offsets: list[int]) -> None:
-        if offsets:
-            cursor = self._cursor()
-            for offset in offsets:
-                cursor.done(offset)
-            self._engine.changed(cursor)
+    def _forget_names(self, before_ms: int) -> None:
+        while self.decisions:
+            oldest = next(iter(self.decisions.values()))
+            too_many = len(self.decisions) > limits.COMMIT_NAMES_MAX
+            if not oldest.finished or not (too_many or oldest.time < before_ms):
+                return
+            del self.decisions[oldest.name]
+
+    def _drop(self, pieces: Iterable[Piece]) -> None:
+        """Pieces that are done, one way or the other."""
+        if self._home() is None:
+            return
+        cursor = self._cursor()
+        for piece in pieces:
+            self._pieces.pop(piece.offset, None)
+            cursor.done_run(piece.offset, piece.offset + piece.records)
+        self._engine.changed(cursor)
+
+    def _drop_owned(self, name: str, number: int) -> None:
+        """What was staged for this commit or an earlier one and is in none of them."""
+        owned = self._owned.get(name)
+        if owned is None:
+            return
+        for old in [other for other in owned if other <= number]:
+            self._drop(piece for piece in owned.pop(old) if piece.offset not in self._taken)
+        if not owned:
+            del self._owned[name]
+
+    def _let_go_of_files(self) -> None:
+        """Files of pieces that are all done are deleted, also the one that is being written."""
+        home = self._home()
+        if home is None:
+            return
+        partition = home.partitions[0]
+        log = partition.log
+        if isinstance(log, PartitionLog):
+            if self._cursor().position == log.end_offset:
+                log.roll_soon(ROLL_BYTES_MIN)
+            self._engine.retention.drop_done(partition)
 
     # --- applying ---------------------------------------------------------------------------
-    def _read(self, offset: int) -> Message:
-        log = self._engine.topics.find(TOPIC).partitions[0].log
-        batch = log.read(offset, 1)[0]
-        if batch.flags & LOST:
-            raise MessageNotFound("a staged batch was lost", code="piece_gone")
-        index = offset - batch.base_offset
-        return batch.messages(TOPIC, 0, index, index + 1)[0]
-
-    def _by_partition(self, decision: Decision) -> dict[Partition, list[Batch]]:
-        found: dict[Partition, list[Batch]] = {}
-        for offset in decision.pieces:
-            message = self._read(offset)
-            topic = self._engine.topics.get(message.headers[_TOPIC_HEADER])
-            if topic is None:
-                logger.error(
-                    "commit %s/%d: topic %s was deleted meanwhile",
-                    decision.name, decision.number, message.headers[_TOPIC_HEADER],
-                )  # fmt: skip
-                continue
-            number = min(int(message.headers[_PARTITION_HEADER]), len(topic.partitions) - 1)
-            batch = batches.parse(message.value)
-            assert batch is not None, "staged batches are checked before they are stored"
-            found.setdefault(topic.partitions[number], []).append(batch)
-        return found
-
     def _next(self) -> None:
-        if self._applying is not None or not self._queue or self._engine.failed is not None:
+        engine = self._engine
+        if self._applying is not None or not self._queue or engine.failed or engine.closing:
             return
-        self._applying = self._queue.popleft()
-        decision, _ = self._applying
-        _Apply(self._engine, decision, self._by_partition(decision), self._applied).start()
+        self._applying = decision = self._queue.popleft()
+        home = self._home()
+        log = None if home is None else home.partitions[0].log
+        Apply(engine, log, decision, self._applied).start()
 
     def _applied(self, error: HeadraceError | None) -> None:
-        assert self._applying is not None
-        decision, waiters = self._applying
+        decision = self._applying
+        assert decision is not None
+        engine = self._engine
         if error is not None:
-            # It is decided, so it must happen: try again soon, and let the caller wait.
-            logger.error("commit %s/%d: %s", decision.name, decision.number, error)
-            self._queue.appendleft(self._applying)
-            self._applying = None
-            self._engine.call_later(1.0, self._next)
+            if not (engine.failed or engine.closing):
+                # It is decided, so it must happen: try again soon, and let the caller wait.
+                logger.error("commit %s/%d: %s", decision.name, decision.number, error)
+                self._queue.appendleft(decision)
+                self._applying = None
+                engine.call_later(RETRY_S, self._next)
             return
         decision.finished = True
-        self._drop(decision.pieces)
-        decision.pieces = []
+        self._record()
 
-        def finished(failed: HeadraceError | None) -> None:
-            for done in waiters:
-                done(failed)
+    def _record(self) -> None:
+        """Write that it is finished; only then may the pieces go."""
+        decision, engine = self._applying, self._engine
+        assert decision is not None
 
-        self._applying = None
-        self._engine.state.write(_entry(decision), finished)
-        self._next()
+        def recorded(error: HeadraceError | None) -> None:
+            if error is None:
+                self._applying = None
+                self._finished(decision)
+                self._next()
+            elif not (engine.failed or engine.closing):
+                engine.call_later(RETRY_S, self._record)
+
+        engine.state.write(_entry(decision), recorded)
+
+    def _finished(self, decision: Decision) -> None:
+        pieces, decision.pieces = decision.pieces, []
+        self._taken.difference_update(piece.offset for piece in pieces)
+        self._drop(pieces)
+        self._drop_owned(decision.name, decision.number)
+        home = self._home()
+        if home is not None:
+            self._engine.retention.drop_done(home.partitions[0])
+        error = None
+        if decision.lost:
+            error = DataCorrupt(
+                f"{decision.lost} records of commit {decision.name}/{decision.number} were damaged "
+                "before they could be shown; readers find them missing, explicitly",
+                code="records_lost",
+            )
+        decision.answer(error)
 
 
-class _Apply:
-    """One commit on its way into its partitions."""
+def _from(owned: dict[int, list[Piece]], offset: int) -> dict[int, list[Piece]]:
+    """What lies at the offset or behind it."""
+    left = {number: [p for p in some if p.offset >= offset] for number, some in owned.items()}
+    return {number: some for number, some in left.items() if some}
 
-    def __init__(
-        self,
-        engine: Engine,
-        decision: Decision,
-        parts: dict[Partition, list[Batch]],
-        done: Done,
-    ):
-        self._engine = engine
-        self._decision = decision
-        self._parts = parts
-        self._done = done
-        self._waiting = 1
-        self._error: HeadraceError | None = None
 
-    def start(self) -> None:
-        producer_id = self._decision.producer_id
-        for partition, pieces in self._parts.items():
-            if not partition.log.is_held:
-                partition.log.hold()
-            applied = partition.log.next_sequence(producer_id)
-            sequence = 0
-            for batch in pieces:
-                if sequence >= applied:
-                    self._waiting += 1
-                    partition.log.append(
-                        Append(
-                            None,
-                            batch,
-                            self._stored,
-                            producer_id=producer_id,
-                            first_sequence=sequence,
-                            hidden=True,
-                        )
-                    )
-                sequence += batch.count
-        self._finish_one()
+def check_commit(name: object, number: object) -> None:
+    check_subscription_name(name)
+    if type(number) is not int or not 0 <= number < 1 << 62:
+        raise InvalidArgument(
+            f"a commit's number is a whole number, not {number!r}", code="invalid_commit"
+        )
 
-    def _stored(self, entry: Append) -> None:
-        if entry.error is not None:
-            self._error = entry.error
-        self._finish_one()
 
-    def _finish_one(self) -> None:
-        self._waiting -= 1
-        if self._waiting:
-            return
-        if self._error is None:
-            # In one turn of the loop: nobody can look in between.
-            for partition in self._parts:
-                partition.log.release()
-        self._done(self._error)
+def parse_pieces(pieces: object) -> list[tuple[int, Piece]]:
+    """(incarnation of the staging topic, piece) for each id."""
+    if not isinstance(pieces, (list, tuple)):
+        raise InvalidArgument(f"pieces are a list of ids, not {pieces!r}", code="invalid_piece")
+    if len(pieces) > limits.COMMIT_PIECES_MAX:
+        raise TooLarge(
+            f"{len(pieces)} pieces are too many, the limit is {limits.COMMIT_PIECES_MAX}; stage "
+            "larger batches",
+            code="commit_too_large",
+        )
+    parsed = []
+    for text in pieces:
+        piece = Piece.parse(text)
+        if piece is None:
+            raise not_a_piece(text)
+        parsed.append(piece)
+    if len({piece.offset for _, piece in parsed}) != len(parsed):
+        raise InvalidArgument("the same piece is there twice", code="invalid_piece")
+    return parsed
+
+
+def not_a_piece(text: object) -> InvalidArgument:
+    return InvalidArgument(
+        f"{str(text)[:80]!r} is not the id of a staged batch", code="invalid_piece"
+    )
+
+
+def _gone() -> MessageNotFound:
+    return MessageNotFound(
+        "a staged batch is gone: it was aborted, it expired, or it was committed under another name",
+        code="piece_gone",
+    )
 
 
 def _entry(decision: Decision) -> bytes:

@@ -564,7 +564,7 @@ class Subscription:
         """
         if offset <= cursor.position:
             return
-        count = offset - cursor.position - cursor.done_count(offset)
+        count = cursor.undone_count(offset)
         for lease in [lease for lease in self.leases.values() if lease.cursor is cursor]:
             held = lease.mask & (1 << bisect_left(lease.offsets, offset)) - 1
             if held:

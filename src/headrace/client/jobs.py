@@ -50,14 +50,26 @@ class Jobs(Administration):
             await asyncio.sleep(pause)
 
     # --- exactly once into topics -------------------------------------------------------------
-    async def stage(self, topic: str, batch: Batch, *, partition: int | None = None) -> str:
+    async def stage(
+        self,
+        topic: str,
+        batch: Batch,
+        *,
+        partition: int | None = None,
+        name: str | None = None,
+        number: int | None = None,
+    ) -> str:
         """Store a batch durably but out of sight; returns the piece's id, for ``commit_staged``.
 
         The whole batch goes to one partition: the one named, or else the topic's next in turn,
         whatever keys its records have. Who wants records of a key together sorts them into batches
         by partition first.
+
+        With the ``name`` and ``number`` of the commit that it is meant for, it is dropped once that
+        or a later one is done without it; else it stays for a day, and all that is staged after it.
         """
-        frame = await self._send(Type.STAGE, topic, batch, partition)
+        meant_for = {} if name is None else {"name": name, "number": str(number)}
+        frame = await self._send(Type.STAGE, topic, batch, partition, meant_for)
         return frame.properties["piece"]
 
     async def publish_batch(
@@ -70,8 +82,15 @@ class Jobs(Administration):
         """
         return receipt_of(await self._send(Type.PUBLISH_BATCH, topic, batch, partition))
 
-    async def _send(self, type: int, topic: str, batch: Batch, partition: int | None) -> Frame:
-        properties = {"topic": topic}
+    async def _send(
+        self,
+        type: int,
+        topic: str,
+        batch: Batch,
+        partition: int | None,
+        more: Mapping[str, str] | None = None,
+    ) -> Frame:
+        properties = {"topic": topic, **(more or {})}
         if partition is not None:
             properties["partition"] = str(partition)
         raw = batch.raw()

@@ -548,18 +548,37 @@ class BrokerClient:
         self._run(self._async.forget_pipeline(name))
 
     # --- jobs of many tasks -------------------------------------------------------------------
-    def stage(self, topic: str, batch: Batch, *, partition: int | None = None) -> str:
+    def stage(
+        self,
+        topic: str,
+        batch: Batch,
+        *,
+        partition: int | None = None,
+        name: str | None = None,
+        number: int | None = None,
+    ) -> str:
         """Store a batch durably but out of sight; returns the piece's id, for ``commit_staged``.
 
         The whole batch goes to one partition: the one named, or else the topic's next in turn.
+        With ``name`` and ``number``, it is dropped once that commit is done without it.
         """
-        return self._run(self._async.stage(topic, batch, partition=partition))
+        return self._run(
+            self._async.stage(topic, batch, partition=partition, name=name, number=number)
+        )
 
     def stage_nowait(
-        self, topic: str, batch: Batch, *, partition: int | None = None
+        self,
+        topic: str,
+        batch: Batch,
+        *,
+        partition: int | None = None,
+        name: str | None = None,
+        number: int | None = None,
     ) -> Future[str]:
         """The same without waiting, so that many can be under way."""
-        return self._begin(self._async.stage(topic, batch, partition=partition))
+        return self._begin(
+            self._async.stage(topic, batch, partition=partition, name=name, number=number)
+        )
 
     def publish_batch_nowait(
         self, topic: str, batch: Batch, *, partition: int | None = None

@@ -32,10 +32,12 @@ Compressed (flags 0x0300: 0 none, 1 zstd) the body is ``u32 plain_len, u32 packe
 bytes, pad. The whole column is built and taken apart by builtins (``accumulate``, ``array``,
 ``join``, ``pairwise``): there is no Python bytecode per record except in the final slicing.
 
-Two more flags belong to the broker alone. ``AFTER_SYNC`` (0x8000): when this batch was written, all
+Three more flags belong to the broker alone. ``AFTER_SYNC`` (0x8000): when this batch was written, all
 bytes before it were known to be on disk; so damage *before* such a batch is damage, while damage
 behind the last one is a torn write that nobody was promised. ``LOST`` (0x4000): the batch has no
 columns and stands for ``count`` records that were destroyed and given up by ``headrace doctor``.
+``STAGED`` (0x2000): it waits for its commit; its header says when it came, and its times, if it has
+such a column, are as the client made them.
 
 Rules:
 - A batch from outside is hostile until :func:`check` has passed it. One that we wrote is trusted
@@ -84,6 +86,7 @@ HAS_TARGETS = 0x20
 COLUMNS = 0x3F
 COMPRESSION = 0x0300
 ZSTD = 0x0100
+STAGED = 0x2000
 LOST = 0x4000
 AFTER_SYNC = 0x8000
 
@@ -314,7 +317,7 @@ class Batch:
         return memoryview(self.plain())[start : start + 8 * self.count].cast("q").tolist()
 
     def times(self) -> list[int] | None:
-        return self._longs(HAS_TIMES) if self.flags & HAS_TIMES else None
+        return self._longs(HAS_TIMES) if self.flags & (HAS_TIMES | STAGED) == HAS_TIMES else None
 
     def expiry(self) -> list[int] | None:
         return self._longs(HAS_EXPIRY) if self.flags & HAS_EXPIRY else None

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from headrace import limits
 from headrace.errors import HeadraceError
-from headrace.log.batch import AFTER_SYNC, HAS_TIMES, LOST, Batch, clamp_times, encode
+from headrace.log.batch import AFTER_SYNC, HAS_TIMES, LOST, STAGED, Batch, clamp_times, encode
 from headrace.log.columns import Columns, concat, cut
 from headrace.log.interface import Append
 from headrace.log.producers import Producers
@@ -46,12 +46,12 @@ class Group:
 
     def _stamp(self, batch: Batch, now_ms: int) -> None:
         now_ms = max(now_ms, self.timestamp)
-        if batch.flags & HAS_TIMES:
+        if batch.flags & (HAS_TIMES | STAGED) == HAS_TIMES:
             batch = clamp_times(batch, self.timestamp, now_ms)
         else:
             batch.base_timestamp = batch.max_timestamp = now_ms
         batch.base_offset = self.offset
-        batch.flags &= ~(AFTER_SYNC | LOST)
+        batch.flags &= ~AFTER_SYNC
         self.batches.append(batch)
         self.offset += batch.count
         self.timestamp = batch.max_timestamp
@@ -88,6 +88,10 @@ def gather(
         except HeadraceError as error:
             entry.error = error
             continue
+        if not entry.hidden:  # of what was lost before its commit, that is all that can be told
+            batch.flags &= ~LOST
+        if entry.staged:
+            batch.flags |= STAGED
         batch.producer_id = entry.producer_id
         batch.producer_epoch = entry.producer_epoch
         batch.first_sequence = entry.first_sequence

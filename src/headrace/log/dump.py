@@ -26,6 +26,7 @@ FLAG_WORDS = {
     layout.HAS_TARGETS: "targets",
     layout.ZSTD: "zstd",
     layout.LOST: "lost",
+    layout.STAGED: "staged",
     layout.AFTER_SYNC: "after_sync",
 }
 

@@ -46,6 +46,7 @@ class Append:
         "hidden",
         "producer_epoch",
         "producer_id",
+        "staged",
         "timestamp",
     )
 
@@ -60,6 +61,7 @@ class Append:
         first_sequence: int = 0,
         context: object = None,
         hidden: bool = False,
+        staged: bool = False,
     ):
         self.columns = columns
         self.batch = batch
@@ -70,6 +72,8 @@ class Append:
         self.context = context
         self.hidden = hidden
         """Stored behind a held end; shown when the log is released."""
+        self.staged = staged
+        """A whole batch that is only kept here: its times are left as they are."""
         if batch is not None:
             self.count = batch.count
             self.bytes = batch.stored_bytes
@@ -138,8 +142,11 @@ class Log(Protocol):
     def last_producer_batch(self, producer_id: int) -> tuple[int, int] | None:
         """(offset, count) of the producer's newest batch, if it is still known."""
 
-    def next_sequence(self, producer_id: int) -> int:
-        """The sequence that the producer's next record must have; 0 for one not known."""
+    def next_sequence(self, producer_id: int, epoch: int | None = None) -> int:
+        """The sequence that the producer's next record must have; 0 for one not known.
+
+        With an epoch: 0, too, when the producer is known by another one.
+        """
 
     def close(self, done: Callable[[], None]) -> None:
         """Write and sync what waits, give up the files, then call ``done`` on the loop."""

@@ -160,8 +160,8 @@ class MemoryLog:
     def last_producer_batch(self, producer_id: int) -> tuple[int, int] | None:
         return self._producers.last(producer_id)
 
-    def next_sequence(self, producer_id: int) -> int:
-        return self._producers.next_sequence(producer_id)
+    def next_sequence(self, producer_id: int, epoch: int | None = None) -> int:
+        return self._producers.next_sequence(producer_id, epoch)
 
     def close(self, done: Callable[[], None]) -> None:
         self._closed = True

@@ -220,7 +220,10 @@ class PartitionLog:
             return Closed("the log is closed")
         if self.read_only:
             return ReadOnly(self.read_only)
-        if self._waiting_bytes + entry.bytes > limits.COMMIT_QUEUE_BYTES_MAX:
+        if (
+            self._waiting_bytes + entry.bytes > limits.COMMIT_QUEUE_BYTES_MAX
+            and not entry.hidden  # others may wait for it, and would fill the queue for ever
+        ):
             return QueueFull(
                 "more is being published than the disk can take; try again in a moment",
                 code="overloaded",
@@ -507,8 +510,8 @@ class PartitionLog:
     def last_producer_batch(self, producer_id: int) -> tuple[int, int] | None:
         return self._producers.last(producer_id)
 
-    def next_sequence(self, producer_id: int) -> int:
-        return self._producers.next_sequence(producer_id)
+    def next_sequence(self, producer_id: int, epoch: int | None = None) -> int:
+        return self._producers.next_sequence(producer_id, epoch)
 
     def producer_epoch(self, producer_id: int) -> int | None:
         return self._producers.epoch(producer_id)
@@ -549,11 +552,14 @@ class PartitionLog:
 
     def roll_if_old(self, now_ms: int) -> None:
         """Close the segment by age, so that retention by hours can reach it."""
-        age_ms = now_ms - self._segment_started_ms
+        if now_ms - self._segment_started_ms > self.options.segment_hours * 3_600_000:
+            self.roll_soon(1)
+
+    def roll_soon(self, bytes_min: int) -> None:
+        """Close the segment that is written, if it has so many bytes, behind what waits."""
         if (
-            age_ms > self.options.segment_hours * 3_600_000
-            and self._segments
-            and self._segments[-1].size
+            self._segments
+            and self._segments[-1].size >= bytes_min
             and not self.read_only
             and self.failed is None
             and not self._closing

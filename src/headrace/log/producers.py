@@ -114,9 +114,11 @@ class Producers:
         _, count, offset = known.batches[-1]
         return offset, count
 
-    def next_sequence(self, producer_id: int) -> int:
+    def next_sequence(self, producer_id: int, epoch: int | None = None) -> int:
         known = self._table.get(producer_id)
-        return 0 if known is None else known.next_sequence()
+        if known is None or epoch not in (None, known.epoch):
+            return 0
+        return known.next_sequence()
 
     def epoch(self, producer_id: int) -> int | None:
         known = self._table.get(producer_id)

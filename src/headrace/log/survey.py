@@ -27,6 +27,7 @@ from headrace.log.batch import (
     HAS_TIMES,
     HEADER_BYTES,
     LOST,
+    STAGED,
     Batch,
     check_columns,
     is_newer,
@@ -36,7 +37,7 @@ from headrace.log.batch import (
 from headrace.log.index import Index
 from headrace.log.segment import SCAN_BYTES, Damage, Found, scan
 
-_KNOWN_FLAGS = COLUMNS | COMPRESSION | LOST | AFTER_SYNC
+_KNOWN_FLAGS = COLUMNS | COMPRESSION | LOST | STAGED | AFTER_SYNC
 
 Progress = Callable[[int], None]
 """Told how many further bytes have been read."""
@@ -228,7 +229,7 @@ class _Surveyor:
             pass  # a limit was lower when it was checked; it can be read all the same
         except DataCorrupt:
             return "columns"
-        if batch.flags & HAS_TIMES:
+        if batch.flags & (HAS_TIMES | STAGED) == HAS_TIMES:
             times = batch.times() or []
             in_order = sorted(times) == times and times[0] == batch.base_timestamp
             in_order = in_order and times[-1] == batch.max_timestamp

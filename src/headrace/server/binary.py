@@ -271,16 +271,19 @@ class BinarySession:
         partition = None
         if "partition" in properties:
             partition = number_of(properties["partition"], "partition")
+        name, number = properties.get("name"), None
+        if "number" in properties:
+            number = number_of(properties["number"], "number")
         slot = self._outbox.reserve(len(frame.body) + 256)
 
-        def done(piece: object, error: HeadraceError | None) -> None:
+        def done(piece: str | None, error: HeadraceError | None) -> None:
             if error is not None:
                 slot.fill(failure(frame.sequence, error))
             else:
                 slot.fill(success(frame.sequence, {"piece": str(piece)}))
 
         try:
-            self._engine.staging.stage(topic, partition, batch, done)
+            self._engine.staging.stage(topic, partition, batch, done, name=name, number=number)
         except HeadraceError as error:
             slot.fill(failure(frame.sequence, error))
 
