@@ -130,7 +130,7 @@ class Engine:
         self.publish = self.publishing.publish
         self.schedule = Schedule(self)
         self.dead_letters = DeadLetters(self)
-        self.staging = Staging(self, self._random)
+        self.staging = Staging(self)
         self.pipelines = Pipelines(loop.time, self.now_ms)
         self.events = Events(self, events_interval)
         self.retention.before_run = self.staging.expire_orphans
@@ -279,11 +279,6 @@ class Engine:
         for follower in tuple(self._followers):
             follower.close(error)
         self._followers.clear()
-        self.staging.close(error)
-        for watcher in tuple(
-            self.topics.watchers
-        ):  # who waits for news finds out why there are none
-            watcher()
         for subscription in self._subscriptions.values():
             subscription.close(error)
 
@@ -295,12 +290,12 @@ class Engine:
         logger.critical("the broker stops: %s", error)
         if self.directory is not None:
             self.directory.mark_suspect(error.message)
+        self.events.cancel()
         self.retention.close()
         self.schedule.close()
         self._let_go(self.failed)
         self.on_failed(self.failed)
 
-        self.events.cancel()
     def check_open(self) -> None:
         if self.failed is not None:
             raise self.failed
@@ -343,12 +338,12 @@ class Engine:
         check_topic_name(name)
         topic = self.topics.find(name)
         grave = self.topics.bury(topic)
+        self.events.ended(topic)
         for follower in self._open_followers():
             follower.detach(name)
         for subscription in list(self._subscriptions.values()):
             for cursor in subscription.detach(name):
                 self.state.forget(cursor)
-        self.events.ended(topic)
             if subscription.pattern == name:
                 self._remove(subscription, TopicNotFound(f"topic {name!r} was deleted"))
         self.schedule.forget_topic(name)
@@ -563,12 +558,12 @@ class Engine:
         self.state.flush(done)
 
     def _remove(self, subscription: Subscription, error: HeadraceError) -> None:
+        self.events.ended(subscription)
         del self._subscriptions[subscription.key]
         self._unstored.discard(subscription.key)
         for cursor in subscription.cursors.values():
             self.state.forget(cursor)
         partitions = [cursor.partition for cursor in subscription.cursors.values()]
-        self.events.ended(subscription)
         subscription.close(error)
         self.state.write(entries.delete(subscription.number))
         for partition in partitions:
