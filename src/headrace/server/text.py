@@ -304,20 +304,15 @@ class TextSession:
         self._outbox.send(text.done())
 
     def _deliver(self, sink: WireSink, delivery: Delivery) -> None:
-        lease = delivery.lease
+        lease, batch, attempts = delivery.lease, delivery.batch, delivery.attempts
+        topic, partition = delivery.topic, delivery.partition
+        values = batch.values()
         parts = []
-        for message in delivery.messages():
-            token = "-" if lease is None else f"{lease.id}.{message.offset}"
-            parts.append(
-                text.delivered(
-                    message.offset,
-                    message.value,
-                    message.topic,
-                    message.partition,
-                    token,
-                    message.attempt,
-                )
-            )
+        for place, index in enumerate(delivery.indexes):
+            offset = batch.base_offset + index
+            token = "-" if lease is None else f"{lease.id}.{offset}"
+            attempt = attempts if isinstance(attempts, int) else attempts[place]
+            parts.append(text.delivered(offset, values[index], topic, partition, token, attempt))
         self._outbox.deliver(b"".join(parts))
 
     def _subscription_closed(self, sink: WireSink, error: HeadraceError | None) -> None:
