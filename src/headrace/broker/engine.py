@@ -130,7 +130,7 @@ class Engine:
         self.publish = self.publishing.publish
         self.schedule = Schedule(self)
         self.dead_letters = DeadLetters(self)
-        self.staging = Staging(self)
+        self.staging = Staging(self, self._random)
         self.pipelines = Pipelines(loop.time, self.now_ms)
         self.events = Events(self, events_interval)
         self.retention.before_run = self.staging.expire_orphans
@@ -279,6 +279,9 @@ class Engine:
         for follower in tuple(self._followers):
             follower.close(error)
         self._followers.clear()
+        self.staging.close(error)
+        for ring in tuple(self.topics.watchers):  # who waits for news hears why there are none
+            ring()
         for subscription in self._subscriptions.values():
             subscription.close(error)
 
