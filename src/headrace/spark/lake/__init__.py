@@ -1,0 +1,191 @@
+"""Lake tables, written exactly once: Parquet, Delta, Iceberg. No jar, no service.
+
+::
+
+    table       what every kind is: options, files, descriptions, the lock
+    tables      which kind lies where
+    parquet     plain Parquet files with a small commit log of our own
+    delta       through deltalake
+    iceberg     through pyiceberg
+    schemas     Spark to Arrow, and what may be added to a table
+    offsets     ranges of offsets: what an archive holds
+    writing     Arrow batches to Parquet files, on executors
+    compaction  small files joined
+    sink        the Spark data source over all of it
+
+Exactly once: executors write files that nobody sees, named so that no two attempts share one. The
+driver adds the files of a batch to the table in one atomic commit, which carries the query's id and
+the batch's number and is not made twice. So whatever is killed whenever, the table holds each batch
+once: before the commit nothing of it is there, after the commit it is, and a repeated commit is
+nothing. What dead attempts leave behind is deleted by ``vacuum`` after a day.
+
+A query's id lives in its checkpoint. With a new checkpoint (or another ``app_id``) a query is another
+writer: what it reads again it writes again, unless the table keeps ``offsets`` and refuses them.
+
+Tables lie on a file system that the driver and all executors share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from headrace.spark.lake.offsets import Offsets, Span
+from headrace.spark.lake.table import KEEP_S, KINDS, Compacted, Description, Options
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+__all__ = [
+    "KINDS",
+    "Compacted",
+    "Description",
+    "Offsets",
+    "Options",
+    "Span",
+    "append",
+    "compact",
+    "describe",
+    "prepare",
+    "read",
+    "start",
+    "vacuum",
+    "write",
+]
+
+
+def start(
+    df: DataFrame,
+    *,
+    name: str | None = None,
+    path: str,
+    kind: str = "parquet",
+    partition_by: Sequence[str] = (),
+    checkpoint: str,
+    trigger: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> StreamingQuery:
+    """Start a query that adds its rows to a table, exactly once.
+
+    ``trigger`` is what ``DataStreamWriter.trigger`` takes: ``{"processingTime": "10 seconds"}``,
+    ``{"availableNow": True}``. ``options`` are those of :class:`Options`. The table is made, or
+    checked against the rows, before the query starts.
+    """
+    chosen = prepare(df, path=path, kind=kind, partition_by=partition_by, options=options)
+    spark = df.sparkSession
+    writer = df.writeStream.format(_format(spark)).options(**chosen.as_options())
+    writer = writer.outputMode("append").option("checkpointLocation", checkpoint)
+    if name is not None:
+        writer = writer.queryName(name)
+    if trigger:
+        writer = writer.trigger(**trigger)
+    return writer.start()
+
+
+def write(
+    df: DataFrame,
+    *,
+    path: str,
+    kind: str = "parquet",
+    partition_by: Sequence[str] = (),
+    options: Mapping[str, Any] | None = None,
+) -> None:
+    """Add the rows of a batch in one commit. Repeated with the same ``app_id`` it adds nothing."""
+    chosen = prepare(df, path=path, kind=kind, partition_by=partition_by, options=options)
+    df.write.format(_format(df.sparkSession)).options(**chosen.as_options()).mode("append").save()
+
+
+def append(
+    rows: pa.Table,
+    *,
+    path: str,
+    kind: str = "parquet",
+    partition_by: Sequence[str] = (),
+    app_id: str,
+    number: int,
+    options: Mapping[str, Any] | None = None,
+) -> bool:
+    """Add a few rows that are here, without Spark; False when this number is there already."""
+    from headrace.spark.lake import schemas, sink
+    from headrace.spark.lake.tables import open_table
+
+    chosen = _options(path, kind, partition_by, options)
+    table = open_table(chosen)
+    schema = schemas.to_spark(rows.schema)
+    table.prepare(schema)
+    files = sink.write_files(table, schema, iter(rows.to_batches()), f"{number:09d}")
+    if not table.commit(app_id, number, files):
+        table.forget(files)
+        return False
+    sink.upkeep(table, number)
+    return True
+
+
+def prepare(
+    df: DataFrame,
+    *,
+    path: str,
+    kind: str = "parquet",
+    partition_by: Sequence[str] = (),
+    options: Mapping[str, Any] | None = None,
+) -> Options:
+    """Make the table, or check that these rows can be added to it; nothing is written yet."""
+    from headrace.spark.lake.tables import open_table
+
+    chosen = _options(path, kind, partition_by, options)
+    open_table(chosen).prepare(df.schema)
+    return chosen
+
+
+def read(spark: SparkSession, path: str, kind: str | None = None, **options: Any) -> DataFrame:
+    """A table as it is now, whole commits only, of any kind and without that kind's jar."""
+    from headrace.spark.lake.tables import find_table
+
+    table = find_table(path, kind, **options)
+    schema = table.describe().schema
+    paths = table.paths()
+    if not paths:
+        return spark.createDataFrame([], schema)
+    reader = spark.read.schema(schema).option("basePath", str(table.files_root))
+    return reader.parquet(*paths).select(*schema.fieldNames())
+
+
+def describe(path: str, kind: str | None = None, **options: Any) -> Description:
+    """What a table holds: files, rows, bytes, schema, offset ranges."""
+    from headrace.spark.lake.tables import find_table
+
+    return find_table(path, kind, **options).describe()
+
+
+def compact(
+    path: str, kind: str | None = None, *, target_bytes: int | None = None, **options: Any
+) -> Compacted:
+    """Join small files. Readers by the table's log see the old files or the new ones, never both."""
+    from headrace.spark.lake.tables import find_table
+
+    table = find_table(path, kind, **options)
+    return table.compact(target_bytes or table.options.target_file_bytes)
+
+
+def vacuum(path: str, kind: str | None = None, *, keep_s: float = KEEP_S, **options: Any) -> int:
+    """Delete the files of dead attempts and of compactions, older than ``keep_s``; how many."""
+    from headrace.spark.lake.tables import find_table
+
+    return find_table(path, kind, **options).vacuum(keep_s)
+
+
+def _options(
+    path: str, kind: str, partition_by: Sequence[str], options: Mapping[str, Any] | None
+) -> Options:
+    given = {"path": path, "kind": kind, "partition_by": ",".join(partition_by)}
+    return Options.of({**(options or {}), **given})
+
+
+def _format(spark: SparkSession) -> str:
+    """The sink's name; Spark is told of it here."""
+    from headrace.spark.lake.sink import FORMAT, LakeSource
+
+    spark.dataSource.register(LakeSource)
+    return FORMAT

@@ -1,0 +1,171 @@
+"""The lake sink: executors write files, the driver commits them. ``format("headrace_lake")``.
+
+One class for streams and one for batches over the same work. ``write`` runs on executors and touches
+only files with names of its own; ``commit`` runs in the driver and is the only thing that changes the
+table, once for each (writer, batch). When Spark repeats a batch after a crash, its files are new ones,
+and the commit finds that the number is there and leaves them to ``vacuum``.
+
+``abort`` may be called after a commit whose answer was lost. So it deletes only files that the table
+does not name.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import StructType
+
+from headrace.errors import HeadraceError, InvalidArgument
+from headrace.spark.lake import schemas
+from headrace.spark.lake.table import KEEP_S, DataFile, Options, Table
+from headrace.spark.lake.tables import open_table
+from headrace.spark.lake.writing import FileWriter
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FORMAT = "headrace_lake"
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Written(WriterCommitMessage):
+    """What a task wrote, and for which query."""
+
+    query_id: str | None = None
+    files: list[DataFile] = field(default_factory=list)
+
+
+class LakeSource(DataSource):
+    """What ``spark.dataSource.register`` takes."""
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> LakeStreamWriter:
+        if overwrite:
+            raise InvalidArgument(
+                "a lake table is appended to: use outputMode('append')", code="invalid_option"
+            )
+        return LakeStreamWriter(Options.of(self.options), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> LakeWriter:
+        if overwrite:
+            raise InvalidArgument(
+                "a lake table is appended to: use mode('append')", code="invalid_option"
+            )
+        options = Options.of(self.options)
+        open_table(options).prepare(schema)
+        return LakeWriter(options, schema)
+
+
+def write_files(
+    table: Table, schema: StructType, batches: Iterator[pa.RecordBatch], label: str
+) -> list[DataFile]:
+    """All rows into files of the table's own place. They are not in the table yet."""
+    options = table.options
+    writer = FileWriter(
+        table.files_root,
+        schemas.to_arrow(schema),
+        options.partition_by,
+        label=label,
+        suffix=table.suffix,
+        keep_partition_columns=table.keeps_partition_columns,
+        offsets=options.offsets,
+        target_file_bytes=options.target_file_bytes,
+        compression=options.compression,
+    )
+    return writer.write_all(batches)
+
+
+class _Writing:
+    """On an executor."""
+
+    def __init__(self, options: Options, schema: StructType):
+        self.options = options
+        self.schema = schema
+
+    def _write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        context = TaskContext.get()
+        query_id, label = None, "part"
+        if context is not None:
+            query_id = context.getLocalProperty("sql.streaming.queryId")
+            batch = context.getLocalProperty("streaming.sql.batchId")
+            number = f"{int(batch):09d}" if batch is not None else "batch"
+            label = f"{number}-{context.partitionId():05d}"
+        return Written(
+            query_id, write_files(open_table(self.options), self.schema, iterator, label)
+        )
+
+    def _files(self, messages: Sequence[WriterCommitMessage | None]) -> list[DataFile]:
+        return [
+            file for message in messages if isinstance(message, Written) for file in message.files
+        ]
+
+
+class LakeStreamWriter(_Writing, DataSourceStreamArrowWriter):
+    """Of a streaming query."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        return self._write(iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        files = self._files(messages)
+        if not files:
+            return
+        query_ids = {message.query_id for message in messages if isinstance(message, Written)}
+        app_id = self.options.app_id or next(iter(query_ids))
+        if app_id is None:
+            raise InvalidArgument(
+                "the query has no id here: set the option appId", code="invalid_option"
+            )
+        table = open_table(self.options)
+        if table.commit(app_id, batchId, files):
+            upkeep(table, batchId)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        files = self._files(messages)
+        if files:
+            open_table(self.options).forget(files)
+
+
+class LakeWriter(_Writing, DataSourceArrowWriter):
+    """Of a batch: one commit, under ``appId`` or a name of its own."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        return self._write(iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        files = self._files(messages)
+        if files:
+            open_table(self.options).commit(self.options.app_id or uuid.uuid4().hex, 0, files)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        files = self._files(messages)
+        if files:
+            open_table(self.options).forget(files)
+
+
+def upkeep(table: Table, number: int) -> None:
+    """Now and then, after a commit: join small files. A failure here fails no batch."""
+    every = table.options.compact_every
+    if not every or (number + 1) % every:
+        return
+    try:
+        table.compact(table.options.target_file_bytes, tiered=True)
+        if table.kind == "parquet":
+            table.vacuum(KEEP_S)
+    except (HeadraceError, OSError) as error:
+        logger.warning("%s was not compacted: %s", table.path, error)
