@@ -28,13 +28,13 @@ from headrace.log.batch import (
     Batch,
     check,
     check_columns,
-    clamp_times,
     crc32c,
     encode,
     parse,
     parse_header,
 )
 from headrace.log.columns import Columns, concat
+from headrace.log.commit import clamp_times
 from headrace.model import derive_id, topic_hash
 
 FIXTURES = Path(__file__).parent / "fixtures"

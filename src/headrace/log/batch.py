@@ -42,7 +42,7 @@ such a column, are as the client made them.
 Rules:
 - A batch from outside is hostile until :func:`check` has passed it. One that we wrote is trusted
   after its checksums match.
-- The body never changes after it was made, but for :func:`clamp_times`. The header is made anew when
+- The body never changes after it was made, but for ``commit.clamp_times``. The header is made anew when
   the broker stamps it, so stamping does not touch, copy or sum the body.
 Rejected: rows one behind the other (three times slower both ways and of no use to Arrow); numpy (a
 dependency of 60 MB for what builtins do at memory speed).
@@ -677,26 +677,4 @@ def lost(base_offset: int, count: int, timestamp: int) -> Batch:
     batch = Batch(b"", crc32c(b""), count, LOST | AFTER_SYNC)
     batch.base_offset = base_offset
     batch.base_timestamp = batch.max_timestamp = timestamp
-    return batch
-
-
-def clamp_times(batch: Batch, low: int, high: int) -> Batch:
-    """The batch with its time column made non-decreasing and kept between ``low`` and ``high``.
-
-    Record times never run backwards in a partition, and a client whose clock is years ahead must
-    not drag everybody's records there.
-    """
-    times = batch._longs(HAS_TIMES)
-    fixed = list(accumulate((min(time, high) for time in times), max, initial=low))[1:]
-    if fixed != times:
-        start = batch.column(HAS_TIMES)
-        plain = batch.plain()
-        body = plain[:start] + array("q", fixed).tobytes() + plain[start + 8 * batch.count :]
-        new = Batch(body, crc32c(body), batch.count, batch.flags & ~COMPRESSION)
-        new.producer_id = batch.producer_id
-        new.producer_epoch = batch.producer_epoch
-        new.first_sequence = batch.first_sequence
-        batch = new
-    batch.base_timestamp = fixed[0]
-    batch.max_timestamp = fixed[-1]
     return batch

@@ -9,11 +9,22 @@ large one cut into several; whole batches and those of idempotent producers stay
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
+from itertools import accumulate
 
 from headrace import limits
 from headrace.errors import HeadraceError
-from headrace.log.batch import AFTER_SYNC, HAS_TIMES, LOST, STAGED, Batch, clamp_times, encode
+from headrace.log.batch import (
+    AFTER_SYNC,
+    COMPRESSION,
+    HAS_TIMES,
+    LOST,
+    STAGED,
+    Batch,
+    crc32c,
+    encode,
+)
 from headrace.log.columns import Columns, concat, cut
 from headrace.log.interface import Append
 from headrace.log.producers import Producers
@@ -55,6 +66,28 @@ class Group:
         self.batches.append(batch)
         self.offset += batch.count
         self.timestamp = batch.max_timestamp
+
+
+def clamp_times(batch: Batch, low: int, high: int) -> Batch:
+    """The batch with its time column made non-decreasing and kept between ``low`` and ``high``.
+
+    Record times never run backwards in a partition, and a client whose clock is years ahead must
+    not drag everybody's records there.
+    """
+    times = batch._longs(HAS_TIMES)
+    fixed = list(accumulate((min(time, high) for time in times), max, initial=low))[1:]
+    if fixed != times:
+        start = batch.column(HAS_TIMES)
+        plain = batch.plain()
+        body = plain[:start] + array("q", fixed).tobytes() + plain[start + 8 * batch.count :]
+        new = Batch(body, crc32c(body), batch.count, batch.flags & ~COMPRESSION)
+        new.producer_id = batch.producer_id
+        new.producer_epoch = batch.producer_epoch
+        new.first_sequence = batch.first_sequence
+        batch = new
+    batch.base_timestamp = fixed[0]
+    batch.max_timestamp = fixed[-1]
+    return batch
 
 
 def gather(

@@ -27,6 +27,7 @@ _LENGTH = struct.Struct(">I")
 HEAD_BYTES = _HEAD.size
 FRAME_BYTES_MIN = HEAD_BYTES + 4
 PROPERTIES_BYTES_MAX = 256 << 10
+_SMALL_BYTES = 16 << 10
 FRAME_BYTES_MAX = limits.BATCH_BYTES_MAX + PROPERTIES_BYTES_MAX + 4096
 
 
@@ -124,48 +125,87 @@ def encode(
 
 
 class BinaryParser:
-    """Feed it bytes; it gives frames. After an error it gives nothing more."""
+    """Feed it bytes; it gives frames. After an error it gives nothing more.
+
+    A large frame arrives in many chunks. They are kept as they come, the small ones gathered, and its
+    body is put together once, when the last of them is there.
+    """
 
     def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX):
         self._max = frame_bytes_max
-        self._held = bytearray()
+        self._chunks: list[bytes | bytearray] = []
         """What has arrived of a frame that is not complete."""
+        self._held = 0
         self._needed = 4
         self.error: HeadraceError | None = None
 
     @property
     def buffered(self) -> int:
-        return len(self._held)
+        return self._held
 
     def feed(self, data: bytes) -> list[Frame]:
         """Frames that are complete now. ``error`` is set when the stream makes no sense."""
         if self.error is not None:
             return []
-        held = self._held
-        if len(held) + len(data) < self._needed:
-            held += data
+        if self._held + len(data) < self._needed:
+            self._hold(data)
             return []
-        buffer = b"".join((held, data)) if held else data
         frames: list[Frame] = []
-        at = 0
         try:
-            while True:
-                left = len(buffer) - at
-                if left < 4:
-                    self._needed = 4
-                    break
-                total = _LENGTH.unpack_from(buffer, at)[0]
-                self._check_total(total)
-                if left < total:
-                    self._needed = total
-                    break
-                frames.append(self._frame(buffer, at, total))
-                at += total
+            at = 0
+            if self._held and self._needed > _SMALL_BYTES:
+                at = self._needed - self._held
+                frames.append(self._assemble(memoryview(data)[:at]))
+            elif self._held:
+                data = b"".join((*self._chunks, data))
+            self._chunks, self._held = [], 0
+            self._take(data, at, frames)
         except HeadraceError as error:
             self.error = error
-            at = len(buffer)
-        self._held = bytearray(memoryview(buffer)[at:])
+            self._chunks, self._held = [], 0
         return frames
+
+    def _hold(self, data: bytes) -> None:
+        chunks = self._chunks
+        self._held += len(data)
+        if len(data) >= _SMALL_BYTES:
+            chunks.append(data)
+        elif chunks and isinstance(chunks[-1], bytearray):
+            chunks[-1] += data
+        elif data:
+            chunks.append(bytearray(data))
+
+    def _take(self, data: bytes, at: int, frames: list[Frame]) -> None:
+        """Frames from ``at`` on; what is left is held."""
+        while True:
+            left = len(data) - at
+            if left < 4:
+                self._needed = 4
+                break
+            total = _LENGTH.unpack_from(data, at)[0]
+            self._check_total(total)
+            if left < total:
+                self._needed = total
+                break
+            frames.append(self._frame(data, at, total))
+            at += total
+        if left:
+            self._hold(data[at:])
+
+    def _assemble(self, last: memoryview) -> Frame:
+        """The frame that is held, with its last bytes; its body is copied once."""
+        first, *middle = self._chunks
+        if len(first) >= HEAD_BYTES:
+            _, type_, sequence, timestamp, size = _HEAD.unpack_from(first)
+            start = HEAD_BYTES + size + 4
+            if size <= PROPERTIES_BYTES_MAX and start <= len(first):
+                properties = decode_properties(bytes(first[HEAD_BYTES : start - 4]))
+                body = b"".join((memoryview(first)[start:], *middle, last))
+                if _LENGTH.unpack_from(first, start - 4)[0] != len(body):
+                    raise _wrong_length()
+                return Frame(type_, sequence, properties, body, timestamp)
+        whole = b"".join((*self._chunks, last))
+        return self._frame(whole, 0, len(whole))
 
     def _check_total(self, total: int) -> None:
         if total > self._max:
@@ -189,8 +229,12 @@ class BinaryParser:
         body_size = _LENGTH.unpack_from(buffer, start)[0]
         start += 4
         if start + body_size != at + total:
-            raise InvalidArgument("the body's length and the frame's differ", code="bad_frame")
+            raise _wrong_length()
         return Frame(type_, sequence, properties, buffer[start : start + body_size], timestamp)
+
+
+def _wrong_length() -> InvalidArgument:
+    return InvalidArgument("the body's length and the frame's differ", code="bad_frame")
 
 
 # --- bulk settling ------------------------------------------------------------------------------
