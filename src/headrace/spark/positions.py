@@ -7,6 +7,8 @@ Everything here is arithmetic over two things, and knows neither Spark nor a bro
 
       {"@topics": {"orders": 4711}, "orders": {"0": 23, "1": 0}}
 
+  The end of a query's first batch also says where the query began (``"@begin"``): Spark does not keep
+  that anywhere, and would ask again after a crash in the first batch, when "latest" is another place.
   Topic names cannot hold an ``@``. Topics and partitions are in order, so equal positions are equal
   texts, which is how Spark compares them.
 - :class:`Topic` is what a store says of a topic now: its *incarnation*, and each partition's
@@ -26,6 +28,7 @@ from headrace.errors import HeadraceError, InvalidArgument
 from headrace.spark.options import EARLIEST_OFFSET, LATEST_OFFSET, Place, wrong
 
 TOPICS = "@topics"
+BEGIN = "@begin"
 Offsets = dict[str, dict[int, int]]
 
 
@@ -66,27 +69,25 @@ class Positions:
 
     offsets: Offsets = field(default_factory=dict)
     incarnations: dict[str, int] = field(default_factory=dict)
+    begin: Offsets | None = None
+    """Where the query began, in the end of its first batch."""
 
     def as_dict(self) -> dict[str, Any]:
         """For Spark: keys are texts, in order."""
         document: dict[str, Any] = {
             TOPICS: {topic: self.incarnations[topic] for topic in sorted(self.offsets)}
         }
-        for topic in sorted(self.offsets):
-            some = self.offsets[topic]
-            document[topic] = {str(number): some[number] for number in sorted(some)}
-        return document
+        if self.begin is not None:
+            document[BEGIN] = _texts(self.begin)
+        return document | _texts(self.offsets)
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Positions:
         """From a checkpoint, which somebody may have edited."""
         try:
             incarnations = {topic: int(number) for topic, number in document[TOPICS].items()}
-            offsets = {
-                topic: {int(number): int(offset) for number, offset in some.items()}
-                for topic, some in document.items()
-                if topic != TOPICS
-            }
+            offsets = _numbers({t: some for t, some in document.items() if not t.startswith("@")})
+            begin = _numbers(document[BEGIN]) if BEGIN in document else None
         except (KeyError, AttributeError, TypeError, ValueError):
             raise InvalidArgument(
                 f"the checkpoint holds {str(document)[:200]}, which are not positions of Headrace; "
@@ -98,7 +99,7 @@ class Positions:
                 f"the checkpoint holds {str(document)[:200]}, in which topics and offsets differ",
                 code="invalid_checkpoint",
             )
-        return cls(offsets, incarnations)
+        return cls(offsets, incarnations, begin)
 
     def get(self, topic: str, partition: int) -> int:
         """Where to go on; what was not there before is read from its beginning."""
@@ -106,6 +107,20 @@ class Positions:
 
     def put(self, topic: str, partition: int, offset: int) -> None:
         self.offsets.setdefault(topic, {})[partition] = offset
+
+
+def _texts(offsets: Offsets) -> dict[str, dict[str, int]]:
+    return {
+        topic: {str(number): offsets[topic][number] for number in sorted(offsets[topic])}
+        for topic in sorted(offsets)
+    }
+
+
+def _numbers(document: Mapping[str, Any]) -> Offsets:
+    return {
+        topic: {int(number): int(offset) for number, offset in some.items()}
+        for topic, some in document.items()
+    }
 
 
 # --- where to begin and to end --------------------------------------------------------------------
@@ -249,7 +264,9 @@ def waiting(read: Positions, target: Positions, known: Known, *, by_bytes: bool)
     for topic, some in target.offsets.items():
         renewed = read.incarnations.get(topic) != target.incarnations[topic]
         for number, end in some.items():
-            extent = known[topic].partitions[number]
+            extent = known[topic].partitions.get(number) if topic in known else None
+            if extent is None:
+                continue
             start = extent.start if renewed else max(read.get(topic, number), extent.start)
             if end > start:
                 weight = max(extent.bytes_per_record, 1.0) if by_bytes else 1.0
@@ -307,6 +324,8 @@ class Span(NamedTuple):
 
 def spans(start: Positions, end: Positions) -> list[Span]:
     """What lies between two positions."""
+    if end.begin is not None:
+        start = Positions(end.begin, {t: end.incarnations.get(t, 0) for t in end.begin})
     found = []
     for topic, some in end.offsets.items():
         incarnation = end.incarnations[topic]

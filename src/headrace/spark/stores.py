@@ -25,7 +25,6 @@ from typing import Any, Protocol
 
 import orjson
 
-from headrace.client.link import ConnectFailed
 from headrace.client.reader import BatchReader
 from headrace.client.threads import BrokerClient
 from headrace.errors import (
@@ -42,12 +41,12 @@ from headrace.log.recovery import segments_of
 from headrace.log.segment import Found, Readers, Segment, log_name, scan
 from headrace.model import check_topic_name, is_pattern, pattern_matches
 from headrace.spark.arrow import Part
+from headrace.spark.connecting import connect
 from headrace.spark.options import Connection, SourceOptions
 from headrace.spark.positions import RETENTION, Extent, Known, Loss, Span, Topic, loss_error
 
 logger = logging.getLogger("headrace.spark")
 READ_BYTES = 2 << 20
-CONNECT_PAUSE_S = 0.2
 LOOK_AGAIN_S = 0.25
 """How often a directory is looked at for news."""
 
@@ -98,27 +97,8 @@ class BrokerStore:
     def client(self) -> BrokerClient:
         """Connected; the first time it waits for a broker that is not up yet."""
         if self._client is None:
-            self._client = self._connect()
+            self._client = connect(self.connection)
         return self._client
-
-    def _connect(self) -> BrokerClient:
-        deadline = time.monotonic() + self.connection.timeout
-        while True:
-            for host, port in self.connection.addresses:
-                client = BrokerClient(
-                    host,
-                    port,
-                    token=self.connection.token,
-                    tls=self.connection.tls_context() or False,
-                    request_timeout=self.connection.timeout,
-                )
-                try:
-                    return client.connect()
-                except ConnectFailed as error:
-                    last = error
-            if time.monotonic() + CONNECT_PAUSE_S > deadline:
-                raise last
-            time.sleep(CONNECT_PAUSE_S)
 
     def topics(self, wanted: Sequence[str], at_ms: int | None = None) -> Known:
         found = self.client.positions(list(wanted), at=at_ms)
