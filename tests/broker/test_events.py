@@ -192,6 +192,19 @@ def test_a_topic_that_is_made_anew_begins_anew() -> None:
     assert [event["messages"] for event in told(rig, "topic")] == [5, 2]
 
 
+def test_a_staged_commit_counts_as_published() -> None:
+    """In messages and in bytes, like any publish."""
+    rig = Rig()
+    rig.numbers(1)
+    [batch] = rig.log().read(0)
+    piece = rig.wait(rig.engine.staging.stage, "lake", None, batch)
+    rig.wait(rig.engine.staging.commit, "job", 1, [piece])
+    rig.advance(INTERVAL)
+    [event] = [event for event in told(rig, "topic") if event["topic"] == "lake"]
+    assert event["messages"] == 1
+    assert event["bytes"] > 0
+
+
 def test_many_subscriptions_are_told_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """No turn of the loop looks at all of them; none is left out."""
     monkeypatch.setattr(events, "STEP", 3)
