@@ -17,10 +17,10 @@ PYTHON ?=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run test slow check format bench crash fuzz venv clean
+.PHONY: help run test slow check format bench bench-spark crash fuzz venv clean
 
 help: ## list these commands
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
 run: $(VENV)/.has-run ## start a broker (ARGS="--port 9999 --http-port 8080 …")
 	@$(BIN)/headrace serve $(ARGS)
@@ -43,6 +43,9 @@ format: $(VENV)/.has-dev ## format the code and repair what the linter can repai
 
 bench: $(VENV)/.has-run ## run the benchmarks (ARGS="…")
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+bench-spark: $(VENV)/.has-test ## run those of Spark, a real Kafka beside it (ARGS="--records 1000000 scan")
+	@$(BIN)/python -m benchmarks.spark $(ARGS)
 
 crash: $(VENV)/.has-test ## kill a broker 100 times under load and look for what it lost
 	@$(BIN)/python -m tests.crash --kills 100 $(ARGS)

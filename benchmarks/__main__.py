@@ -13,7 +13,7 @@ from benchmarks.harness import RESULTS, console, write
 
 
 def names() -> list[str]:
-    hidden = ("__main__", "harness", "targets")
+    hidden = ("__main__", "harness", "targets", "spark")  # Spark has a command of its own
     found = [module.name for module in pkgutil.iter_modules(benchmarks.__path__)]
     return [name for name in found if name not in hidden and not name.startswith("_")]
 

@@ -1,0 +1,108 @@
+"""Reading a topic: beside a bare source, Parquet and Kafka, in one run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+from pyspark.sql import DataFrame
+
+from benchmarks._loopback import Latest
+from benchmarks.harness import Benchmark, Case, console
+from benchmarks.spark.bare import BareSource
+from benchmarks.spark.kafka import Packages, kafka
+from benchmarks.spark.world import (
+    PARTITIONS,
+    World,
+    counted,
+    length_of_values,
+    rows_per_second,
+)
+
+TUNED = {
+    "kafka.max.partition.fetch.bytes": str(8 << 20),
+    "kafka.fetch.max.bytes": str(64 << 20),
+    "kafka.max.poll.records": "20000",
+    "kafka.receive.buffer.bytes": str(1 << 20),
+}
+"""What is commonly turned when Kafka is to be read faster."""
+
+
+@contextmanager
+def prepared(world: World, packages: Packages | None) -> Iterator[Benchmark]:
+    spark, records = world.spark, world.records
+    spark.dataSource.register(BareSource)
+    world.fill("scan", records)
+    small = max(records // 10, 20_000)
+    world.fill("small", small, each=100)
+    headrace = world.topic("scan")
+    bare = (
+        spark.read.format("bare")
+        .options(**world.options("scan", rows=records, tasks=PARTITIONS))
+        .load()
+    )
+    with console.status("writing Parquet"):
+        headrace.write.parquet(str(world.directory / "parquet"))
+    parquet = spark.read.parquet(str(world.directory / "parquet"))
+
+    def each(
+        query: Callable[[DataFrame], int], frame: DataFrame, rows: int = records
+    ) -> Callable[[], float]:
+        return lambda: rows_per_second(rows, lambda: query(frame))
+
+    count = Latest(each(counted, headrace))
+    length = Latest(each(length_of_values, headrace))
+    cases = [
+        Case("count, bare", each(counted, bare), "rows/s"),
+        Case("count", count.take, "rows/s", 0.8, reference="count, bare", relative=True),
+        Case("count, Parquet (of its footers)", each(counted, parquet), "rows/s"),
+        Case("sum, bare", each(length_of_values, bare), "rows/s"),
+        Case("sum, Parquet", each(length_of_values, parquet), "rows/s"),
+        Case("sum", length.take, "rows/s", 0.8, reference="sum, bare", relative=True),
+        Case("sum (same run)", length.again, "rows/s", 0.4, reference="sum, Parquet",
+             relative=True),
+        Case("sum, columns=value", each(length_of_values, world.topic("scan", columns="value")),
+             "rows/s", reference="sum"),
+        Case("sum, path (no broker)",
+             each(length_of_values, spark.read.format("headrace").option("topic", "scan")
+                  .option("path", str(world.broker.data_dir)).load()),
+             "rows/s", reference="sum"),
+        Case("sum, published by 100", each(length_of_values, world.topic("small"), small),
+             "rows/s", reference="sum"),
+    ]  # fmt: skip
+    facts = dict(world.facts)
+    with ExitStack() as stack:
+        if packages is None:
+            facts["kafka"] = "not measured: it could not be fetched"
+        else:
+            broker = stack.enter_context(kafka(packages, world.directory, PARTITIONS))
+            facts["kafka"] = broker.text
+            facts["kafka, tuned"] = TUNED
+            with console.status("filling Kafka"):
+                broker.fill(headrace, "scan")
+            plain, tuned = broker.frame(spark, "scan"), broker.frame(spark, "scan", **TUNED)
+            cases += [
+                Case("count, Kafka", each(counted, plain), "rows/s"),
+                Case("count, Kafka tuned", each(counted, tuned), "rows/s"),
+                Case("count (same run)", count.again, "rows/s", 1.5,
+                     reference="count, Kafka", relative=True),
+                Case("count (same run), tuned", count.again, "rows/s", 1.5,
+                     reference="count, Kafka tuned", relative=True),
+                Case("sum, Kafka", each(length_of_values, plain), "rows/s"),
+                Case("sum, Kafka tuned", each(length_of_values, tuned), "rows/s"),
+                Case("sum (same run), Kafka", length.again, "rows/s", 1.5,
+                     reference="sum, Kafka", relative=True),
+                Case("sum (same run), Kafka tuned", length.again, "rows/s", 1.5,
+                     reference="sum, Kafka tuned", relative=True),
+            ]  # fmt: skip
+        with console.status("warming up"):
+            for case in cases:
+                case.run()
+        yield Benchmark(
+            "spark_scan",
+            f"{records:,} records of 100 bytes, local[2], count and sum(length(value))",
+            cases,
+            facts=facts,
+        )
+    world.remove("scan")
+    world.remove("small")
