@@ -377,17 +377,15 @@ class Table(ABC):
 
 def check_offsets(had: Offsets, files: Sequence[DataFile], path: Path) -> Offsets:
     """The ranges of a table after a commit; an offset that is there already is refused."""
-    merged = Offsets(had)
-    new = Offsets()
+    new, twice = Offsets(), Offsets()
     for file in files:
-        twice = [*had.common(file.offsets), *new.common(file.offsets)]
-        if twice:
-            raise Conflict(
-                f"{path} holds {', '.join(map(str, twice[:5]))} already, and would hold it twice. "
-                "Was the checkpoint lost? 'headrace archive run' goes on where the table ends; "
-                "any other query needs startingOffsets of what is not in the table",
-                code="offsets_overlap",
-            )
+        twice.add_all(had.common(file.offsets)).add_all(new.common(file.offsets))
         new.add_all(file.offsets)
-        merged.add_all(file.offsets)
-    return merged
+    if twice:
+        raise Conflict(
+            f"{path} holds {', '.join(map(str, list(twice)[:5]))} already, and would hold it twice. "
+            "Was the checkpoint lost? 'headrace archive run' goes on where the table ends; any "
+            "other query needs startingOffsets of what is not in the table",
+            code="offsets_overlap",
+        )
+    return new.add_all(had)
