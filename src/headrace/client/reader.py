@@ -108,7 +108,6 @@ class BatchReader:
         where = {"topic": topic, "partition": str(partition), "max_bytes": str(self._fetch_bytes)}
         if incarnation is not None:
             where["incarnation"] = str(incarnation)
-        where["until"] = str(end)
         offset = start
         asked: int | None = None
         deadline = time.monotonic() + self._timeout

@@ -21,6 +21,7 @@ from headrace.errors import (
     InvalidArgument,
     QueueFull,
     StaleDelivery,
+    TopicNotFound,
     Unauthenticated,
     kind_of,
 )
@@ -283,7 +284,15 @@ class BinarySession:
                 slot.fill(success(frame.sequence, {"piece": str(piece)}))
 
         try:
-            self._engine.staging.stage(topic, partition, batch, done, name=name, number=number)
+            self._engine.staging.stage(
+                topic,
+                partition,
+                batch,
+                done,
+                name=name,
+                number=number,
+                delayed=properties.get("delayed") == "true",
+            )
         except HeadraceError as error:
             slot.fill(failure(frame.sequence, error))
 
@@ -293,6 +302,12 @@ class BinarySession:
         partition = self._engine.partition(
             _need(properties, "topic"), number_of(properties.get("partition", "0"), "partition")
         )
+        if "incarnation" in properties:  # that topic, and no later one of the same name
+            wanted = number_of(properties["incarnation"], "incarnation")
+            if self._engine.topics.find(partition.topic).incarnation != wanted:
+                raise TopicNotFound(
+                    f"topic {partition.topic!r} was deleted and made again", code="topic_replaced"
+                )
         wait = min(number_of(properties.get("wait", "0"), "wait") / 1000, FETCH_WAIT_S_MAX)
         size = number_of(properties.get("max_bytes", str(1 << 20)), "max_bytes")
         size = min(max(size, 1), FETCH_BYTES_MAX)
