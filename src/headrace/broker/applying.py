@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace import limits
+from headrace.broker import schedule
 from headrace.broker.topic import Partition
 from headrace.errors import (
     DataCorrupt,
@@ -283,5 +284,8 @@ class Apply:
         if self._error is None:
             # In one turn of the loop: nobody can look in between.
             for partition in self._held:
+                shown = partition.log.end_offset
                 partition.log.release()
+                if partition.topic == schedule.TOPIC:
+                    self._engine.schedule.take_in(shown, partition.log.end_offset)
         self._done(self._error)

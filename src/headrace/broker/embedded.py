@@ -495,14 +495,18 @@ class Broker:
         partition: int | None = None,
         name: str | None = None,
         number: int | None = None,
+        delayed: bool = False,
     ) -> str:
         """Store a batch durably but out of sight; returns the piece's id, for ``commit_staged``.
 
         The whole batch goes to one partition: the one named, or else the topic's next in turn.
         With ``name`` and ``number``, it is dropped once that commit is done without it.
+        ``delayed``: its times say when each record is to be published, from its commit on.
         """
         return self._run(
-            self._async.stage(topic, batch, partition=partition, name=name, number=number)
+            self._async.stage(
+                topic, batch, partition=partition, name=name, number=number, delayed=delayed
+            )
         )
 
     def commit_staged(self, name: str, number: int, pieces: list[str]) -> bool:

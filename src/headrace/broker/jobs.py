@@ -36,6 +36,7 @@ class Jobs:
         partition: int | None = None,
         name: str | None = None,
         number: int | None = None,
+        delayed: bool = False,
     ) -> str:
         """Store a batch durably but out of sight; returns the piece's id, for ``commit_staged``.
 
@@ -54,6 +55,7 @@ class Jobs:
             unstamped(batch),
             name=name,
             number=number,
+            delayed=delayed,
         )
         return piece
 

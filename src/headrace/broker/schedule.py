@@ -5,6 +5,9 @@ A hidden subscription over that topic knows which of them are done: published or
 memory there is one heap entry for each that waits. Nothing else: storage, recovery, retention and
 compact state are those of every topic.
 
+Many at once come through a commit of staged batches (``staging.py``), which are made what they are stored
+as when they are staged; when their commit is shown, they are taken in.
+
 Exactly once: a round publishes what is due as one batch per partition, as an idempotent producer of
 its own; then marks it done, durably; then the next round begins. After a crash between the two, the
 newest batch of that producer in each partition says which ids are there already.
@@ -19,16 +22,17 @@ import heapq
 import logging
 import uuid
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from headrace import limits
 from headrace.broker.publishing import SCHEDULE_PRODUCER as PRODUCER_ID
-from headrace.errors import HeadraceError, MessageNotFound, QueueFull
-from headrace.log.batch import LOST
-from headrace.log.columns import Columns
+from headrace.broker.topic import Topic
+from headrace.errors import HeadraceError, InvalidArgument, MessageNotFound, QueueFull
+from headrace.log.batch import LOST, Batch, encode
+from headrace.log.columns import NO_ID, Columns, time_of
 from headrace.log.interface import Append
 from headrace.model import (
     Message,
@@ -91,8 +95,8 @@ class Schedule:
         published: list[int] = []
         undone = [at for at in cursor.undone(log.end_offset) if at >= log.start_offset]
         for message in self._read(undone):
-            waiting = self._add(message.offset, orjson.loads(message.headers[CONTROL]))
-            if there.get(waiting.id.bytes, -1) >= waiting.deliver_at:
+            waiting = self._take(message)
+            if waiting is not None and there.get(waiting.id.bytes, -1) >= waiting.deliver_at:
                 published.append(message.offset)
         self._drop(published)
         self._go_on_when_durable()
@@ -122,6 +126,17 @@ class Schedule:
             keeper = engine.subscribe(KEEPER, TOPIC, start="earliest", internal=True)
         return keeper.cursors[(TOPIC, 0)]
 
+    def _take(self, message: Message) -> _Waiting | None:
+        """A record of the topic waits; None: it does not say for what."""
+        try:
+            return self._add(message.offset, orjson.loads(message.headers[CONTROL]))
+        except (KeyError, ValueError):
+            logger.error("offset %d of %s is no delayed message", message.offset, TOPIC)
+            cursor = self._cursor()
+            cursor.done(message.offset)
+            self._engine.changed(cursor)
+            return None
+
     def _add(self, offset: int, control: dict[str, Any]) -> _Waiting:
         waiting = _Waiting(offset, control)
         self._waiting[offset] = waiting
@@ -150,24 +165,8 @@ class Schedule:
             again = Receipt(topic, -1, -1, engine.now_ms(), duplicate=True, id=columns.ids[0])  # type: ignore[index]
             engine.call_soon(done, [again], None)
             return
-        home = engine.topics.get(TOPIC)
-        if home is None:
-            home = engine.create_topic(
-                TOPIC, TopicSettings(retention_hours=0.0, segment_bytes=16 << 20), internal=True
-            )
-            self._cursor()
-        control: dict[str, Any] = {"topic": topic, "at": deliver_at}
-        if partition is not None:
-            control["partition"] = partition
-        if columns.ids is not None:
-            control["id"] = str(uuid.UUID(bytes=columns.ids[0]))
-        if columns.expiry is not None and columns.expiry[0]:
-            control["expiry"] = columns.expiry[0]
-        if columns.targets is not None and columns.targets[0]:
-            control["target"] = columns.targets[0].decode()
-        headers = dict(columns.headers[0] or {}) if columns.headers is not None else {}
-        headers[CONTROL] = orjson.dumps(control).decode()
-        kept = Columns(columns.values, columns.keys, [headers])
+        control = _control(topic, columns, 0, deliver_at, partition)
+        kept = _stored_as(columns, [control])
 
         def stored(entry: Append) -> None:
             if entry.error is not None:
@@ -177,7 +176,39 @@ class Schedule:
             self._arm()
             done([Receipt(topic, -1, -1, entry.timestamp, id=waiting.id.bytes)], None)
 
-        engine.append(home, 0, Append(kept, None, stored))
+        engine.append(self._home(), 0, Append(kept, None, stored))
+
+    def _home(self) -> Topic:
+        home = self._engine.topics.get(TOPIC)
+        if home is None:
+            home = self._engine.create_topic(
+                TOPIC, TopicSettings(retention_hours=0.0, segment_bytes=16 << 20), internal=True
+            )
+            self._cursor()
+        return home
+
+    def prepare(self, topic: str, partition: int | None, batch: Batch) -> Batch:
+        """What a batch of delayed messages is staged as; its times say when each is due."""
+        columns = batch.columns()
+        if columns.times is None:
+            raise InvalidArgument(
+                "a batch of delayed messages has a time for each of them", code="invalid_delay"
+            )
+        if len(self._waiting) + batch.count > limits.SCHEDULED_MAX:
+            raise QueueFull(f"more than {limits.SCHEDULED_MAX} messages would wait for their time")
+        self._home()
+        now = self._engine.now_ms()
+        controls = [
+            _control(topic, columns, index, time_of(None, at, now), partition)
+            for index, at in enumerate(columns.times)
+        ]
+        return encode(_stored_as(columns, controls))
+
+    def take_in(self, start: int, stop: int) -> None:
+        """Records that a commit has shown here."""
+        for message in self._read(list(range(start, stop))):
+            self._take(message)
+        self._arm()
 
     def waiting(self, topic: str | None = None, limit: int = 1000) -> list[Scheduled]:
         """What waits, soonest first."""
@@ -390,3 +421,28 @@ class Schedule:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _control(
+    topic: str, columns: Columns, index: int, deliver_at: int | None, partition: int | None
+) -> dict[str, Any]:
+    """What has to be known of a message that waits, beside its value, key and headers."""
+    control: dict[str, Any] = {"topic": topic, "at": deliver_at}
+    if partition is not None:
+        control["partition"] = partition
+    if columns.ids is not None and columns.ids[index] != NO_ID:
+        control["id"] = str(uuid.UUID(bytes=columns.ids[index]))
+    if columns.expiry is not None and columns.expiry[index]:
+        control["expiry"] = columns.expiry[index]
+    if columns.targets is not None and columns.targets[index]:
+        control["target"] = columns.targets[index].decode()
+    return control
+
+
+def _stored_as(columns: Columns, controls: Sequence[dict[str, Any]]) -> Columns:
+    given = columns.headers or [None] * len(controls)
+    headers = [
+        {**(own or {}), CONTROL: orjson.dumps(control).decode()}
+        for own, control in zip(given, controls, strict=True)
+    ]
+    return Columns(columns.values, columns.keys, headers)

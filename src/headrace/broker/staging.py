@@ -27,6 +27,9 @@ Pieces that were staged *for* a name and number are dropped when a commit of tha
 a later one, is finished without them: they are what failed attempts have left behind. Others stay for
 ``STAGED_KEPT_S``, and hold all that was staged after them for so long.
 
+Delayed messages are pieces for the topic in which such messages wait (``schedule.py``), and begin to wait
+when their commit is shown.
+
 Rejected: a batch inside of a record, which costs two copies and a checksum for each byte; checking
 every piece at its commit, because nothing can have happened to it since it was stored: only what was
 staged before the broker's last start is read and checked before anything is decided.
@@ -44,6 +47,7 @@ from headrace import limits
 from headrace.broker import state
 from headrace.broker.applying import Apply, Decision, Piece, read_piece, target_of
 from headrace.broker.cursor import Cursor
+from headrace.broker.schedule import TOPIC as SCHEDULED
 from headrace.broker.topic import Topic
 from headrace.errors import (
     DataCorrupt,
@@ -58,7 +62,7 @@ from headrace.errors import (
 from headrace.log.batch import Batch
 from headrace.log.interface import Append
 from headrace.log.partition import PartitionLog
-from headrace.model import TopicSettings, check_subscription_name
+from headrace.model import INTERNAL_PREFIX, TopicSettings, check_subscription_name
 
 if TYPE_CHECKING:
     from headrace.broker.engine import Engine
@@ -153,11 +157,13 @@ class Staging:
         *,
         name: str | None = None,
         number: int | None = None,
+        delayed: bool = False,
     ) -> None:
         """Keep a checked batch out of sight; ``done`` gets the piece's id.
 
         The batch must be the caller's to give away: it is stored as it is. ``name`` and ``number``
-        say for which commit it is meant.
+        say for which commit it is meant. ``delayed``: its times say when each record is to be
+        published, from its commit on.
         """
         engine = self._engine
         engine.check_open()
@@ -166,8 +172,17 @@ class Staging:
         if name is not None:
             check_commit(name, number)
         target = engine.topic_for_publish(topic)
-        place = target.next_partition() if partition is None else target.partition(partition).number
+        if delayed:
+            if partition is not None:
+                target.partition(partition)
+            batch = engine.schedule.prepare(topic, partition, batch)
+            topic, place = SCHEDULED, 0
+        elif partition is None:
+            place = target.next_partition()
+        else:
+            place = target.partition(partition).number
         home = self._home() or self._make_home()
+        self._cursor()
         if not home.settings.durable:
             self._check_room(home, batch)
 
@@ -258,7 +273,8 @@ class Staging:
             or self._cursor().is_done(piece.offset)
         ):
             raise _gone()
-        if self._pieces.get(piece.offset, piece) != piece:
+        internal = piece.topic.startswith(INTERNAL_PREFIX) and piece.topic != SCHEDULED
+        if internal or self._pieces.get(piece.offset, piece) != piece:
             raise not_a_piece(piece.id(incarnation))
         return piece
 

@@ -58,6 +58,7 @@ class Jobs(Administration):
         partition: int | None = None,
         name: str | None = None,
         number: int | None = None,
+        delayed: bool = False,
     ) -> str:
         """Store a batch durably but out of sight; returns the piece's id, for ``commit_staged``.
 
@@ -67,9 +68,13 @@ class Jobs(Administration):
 
         With the ``name`` and ``number`` of the commit that it is meant for, it is dropped once that
         or a later one is done without it; else it stays for a day, and all that is staged after it.
+        ``delayed``: the times of the batch say when each record is to be published, from its commit
+        on.
         """
-        meant_for = {} if name is None else {"name": name, "number": str(number)}
-        frame = await self._send(Type.STAGE, topic, batch, partition, meant_for)
+        more = {} if name is None else {"name": name, "number": str(number)}
+        if delayed:
+            more["delayed"] = "true"
+        frame = await self._send(Type.STAGE, topic, batch, partition, more)
         return frame.properties["piece"]
 
     async def publish_batch(

@@ -556,14 +556,18 @@ class BrokerClient:
         partition: int | None = None,
         name: str | None = None,
         number: int | None = None,
+        delayed: bool = False,
     ) -> str:
         """Store a batch durably but out of sight; returns the piece's id, for ``commit_staged``.
 
         The whole batch goes to one partition: the one named, or else the topic's next in turn.
         With ``name`` and ``number``, it is dropped once that commit is done without it.
+        ``delayed``: its times say when each record is to be published, from its commit on.
         """
         return self._run(
-            self._async.stage(topic, batch, partition=partition, name=name, number=number)
+            self._async.stage(
+                topic, batch, partition=partition, name=name, number=number, delayed=delayed
+            )
         )
 
     def stage_nowait(
@@ -574,10 +578,13 @@ class BrokerClient:
         partition: int | None = None,
         name: str | None = None,
         number: int | None = None,
+        delayed: bool = False,
     ) -> Future[str]:
         """The same without waiting, so that many can be under way."""
         return self._begin(
-            self._async.stage(topic, batch, partition=partition, name=name, number=number)
+            self._async.stage(
+                topic, batch, partition=partition, name=name, number=number, delayed=delayed
+            )
         )
 
     def publish_batch_nowait(

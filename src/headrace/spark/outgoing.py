@@ -321,7 +321,7 @@ class Outgoing:
     def _place(
         self, topic: str, records: pa.RecordBatch, numbers: pa.Array | None, delayed: bool
     ) -> Iterator[Piece]:
-        places = self._places(topic, records, numbers)
+        places = self._places(topic, records, numbers, delayed)
         if places is None:
             yield from self._put(topic, ANY, records, delayed)
             return
@@ -336,10 +336,11 @@ class Outgoing:
             yield from self._put(topic, found[number], some, delayed)
 
     def _places(
-        self, topic: str, records: pa.RecordBatch, numbers: pa.Array | None
+        self, topic: str, records: pa.RecordBatch, numbers: pa.Array | None, delayed: bool
     ) -> pa.Array | None:
         """The partition of each row; None: whichever."""
-        by_key = self._by_key(topic, records)
+        # Where a key belongs when its time has come, the broker will know.
+        by_key = None if delayed else self._by_key(topic, records)
         if numbers is None or numbers.null_count == len(numbers):
             return by_key
         lowest, highest = (x.as_py() for x in pc.min_max(numbers).values())

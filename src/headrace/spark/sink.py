@@ -196,7 +196,15 @@ class _Task:
             self._wait_for_one()
         sent: Future[Any]
         if self._options.exactly_once:
-            sent = self.client.stage_nowait(piece.topic, piece.batch, partition=piece.partition)
+            name, number = self._commit or (None, None)
+            sent = self.client.stage_nowait(
+                piece.topic,
+                piece.batch,
+                partition=piece.partition,
+                name=name,
+                number=number,
+                delayed=piece.delayed,
+            )
         elif piece.delayed:
             self._publish_delayed(piece)
             return
