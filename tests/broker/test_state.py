@@ -191,7 +191,7 @@ def test_a_damaged_journal_is_kept_aside() -> None:
     assert rig.files.read_file(PATH.with_name(JOURNAL + ".damaged")) == broken
     assert rig.files.read_file(PATH) != content
     rig.kill()
-    assert not rig.engine._lost_positions
+    assert not rig.engine.lost_positions
 
 
 def test_an_entry_that_makes_no_sense_is_passed_over() -> None:

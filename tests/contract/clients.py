@@ -113,6 +113,9 @@ class ClientSession(Session):
     def cancel(self, id: UUID) -> None:
         self._client.cancel(id)
 
+    def job(self, verb: str, *arguments: Any, **options: Any) -> Any:
+        return getattr(self._client, verb)(*arguments, **options)
+
     def close(self) -> None:
         self._client.close()
 

@@ -98,6 +98,9 @@ class BrokerSession(Session):
     def cancel(self, id: UUID) -> None:
         self._broker.cancel(id)
 
+    def job(self, verb: str, *arguments: Any, **options: Any) -> Any:
+        return getattr(self._broker, verb)(*arguments, **options)
+
     def close(self) -> None:
         """The broker is the front end's; it is closed once."""
 
@@ -210,6 +213,9 @@ class AsyncSession(Session):
 
     def cancel(self, id: UUID) -> None:
         self._run(self._api.cancel(id))
+
+    def job(self, verb: str, *arguments: Any, **options: Any) -> Any:
+        return self._run(getattr(self._api, verb)(*arguments, **options))
 
     def close(self) -> None:
         """The broker is the front end's; it is closed once."""

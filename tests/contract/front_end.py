@@ -39,8 +39,9 @@ CLASSES = "say of which class an error is"
 STAY = "stay connected over a restart"
 MEMBERSHIP = "be a member while it is not asking for a message"
 CAPITALS = "tell capitals in the names of headers"
+JOBS = "stage and commit batches, and follow positions"
 ABILITIES = (
-    HEADERS, DEAD_LETTERS, SCHEDULE, SEEK, DUPLICATE, CLASSES, STAY, MEMBERSHIP, CAPITALS,
+    HEADERS, DEAD_LETTERS, SCHEDULE, SEEK, DUPLICATE, CLASSES, STAY, MEMBERSHIP, CAPITALS, JOBS,
 )  # fmt: skip
 
 
@@ -164,6 +165,10 @@ class Session(ABC):
         raise NotImplementedError
 
     def cancel(self, id: UUID) -> None:
+        raise NotImplementedError
+
+    def job(self, verb: str, *arguments: Any, **options: Any) -> Any:
+        """``stage``, ``commit_staged``, ``abort_staged``, ``positions``, ``wait_for``, ``advance``."""
         raise NotImplementedError
 
 

@@ -21,6 +21,7 @@ from tests.contract.clients import ServerFrontEnd
 from tests.contract.front_end import (
     CAPITALS,
     CLASSES,
+    JOBS,
     MEMBERSHIP,
     STAY,
     WAIT_S,
@@ -276,6 +277,7 @@ class HttpInterface(ServerFrontEnd):
         CLASSES: "an error carries its code and a sentence",
         MEMBERSHIP: "there is no connection that could be a member",
         STAY: "who uses a bare socket connects again",
+        JOBS: "jobs use the binary protocol",
     }
 
     def make_session(self) -> Session:

@@ -20,6 +20,7 @@ from tests.contract.clients import ServerFrontEnd
 from tests.contract.front_end import (
     CLASSES,
     DEAD_LETTERS,
+    JOBS,
     SCHEDULE,
     SEEK,
     STAY,
@@ -159,6 +160,7 @@ class WebSocketInterface(ServerFrontEnd):
         SCHEDULE: "delayed messages are published; listing and cancelling is done over HTTP",
         SEEK: "no command; it is done over HTTP",
         STAY: "who uses a bare socket connects again",
+        JOBS: "jobs use the binary protocol",
     }
 
     def make_session(self) -> Session:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 from uuid import UUID
 
 from headrace.errors import Closed, HeadraceError, RequestTimeout, by_kind
-from headrace.log.batch import parse
+from headrace.log.batch import Batch, parse
 from headrace.model import DeadLetter, Message, Scheduled, derive_id, topic_hash
 from headrace.wire import documents
 from tests.contract.clients import ServerFrontEnd
@@ -27,7 +27,7 @@ CREATE_TOPIC, PUBLISH, CREATE_SUBSCRIPTION, DELETE_SUBSCRIPTION, SUBSCRIBE, UNSU
 )
 HEARTBEAT, ACK, DATA = 7, 8, 9
 FETCH, BATCHES, NACK, EXTEND, AUTH, ADMIN = 17, 18, 19, 20, 21, 22
-CLOSED = 25
+CLOSED, STAGE = 25, 27
 
 
 class RawFrame(NamedTuple):
@@ -267,6 +267,33 @@ class FrameSession(Session):
 
     def cancel(self, id: UUID) -> None:
         self._admin("cancel", id=str(id))
+
+    def job(self, verb: str, *arguments: Any, **options: Any) -> Any:
+        return getattr(self, f"_{verb}")(*arguments, **options)
+
+    def _stage(self, topic: str, batch: Batch, **options: Any) -> str:
+        return self._socket.ask(STAGE, {"topic": topic, **options}, batch.raw()).properties["piece"]
+
+    def _commit_staged(self, name: str, number: int, pieces: list[str]) -> bool:
+        answer = self._admin("commit_staged", name=name, number=number, pieces=pieces)
+        committed: bool = answer["committed"]
+        return committed
+
+    def _abort_staged(self, pieces: list[str]) -> None:
+        self._admin("abort_staged", pieces=pieces)
+
+    def _positions(self, topics: Any, at: Any = None) -> Any:
+        return self._admin("positions", topics=topics, **({} if at is None else {"at": at}))
+
+    def _wait_for(self, positions: Any, *, topics: Any = None, timeout: float) -> bool:
+        more = {} if topics is None else {"topics": topics}
+        answer = self._admin("wait_for", positions=positions, wait=timeout, **more)
+        news: bool = answer["news"]
+        return news
+
+    def _advance(self, name: str, positions: Any, topic: str | None = None) -> None:
+        more = {} if topic is None else {"topic": topic}
+        self._admin("advance", subscription=name, positions=positions, **more)
 
     def close(self) -> None:
         for inbox in self._inboxes:

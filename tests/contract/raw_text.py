@@ -21,6 +21,7 @@ from tests.contract.front_end import (
     DEAD_LETTERS,
     DUPLICATE,
     HEADERS,
+    JOBS,
     SCHEDULE,
     SEEK,
     STAY,
@@ -228,6 +229,7 @@ class TextProtocol(ServerFrontEnd):
         DUPLICATE: "OK carries the offset and nothing else",
         CLASSES: "ERR carries the code and a sentence",
         STAY: "who uses a bare socket connects again",
+        JOBS: "jobs use the binary protocol",
     }
 
     def make_session(self) -> Session:

@@ -8,6 +8,7 @@ from tests.contract.front_end import (
     DEAD_LETTERS,
     DUPLICATE,
     HEADERS,
+    JOBS,
     MEMBERSHIP,
     SCHEDULE,
     SEEK,
@@ -17,12 +18,12 @@ from tests.contract.front_end import (
 LACKING = {
     "Broker": {STAY},
     "AsyncBroker": {STAY},
-    "text": {HEADERS, DEAD_LETTERS, SCHEDULE, SEEK, DUPLICATE, CLASSES, STAY},
+    "text": {HEADERS, DEAD_LETTERS, SCHEDULE, SEEK, DUPLICATE, CLASSES, STAY, JOBS},
     "binary": {STAY},
     "BrokerClient": set(),
     "AsyncClient": set(),
-    "HTTP": {CAPITALS, CLASSES, MEMBERSHIP, STAY},
-    "WebSocket": {CLASSES, DEAD_LETTERS, SCHEDULE, SEEK, STAY},
+    "HTTP": {CAPITALS, CLASSES, MEMBERSHIP, STAY, JOBS},
+    "WebSocket": {CLASSES, DEAD_LETTERS, SCHEDULE, SEEK, STAY, JOBS},
 }
 
 

@@ -19,7 +19,16 @@ from headrace.channels import AsyncChannel
 from headrace.errors import Closed, DataCorrupt, HeadraceError, InvalidArgument
 from headrace.log.batch import LOST, Batch, no_collection
 from headrace.log.columns import expiry_of, many, one, time_of
-from headrace.model import DeadLetter, Message, Receipt, Scheduled, TopicSettings, parse_id
+from headrace.model import (
+    DeadLetter,
+    Message,
+    Receipt,
+    Scheduled,
+    TopicSettings,
+    check_subscription_name,
+    check_topic_name,
+    parse_id,
+)
 
 Start = str | int | datetime
 Result = TypeVar("Result")
@@ -156,7 +165,7 @@ class AsyncBroker(Jobs):
         self.engine.create_topic(name, self.engine.topics.defaults.but(settings))
 
     async def change_topic(self, name: str, **changes: Any) -> None:
-        self.engine.change_topic(name, changes)
+        self.engine.change_topic(check_topic_name(name), changes)
 
     async def delete_topic(self, name: str) -> None:
         await self._done(self.engine.delete_topic, name)
@@ -364,6 +373,7 @@ class AsyncBroker(Jobs):
         await future
 
     async def delete_subscription(self, name: str, topic: str | None = None) -> None:
+        check_subscription_name(name)
         await self._done(self.engine.unsubscribe, self.engine.subscription(name, topic))
 
     async def subscriptions(self, topic: str | None = None) -> list[dict[str, Any]]:
@@ -382,6 +392,7 @@ class AsyncBroker(Jobs):
     ) -> None:
         """Replay a subscription from ``earliest``, ``latest``, an offset or a time on."""
         position, time_ms = split_start(to)
+        check_subscription_name(name)
         engine = self.engine
         subscription = None if topic is None else engine.subscription_or_none(name, topic)
         if subscription is None:  # the topic is one of those that a wildcard stands for

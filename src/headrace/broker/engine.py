@@ -138,7 +138,7 @@ class Engine:
         self._unstored: set[tuple[str, str]] = set()
         """Those whose definition is on its way to the journal, or was refused by the disk."""
         self._followers: set[Follower] = set()
-        self._lost_positions = False
+        self.lost_positions = False
         """A subscription that is unknown may be one that the journal has lost."""
         self._next_number = 1
         self._lease_id = self._random.getrandbits(52)
@@ -179,7 +179,7 @@ class Engine:
         self.publishing.producers = loaded.producers
         self._next_number = loaded.next_number
         has_records = any(sum(topic.end_offsets()) for topic in self.topics)
-        self._lost_positions = bool(loaded.damaged) or (loaded.missing and has_records)
+        self.lost_positions = bool(loaded.damaged) or (loaded.missing and has_records)
         if loaded.missing and has_records:
             logger.error(
                 "there are messages but no journal of subscriptions: those that were there are "
@@ -486,7 +486,7 @@ class Engine:
                 self.topics.find(pattern)  # one that is made now does not have that offset
         if not internal and not is_pattern(pattern):
             self.topic_for_publish(pattern)
-        if self._lost_positions and start == "latest" and start_time_ms is None:
+        if self.lost_positions and start == "latest" and start_time_ms is None:
             logger.warning(
                 "subscription %s begins at the earliest message: it may have been there before "
                 "the journal of subscriptions was damaged",

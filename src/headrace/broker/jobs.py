@@ -11,12 +11,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 from typing import Any
 
+from headrace import limits
 from headrace.broker import positions as places
 from headrace.broker.applying import unstamped
 from headrace.broker.engine import Engine
 from headrace.errors import InvalidArgument
 from headrace.log.batch import Batch, check_columns
-from headrace.model import check_subscription_name
+from headrace.model import check_seconds, check_subscription_name
 
 
 class Jobs:
@@ -94,7 +95,8 @@ class Jobs:
         Or until a topic that ``topics`` stand for has a partition that is not in ``positions``.
         False: the time was up.
         """
-        return await places.wait_for(self.engine, positions, topics, timeout)
+        seconds = check_seconds("timeout", timeout, limits.DELAY_S_MAX)
+        return await places.wait_for(self.engine, positions, topics, seconds)
 
     async def advance(
         self, name: str, positions: Mapping[str, Mapping[int, int]], *, topic: str | None = None

@@ -112,6 +112,10 @@ class Staging:
                 self._queue.appendleft(decision)  # at most one: what it has begun comes first
             else:
                 self._queue.append(decision)
+        home = self._home()
+        if home is not None and self._engine.lost_positions:
+            # Nobody knows what of this was committed before the journal was damaged.
+            self._expire_to(home.partitions[0].log.end_offset)
         if self._queue:
             self._engine.call_soon(self._next)
 
@@ -208,9 +212,7 @@ class Staging:
             # In memory the bytes are counted, not the records.
             max_queue_size=None if self._engine.directory is not None else limits.OFFSET_MAX,
         )
-        home = self._engine.create_topic(TOPIC, settings, internal=True)
-        self._cursor()
-        return home
+        return self._engine.create_topic(TOPIC, settings, internal=True)
 
     @staticmethod
     def _check_room(home: Topic, batch: Batch) -> None:
@@ -392,10 +394,13 @@ class Staging:
         home = self._home()
         if home is None:
             return 0
-        log, cursor = home.partitions[0].log, self._cursor()
-        if cursor.position == log.end_offset:
+        log = home.partitions[0].log
+        if self._cursor().position == log.end_offset:
             return 0
-        end = log.offset_at(before_ms)
+        return self._expire_to(log.offset_at(before_ms))
+
+    def _expire_to(self, end: int) -> int:
+        cursor = self._cursor()
         undone = cursor.undone_count(end)
         at = cursor.position
         kept = sorted(p for d in self.decisions.values() if not d.finished for p in d.pieces)

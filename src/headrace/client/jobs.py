@@ -14,10 +14,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 from typing import Any, TypeVar
 
+from headrace import limits
 from headrace.client.administration import Administration, position_text
 from headrace.errors import BrokerFailed, Closed, HeadraceError
 from headrace.log.batch import Batch
-from headrace.model import Receipt
+from headrace.model import Receipt, check_seconds
 from headrace.wire.binary import Frame, Type
 
 Result = TypeVar("Result")
@@ -32,10 +33,12 @@ class Jobs(Administration):
         """Seconds for which what can succeed later is tried again."""
         raise NotImplementedError
 
-    async def _patiently(self, ask: Callable[[float], Awaitable[Result]]) -> Result:
+    async def _patiently(
+        self, ask: Callable[[float], Awaitable[Result]], seconds: float | None = None
+    ) -> Result:
         """Ask, again and again while that may help. ``ask`` gets the seconds that are left."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self.patience
+        deadline = loop.time() + (self.patience if seconds is None else seconds)
         tries = 0
         while True:
             try:
@@ -127,7 +130,15 @@ class Jobs(Administration):
 
     async def abort_staged(self, pieces: list[str]) -> None:
         """Give pieces up that will not be committed. Those that were committed are not touched."""
-        await self.admin("abort_staged", pieces=list(pieces))
+        await self._ask("abort_staged", pieces=list(pieces))
+
+    async def _ask(self, operation: str, *, seconds: float = 0.0, **arguments: Any) -> Any:
+        """An operation that may be asked again, also of a broker that is just going down."""
+
+        async def ask(left: float) -> Any:
+            return await self.admin(operation, timeout=left, **arguments)
+
+        return await self._patiently(ask, self.link.request_timeout + seconds)
 
     # --- where partitions stand -----------------------------------------------------------------
     async def positions(
@@ -139,7 +150,7 @@ class Jobs(Administration):
         or after it; the end if there is none.
         """
         when = at if at is None or isinstance(at, int) else position_text(at)
-        found: dict[str, list[dict[str, int]]] = await self.admin(
+        found: dict[str, list[dict[str, int]]] = await self._ask(
             "positions", topics=topics, at=when
         )
         return found
@@ -156,16 +167,13 @@ class Jobs(Administration):
         Or until a topic that ``topics`` stand for has a partition that is not in ``positions``.
         False: the time was up.
         """
+        check_seconds("timeout", timeout, limits.DELAY_S_MAX)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
         while True:
-            seconds = min(max(deadline - loop.time(), 0.0), WAIT_S_MAX)
-            answer = await self.admin(
-                "wait_for",
-                timeout=self.link.request_timeout + seconds,
-                positions=_as_json(positions),
-                topics=topics,
-                seconds=seconds,
+            wait = min(max(deadline - loop.time(), 0.0), WAIT_S_MAX)
+            answer = await self._ask(
+                "wait_for", seconds=wait, positions=_as_json(positions), topics=topics, wait=wait
             )
             if answer["news"]:
                 return True
@@ -176,7 +184,7 @@ class Jobs(Administration):
         self, name: str, positions: Mapping[str, Mapping[int, int]], *, topic: str | None = None
     ) -> None:
         """Everything before these offsets is done for the subscription; it never moves back."""
-        await self.admin("advance", subscription=name, positions=_as_json(positions), topic=topic)
+        await self._ask("advance", subscription=name, positions=_as_json(positions), topic=topic)
 
 
 def _as_json(positions: Mapping[str, Mapping[int, int]]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from datetime import datetime
 from typing import Any
 
+from headrace import limits
 from headrace.broker.aio import AsyncBroker, split_start
 from headrace.errors import InvalidArgument
 from headrace.model import (
@@ -17,6 +18,7 @@ from headrace.model import (
     SubscriptionSettings,
     TopicSettings,
     check_headers,
+    check_seconds,
     check_subscription_name,
     check_topic_name,
 )
@@ -224,9 +226,9 @@ class Operations:
 
     async def wait_for(self, args: Arguments) -> Any:
         positions, topics = args.positions(), args.take("topics", (str, list), None)
-        seconds = args.take("seconds", (int, float))
+        wait = args.take("wait", (int, float))
         args.end()
-        seconds = min(seconds, WAIT_S_MAX)
+        seconds = min(check_seconds("wait", wait, limits.DELAY_S_MAX), WAIT_S_MAX)
         return {"news": await self.broker.wait_for(positions, topics=topics, timeout=seconds)}
 
     async def commit_staged(self, args: Arguments) -> Any:
