@@ -2,6 +2,7 @@
 
 import logging
 import pickle
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -199,6 +200,48 @@ def test_a_stream_without_a_query_needs_a_name(server: RunningServer) -> None:
     with pytest.raises(InvalidArgument) as refused:
         stream_sink(server).commit([written], 0)
     assert refused.value.code == "unknown_query"
+
+
+def test_the_checkpoint_is_synced_before_the_commit(
+    server: RunningServer,
+    client: BrokerClient,
+    query: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else a power cut could make Spark plan the batch anew, and the broker would drop it."""
+    seen: list[Any] = []
+    monkeypatch.setattr(sink, "sync_offsets", lambda *given: seen.append((*given, content(client))))
+    writer = stream_sink(server, checkpointLocation="/some/where")
+    writer.commit([writer.write(batches([b"a"]))], 3)
+    assert seen == [("/some/where", 3, [])]
+    assert content(client) == [b"a"]
+
+
+# --- delayed ----------------------------------------------------------------------------------------
+@pytest.mark.parametrize("guarantee", ["exactly-once", "at-least-once"])
+def test_rows_wait_for_their_time(
+    server: RunningServer, client: BrokerClient, guarantee: str
+) -> None:
+    """With deliver_at they are scheduled by the commit, or at once; the others are published."""
+    schema = T.StructType([*KEYED.fields, T.StructField("deliver_at", T.TimestampType())])
+    due = time.time_ns() // 1000 + 3_600_000_000
+    rows = pa.record_batch(
+        {
+            "value": pa.array([b"now", b"later", b"later too"]),
+            "key": pa.array([None, "k", None]),
+            "deliver_at": pa.array([None, due, due + 1_000_000]).cast(pa.timestamp("us", "UTC")),
+        }
+    )
+    writer = batch_sink(server, schema, deliveryGuarantee=guarantee)
+    written = writer.write(iter([rows]))
+    assert len(client.scheduled("out")) == (0 if written.pieces else 2)
+    writer.commit([written])
+    writer.commit([written])
+    assert content(client) == [b"now"]
+    assert [each.deliver_at for each in client.scheduled("out")] == [
+        due // 1000,
+        due // 1000 + 1000,
+    ]
 
 
 # --- at least once ----------------------------------------------------------------------------------

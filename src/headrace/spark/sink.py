@@ -12,6 +12,8 @@ Exactly once, whatever fails:
   it can; else the broker drops them, when a later commit of the same query shows that they are left over.
 - A driver that dies before the commit repeats the batch: the same rows, new pieces. One that dies behind
   it does so too, and the broker knows the name and number: it drops the new pieces and shows nothing.
+- What the checkpoint says about the batch is synced before the commit (``checkpoints.py``), so that a
+  power cut does not make Spark forget what the broker remembers.
 - A commit whose answer is lost is asked again, with the same effect. If Spark then calls ``abort``, that
   does not undo it.
 
@@ -49,6 +51,7 @@ from pyspark.sql.datasource import (
 from headrace.client.threads import BrokerClient, Publication
 from headrace.errors import Closed, HeadraceError, InvalidArgument
 from headrace.model import check_subscription_name
+from headrace.spark.checkpoints import sync_offsets
 from headrace.spark.connecting import connect
 from headrace.spark.options import CONNECTION, Connection, Given, wrong
 from headrace.spark.outgoing import Layout, Outgoing, Piece, layout_of
@@ -78,6 +81,7 @@ class SinkOptions:
     batch_id: int | None
     value_format: str | None
     key_column: str | None
+    checkpoint: str | None = None
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> SinkOptions:
@@ -100,6 +104,7 @@ class SinkOptions:
             given.whole("batchId", 0),
             value_format,
             given.text("keyColumn"),
+            given.text("checkpointLocation"),
         )
 
 
@@ -354,6 +359,7 @@ class StreamSink(DataSourceStreamArrowWriter):
         answers = _answers(messages)
         if any(message.pieces for message in answers):
             name = self._name(next((m.query_id for m in answers if m.query_id), None))
+            sync_offsets(self._options.checkpoint, batchId)
             _commit(self._options, name, batchId, answers)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
