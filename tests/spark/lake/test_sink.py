@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import functions as F
 
 from headrace.errors import InvalidArgument
 from headrace.spark import lake

@@ -215,6 +215,7 @@ def test_options(tmp_path: Path, kind: str) -> None:
     assert options.partition_by == ("a", "b")
     assert options.merge_schema
     assert options.catalog == (("uri", "sqlite://"),)
+    assert options.checkpoint == "x"
     assert Options.of(options.as_options()) == options
     for name, value, message in (
         ("colour", "red", "no option 'colour'"),

@@ -74,9 +74,8 @@ def start(
     checked against the rows, before the query starts.
     """
     chosen = prepare(df, path=path, kind=kind, partition_by=partition_by, options=options)
-    spark = df.sparkSession
-    writer = df.writeStream.format(_format(spark)).options(**chosen.as_options())
-    writer = writer.outputMode("append").option("checkpointLocation", checkpoint)
+    given = chosen.as_options() | {"checkpointLocation": checkpoint}
+    writer = df.writeStream.format(_format(df.sparkSession)).options(**given).outputMode("append")
     if name is not None:
         writer = writer.queryName(name)
     if trigger:

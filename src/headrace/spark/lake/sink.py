@@ -27,8 +27,9 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from headrace.errors import HeadraceError, InvalidArgument
+from headrace.files import Files
 from headrace.spark.lake import schemas
-from headrace.spark.lake.table import KEEP_S, DataFile, Options, Table
+from headrace.spark.lake.table import KEEP_S, DataFile, Options, Table, directory_of
 from headrace.spark.lake.tables import open_table
 from headrace.spark.lake.writing import FileWriter
 
@@ -131,6 +132,7 @@ class LakeStreamWriter(_Writing, DataSourceStreamArrowWriter):
             raise InvalidArgument(
                 "the query has no id here: set the option appId", code="invalid_option"
             )
+        sync_checkpoint(self.options.checkpoint, batchId)
         table = open_table(self.options)
         if table.commit(app_id, batchId, files):
             upkeep(table, batchId)
@@ -156,6 +158,29 @@ class LakeWriter(_Writing, DataSourceArrowWriter):
         files = self._files(messages)
         if files:
             open_table(self.options).forget(files)
+
+
+def sync_checkpoint(checkpoint: str | None, number: int) -> None:
+    """Spark does not sync its checkpoint. What a batch reads must be on disk before the table has it:
+
+    after a power cut the query would else plan that batch anew, perhaps larger, and the table would
+    take it for the one it has.
+    """
+    if checkpoint is None:
+        return
+    try:
+        directory = directory_of(checkpoint)
+    except InvalidArgument:
+        return  # on a store of its own, which has its own promises
+    files = Files()
+    for path in (directory / "metadata", directory / "offsets" / str(number)):
+        if path.is_file():
+            handle = files.open(path)
+            try:
+                files.sync(handle)
+            finally:
+                handle.close()
+            files.sync_directory(path.parent)
 
 
 def upkeep(table: Table, number: int) -> None:

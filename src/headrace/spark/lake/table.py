@@ -56,6 +56,8 @@ class Options:
     compact_every: int = COMPACT_EVERY
     """Compact after every so many commits; 0: never."""
     compression: str = "zstd"
+    checkpoint: str | None = None
+    """Of the query that writes: what it planned is synced before it is committed here."""
     table: str | None = None
     """Iceberg: the table's name in its catalog, as ``namespace.name``."""
     catalog: tuple[tuple[str, str], ...] = ()
@@ -69,16 +71,20 @@ class Options:
     def of(cls, given: Mapping[str, Any]) -> Options:
         """From a mapping: ``partition_by``, ``partitionBy`` and ``partitionby`` are the same.
 
-        What is said beside a query about Spark itself (``checkpointLocation``) is not ours.
+        ``checkpointLocation`` and ``queryName`` are Spark's own.
         """
         values: dict[str, Any] = {}
         catalog: dict[str, str] = {}
+        checkpoint = None
         for name, value in given.items():
             if name.lower().startswith("catalog."):
                 catalog[name[len("catalog.") :]] = str(value)
                 continue
             plain = name.replace("_", "").lower()
-            if plain in _NOT_OURS:
+            if plain == "checkpointlocation":
+                checkpoint = value
+                continue
+            if plain == "queryname":
                 continue
             if plain not in _BY_NAME:
                 known = ", ".join(sorted(_BY_NAME.values()))
@@ -101,6 +107,7 @@ class Options:
             ),
             compact_every=_number("compact_every", values.get("compact_every", COMPACT_EVERY), 0),
             compression=_choice("compression", values.get("compression", "zstd"), COMPRESSIONS),
+            checkpoint=None if checkpoint is None else str(checkpoint),
             table=None if values.get("table") is None else str(values["table"]),
             catalog=tuple(sorted(catalog.items())),
         )
@@ -117,6 +124,8 @@ class Options:
             "compactEvery": str(self.compact_every),
             "compression": self.compression,
         }
+        if self.checkpoint is not None:
+            texts["checkpointLocation"] = self.checkpoint
         if self.app_id is not None:
             texts["appId"] = self.app_id
         if self.table is not None:
@@ -139,7 +148,6 @@ _BY_NAME = {
         "table",
     )
 }
-_NOT_OURS = {"checkpointlocation", "queryname"}
 
 
 def directory_of(path: str | os.PathLike[str]) -> Path:

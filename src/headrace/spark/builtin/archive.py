@@ -1,0 +1,145 @@
+"""Topics into a lake table, exactly once, with a manifest of what it holds.
+
+::
+
+    topics ──▶ source (group) ──▶ + date ──▶ lake sink (offsets) ──▶ topic=…/date=…/*.parquet
+                    ▲                             │ in one commit: files, ranges of offsets, number
+                    └── position of the group ◀───┘
+
+- Every record becomes a row, unchanged: ``key, value, topic, partition, offset, timestamp, headers, id``,
+  and ``date``, the day (UTC) of its timestamp.
+- The table keeps which offsets it holds, per topic and partition, in the same commit as the rows, and
+  refuses an offset twice. So a lost checkpoint loses and doubles nothing: a new query begins where the
+  table ends (:func:`starting_offsets`).
+- The source moves the subscription ``group`` along behind the commits, never ahead. Retention with
+  ``retain_unread`` (the default of a topic) therefore deletes nothing that is not in the table, and
+  every tool shows the archive's lag. The subscription is made before the first record is read.
+- A batch takes at most ``BATCH_BYTES`` of the log, so a long backlog is archived in steps that each are
+  committed, and a crash repeats one of them.
+
+Rejected: the group's position as the place to begin (it may be moved or deleted by anybody; the table
+knows itself); records whose topic was deleted and made again (their offsets begin anew: the source says
+so, and such a topic is archived to another path).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from headrace.errors import Conflict
+from headrace.spark import lake
+from headrace.spark.lake.table import directory_of
+from headrace.spark.lake.tables import kind_of
+from headrace.spark.options import SourceOptions
+from headrace.spark.positions import Known
+from headrace.spark.stores import open_store
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+GROUP = "archive"
+PARTITION_BY = ("topic", "date")
+TRIGGER = "10 seconds"
+BATCH_BYTES = "512MB"
+COLUMNS = ("topic", "partition", "offset", "timestamp", "key", "value", "headers", "id")
+
+
+def start(
+    spark: SparkSession,
+    topics: Sequence[str],
+    *,
+    path: str,
+    kind: str = "parquet",
+    partition_by: Sequence[str] = PARTITION_BY,
+    group: str = GROUP,
+    source: Mapping[str, Any] | None = None,
+    trigger: Mapping[str, Any] | None = None,
+    checkpoint: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> StreamingQuery:
+    """Start archiving topics (names, wildcards) into the table at ``path``.
+
+    ``source`` are options of ``format("headrace")``: ``servers``, ``token``, ``maxBytesPerTrigger``…
+    ``options`` are those of :class:`headrace.spark.lake.Options`. The checkpoint lies beside the table
+    unless it is said.
+    """
+    checkpoint = checkpoint or default_checkpoint(path, group)
+    given: dict[str, Any] = {
+        "topic": ",".join(topics),
+        "group": group,
+        "maxBytesPerTrigger": BATCH_BYTES,
+        **(source or {}),
+    }
+    given["startingOffsets"] = starting_offsets(given, path, kind, checkpoint)
+    records = spark.readStream.format("headrace").options(**given).load()
+    return lake.start(
+        with_date(records),
+        name=f"{group}-{directory_of(path).name}",
+        path=path,
+        kind=kind,
+        partition_by=partition_by,
+        checkpoint=checkpoint,
+        trigger=trigger or {"processingTime": TRIGGER},
+        options={"offsets": True, **(options or {})},
+    )
+
+
+def default_checkpoint(path: str, group: str) -> str:
+    return str(directory_of(path) / "_headrace" / "checkpoints" / group)
+
+
+def with_date(records: DataFrame) -> DataFrame:
+    """The columns of an archive."""
+    from pyspark.sql import functions as F
+
+    moment = F.to_utc_timestamp("timestamp", F.current_timezone())
+    return records.select(*COLUMNS, F.to_date(moment).alias("date"))
+
+
+def starting_offsets(source: Mapping[str, Any], path: str, kind: str, checkpoint: str) -> str:
+    """Where a query begins that has no checkpoint: behind what the table holds, else at the earliest.
+
+    A query that has one begins there, whatever is said here.
+    """
+    directory = directory_of(path)
+    if _has_begun(checkpoint) or kind_of(directory) is None:
+        return "earliest"
+    held = lake.describe(path, kind).offsets
+    if not held:
+        return "earliest"
+    store = open_store(SourceOptions.of(source))
+    try:
+        known = store.topics(SourceOptions.of(source).topics)
+    finally:
+        store.close()
+    return orjson.dumps(_behind(held, known, directory)).decode()
+
+
+def _has_begun(checkpoint: str) -> bool:
+    offsets = Path(directory_of(checkpoint)) / "offsets"
+    return offsets.is_dir() and any(each.name.isdigit() for each in offsets.iterdir())
+
+
+def _behind(held: lake.Offsets, known: Known, directory: Path) -> dict[str, dict[str, int]]:
+    """The end of what is held, for each partition that there is; others begin at their earliest."""
+    found: dict[str, dict[str, int]] = {}
+    for topic, ends in held.ends().items():
+        if topic not in known:
+            continue
+        for number, end in ends.items():
+            extent = known[topic].partitions.get(number)
+            if extent is None or extent.end < end:
+                there = "is not there" if extent is None else f"ends at {extent.end}"
+                raise Conflict(
+                    f"{directory} holds {topic}/{number} up to offset {end - 1}, and the log {there}: "
+                    "the topic was deleted and made again, or this is another broker. Archive it "
+                    "to another path",
+                    code="offsets_overlap",
+                )
+            found.setdefault(topic, {})[str(number)] = end
+    return found
