@@ -1,6 +1,7 @@
 """The bounds that are asked of the system."""
 
 import json
+import platform
 import resource
 import subprocess
 import sys
@@ -47,3 +48,30 @@ def test_a_server_has_room_for_its_connections_or_says_so() -> None:
     if hard != resource.RLIM_INFINITY:
         with server_process(memory=True, max_connections=hard + 1) as server:
             assert "ulimit -n" in server.errors
+
+
+FAULTS = """
+import resource, sys
+from headrace import limits
+if sys.argv[1] == "keep":
+    limits.keep_freed_memory()
+def work():
+    for _ in range(50):
+        blocks = [bytes(2 << 20) for _ in range(4)]
+        del blocks
+work()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+work()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc is what is tuned")
+def test_freed_memory_is_used_again() -> None:
+    """Blocks of megabytes that come and go do not cost a page fault for every page, each time."""
+
+    def faults(what: str) -> int:
+        command = [sys.executable, "-c", FAULTS, what]
+        return int(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
+
+    assert faults("keep") < faults("leave") / 10

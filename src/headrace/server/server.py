@@ -197,6 +197,7 @@ async def serve(settings: Settings, ready: Any = None) -> int:
     """Run until a signal; returns the exit code."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     _allow_connections(settings.max_connections)
+    limits.keep_freed_memory()
     server = Server(settings)
     await server.start()
     _collect_seldom()

@@ -48,6 +48,7 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
+from headrace import limits
 from headrace.client.threads import BrokerClient, Publication
 from headrace.errors import Closed, HeadraceError, InvalidArgument
 from headrace.model import check_subscription_name
@@ -168,6 +169,7 @@ class _Task:
         self._pieces: list[str] = []
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Written:
+        limits.keep_freed_memory()
         try:
             for batch in batches:
                 for piece in self._out.add(batch):

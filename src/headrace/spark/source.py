@@ -29,6 +29,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
+from headrace import limits
 from headrace.spark.filters import Narrowing
 from headrace.spark.options import Place, SourceOptions, wrong
 from headrace.spark.positions import Extent, Known, Positions, Span, resolve, spans, split
@@ -86,6 +87,7 @@ def read_span(
     """A task: the span's records as Arrow."""
     if not isinstance(partition, SpanPartition):  # Spark makes one when there is nothing to read
         return
+    limits.keep_freed_memory()
     try:
         found = records(store, partition.span, fail_on_data_loss=options.fail_on_data_loss)
         yield from rows.batches(found, partition.span.topic, partition.span.partition)
