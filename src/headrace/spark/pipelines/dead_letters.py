@@ -1,0 +1,69 @@
+"""Rows that failed become messages that say why.
+
+A dead letter of a pipeline looks as one of the broker: the message as it was, and headers that say where
+it came from and what was wrong with it. So the commands for dead letters work on both. The names of
+the headers are the broker's (``broker/dead_letters.py``; a test holds the two together).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+
+from headrace.spark.pipelines.inputs import REASON
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+PREFIX = "headrace-"
+TOPIC = PREFIX + "origin-topic"
+PARTITION = PREFIX + "origin-partition"
+OFFSET = PREFIX + "origin-offset"
+ID = PREFIX + "origin-id"
+SUBSCRIPTION = PREFIX + "subscription"
+REASON_HEADER = PREFIX + "reason"
+ATTEMPTS = PREFIX + "attempts"
+OURS = (TOPIC, PARTITION, OFFSET, ID, SUBSCRIPTION, REASON_HEADER, ATTEMPTS)
+REASON_CHARS_MAX = 1000
+HEADERS = "array<struct<key:string,value:binary>>"
+
+
+def letters_of_input(bad: DataFrame, subscription: str, topic: str) -> DataFrame:
+    """Records that failed before the transformation, as messages."""
+    origin = {TOPIC: "topic", PARTITION: "partition", OFFSET: "offset", ID: "id"}
+    named = {header: F.col(column) for header, column in origin.items()}
+    return bad.select(
+        F.col("key").cast("binary").alias("key"),
+        F.col("value").cast("binary").alias("value"),
+        letter_headers(F.col("headers"), F.col(REASON), subscription, named).alias("headers"),
+        F.lit(topic).alias("topic"),
+    )
+
+
+def letter_headers(
+    headers: Column | None,
+    reason: Column,
+    subscription: str,
+    named: dict[str, Column] | None = None,
+) -> Column:
+    """The message's own headers, and ours behind them."""
+    ours = [_header(name, value) for name, value in (named or {}).items()]
+    ours.append(_header(SUBSCRIPTION, F.lit(subscription)))
+    ours.append(_header(REASON_HEADER, one_line(reason)))
+    ours.append(_header(ATTEMPTS, F.lit("1")))
+    added = F.array(*ours)
+    if headers is None:
+        return added.cast(HEADERS)
+    own = F.filter(F.coalesce(headers, F.array().cast(HEADERS)), lambda h: ~h["key"].isin(*OURS))
+    return F.concat(own, added).cast(HEADERS)
+
+
+def _header(name: str, value: Column) -> Column:
+    return F.struct(F.lit(name).alias("key"), value.cast("string").cast("binary").alias("value"))
+
+
+def one_line(reason: Column) -> Column:
+    """As a header can carry it, whatever a function wrote."""
+    text = F.regexp_replace(reason.cast("string"), r"[\s\p{Cc}]+", " ")
+    return F.substring(F.trim(text), 1, REASON_CHARS_MAX)

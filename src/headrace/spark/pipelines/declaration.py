@@ -1,0 +1,411 @@
+"""What a pipeline is: inputs, a transformation, an output. Small values, checked without Spark.
+
+Everything that can be wrong with a declaration by itself is found here. What only Spark can tell (a
+column that is not there, SQL that makes no sense) is found by ``planning``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headrace.model import (
+    DEAD_LETTER_SUFFIX,
+    check_pattern,
+    check_subscription_name,
+    check_topic_name,
+    is_pattern,
+    pattern_matches,
+)
+from headrace.spark.pipelines.sections import InvalidPipeline, Section
+
+TOPIC_FORMATS = ("binary", "text", "json")
+STATIC_FORMATS = ("parquet", "csv", "json", "orc", "delta", "iceberg")
+TABLE_FORMATS = ("parquet", "delta", "iceberg")
+INPUT = "input"
+"""The view of a pipeline that has one input only."""
+ONCE = ("once", "available-now")
+_VIEW = re.compile(r"[A-Za-z][A-Za-z0-9_]*\Z")
+_INPUT_KEYS = (
+    "from", "format", "schema", "starting", "watermark", "deduplicate", "expect", "group", "options",
+)  # fmt: skip
+
+
+# --- inputs ---------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Watermark:
+    column: str
+    delay: str
+
+
+@dataclass(frozen=True)
+class TopicInput:
+    """Topics that are read as they grow."""
+
+    name: str
+    topics: tuple[str, ...]
+    section: Section = field(repr=False, compare=False)
+    format: str = "binary"
+    schema: str | None = None
+    starting: str = "earliest"
+    watermark: Watermark | None = None
+    deduplicate: tuple[str, ...] = ()
+    expect: tuple[str, ...] = ()
+    group: str | None = None
+    """The subscription that shows in the broker how far this has come."""
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def views(self) -> tuple[str, ...]:
+        """The names under which SQL knows it."""
+        topic = self.topics[0]
+        if self.name != INPUT or len(self.topics) > 1 or is_pattern(topic) or "." in topic:
+            return (self.name,)
+        return (self.name, topic)
+
+    def __str__(self) -> str:
+        return ", ".join(self.topics)
+
+
+@dataclass(frozen=True)
+class TableInput:
+    """Files or a lake table, read when the query starts."""
+
+    name: str
+    path: str
+    section: Section = field(repr=False, compare=False)
+    format: str = "parquet"
+    schema: str | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def views(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    def __str__(self) -> str:
+        return self.path
+
+
+# --- outputs --------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class TopicOutput:
+    topic: str | None
+    """None: the column ``topic_from`` says it."""
+    section: Section = field(repr=False, compare=False)
+    topic_from: str | None = None
+    key: str | None = None
+    """A column."""
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.topic or f"by {self.topic_from}"
+
+
+@dataclass(frozen=True)
+class TableOutput:
+    path: str
+    section: Section = field(repr=False, compare=False)
+    format: str = "parquet"
+    partition_by: tuple[str, ...] = ()
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.path} ({self.format})"
+
+
+# --- the whole ------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Pipeline:
+    name: str
+    inputs: tuple[TopicInput | TableInput, ...]
+    to: TopicOutput | TableOutput
+    section: Section = field(repr=False, compare=False)
+    folder: Path = field(repr=False)
+    """Where its file lies: modules and paths are looked for from there."""
+    sql: str | None = None
+    function: str | Callable[..., Any] | None = None
+    mode: str = "append"
+    trigger: Mapping[str, Any] = field(default_factory=dict)
+    """What ``DataStreamWriter.trigger`` takes; empty: as soon as there is something."""
+    checkpoint: str | None = None
+    failed: str | None = None
+    """The topic for rows that failed."""
+    ensure: tuple[str, ...] = ()
+    spark: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def topics(self) -> tuple[TopicInput, ...]:
+        return tuple(each for each in self.inputs if isinstance(each, TopicInput))
+
+    @property
+    def is_once(self) -> bool:
+        return "availableNow" in self.trigger
+
+    @property
+    def way(self) -> str:
+        """What is done with the rows, in a word or two."""
+        if self.sql is not None:
+            return "sql"
+        if self.function is None:
+            return "as it is"
+        if isinstance(self.function, str):
+            return self.function
+        return f"{self.function.__name__}()"
+
+    @property
+    def trigger_text(self) -> str:
+        if self.is_once:
+            return "once"
+        return str(self.trigger.get("processingTime", "at once"))
+
+
+def read_pipeline(
+    name: str, section: Section, folder: Path, function: Callable[..., Any] | None = None
+) -> Pipeline:
+    """A pipeline from its table in a file; :class:`InvalidPipeline` says what is wrong with it."""
+    section.checked("name", check_subscription_name, name)
+    inputs = _inputs(name, section, folder)
+    sql = section.text("sql")
+    named = section.text("function")
+    failed = _failed(name, section)
+    pipeline = Pipeline(
+        name,
+        inputs,
+        _output(section, folder),
+        section,
+        folder,
+        sql,
+        function or named,
+        section.one_of("mode", ("append", "complete"), "append"),
+        _trigger(section),
+        section.text("checkpoint"),
+        failed,
+        section.texts("ensure"),
+        section.options("spark", "spark."),
+    )
+    section.end()
+    _check_transformation(pipeline, [sql, named, function])
+    _check_failing(pipeline)
+    _check_loops(pipeline)
+    if pipeline.mode == "complete" and isinstance(pipeline.to, TableOutput):
+        raise section.wrong("mode", "a table is only ever appended to; complete is for topics")
+    return pipeline
+
+
+def _check_transformation(pipeline: Pipeline, ways: list[object]) -> None:
+    section = pipeline.section
+    if sum(way is not None for way in ways) > 1:
+        raise section.wrong("sql", "give sql or a function, not both")
+    if not pipeline.topics:
+        raise section.wrong("inputs", "at least one of them reads a topic ('from')")
+    if pipeline.sql is None and pipeline.function is None and len(pipeline.inputs) > 1:
+        raise section.wrong("sql", "several inputs need sql or a function that joins them")
+    if isinstance(pipeline.function, str) and not re.fullmatch(
+        r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", pipeline.function
+    ):
+        raise section.wrong("function", f"it is 'module:function', not {pipeline.function!r}")
+
+
+def _check_failing(pipeline: Pipeline) -> None:
+    if pipeline.failed is not None:
+        return
+    section = pipeline.section
+    if pipeline.ensure:
+        raise section.wrong("ensure", "say where rows go that fail it: failed = true, or a topic")
+    for each in pipeline.topics:
+        if each.expect:
+            raise each.section.wrong(
+                "expect", "say where rows go that fail it: failed = true, or a topic"
+            )
+
+
+def _check_loops(pipeline: Pipeline) -> None:
+    """What a pipeline writes it must not read again."""
+    written = {"failed": pipeline.failed}
+    if isinstance(pipeline.to, TopicOutput):
+        written["to"] = pipeline.to.topic
+        if pipeline.failed is not None and pipeline.failed == pipeline.to.topic:
+            raise pipeline.section.wrong("failed", "rows that failed need a topic of their own")
+    for key, topic in written.items():
+        for each in pipeline.topics:
+            for pattern in each.topics:
+                if topic is not None and pattern_matches(pattern, topic):
+                    raise pipeline.section.wrong(
+                        key, f"{topic!r} is read by this pipeline ({pattern}): it would never end"
+                    )
+
+
+# --- its parts ------------------------------------------------------------------------------------
+def _inputs(pipeline: str, section: Section, folder: Path) -> tuple[TopicInput | TableInput, ...]:
+    named = section.sections("inputs")
+    if not named:
+        if "from" not in section:
+            raise section.wrong("from", "say which topics are read (or several 'inputs')")
+        return (_topic_input(INPUT, section, pipeline),)
+    for key in _INPUT_KEYS:
+        if key in section:
+            raise section.wrong(key, "with 'inputs', this stands in each of them")
+    found: list[TopicInput | TableInput] = []
+    for name, inner in named.items():
+        if not _VIEW.match(name):
+            raise inner.wrong("", f"{name!r} becomes the name of a view: letters, digits and '_'")
+        if ("from" in inner) == ("table" in inner):
+            raise inner.wrong("from", "an input reads topics ('from') or a 'table'")
+        if "from" in inner:
+            found.append(_topic_input(name, inner, f"{pipeline}.{name}"))
+        else:
+            found.append(_table_input(name, inner, folder))
+        inner.end()
+    return tuple(found)
+
+
+def _topic_input(name: str, section: Section, group: str) -> TopicInput:
+    topics = section.texts("from")
+    for topic in topics:
+        check = check_pattern if is_pattern(topic) else _topic_name
+        section.checked("from", check, topic)
+    kind = section.one_of("format", TOPIC_FORMATS, "binary")
+    schema = section.text("schema")
+    if (kind == "json") != (schema is not None):
+        raise section.wrong(
+            "schema",
+            "JSON needs one, such as 'id STRING, amount DOUBLE'"
+            if schema is None
+            else f"it is for format = 'json', and this is {kind}",
+        )
+    watermark = _watermark(section)
+    deduplicate = section.texts("deduplicate")
+    if deduplicate and watermark is None:
+        time = "_timestamp" if kind == "json" else "timestamp"
+        raise section.wrong(
+            "deduplicate",
+            "without a watermark every id would be kept for ever; add, for example, "
+            f"watermark = '{time} 1 hour'",
+        )
+    return TopicInput(
+        name,
+        topics,
+        section,
+        kind,
+        schema,
+        section.text("starting", "earliest"),
+        watermark,
+        deduplicate,
+        section.texts("expect"),
+        _group(section, group),
+        section.options("options"),
+    )
+
+
+def _topic_name(topic: str) -> str:
+    return check_topic_name(topic, internal=True)
+
+
+def _group(section: Section, default: str) -> str | None:
+    given = section.take("group", True)
+    if isinstance(given, bool):
+        return default if given else None
+    return str(section.checked("group", check_subscription_name, given))
+
+
+def _watermark(section: Section) -> Watermark | None:
+    if isinstance(section.take("watermark"), Mapping):
+        inner = section.section("watermark")
+        assert inner is not None
+        column, delay = inner.text("column"), inner.text("delay")
+        if column is None or delay is None:
+            raise section.wrong("watermark", "it has a column and a delay")
+        found = Watermark(column, inner.duration("delay", delay))
+        inner.end()
+        return found
+    given = section.text("watermark")
+    if given is None:
+        return None
+    column, _, delay = given.partition(" ")
+    if not delay.strip():
+        raise section.wrong(
+            "watermark", f"it is a column and a duration, as 'at 10 minutes', not {given!r}"
+        )
+    return Watermark(column, section.duration("watermark", delay.strip()))
+
+
+def _table_input(name: str, section: Section, folder: Path) -> TableInput:
+    path = section.text("table")
+    return TableInput(
+        name,
+        path_from(folder, path),
+        section,
+        section.one_of("format", STATIC_FORMATS, "parquet"),
+        section.text("schema"),
+        section.options("options"),
+    )
+
+
+def _output(section: Section, folder: Path) -> TopicOutput | TableOutput:
+    given = section.take("to")
+    if given is None:
+        raise section.wrong("to", "say where the rows go: a topic, or { table = 'path' }")
+    if isinstance(given, str):
+        return TopicOutput(section.checked("to", check_topic_name, given), section)
+    inner = section.section("to")
+    assert inner is not None
+    if sum(key in inner for key in ("topic", "topic_from", "table")) != 1:
+        raise section.wrong("to", "it has a topic, a topic_from (a column), or a table")
+    found: TopicOutput | TableOutput
+    if "table" in inner:
+        found = TableOutput(
+            path_from(folder, inner.text("table")),
+            inner,
+            inner.one_of("format", TABLE_FORMATS, "parquet"),
+            inner.texts("partition_by"),
+            inner.options("options"),
+        )
+    else:
+        topic = inner.text("topic")
+        found = TopicOutput(
+            None if topic is None else inner.checked("topic", check_topic_name, topic),
+            inner,
+            inner.text("topic_from"),
+            inner.text("key"),
+            inner.options("options"),
+        )
+    inner.end()
+    return found
+
+
+def _failed(pipeline: str, section: Section) -> str | None:
+    given = section.take("failed")
+    if given is None or given is False:
+        return None
+    if given is True:
+        return pipeline + DEAD_LETTER_SUFFIX
+    return str(section.checked("failed", check_topic_name, given))
+
+
+def _trigger(section: Section) -> dict[str, Any]:
+    given = section.text("trigger")
+    if given is None:
+        return {}
+    if given in ONCE:
+        return {"availableNow": True}
+    return {"processingTime": section.duration("trigger", given)}
+
+
+def path_from(folder: Path, path: str) -> str:
+    """A path in a file is meant from where the file lies; an address stays what it is."""
+    return path if "://" in path else str(folder / Path(path).expanduser())
+
+
+__all__ = [
+    "InvalidPipeline",
+    "Pipeline",
+    "TableInput",
+    "TableOutput",
+    "TopicInput",
+    "TopicOutput",
+    "Watermark",
+    "read_pipeline",
+]

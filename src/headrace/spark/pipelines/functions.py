@@ -1,0 +1,117 @@
+"""What Python files use: ``@pipeline`` declares one, ``each_row`` calls a function for each row."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from headrace.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+RowFunction = Callable[[dict[str, Any]], "Mapping[str, Any] | Iterable[Mapping[str, Any]] | None"]
+DECLARED = "__headrace_pipelines__"
+FAILED = "_failed"
+"""A column of what comes out: why this row failed, null if it did not."""
+FAILED_VALUE = "_failed_value"
+"""A column of what comes out: what the dead letter holds, instead of the row."""
+_ORIGINAL = ("_value", "value")
+
+
+def pipeline(*, name: str | None = None, **declaration: Any) -> Callable[[Function], Function]:
+    """Declare that a function over DataFrames is a pipeline::
+
+        @pipeline(from_="orders", format="json", schema="id STRING, amount DOUBLE", to="large")
+        def large_orders(orders):
+            return orders.where("amount > 1000")
+
+    The keywords are the keys of a TOML file (``from`` is a word of Python, so it is ``from_`` here).
+    One input is the function's first argument, several are handed over by their names; who has a
+    parameter ``spark`` gets the session. The function itself stays what it was, and can be tested.
+    """
+    if "from_" in declaration:
+        declaration["from"] = declaration.pop("from_")
+    for key in ("sql", "function"):
+        if key in declaration:
+            raise InvalidArgument(f"@pipeline takes no {key!r}: the function stands below it")
+
+    def declare(function: Function) -> Function:
+        known = getattr(function, DECLARED, [])
+        own_name = name or getattr(function, "__name__", "pipeline")
+        setattr(function, DECLARED, [*known, (own_name, declaration)])
+        return function
+
+    return declare
+
+
+def each_row(rows: DataFrame, function: RowFunction, schema: str) -> DataFrame:
+    """Call a Python function for each row; what it raises is that row's failure, not the query's.
+
+    The function gets a row as a dictionary, and returns a row of the ``schema`` (in Spark's DDL: ``"id
+    STRING, amount DOUBLE"``), several, or None for none. A row for which it raises, or whose result does
+    not fit the schema, comes out with the reason in the column ``_failed`` and goes to the dead letters
+    of the pipeline. This is for what SQL cannot say: it handles about a hundred thousand rows a second.
+    """
+    from pyspark.sql.pandas.types import to_arrow_schema
+    from pyspark.sql.types import BinaryType, StringType, StructType
+
+    wanted = StructType.fromDDL(schema)
+    assert isinstance(wanted, StructType)
+    whole = (
+        StructType(list(wanted.fields)).add(FAILED, StringType()).add(FAILED_VALUE, BinaryType())
+    )
+    fields = to_arrow_schema(wanted, timezone="UTC")
+    output = to_arrow_schema(whole, timezone="UTC")
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield _called(batch, function, fields, output)
+
+    return rows.mapInArrow(run, whole)
+
+
+def _called(
+    batch: pa.RecordBatch, function: RowFunction, fields: pa.Schema, output: pa.Schema
+) -> pa.RecordBatch:
+    """One batch through the function, row by row."""
+    import pyarrow as pa
+
+    results: list[dict[str, Any]] = []
+    for row in batch.to_pylist():
+        try:
+            made = _rows(function(row), fields.names)
+            pa.RecordBatch.from_pylist(made, fields)  # whether it fits is told by making it
+        except Exception as error:
+            results.append({FAILED: reason_of(error), FAILED_VALUE: original(row)})
+        else:
+            results += made
+    return pa.RecordBatch.from_pylist(results, output)
+
+
+def _rows(result: Any, names: list[str]) -> list[dict[str, Any]]:
+    if result is None:
+        return []
+    found = [dict(each) for each in ([result] if isinstance(result, Mapping) else result)]
+    for name in {name for row in found for name in row}.difference(names):
+        raise ValueError(f"the schema has no column {name!r}")
+    return found
+
+
+def reason_of(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def original(row: Mapping[str, Any]) -> bytes:
+    """What the row was made of: the message itself where it is there, else the row as JSON."""
+    for name in _ORIGINAL:
+        if isinstance(row.get(name), bytes):
+            return bytes(row[name])
+    return json.dumps(row, default=_plain, ensure_ascii=False).encode()
+
+
+def _plain(value: Any) -> Any:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

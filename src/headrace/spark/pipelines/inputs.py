@@ -1,0 +1,176 @@
+"""Topics and tables become DataFrames; rows that fail are set apart.
+
+A topic is read whole first (:class:`Read`): its rows with the record's own columns, and, where the
+pipeline says where rows go that fail, a column with the reason. ``good`` are those without a reason, with
+watermark and deduplication; ``bad`` are the others, as they came. Both come from the same source of the
+same query, so one batch holds the good and the bad rows of the same offsets.
+
+A table is read as it is when the query starts. Spark keeps the list of its files from then on, so
+what is added later is seen by the next start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+from pyspark.sql.types import StringType, StructType
+
+from headrace.spark.pipelines.declaration import TableInput, TopicInput
+from headrace.spark.pipelines.sections import Section
+from headrace.spark.pipelines.trouble import analysed
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+RECORD = {
+    "key": "BINARY",
+    "value": "BINARY",
+    "topic": "STRING",
+    "partition": "INT",
+    "offset": "BIGINT",
+    "timestamp": "TIMESTAMP",
+    "headers": "ARRAY<STRUCT<key: STRING, value: BINARY>>",
+    "id": "STRING",
+}
+"""The columns of a record. Of a JSON topic they have an underscore in front."""
+CORRUPT = "_corrupt"
+REASON = "_reason"
+NO_JSON = "the value is not JSON of the schema"
+
+
+@dataclass(frozen=True)
+class Read:
+    """What a topic gives."""
+
+    good: DataFrame
+    bad: DataFrame | None
+    """With the record's columns by their plain names, and :data:`REASON`. None: nothing can fail."""
+
+
+def read_topic(
+    spark: SparkSession,
+    given: TopicInput,
+    connection: Mapping[str, str],
+    *,
+    sets_apart: bool,
+    columns: frozenset[str] | None = None,
+    group: bool = True,
+) -> Read:
+    """The rows of topics. ``columns`` are those of the record that are wanted; None: all."""
+    rows = _stream(spark, given, connection, columns, group)
+    reasons = _reasons(given) if sets_apart else []
+    bad = None
+    if reasons:
+        with analysed(given.section, "expect"):
+            rows = rows.withColumn(REASON, F.coalesce(*reasons))
+        before = _before(given)
+        own = [F.col(before + name).alias(name) for name in RECORD if before + name in rows.columns]
+        bad = rows.where(F.col(REASON).isNotNull()).select(*own, REASON)
+        rows = rows.where(F.col(REASON).isNull()).drop(REASON, CORRUPT)
+    if given.watermark is not None:
+        with analysed(given.section, "watermark"):
+            rows = rows.withWatermark(given.watermark.column, given.watermark.delay)
+    if given.deduplicate:
+        with analysed(given.section, "deduplicate"):
+            rows = rows.dropDuplicatesWithinWatermark(list(given.deduplicate))
+    return Read(rows, bad)
+
+
+def _before(given: TopicInput) -> str:
+    return "_" if given.format == "json" else ""
+
+
+def _stream(
+    spark: SparkSession,
+    given: TopicInput,
+    connection: Mapping[str, str],
+    columns: frozenset[str] | None,
+    group: bool,
+) -> DataFrame:
+    options = {
+        **connection,
+        "topic": ",".join(given.topics),
+        "startingOffsets": _starting(given.starting),
+        "valueFormat": given.format,
+        **given.options,
+    }
+    if given.group is not None and group:
+        options["group"] = given.group
+    with analysed(given.section, "schema"):
+        schema = schema_of(given, columns)
+    with analysed(given.section, "from"):
+        return spark.readStream.format("headrace").options(**options).schema(schema).load()
+
+
+def schema_of(given: TopicInput, columns: frozenset[str] | None = None) -> StructType:
+    """What is asked of the source."""
+    record = {
+        name: "STRING" if name == "value" and given.format == "text" else kind
+        for name, kind in RECORD.items()
+        if columns is None or name in columns
+    }
+    own = _struct(", ".join(f"{_before(given)}{name} {kind}" for name, kind in record.items()))
+    if given.format != "json":
+        return own
+    assert given.schema is not None
+    fields = _struct(given.schema)
+    _check_names(given.section, fields)
+    return StructType([*fields.fields, *own.fields]).add(CORRUPT, StringType())
+
+
+def _struct(ddl: str) -> StructType:
+    found = StructType.fromDDL(ddl) if ddl else StructType()
+    assert isinstance(found, StructType)
+    return found
+
+
+def _check_names(section: Section, fields: StructType) -> None:
+    for name in fields.names:
+        if name == CORRUPT or (name.startswith("_") and name[1:] in RECORD):
+            raise section.wrong("schema", f"{name} is a column of the record itself")
+
+
+def _starting(text: str) -> str:
+    """A time may be written as it is."""
+    is_time = text[:1].isdigit()
+    return f"@{text}" if is_time else text
+
+
+def _reasons(given: TopicInput) -> list[Column]:
+    """Why a row fails, the first that holds; null if it does not."""
+    found = []
+    if given.format == "json":
+        found.append(F.when(F.col(CORRUPT).isNotNull(), F.lit(NO_JSON)))
+    return found + [unless(each, "expected") for each in given.expect]
+
+
+def unless(condition: str, word: str) -> Column:
+    """A reason for rows of which the condition is not true: null counts as not true."""
+    reason = F.lit(f"{word} {' '.join(condition.split())}")
+    return F.when(~F.coalesce(F.expr(f"({condition})"), F.lit(False)), reason)
+
+
+def read_table(spark: SparkSession, given: TableInput) -> DataFrame:
+    """A table as it is now."""
+    with analysed(given.section, "table"):
+        if given.format in ("delta", "iceberg") or (
+            given.format == "parquet" and _is_lake_table(given.path)
+        ):
+            from headrace.spark import lake
+
+            return lake.read(spark, given.path, given.format, **given.options)
+        reader = spark.read.format(given.format).options(**given.options)
+        if given.schema is not None:
+            reader = reader.schema(given.schema)
+        return reader.load(given.path)
+
+
+def _is_lake_table(path: str) -> bool:
+    """Whether it has a log of its own, which says what of it is committed."""
+    from headrace.spark.lake.tables import kind_of
+
+    return "://" not in path and kind_of(Path(path)) == "parquet"

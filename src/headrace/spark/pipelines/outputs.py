@@ -1,0 +1,186 @@
+"""A DataFrame becomes messages or the rows of a table.
+
+Messages always have the same shape here: ``key, value, headers, topic``, and ``partition, timestamp,
+deliver_at`` where the rows have them. The topic stands in every row, because good rows and dead letters
+are written together. Values are made by Spark's own ``to_json``, or are the column ``value``.
+
+Where the pipeline says where rows go that fail, a message that the broker would refuse is one: a value
+that is null or too large, a topic that is none. Its dead letter holds the beginning of it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+from pyspark.sql.types import BinaryType
+
+from headrace import limits
+from headrace.spark.pipelines.dead_letters import HEADERS, letter_headers
+from headrace.spark.pipelines.declaration import Pipeline, TableOutput, TopicOutput
+from headrace.spark.pipelines.functions import FAILED, FAILED_VALUE
+from headrace.spark.pipelines.inputs import unless
+from headrace.spark.pipelines.trouble import analysed
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+MESSAGE = ("key", "value", "headers", "topic", "partition", "timestamp", "deliver_at")
+MEANINGLESS = ("offset", "id")
+"""Columns of a source that mean nothing in another topic."""
+DEAD = "_dead"
+"""Whether a message is a dead letter: counted, and dropped before the sink."""
+LETTER_ROOM_BYTES = 16 << 10
+"""What a dead letter's headers may need, besides its value."""
+_TOPIC_NAME = r"^(?!__)[A-Za-z0-9._-]{1,249}$"
+
+
+# --- for both -------------------------------------------------------------------------------------
+def with_reasons(pipeline: Pipeline, rows: DataFrame) -> DataFrame:
+    """The conditions of ``ensure`` join what the transformation itself says in ``_failed``."""
+    if not pipeline.ensure:
+        return rows
+    own = [F.col(FAILED).cast("string")] if FAILED in rows.columns else []
+    with analysed(pipeline.section, "ensure"):
+        reasons = [unless(each, "not ensured:") for each in pipeline.ensure]
+        return rows.withColumn(FAILED, F.coalesce(*own, *reasons))
+
+
+def can_fail(rows: DataFrame) -> bool:
+    return FAILED in rows.columns
+
+
+def kept(rows: DataFrame) -> list[str]:
+    """The columns that leave: not those with an underscore in front."""
+    return [name for name in rows.columns if not name.startswith("_")]
+
+
+# --- a table --------------------------------------------------------------------------------------
+def table_rows(pipeline: Pipeline, rows: DataFrame) -> DataFrame:
+    """What is appended to a table."""
+    output = pipeline.to
+    assert isinstance(output, TableOutput)
+    columns = kept(rows)
+    if not columns:
+        raise pipeline.section.wrong("to", "no column is left that could be written")
+    for name in output.partition_by:
+        if name not in columns:
+            raise output.section.wrong(
+                "partition_by", f"there is no column {name!r}; there are {', '.join(columns)}"
+            )
+    if can_fail(rows):
+        rows = rows.where(F.col(FAILED).isNull())
+    return rows.select(*[f"`{name}`" for name in columns])
+
+
+def failed_rows(pipeline: Pipeline, rows: DataFrame, topic: str) -> DataFrame:
+    """Of a pipeline that writes a table: its rows that failed, as messages."""
+    value = _failed_value(rows, _json(kept(rows)))
+    return rows.where(F.col(FAILED).isNotNull()).select(
+        F.lit(None).cast("binary").alias("key"),
+        value.alias("value"),
+        letter_headers(None, F.col(FAILED), pipeline.name).alias("headers"),
+        F.lit(topic).alias("topic"),
+    )
+
+
+# --- a topic --------------------------------------------------------------------------------------
+def messages(pipeline: Pipeline, rows: DataFrame, max_message_size: int) -> DataFrame:
+    """The rows as messages; those that failed are addressed to the topic for them."""
+    output = pipeline.to
+    assert isinstance(output, TopicOutput)
+    shaped = _shaped(pipeline, output, rows)
+    if pipeline.failed is None:
+        return shaped.select(*[name for name in MESSAGE if name in shaped.columns])
+    reason = F.coalesce(F.col(FAILED), *_refusals(output, max_message_size))
+    shaped = shaped.withColumn(FAILED, reason)
+    is_dead = F.col(FAILED).isNotNull()
+    room = max(max_message_size - LETTER_ROOM_BYTES, max_message_size // 2)
+    letter = F.coalesce(F.substring(F.col(FAILED_VALUE), 1, room), F.lit(b""))
+    columns = {
+        "key": F.when(~is_dead | (F.octet_length("key") <= limits.KEY_BYTES_MAX), F.col("key")),
+        "value": F.when(is_dead, letter).otherwise(F.col("value")),
+        "headers": F.when(
+            is_dead, letter_headers(F.col("headers"), F.col(FAILED), pipeline.name)
+        ).otherwise(F.col("headers")),
+        "topic": F.when(is_dead, F.lit(pipeline.failed)).otherwise(F.col("topic")),
+        DEAD: is_dead,
+    }
+    for name in ("partition", "timestamp", "deliver_at"):
+        if name in shaped.columns:
+            columns[name] = F.when(~is_dead, F.col(name))
+    return shaped.select(*[column.alias(name) for name, column in columns.items()])
+
+
+def _refusals(output: TopicOutput, max_message_size: int) -> list[Column]:
+    """Why the broker would not take a message, the first that holds."""
+    size = F.octet_length("value")
+    too_large = F.concat(
+        F.lit("the message has "), size, F.lit(f" bytes, the broker takes {max_message_size}")
+    )
+    found = [
+        F.when(F.col("value").isNull(), F.lit("the value is null")),
+        F.when(size > max_message_size, too_large),
+        F.when(
+            F.octet_length("key") > limits.KEY_BYTES_MAX,
+            F.lit(f"the key has more than {limits.KEY_BYTES_MAX} bytes"),
+        ),
+    ]
+    if output.topic is None:
+        is_name = F.coalesce(F.col("topic").rlike(_TOPIC_NAME), F.lit(False))
+        reason = F.concat(F.lit("no topic can have the name "), F.coalesce("topic", F.lit("null")))
+        found.append(F.when(~is_name, reason))
+    return found
+
+
+def _shaped(pipeline: Pipeline, output: TopicOutput, rows: DataFrame) -> DataFrame:
+    """With the columns of a message, and what a dead letter of it would hold."""
+    left = kept(rows)
+    if not left:
+        raise pipeline.section.wrong("to", "no column is left that could be written")
+    for where, name in (("key", output.key), ("topic_from", output.topic_from)):
+        if name is not None and name not in rows.columns:
+            raise output.section.wrong(
+                where, f"there is no column {name!r}; there are {', '.join(left)}"
+            )
+    is_message = "value" in left and not set(left) - set(MESSAGE) - set(MEANINGLESS)
+    columns: dict[str, Column] = {}
+    if is_message:
+        columns = {name: F.col(name) for name in MESSAGE if name in left}
+        columns["value"] = _bytes(rows, "value")
+    else:
+        columns["value"] = _json([name for name in left if name != output.topic_from])
+    key = output.key or ("key" if is_message and "key" in left else None)
+    columns["key"] = F.lit(None).cast("binary") if key is None else _bytes(rows, key)
+    columns["headers"] = columns.get("headers", F.lit(None)).cast(HEADERS)
+    if output.topic is not None:
+        columns["topic"] = F.lit(output.topic)
+    else:
+        columns["topic"] = F.col(str(output.topic_from)).cast("string")
+    if pipeline.failed is not None:
+        failed = F.col(FAILED).cast("string") if can_fail(rows) else F.lit(None).cast("string")
+        columns[FAILED] = failed
+        columns[FAILED_VALUE] = _failed_value(rows, columns["value"])
+    elif can_fail(rows):
+        raise pipeline.section.wrong(
+            "failed", f"the rows have a column {FAILED}: say where those go that failed"
+        )
+    with analysed(output.section, "to"):
+        return rows.select(*[column.alias(name) for name, column in columns.items()])
+
+
+def _bytes(rows: DataFrame, name: str) -> Column:
+    """A column as bytes: what is no binary as its text."""
+    column = F.col(f"`{name}`")
+    is_binary = isinstance(rows.schema[name].dataType, BinaryType)
+    return column if is_binary else column.cast("string").cast("binary")
+
+
+def _failed_value(rows: DataFrame, otherwise: Column) -> Column:
+    if FAILED_VALUE not in rows.columns:
+        return otherwise
+    return F.coalesce(F.col(FAILED_VALUE).cast("binary"), otherwise)
+
+
+def _json(names: list[str]) -> Column:
+    return F.to_json(F.struct(*[F.col(f"`{name}`") for name in names])).cast("binary")

@@ -1,0 +1,244 @@
+"""A pipeline becomes queries, checked as far as Spark can without starting them.
+
+::
+
+    inputs ──▶ good rows ──▶ sql or function ──▶ messages ──┐
+         └───▶ bad rows ───▶ dead letters ─────────────────┴─▶ one query, one commit
+
+    inputs ──▶ good rows ──▶ sql or function ──▶ rows ──▶ a table
+         └───▶ bad rows ───▶ dead letters ──▶ a second query
+
+Each pipeline has a Spark session of its own (views and settings of one do not meet those of
+another) within the one application.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from headrace import limits
+from headrace.spark.pipelines import inputs, outputs
+from headrace.spark.pipelines.dead_letters import letters_of_input
+from headrace.spark.pipelines.declaration import (
+    Pipeline,
+    TableOutput,
+    TopicInput,
+    TopicOutput,
+)
+from headrace.spark.pipelines.files import importing_from
+from headrace.spark.pipelines.outputs import DEAD
+from headrace.spark.pipelines.trouble import analysed
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+OBSERVED = "headrace"
+"""Under this name a query counts, and its progress tells."""
+FAILED_SUFFIX = ".failed"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all pipelines of a run share."""
+
+    connection: Mapping[str, str] = field(default_factory=dict)
+    """The options of the source and the sink: servers, token, ca."""
+    max_message_size: int = limits.MESSAGE_BYTES_DEFAULT
+
+
+@dataclass(frozen=True)
+class Query:
+    """One query that could be started."""
+
+    name: str
+    rows: DataFrame
+    to: TopicOutput | TableOutput
+    mode: str
+    checkpoint: str
+    options: Mapping[str, str]
+
+    def start(self, trigger: Mapping[str, Any]) -> StreamingQuery:
+        _make_active(self.rows.sparkSession)
+        if isinstance(self.to, TableOutput):
+            from headrace.spark import lake
+
+            return lake.start(
+                self.rows,
+                name=self.name,
+                path=self.to.path,
+                kind=self.to.format,
+                partition_by=list(self.to.partition_by),
+                checkpoint=self.checkpoint,
+                trigger=trigger,
+                options=dict(self.to.options),
+            )
+        writer = self.rows.writeStream.format("headrace").options(**self.options)
+        writer = writer.option("checkpointLocation", self.checkpoint)
+        writer = writer.queryName(self.name).outputMode(self.mode)
+        if trigger:
+            writer = writer.trigger(**trigger)
+        return writer.start()
+
+
+@dataclass(frozen=True)
+class Plan:
+    pipeline: Pipeline
+    queries: tuple[Query, ...]
+
+
+def _make_active(spark: SparkSession) -> None:
+    """Spark looks for data sources in the session that is active, not in that of the query."""
+    jvm: Any = spark._jvm
+    jvm.SparkSession.setActiveSession(spark._jsparkSession)
+
+
+def plan(
+    pipeline: Pipeline, spark: SparkSession, checkpoint: str, setting: Setting | None = None
+) -> Plan:
+    """What a pipeline does, or :class:`InvalidPipeline` with what is wrong and where."""
+    setting = setting or Setting()
+    session = spark.newSession()
+    with analysed(pipeline.section, "spark"):
+        for name, value in pipeline.spark.items():
+            session.conf.set(name, value)
+    bad: list[DataFrame] = []
+    frames: dict[str, DataFrame] = {}
+    for each in pipeline.inputs:
+        if isinstance(each, TopicInput):
+            read = inputs.read_topic(
+                session, each, setting.connection, sets_apart=pipeline.failed is not None
+            )
+            frames[each.name] = read.good
+            if read.bad is not None and pipeline.failed is not None:
+                letters = letters_of_input(read.bad, each.group or pipeline.name, pipeline.failed)
+                bad.append(letters)
+        else:
+            frames[each.name] = inputs.read_table(session, each)
+    rows = outputs.with_reasons(pipeline, _transformed(pipeline, session, frames))
+    queries = _queries(pipeline, rows, bad, checkpoint, setting)
+    for query in queries:
+        _check_streaming(pipeline, query)
+    return Plan(pipeline, tuple(queries))
+
+
+# --- the transformation -----------------------------------------------------------------------------
+def _transformed(
+    pipeline: Pipeline, spark: SparkSession, frames: Mapping[str, DataFrame]
+) -> DataFrame:
+    if pipeline.sql is not None:
+        for each in pipeline.inputs:
+            for view in each.views:
+                frames[each.name].createOrReplaceTempView(f"`{view}`")
+        with analysed(pipeline.section, "sql"):
+            rows = spark.sql(pipeline.sql)
+            if not rows.isStreaming:
+                raise pipeline.section.wrong("sql", "it reads none of the topics")
+            return rows
+    if pipeline.function is None:
+        return next(iter(frames.values()))
+    function = _function(pipeline)
+    with analysed(pipeline.section, f"function {pipeline.way}"), importing_from(pipeline.folder):
+        made = _called(function, spark, frames)
+    if not isinstance(made, DataFrame):
+        raise pipeline.section.wrong(
+            "function", f"{pipeline.way} returned {type(made).__name__}, not a DataFrame"
+        )
+    if not made.isStreaming:
+        raise pipeline.section.wrong("function", f"what {pipeline.way} returned is not a stream")
+    return made
+
+
+def _function(pipeline: Pipeline) -> Callable[..., Any]:
+    if not isinstance(pipeline.function, str):
+        assert pipeline.function is not None
+        return pipeline.function
+    module_name, _, name = pipeline.function.partition(":")
+    with analysed(pipeline.section, "function"), importing_from(pipeline.folder):
+        found = getattr(importlib.import_module(module_name), name)
+    if not callable(found):
+        raise pipeline.section.wrong("function", f"{pipeline.function} is no function")
+    return found  # type: ignore[no-any-return]
+
+
+def _called(function: Callable[..., Any], spark: SparkSession, frames: Mapping[str, Any]) -> Any:
+    """One input is the first argument; several go by their names. ``spark`` for who asks for it."""
+    more: dict[str, Any] = {}
+    if "spark" in inspect.signature(function).parameters and "spark" not in frames:
+        more["spark"] = spark
+    if len(frames) == 1:
+        return function(next(iter(frames.values())), **more)
+    return function(**frames, **more)
+
+
+# --- where it goes ----------------------------------------------------------------------------------
+def _queries(
+    pipeline: Pipeline,
+    rows: DataFrame,
+    bad: list[DataFrame],
+    checkpoint: str,
+    setting: Setting,
+) -> list[Query]:
+    options = dict(setting.connection)
+    if isinstance(pipeline.to, TableOutput):
+        if outputs.can_fail(rows):
+            if pipeline.failed is None:
+                raise pipeline.section.wrong(
+                    "failed", "the rows have a column _failed: say where those go that failed"
+                )
+            bad = [*bad, outputs.failed_rows(pipeline, rows, pipeline.failed)]
+        main = outputs.table_rows(pipeline, rows)
+    else:
+        options |= pipeline.to.options
+        main = outputs.messages(pipeline, rows, setting.max_message_size)
+    together = isinstance(pipeline.to, TopicOutput) and pipeline.mode == "append"
+    if bad and together:
+        letters = [each.withColumn(DEAD, F.lit(True)) for each in bad]
+        main = reduce(_union, letters, main)
+        bad = []
+    found = [Query(pipeline.name, _counted(main), pipeline.to, pipeline.mode, checkpoint, options)]
+    if bad:
+        letters = [each.withColumn(DEAD, F.lit(True)) for each in bad]
+        found.append(
+            Query(
+                pipeline.name + FAILED_SUFFIX,
+                _counted(reduce(_union, letters)),
+                TopicOutput(pipeline.failed, pipeline.section),
+                "append",
+                checkpoint + FAILED_SUFFIX,
+                dict(setting.connection),
+            )
+        )
+    return found
+
+
+def _union(one: DataFrame, other: DataFrame) -> DataFrame:
+    return one.unionByName(other, allowMissingColumns=True)
+
+
+def _counted(rows: DataFrame) -> DataFrame:
+    """Dead letters are counted on their way, and the mark by which they are is taken off."""
+    if DEAD not in rows.columns:
+        return rows
+    counted = rows.observe(OBSERVED, F.count_if(F.col(DEAD)).alias("dead_letters"))
+    return counted.drop(DEAD)
+
+
+def _check_streaming(pipeline: Pipeline, query: Query) -> None:
+    """What Spark checks when a query starts, checked before: which operations a stream allows."""
+    session = query.rows.sparkSession
+    jvm: Any = session._jvm
+    modes = jvm.org.apache.spark.sql.streaming.OutputMode
+    mode = modes.Complete() if query.mode == "complete" else modes.Append()
+    checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
+    key = "sql" if pipeline.sql is not None else "function"
+    with analysed(pipeline.section, key):
+        checker.checkForStreaming(query.rows._jdf.queryExecution().analyzed(), mode)

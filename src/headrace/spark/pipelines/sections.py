@@ -1,0 +1,143 @@
+"""Values of a declaration, read strictly.
+
+A :class:`Section` is a table of the file together with where it stands. Each value is taken by its name
+and type; what was not taken by anybody at the end is a mistake: a misspelt key that is silently ignored
+is how a pipeline does the wrong thing for a year. Every error names the file, the pipeline and the key.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from headrace.errors import HeadraceError, InvalidArgument
+
+_DURATION = re.compile(
+    r"\d+\s*(ms|milliseconds?|s|secs?|seconds?|m|mins?|minutes?|h|hours?|d|days?)\Z", re.IGNORECASE
+)
+_LONG = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+_MISSING = object()
+
+
+class InvalidPipeline(InvalidArgument):
+    """A pipeline's declaration that cannot be."""
+
+    code = "invalid_pipeline"
+
+
+class Section:
+    """A table of the file, and where it stands."""
+
+    def __init__(self, values: Mapping[str, Any], where: str, path: str = ""):
+        self._values = dict(values)
+        self._known: set[str] = set()
+        self.where = where
+        """The file, and the pipeline if there is one."""
+        self.path = path
+        """The keys that lead here, each with a point behind it."""
+
+    # --- errors -----------------------------------------------------------------------------
+    def wrong(self, key: str, why: object) -> InvalidPipeline:
+        return InvalidPipeline(f"{self.where}: {self.path}{key}: {why}")
+
+    def checked(self, key: str, check: Callable[[Any], Any], value: Any) -> Any:
+        """What a check of the model says, with where it stands."""
+        try:
+            return check(value)
+        except HeadraceError as error:
+            raise self.wrong(key, error) from None
+
+    def end(self) -> None:
+        """Whatever is left is a mistake."""
+        for key in self._values:
+            if key not in self._known:
+                close = difflib.get_close_matches(key, self._known, 1)
+                hint = f"is it {close[0]}?" if close else f"there are {_listed(self._known)}"
+                raise self.wrong(key, f"there is no such key; {hint}")
+
+    # --- values -----------------------------------------------------------------------------
+    def __contains__(self, key: str) -> bool:
+        return key in self._values
+
+    def take(self, key: str, default: Any = None) -> Any:
+        """Whatever it is."""
+        self._known.add(key)
+        return self._values.get(key, default)
+
+    def text(self, key: str, default: Any = None) -> Any:
+        value = self.take(key, _MISSING)
+        if value is _MISSING:
+            return default
+        if not isinstance(value, str) or not value.strip():
+            raise self.wrong(key, f"it is a text, not {value!r}")
+        return value.strip()
+
+    def one_of(self, key: str, choices: Iterable[str], default: str) -> str:
+        value: str = self.text(key, default)
+        if value not in choices:
+            raise self.wrong(key, f"it is {_listed(choices, 'or')}, not {value!r}")
+        return value
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """A list, or a single text."""
+        value = self.take(key, _MISSING)
+        if value is _MISSING:
+            return ()
+        found = [value] if isinstance(value, str) else value
+        if not isinstance(found, (list, tuple)) or not all(
+            isinstance(each, str) and each.strip() for each in found
+        ):
+            raise self.wrong(key, f"it is a text or a list of texts, not {value!r}")
+        return tuple(each.strip() for each in found)
+
+    def duration(self, key: str, value: str) -> str:
+        """As Spark writes it."""
+        if not _DURATION.match(value):
+            raise self.wrong(
+                key, f"{value!r} is no duration; write it as '10 seconds' or '5 minutes'"
+            )
+        number, unit = re.split(r"(?<=\d)\s*(?=[A-Za-z])", value, maxsplit=1)
+        return f"{number} {_LONG.get(unit.lower(), unit.lower())}"
+
+    def section(self, key: str) -> Section | None:
+        value = self.take(key, _MISSING)
+        if value is _MISSING:
+            return None
+        if not isinstance(value, Mapping):
+            raise self.wrong(key, f"it is a table, not {value!r}")
+        return Section(value, self.where, f"{self.path}{key}.")
+
+    def sections(self, key: str) -> dict[str, Section]:
+        """A table of tables, by name."""
+        found = self.section(key)
+        if found is None:
+            return {}
+        return {name: found.section(name) or found for name in found._values}
+
+    def options(self, key: str, prefix: str = "") -> dict[str, str]:
+        """Names and values for somebody else; points in names may have become tables on the way."""
+        found = self.section(key)
+        if found is None:
+            return {}
+        flat: dict[str, str] = {}
+        for name, value in _flattened(found._values, ""):
+            if not isinstance(value, (str, int, float)):
+                raise found.wrong(name, f"it is a text, a number, true or false, not {value!r}")
+            name = name if name.startswith(prefix) else prefix + name
+            flat[name] = str(value).lower() if isinstance(value, bool) else str(value)
+        return flat
+
+
+def _flattened(values: Mapping[str, Any], before: str) -> Iterable[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flattened(value, f"{before}{name}.")
+        else:
+            yield before + name, value
+
+
+def _listed(names: Iterable[str], word: str = "and") -> str:
+    *most, last = sorted(names)
+    return f"{', '.join(most)} {word} {last}" if most else last
