@@ -102,7 +102,7 @@ class BatchReader:
     ) -> Iterator[list[Batch]]:
         """The batches that hold offsets ``start`` to ``end - 1``, in order, some at a time.
 
-        The first and the last may hold more than was asked for. ``incarnation``: that topic and no
+        Whole ones: the first and the last may hold more than was asked for. ``incarnation``: that topic and no
         later one of the same name.
         """
         where = {"topic": topic, "partition": str(partition), "max_bytes": str(self._fetch_bytes)}
@@ -128,7 +128,7 @@ class BatchReader:
                     raise DataCorrupt("a fetched batch arrived damaged", retryable=True)
                 if following < end:
                     asked = self._ask(Type.FETCH, {**where, "offset": str(following)}, deadline)
-                batches = _parse(frame.body)
+                batches = _parse(frame.body, end)
             except HeadraceError as error:
                 asked = None
                 self._recover(error, failures, deadline)
@@ -233,12 +233,13 @@ class BatchReader:
             raise ConnectionLost("the broker has fallen silent") from None
         except OSError as error:
             raise ConnectionLost(f"the connection to the broker broke: {error}") from None
-        if frame.properties.get("status") == "error":
-            raise error_of(frame)
-        if frame.sequence != number:
+        is_error = frame.properties.get("status") == "error"
+        if frame.sequence != number and not (is_error and frame.sequence == 0):
             raise InvalidArgument(
                 f"the broker answers {frame.sequence} instead of {number}", code="bad_frame"
             )
+        if is_error:
+            raise error_of(frame)
         return frame
 
 
@@ -300,13 +301,14 @@ def _end_of(body: bytes) -> int:
     return end
 
 
-def _parse(body: bytes) -> list[Batch]:
-    """Every batch of an answer, each with its checksum looked at once."""
-    found, at = [], 0
-    while at < len(body):
+def _parse(body: bytes, end: int) -> list[Batch]:
+    """The batches of an answer that begin before ``end``, each with its checksum looked at once."""
+    found, at, offset = [], 0, -1
+    while at < len(body) and offset < end:
         batch = parse(body, at)
         if batch is None:
             raise DataCorrupt("a fetched batch arrived damaged", retryable=True)
         found.append(batch)
         at += batch.stored_bytes
+        offset = batch.end_offset
     return found
