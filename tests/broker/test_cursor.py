@@ -68,6 +68,9 @@ class Model:
         undone = [offset for offset in range(END) if offset not in self.done]
         assert list(cursor.undone(END)) == undone
         assert cursor.done_count() == len(beyond)
+        for stop in (0, position, position + 1, END // 3, CHUNK, CHUNK + 1, END):
+            assert cursor.done_count(stop) == sum(offset < stop for offset in beyond)
+            assert cursor.undone_count(stop) == sum(offset < stop for offset in undone)
         if beyond and beyond[-1] >= END:
             assert cursor.lag() <= len(undone)  # more is done than the partition has
         else:

@@ -23,6 +23,7 @@ STEPS = st.lists(
         st.tuples(st.just("advance"), st.sampled_from([0.01, 1.0, 5.0, 20.0])),
         st.tuples(st.just("hold"), st.booleans()),
         st.tuples(st.just("seek"), st.integers(0, 1)),
+        st.tuples(st.just("skip"), st.tuples(st.integers(0, 1), st.floats(0, 1))),
         st.tuples(st.just("restart"), st.none()),
     ),
     min_size=5,
@@ -133,6 +134,10 @@ def run(rig: Rig, watch: Watch, kind: str, argument: object) -> None:
             rig.ask(
                 rig.engine.seek, rig.engine.subscription(GROUP), "earliest", partition=partition
             )
+        case "skip", (int(partition), float(where)):
+            group = rig.engine.subscription(GROUP)
+            cursor = group.cursors[(TOPIC, partition)]
+            group.advance(cursor, round(where * rig.log(TOPIC, partition).end_offset))
         case "restart", _:
             rig.workers.hold = False
             rig.workers.release()

@@ -1,22 +1,57 @@
 """Staged batches: nobody sees them before their commit, and a commit is seen whole or not at all."""
 
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
 import pytest
 
-from headrace.errors import HeadraceError, InvalidArgument, MessageNotFound
+from headrace import limits
+from headrace.broker import staging
+from headrace.broker.applying import Piece
+from headrace.errors import (
+    Closed,
+    DataCorrupt,
+    HeadraceError,
+    InvalidArgument,
+    MessageNotFound,
+    QueueFull,
+    TooLarge,
+    TopicNotFound,
+)
 from headrace.log.batch import encode
 from headrace.testing import FaultyFiles, SimulatedFiles
-from tests.broker.rig import Rig
+from tests.broker.rig import Answer, Rig
 
 
-def stage(rig: Rig, *values: bytes, topic: str = "lake", partition: int | None = 0) -> Any:
-    return rig.wait(rig.engine.staging.stage, topic, partition, encode(rig.columns(values)))
+def stage(
+    rig: Rig, *values: bytes, topic: str = "lake", partition: int | None = 0, **more: Any
+) -> Any:
+    batch = encode(rig.columns(values, **{k: more.pop(k) for k in ("timestamps",) if k in more}))
+    return rig.wait(rig.engine.staging.stage, topic, partition, batch, **more)
 
 
-def commit(rig: Rig, number: int, *pieces: Any, name: str = "job") -> None:
-    rig.wait(rig.engine.staging.commit, name, number, list(pieces))
+def commit(rig: Rig, number: int, *pieces: Any, name: str = "job") -> bool:
+    first: bool = rig.wait(rig.engine.staging.commit, name, number, list(pieces))
+    return first
+
+
+def ask(rig: Rig, number: int, *pieces: Any, name: str = "job") -> Answer:
+    return rig.ask(rig.engine.staging.commit, name, number, list(pieces))
+
+
+def step(rig: Rig, until: Callable[[], object]) -> None:
+    """Let the disk do one job after the other until the condition holds."""
+    rig.run()
+    while not until():
+        assert rig.workers.release(1), "nothing is left to be done"
+        rig.run()
+
+
+def finish(rig: Rig) -> None:
+    rig.run()
+    while rig.workers.release():
+        rig.run()
 
 
 def content(rig: Rig, topic: str = "lake") -> list[list[bytes]]:
@@ -51,12 +86,12 @@ def test_a_repeated_commit_changes_nothing() -> None:
     """A driver that does not know whether its commit arrived repeats it, also after a restart."""
     rig = with_topic()
     piece = stage(rig, b"once")
-    commit(rig, 7, piece)
-    commit(rig, 7, piece)
+    assert commit(rig, 7, piece) is True
+    assert commit(rig, 7, piece) is False
     rig.reopen()
-    commit(rig, 7, piece)
-    commit(rig, 7, stage(rig, b"the same batch by another attempt"))
-    commit(rig, 3, stage(rig, b"long ago"))
+    assert commit(rig, 7, piece) is False
+    assert commit(rig, 7, stage(rig, b"the same batch by another attempt")) is False
+    assert commit(rig, 3, stage(rig, b"long ago")) is False
     assert content(rig)[0] == [b"once"]
 
 
@@ -135,6 +170,267 @@ def test_what_is_no_piece_is_refused(piece: str) -> None:
         commit(rig, 0, piece)
 
 
+# --- what is no piece, or not any more -----------------------------------------------------------
+def test_a_piece_is_what_its_id_says() -> None:
+    """An id that was changed by hand does not lead a batch elsewhere, nor cut it."""
+    rig = with_topic()
+    piece = stage(rig, b"one", b"two")
+    home, offset, _, partition, topic = piece.split("/")
+    for wrong in (
+        f"{home}/{offset}/1/{partition}/{topic}",
+        f"{home}/{offset}/2/1/{topic}",
+        f"{home}/1/1/{partition}/{topic}",
+        f"{home}/{offset}/2/{partition}/__staged",
+    ):
+        with pytest.raises(HeadraceError):
+            commit(rig, 0, wrong)
+    rig.reopen()
+    with pytest.raises(DataCorrupt) as refused:
+        commit(rig, 0, f"{home}/{offset}/1/{partition}/{topic}")
+    assert refused.value.code == "piece_lost"
+    assert commit(rig, 0, piece) is True
+
+
+def test_a_piece_of_another_broker_is_not_taken_for_one_of_ours() -> None:
+    """A broker that was made anew has other pieces at the same places."""
+    old, new = with_topic(seed=1), with_topic(seed=2)
+    piece = stage(old, b"theirs")
+    ours = stage(new, b"ours")
+    with pytest.raises(MessageNotFound) as refused:
+        commit(new, 0, piece)
+    assert refused.value.code == "piece_gone"
+    new.wait(new.engine.staging.abort, [piece])
+    assert commit(new, 0, ours) is True
+
+
+def test_a_piece_is_in_one_commit_only() -> None:
+    """While a commit is under way, and after it; not twice in one; and a repetition takes nobody's."""
+    rig = with_topic(hold=True)
+    staged = rig.ask(rig.engine.staging.stage, "lake", 0, encode(rig.columns([b"x"])))
+    finish(rig)
+    piece = staged.get()
+    done = ask(rig, 0, piece)
+    with pytest.raises(MessageNotFound):
+        ask(rig, 0, piece, name="thief")
+    rig.ask(rig.engine.staging.abort, [piece])
+    empty = ask(rig, 5, name="other")
+    finish(rig)
+    assert empty.get() is True
+    ask(rig, 4, piece, name="other")
+    finish(rig)
+    assert done.get() is True
+    assert content(rig)[0] == [b"x"]
+    with pytest.raises(InvalidArgument):
+        ask(rig, 1, piece, piece)
+
+
+def test_too_many_pieces_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit stands in one entry of the journal, which has a bound."""
+    monkeypatch.setattr(limits, "COMMIT_PIECES_MAX", 2)
+    rig = with_topic()
+    with pytest.raises(TooLarge) as refused:
+        commit(rig, 0, *[stage(rig, b"x") for _ in range(3)])
+    assert refused.value.code == "commit_too_large"
+
+
+def test_what_stands_against_a_commit_is_found_before_it_is_decided() -> None:
+    """A topic that is gone, or full, refuses; later the same commit may pass."""
+    rig = with_topic()
+    rig.engine.create_topic("small", rig.engine.topics.defaults.but({"max_queue_size": 1}))
+    rig.engine.create_topic("brief")
+    full, gone = stage(rig, b"a", b"b", topic="small"), stage(rig, b"c", topic="brief")
+    with pytest.raises(QueueFull):
+        commit(rig, 0, full)
+    rig.wait(rig.engine.delete_topic, "brief")
+    with pytest.raises(TopicNotFound):
+        commit(rig, 0, gone)
+    assert "job" not in rig.engine.staging.decisions
+    rig.engine.change_topic("small", {"max_queue_size": 2})
+    assert commit(rig, 0, full) is True
+
+
+# --- staging for a commit ------------------------------------------------------------------------
+def test_what_was_staged_for_a_commit_goes_with_it() -> None:
+    """Pieces of failed attempts are dropped; those of later commits and of others are not."""
+    rig = with_topic()
+    orphans = [stage(rig, b"orphan", name="job", number=n) for n in (3, 4)]
+    others = [stage(rig, b"later", name="job", number=5), stage(rig, b"x", name="b", number=1)]
+    commit(rig, 4, stage(rig, b"kept", name="job", number=4))
+    for orphan in orphans:
+        with pytest.raises(MessageNotFound):
+            commit(rig, 9, orphan, name="late")
+    commit(rig, 9, *others, name="late")
+    assert content(rig)[0] == [b"kept", b"later", b"x"]
+    assert rig.engine.staging._owned == {
+        "job": {5: [others_piece(others[0])]},
+        "b": {1: [others_piece(others[1])]},
+    }
+    for name, number in (("job", 5), ("b", 1)):
+        commit(rig, number, name=name)
+    assert rig.engine.staging._owned == {}
+
+
+def others_piece(piece: str) -> Piece:
+    parsed = Piece.parse(piece)
+    assert parsed is not None
+    return parsed[1]
+
+
+def test_name_and_number_are_given_together() -> None:
+    """One without the other says nothing."""
+    rig = with_topic()
+    for half in ({"name": "job"}, {"number": 1}, {"name": "no name", "number": 1}):
+        with pytest.raises(InvalidArgument):
+            stage(rig, b"x", **half)
+
+
+# --- times ---------------------------------------------------------------------------------------
+def test_times_are_those_of_the_records_not_of_staging() -> None:
+    """What was staged before and at the same time has no influence; only the partition's own order."""
+    rig = with_topic()
+    now = rig.clock.now_ms()
+    early = stage(rig, b"a", b"b", timestamps=[now - 9_000, now - 8_000])
+    stage(rig, b"between")
+    later = stage(rig, b"c", b"d", timestamps=[now - 7_000, now - 9_500])
+    commit(rig, 0, early, later)
+    times = [message.timestamp for message in rig.read("lake")]
+    assert times == [now - 9_000, now - 8_000, now - 7_000, now - 7_000]
+
+
+# --- one after the other -------------------------------------------------------------------------
+def test_the_next_commit_of_a_name_waits_for_the_last() -> None:
+    """The journal knows one commit of each name; none is forgotten by the next."""
+    rig = with_topic(hold=True)
+    staged = [
+        rig.ask(rig.engine.staging.stage, "lake", n % 2, encode(rig.columns([b"%d" % n])))
+        for n in range(3)
+    ]
+    finish(rig)
+    answers = [ask(rig, n, staged[n].get()) for n in range(3)]
+    again = ask(rig, 1, staged[1].get())
+    step(rig, lambda: answers[0].calls)
+    assert answers[1].calls == 0
+    finish(rig)
+    assert [answer.get() for answer in answers] == [True, True, True]
+    assert again.get() is False
+    assert content(rig)[:2] == [[b"0", b"2"], [b"1"]]
+
+
+def test_a_repetition_waits_for_the_first_one() -> None:
+    """Whoever asks while it is decided or applied is answered when it is done."""
+    rig = with_topic(hold=True)
+    staged = rig.ask(rig.engine.staging.stage, "lake", 0, encode(rig.columns([b"x"])))
+    finish(rig)
+    first, second = ask(rig, 0, staged.get()), ask(rig, 0, staged.get())
+    step(rig, lambda: rig.log("lake").is_held)
+    third = ask(rig, 0, staged.get())
+    assert not any(answer.calls for answer in (first, second, third))
+    finish(rig)
+    assert [first.get(), second.get(), third.get()] == [True, False, False]
+
+
+def test_closing_tells_those_who_wait_and_the_commit_is_finished_later() -> None:
+    """It is decided; the next start does the rest."""
+    rig = with_topic(hold=True)
+    staged = rig.ask(rig.engine.staging.stage, "lake", 0, encode(rig.columns([b"x"])))
+    finish(rig)
+    done = ask(rig, 0, staged.get())
+    step(rig, lambda: rig.log("lake").is_held)
+    closed: list[bool] = []
+    rig.engine.close(lambda: closed.append(True))
+    finish(rig)
+    assert closed == [True]
+    with pytest.raises(Closed):
+        done.get()
+    rig._engine = None
+    rig.open()
+    finish(rig)
+    assert content(rig)[0] == [b"x"]
+    again = ask(rig, 0, staged.get())
+    finish(rig)
+    assert again.get() is False
+
+
+# --- names ---------------------------------------------------------------------------------------
+def test_a_name_that_nobody_uses_is_forgotten() -> None:
+    """After thirty days, also over a restart; should it come back, its commits are new ones."""
+    rig = with_topic()
+    commit(rig, 7, stage(rig, b"a"))
+    commit(rig, 0, stage(rig, b"b"), name="busy")
+    rig.clock.jump(29 * 86_400_000)
+    commit(rig, 1, stage(rig, b"c"), name="busy")
+    rig.reopen()
+    assert set(rig.engine.staging.decisions) == {"job", "busy"}
+    rig.clock.jump(2 * 86_400_000)
+    rig.advance(20)
+    assert set(rig.engine.staging.decisions) == {"busy"}
+    assert commit(rig, 7, stage(rig, b"d")) is True
+    assert commit(rig, 0, name="busy") is False
+    assert rig.log("lake").end_offset == 4
+
+
+def test_names_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those used longest ago make room."""
+    monkeypatch.setattr(limits, "COMMIT_NAMES_MAX", 2)
+    rig = with_topic()
+    for name in ("a", "b", "a", "c"):
+        commit(rig, rig.clock.now_ms(), stage(rig, b"x"), name=name)
+        rig.advance(1)
+    rig.advance(20)
+    assert set(rig.engine.staging.decisions) == {"a", "c"}
+
+
+def test_a_lost_journal_shows_nothing_twice() -> None:
+    """What lies in the staging log may have been committed; nobody can know, so it is gone."""
+    rig = with_topic()
+    shown, waiting = stage(rig, b"shown"), stage(rig, b"waiting")
+    commit(rig, 0, shown)
+    rig.close()
+    rig.files.remove(rig.directory / "@subscriptions.journal")
+    rig.open()
+    for piece in (shown, waiting):
+        with pytest.raises(MessageNotFound):
+            commit(rig, 0, piece)
+    commit(rig, 1, stage(rig, b"new"))
+    assert content(rig)[0] == [b"shown", b"new"]
+
+
+# --- room ----------------------------------------------------------------------------------------
+def test_files_go_when_their_pieces_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a commit at once, the one being written a moment later: nothing stays of what was staged."""
+    monkeypatch.setattr(staging, "SEGMENT_BYTES", 4096)
+    monkeypatch.setattr(staging, "ROLL_BYTES_MIN", 1)
+    rig = with_topic()
+    pieces = [stage(rig, bytes(2000)) for _ in range(10)]
+    assert len(rig.segments("__staged")) > 3
+    commit(rig, 0, *pieces[5:])
+    assert len(rig.segments("__staged")) > 3, "an earlier piece still waits"
+    rig.wait(rig.engine.staging.abort, pieces[:5])
+    commit(rig, 1)
+    assert len(rig.segments("__staged")) == 1
+    rig.advance(25)
+    log = rig.log("__staged")
+    assert log.size_bytes() == 0
+    assert log.start_offset == log.end_offset == 10
+    commit(rig, 2, stage(rig, b"x"))
+    assert content(rig)[0][-1] == b"x"
+
+
+def test_without_a_disk_staging_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits in memory is counted in bytes, and let go of with its commit."""
+    monkeypatch.setattr(limits, "STAGED_MEMORY_BYTES_MAX", 45_000)
+    rig = Rig(directory=None, topic={"max_queue_size": 1_000_000})
+    for number in range(3):
+        piece = stage(rig, *[b"%d" % n for n in range(1_000)], topic="lake")
+        with pytest.raises(QueueFull) as refused:
+            stage(rig, bytes(40_000))
+        assert refused.value.retryable
+        commit(rig, number, piece)
+        assert rig.log("__staged").size_bytes() == 0
+    assert len(content(rig)[0]) == 3_000
+
+
+# --- crashes -------------------------------------------------------------------------------------
 def _job(rig: Rig, numbers: range) -> None:
     """A driver: stage three pieces over two partitions for each number, then commit them."""
     for number in numbers:
@@ -162,6 +458,40 @@ def _ready() -> tuple[Rig, FaultyFiles]:
     faulty = rig.files = FaultyFiles(rig.files)
     rig.open()
     return rig, faulty
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_what_is_published_behind_a_commit_stays_there(seed: int) -> None:
+    """The power fails at each disk operation of commits with publishes in between: all is in order."""
+    operation = 0
+    while True:
+        operation += 1
+        rig, faulty = _ready()
+        faulty.fail(None, operation)
+        answered: list[bytes] = []
+        try:
+            for number in range(2):
+                pieces = [stage(rig, b"%d-a" % number), stage(rig, b"%d-b" % number, partition=1)]
+                commit(rig, number, *pieces)
+                answered.append(b"%d-a" % number)
+                rig.publish("lake", b"p%d" % number, partition=0)
+                answered.append(b"p%d" % number)
+            return  # it failed behind the end: everything has been seen
+        except (HeadraceError, OSError, AssertionError):
+            pass
+        rig.files = rig.disk
+        rig.abandon()
+        rig.disk.crash(Random(seed * 10_000 + operation))
+        rig._engine = rig.make()
+        rig.engine.open()
+        for _ in range(2):  # before anything is finished, and after
+            first, second = content(rig)[:2]
+            shown = [value for value in first if value.endswith(b"-a")]
+            assert [v[:1] for v in shown] == [v[:1] for v in second], operation
+            rig.run()
+        order = [b"0-a", b"p0", b"1-a", b"p1"]
+        assert content(rig)[0] == order[: len(content(rig)[0])], operation
+        assert content(rig)[0][: len(answered)] == answered, operation
 
 
 @pytest.mark.parametrize("seed", range(4))

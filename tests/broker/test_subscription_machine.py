@@ -11,6 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from headrace.broker import positions
 from headrace.broker.delivery import Delivery, Member
 from headrace.broker.subscription import Subscription
 from headrace.errors import StaleDelivery
@@ -258,6 +259,26 @@ class SubscriptionMachine(RuleBasedStateMachine):
         self.durable_failures = {
             p: n for p, n in self.durable_failures.items() if p[0] != partition
         }
+
+    @rule(partition=PICK, where=st.floats(0, 1))
+    def move_along(self, partition: int, where: float) -> None:
+        """A reader that keeps its own position says how far it has come."""
+        partition %= self.partitions
+        target = round(where * self.end_of(partition))
+        past = {p for p in self.published if p[0] == partition and p[1] < target}
+        for place in past & self.out.keys():
+            self.settled.append(self.out.pop(place)[1])
+        for known in (self.failures, self.failures_least):
+            for place in past & known.keys():
+                del known[place]
+        self.done |= past
+        self.unsure -= past
+        self.excused |= past
+        done, failures = self.done - self.unsure, dict(self.failures_least)
+        place_of_topic = {TOPIC: {partition: target}}
+        self.rig.wait(positions.advance, self.rig.engine, self.group, place_of_topic)
+        self.durable_done, self.durable_failures = done, failures
+        self.reconcile()
 
     @rule()
     def flush(self) -> None:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("headrace.broker")
 Done = Callable[[HeadraceError | None], None]
-_ID = re.compile(r"([0-9a-f]{1,16})/(\d{1,19})/(\d{1,7})/(\d{1,4})/([A-Za-z0-9._-]{1,249})")
+_ID = re.compile(r"([0-9a-f]{1,16})/([0-9]{1,19})/([0-9]{1,7})/([0-9]{1,4})/([\w.-]{1,249})", re.A)
 READ_BYTES = 8 << 20
 """What one job of a worker reads, and then the piece that it is at."""
 READ_PIECES_MAX = 64
