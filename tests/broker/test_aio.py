@@ -22,6 +22,8 @@ from headrace.errors import (
     SubscriptionNotFound,
     TopicNotFound,
 )
+from headrace.log.batch import encode
+from headrace.log.columns import Columns
 from headrace.testing import FaultyFiles
 
 WAIT = 20.0
@@ -343,3 +345,25 @@ async def test_a_topic_that_goes_takes_its_channel_along() -> None:
         await broker.subscribe("other")
         assert consumer not in broker._channels
         consumer.close()
+
+
+def test_the_brokers_own_topics_and_subscriptions_are_not_to_be_moved() -> None:
+    """The same refusal as over the network; what is asked of them is answered."""
+
+    async def run() -> None:
+        async with AsyncBroker.open() as broker:
+            await broker.stage("orders", encode(Columns([b"x"])))
+            with pytest.raises(InvalidArgument) as topic:
+                await broker.change_topic("__staged", retention_hours=1.0)
+            assert topic.value.code == "invalid_topic"
+            for move in (
+                broker.delete_subscription("__staging", "__staged"),
+                broker.seek("__staging", "latest", topic="__staged"),
+                broker.advance("__staging", {"__staged": {0: 1}}, topic="__staged"),
+            ):
+                with pytest.raises(InvalidArgument) as refused:
+                    await move
+                assert refused.value.code == "invalid_subscription"
+            assert (await broker.topic_stats("__staged"))["messages"] == 1
+
+    asyncio.run(run())

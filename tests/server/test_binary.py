@@ -40,7 +40,7 @@ from tests.contract.raw_binary import (
     frame,
 )
 
-PUBLISH_BATCH, DELIVER, SETTLE, CREDIT = 16, 23, 24, 26
+PUBLISH_BATCH, DELIVER, SETTLE, CREDIT, STAGE = 16, 23, 24, 26, 27
 
 
 def refused(
@@ -81,6 +81,8 @@ def join(
         (PUBLISH, {"topic": "a", "key64": "%%%"}, b"x", InvalidArgument, "invalid_key"),
         (PUBLISH, {"topic": "a"}, bytes((1 << 20) + 1), TooLarge, "message_too_large"),
         (PUBLISH_BATCH, {"topic": "a"}, b"", DataCorrupt, "invalid_batch"),
+        (STAGE, {}, b"", InvalidArgument, "missing_property"),
+        (STAGE, {"topic": "a"}, b"HRB1" + bytes(100), DataCorrupt, "invalid_batch"),
         (PUBLISH_BATCH, {"topic": "a"}, b"HRB1" + bytes(100), DataCorrupt, "invalid_batch"),
         (FETCH, {"topic": "nowhere"}, b"", NotFound, "topic_not_found"),
         (FETCH, {}, b"", InvalidArgument, "missing_property"),
@@ -226,6 +228,57 @@ def test_a_batch_of_an_idempotent_producer_is_stored_once(frames: FrameSocket) -
     batch.first_sequence = 5
     assert refused(frames, PUBLISH_BATCH, {"topic": "orders"}, batch.raw()).code == "sequence_gap"
     assert admin(frames, "topic", topic="orders")["messages"] == 2
+
+
+def test_a_piece_is_staged_for_a_commit(frames: FrameSocket) -> None:
+    """Both halves of what it is meant for, or neither; then it is refused in words."""
+    raw = encode(Columns([b"one"])).raw()
+    for half in ({"name": "job"}, {"number": "1"}, {"name": "job", "number": "x"}):
+        assert isinstance(refused(frames, STAGE, {"topic": "a", **half}, raw), InvalidArgument)
+    answer = frames.ask(STAGE, {"topic": "a", "name": "job", "number": "1"}, raw).properties
+    again = frames.ask(STAGE, {"topic": "a", "name": "job", "number": "1"}, raw).properties
+    done = admin(frames, "commit_staged", name="job", number=1, pieces=[answer["piece"]])
+    assert done == {"committed": True}
+    assert admin(frames, "abort_staged", pieces=[again["piece"]]) == {"aborted": 1}
+
+
+def test_waiting_holds_up_nothing_behind_it(frames: FrameSocket) -> None:
+    """A long poll answers when there is something; the questions after it are answered before."""
+    admin(frames, "create_topic", topic="orders")
+    body = {"op": "wait_for", "positions": {"orders": {"0": 0}}, "wait": 30}
+    frames.send(frame(ADMIN, 1_000, None, json.dumps(body).encode()))
+    frames.send(frame(PUBLISH, 1_001, {"topic": "orders"}, b"x"))
+    answers = [frames.read(), frames.read()]
+    assert sorted(answer.sequence for answer in answers) == [1_000, 1_001]
+    (news,) = [answer for answer in answers if answer.sequence == 1_000]
+    assert json.loads(news.body) == {"news": True}
+
+
+@pytest.mark.parametrize(
+    ("op", "arguments"),
+    [
+        ("positions", {}),
+        ("positions", {"topics": 7}),
+        ("positions", {"topics": "orders", "at": "soon"}),
+        ("wait_for", {"positions": {}}),
+        ("wait_for", {"positions": {"orders": {"x": 0}}, "wait": 1}),
+        ("wait_for", {"positions": {"orders": 0}, "wait": 1}),
+        ("wait_for", {"positions": {"orders": {"0": "0"}}, "wait": 1}),
+        ("wait_for", {"positions": {}, "wait": -1}),
+        ("advance", {"subscription": "group"}),
+        ("advance", {"subscription": "__staging", "positions": {}}),
+        ("commit_staged", {"name": "job", "number": 1}),
+        ("commit_staged", {"name": "job", "number": "1", "pieces": []}),
+        ("commit_staged", {"name": "job", "number": 1, "pieces": [7]}),
+        ("commit_staged", {"name": "job", "number": 1, "pieces": [], "more": 1}),
+        ("abort_staged", {"pieces": "7"}),
+    ],
+)
+def test_what_jobs_ask_is_checked(frames: FrameSocket, op: str, arguments: dict[str, Any]) -> None:
+    """Whatever is missing, left over or of another type is refused in words."""
+    admin(frames, "create_topic", topic="orders")
+    body = json.dumps({"op": op, **arguments}).encode()
+    assert isinstance(refused(frames, ADMIN, {}, body), InvalidArgument)
 
 
 def test_a_full_queue_is_refused_as_something_that_may_pass(frames: FrameSocket) -> None:

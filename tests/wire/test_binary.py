@@ -200,6 +200,56 @@ def test_a_length_that_can_be_sets_no_memory_aside(total: int) -> None:
     assert peak < 64 << 10
 
 
+LARGE = raw_frame(27, 9, b"topic=lake\0", bytes(range(256)) * 300, timestamp=5)
+LARGE_FLAT = (27, 9, {"topic": "lake"}, bytes(range(256)) * 300, 5)
+
+
+@given(st.lists(st.integers(0, 2 * len(LARGE)), max_size=12))
+def test_a_large_frame_however_it_is_cut(places: list[int]) -> None:
+    """It is put together from its chunks; what stands before and behind it is not touched."""
+    small = raw_frame(2, 1, b"a=1\0", b"x")
+    stream = small + LARGE + small + LARGE
+    parser = BinaryParser()
+    found = [(2, 1, {"a": "1"}, b"x", 0), LARGE_FLAT]
+    assert read_binary(cut_at(stream, places), parser) == (found * 2, None)
+    assert parser.buffered == 0
+
+
+@given(st.integers(1, 200), st.integers(1, 40_000))
+def test_a_large_frame_in_chunks_of_any_size(first: int, size: int) -> None:
+    """Also when its head arrives in pieces."""
+    cuts = range(first, len(LARGE), size)
+    assert read_binary(cut_at(LARGE, cuts), BinaryParser()) == ([LARGE_FLAT], None)
+
+
+@pytest.mark.parametrize(
+    "lies",
+    [{"body_length": 5}, {"body_length": 1 << 31}, {"properties_length": 1 << 31},
+     {"properties_length": 3}, {"properties_length": 70_000}],
+)  # fmt: skip
+@pytest.mark.parametrize("cut", [3, 20, 30, 300, 17_000, 60_000])
+def test_a_large_frame_that_lies_is_refused(lies: dict[str, int], cut: int) -> None:
+    """The same error as when it arrives in one piece, and nothing is kept of it."""
+    stream = raw_frame(2, 1, b"a=1\0", bytes(70_000), **lies)  # type: ignore[arg-type]
+    parser = BinaryParser()
+    assert read_binary([stream[:cut], stream[cut:]], parser) == ([], "bad_frame")
+    assert parser.buffered == 0
+
+
+def test_a_large_frame_byte_by_byte_costs_what_it_weighs() -> None:
+    """Small chunks are gathered: a slow sender does not cost many times what it sends."""
+    parser = BinaryParser()
+    tracemalloc.start()
+    try:
+        for at in range(len(LARGE) - 1):
+            parser.feed(LARGE[at : at + 1])
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert parser.buffered == len(LARGE) - 1
+    assert peak < 3 * len(LARGE)
+
+
 def test_more_properties_than_the_limit_are_refused() -> None:
     """Their limit is below the frame's."""
     most = PROPERTIES_BYTES_MAX
