@@ -45,6 +45,36 @@ def _entry_at(raw: bytes, at: int) -> bytes | None:
     return payload if crc32c(payload) == crc else None
 
 
+def entries_in(raw: bytes) -> tuple[list[bytes], int, int]:
+    """All entries of a journal's bytes, how many damaged places were skipped, and where it ends."""
+    entries: list[bytes] = []
+    at = end = damaged = 0
+    while at + 8 <= len(raw):
+        payload = _entry_at(raw, at)
+        if payload is not None:
+            entries.append(payload)
+            at += 8 + len(payload) + (-len(payload) & 7)
+            end = at
+            continue
+        following = _next_entry(raw, at)
+        if following is None:
+            break
+        damaged += 1
+        at = following
+    return entries, damaged, end
+
+
+def _next_entry(raw: bytes, at: int) -> int | None:
+    """The next place with a valid entry behind ``at``."""
+    limit = len(raw.rstrip(b"\0"))
+    at += 8
+    while at < limit:
+        if _entry_at(raw, at) is not None:
+            return at
+        at += 8
+    return None
+
+
 class Journal:
     """Blocking; the caller runs ``append`` and ``rewrite`` in a worker, one at a time."""
 
@@ -63,20 +93,7 @@ class Journal:
         if not self._files.exists(self.path):
             return None
         raw = self._files.read_file(self.path)
-        entries: list[bytes] = []
-        at = end = 0
-        while at + 8 <= len(raw):
-            payload = _entry_at(raw, at)
-            if payload is not None:
-                entries.append(payload)
-                at += 8 + len(payload) + (-len(payload) & 7)
-                end = at
-                continue
-            following = self._next(raw, at)
-            if following is None:
-                break
-            self.damaged += 1
-            at = following
+        entries, self.damaged, end = entries_in(raw)
         if entries and entries[0] == self._magic:
             entries = entries[1:]
         elif not self.damaged:
@@ -100,16 +117,6 @@ class Journal:
             self._files.sync(handle)
             self._allocated = end
         return entries
-
-    def _next(self, raw: bytes, at: int) -> int | None:
-        """The next place with a valid entry behind ``at``."""
-        limit = len(raw.rstrip(b"\0"))
-        at += 8
-        while at < limit:
-            if _entry_at(raw, at) is not None:
-                return at
-            at += 8
-        return None
 
     def _writer(self) -> Handle:
         if self._handle is None:

@@ -36,7 +36,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.errors import InvalidArgument
-from headrace.log.batch import HAS_HEADERS, HAS_IDS, HAS_KEYS, HAS_TIMES, Batch
+from headrace.log.batch import HAS_HEADERS, HAS_IDS, HAS_KEYS, HAS_TIMES, STAGED, Batch
 from headrace.log.columns import NO_ID
 from headrace.model import derive_id, topic_hash
 
@@ -249,11 +249,16 @@ def _headers(type_: pa.DataType) -> Column:
     return lambda parts, origin: _collect(parts, type_, large, small)
 
 
+def _has_times(batch: Batch) -> bool:
+    """Whether each record has a time of its own; of a staged batch that is not yet its time."""
+    return batch.flags & (HAS_TIMES | STAGED) == HAS_TIMES
+
+
 def millis(parts: list[Part], origin: Origin) -> pa.Array:
     """The records' times in milliseconds."""
     pieces: list[Any] = []
     for batch, start, stop in parts:
-        if batch.flags & HAS_TIMES:
+        if _has_times(batch):
             at = batch.column(HAS_TIMES)
             pieces.append(batch.plain()[at + 8 * start : at + 8 * stop])
         else:
@@ -263,7 +268,7 @@ def millis(parts: list[Part], origin: Origin) -> pa.Array:
 
 
 def timestamps(parts: list[Part], origin: Origin) -> pa.Array:
-    if all(not part.batch.flags & HAS_TIMES for part in parts):
+    if not any(_has_times(part.batch) for part in parts):
         raw = b"".join([_LONG.pack(p.batch.base_timestamp * 1000) * p.rows for p in parts])
         micros = pa.Array.from_buffers(pa.int64(), len(raw) // 8, [None, pa.py_buffer(raw)])
     else:
