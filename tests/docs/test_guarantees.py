@@ -4,7 +4,13 @@ import ast
 import re
 
 from headrace.broker import state
-from headrace.limits import PRODUCER_BATCHES_KEPT, PRODUCERS_PER_PARTITION_MAX
+from headrace.limits import (
+    COMMIT_NAMES_KEPT_S,
+    COMMIT_NAMES_MAX,
+    PRODUCER_BATCHES_KEPT,
+    PRODUCERS_PER_PARTITION_MAX,
+    STAGED_KEPT_S,
+)
 from headrace.model import TopicSettings
 from tests.docs.blocks import ROOT, read
 
@@ -41,3 +47,6 @@ def test_the_numbers_are_those_of_the_source() -> None:
     assert f"`sync_interval_ms` ({TopicSettings().sync_interval_ms})" in TEXT
     assert f"the last {PRODUCER_BATCHES_KEPT} batches" in TEXT
     assert f"the {PRODUCERS_PER_PARTITION_MAX:,} producers" in TEXT
+    assert f"remembered for {COMMIT_NAMES_KEPT_S // 86_400} days" in TEXT
+    assert f"the {COMMIT_NAMES_MAX:,} names" in TEXT
+    assert STAGED_KEPT_S == 86_400

@@ -23,7 +23,11 @@ SESSIONS = [block for block in blocks(TEXT) if "session" in block.words]
 SOURCE = ROOT / "src" / "headrace"
 NOT_OURS = SOURCE / "bench"
 """The load test makes codes of what others answer."""
-MADE = {"f'invalid_{name}'": {"invalid_delay", "invalid_ttl", "invalid_seconds"}}
+MADE = {
+    "f'invalid_{name}'": {
+        "invalid_delay", "invalid_ttl", "invalid_seconds", "invalid_timeout", "invalid_wait",
+    },
+}  # fmt: skip
 """Codes that are put together."""
 
 
