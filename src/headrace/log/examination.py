@@ -29,7 +29,7 @@ from headrace.log.findings import (
     worst,
 )
 from headrace.log.index import Index
-from headrace.log.journal import Journal, _entry_at
+from headrace.log.journal import entries_in
 from headrace.log.producers import Producers
 from headrace.log.remedies import (
     FillGap,
@@ -229,20 +229,7 @@ class Examination:
         except OSError as error:
             self.add_unreadable(path, error)
             return
-        journal = Journal(self.files, path, b"")
-        entries = places = at = end = 0
-        while at + 8 <= len(raw):
-            payload = _entry_at(raw, at)
-            if payload is not None:
-                entries += 1
-                at += 8 + len(payload) + (-len(payload) & 7)
-                end = at
-                continue
-            following = journal._next(raw, at)
-            if following is None:
-                break
-            places += 1
-            at = following
+        entries, places, end = entries_in(raw)
         torn = len(raw[end:].rstrip(b"\0"))
         if not entries:
             self.add(
@@ -256,7 +243,7 @@ class Examination:
         if places:
             self.add(
                 "damage", "journal_damaged", path,
-                f"{count(places, 'damaged place')} among {entries:,} entries of the subscription "
+                f"{count(places, 'damaged place')} among {len(entries):,} entries of the subscription "
                 "journal; the next start skips that and keeps a copy. Some positions are then older "
                 "than they were, and messages are delivered again",
                 bytes=len(raw),
