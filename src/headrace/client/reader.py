@@ -112,32 +112,37 @@ class BatchReader:
         asked: int | None = None
         deadline = time.monotonic() + self._timeout
         failures = 0
-        while offset < end:
-            try:
-                if asked is None:
-                    asked = self._ask(Type.FETCH, {**where, "offset": str(offset)}, deadline)
-                frame = self._receive(asked, deadline)
-                asked = None
-                if not frame.body:
-                    raise OffsetOutOfRange(
-                        f"offset {offset} is not there: {topic}/{partition} ends at "
-                        f"{frame.properties['end_offset']}"
-                    )
-                following = _end_of(frame.body)
-                if following <= offset:
-                    raise DataCorrupt("a fetched batch arrived damaged", retryable=True)
-                if following < end:
-                    asked = self._ask(Type.FETCH, {**where, "offset": str(following)}, deadline)
-                batches = _parse(frame.body, end)
-            except HeadraceError as error:
-                asked = None
-                self._recover(error, failures, deadline)
-                failures += 1
-                continue
-            yield batches
-            offset = following
-            failures = 0
-            deadline = time.monotonic() + self._timeout
+        try:
+            while offset < end:
+                try:
+                    if asked is None:
+                        asked = self._ask(Type.FETCH, {**where, "offset": str(offset)}, deadline)
+                    number, asked = asked, None
+                    frame = self._receive(number, deadline)
+                    if not frame.body:
+                        raise OffsetOutOfRange(
+                            f"offset {offset} is not there: {topic}/{partition} ends at "
+                            f"{frame.properties['end_offset']}"
+                        )
+                    following = _end_of(frame.body)
+                    if following <= offset:
+                        raise DataCorrupt("a fetched batch arrived damaged", retryable=True)
+                    if following < end:
+                        question = {**where, "offset": str(following)}
+                        asked = self._ask(Type.FETCH, question, deadline)
+                    batches = _parse(frame.body, end)
+                except HeadraceError as error:
+                    asked = None
+                    self._recover(error, failures, deadline)
+                    failures += 1
+                    continue
+                yield batches
+                offset = following
+                failures = 0
+                deadline = time.monotonic() + self._timeout
+        finally:
+            if asked is not None:  # the caller has had enough; nobody is there for the answer
+                self.close()
 
     def bounds(self, topic: str, partition: int) -> tuple[int, int]:
         """The first offset and the end of a partition."""

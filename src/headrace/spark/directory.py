@@ -281,10 +281,6 @@ class DirectoryStore:
 
     def read(self, span: Span) -> Iterator[list[Batch]]:
         found = self._partition(span.topic, span.partition)
-        if not found.start <= span.start <= span.end <= found.end:
-            raise OffsetOutOfRange(
-                f"{span.topic}/{span.partition} holds {found.start} to {found.end - 1}"
-            )
         offset = span.start
         for segment, end in zip(found.segments, found.ends(), strict=True):
             while segment.base_offset <= offset < min(end, span.end):
@@ -292,5 +288,10 @@ class DirectoryStore:
                     batches = segment.read(offset, end, READ_BYTES)
                 except FileNotFoundError:
                     raise OffsetOutOfRange(f"{segment.path} was deleted meanwhile") from None
-                offset = batches[-1].end_offset
                 yield batches
+                offset = batches[-1].end_offset
+        if offset < span.end:
+            raise OffsetOutOfRange(
+                f"offset {offset} is not there: {span.topic}/{span.partition} holds {found.start} to "
+                f"{found.end - 1}"
+            )

@@ -144,12 +144,14 @@ def records(store: Store, span: Span, *, fail_on_data_loss: bool) -> Iterator[Pa
                     yield Part(batch, offset - batch.base_offset, end - batch.base_offset)
                     offset = end
             return
-        except OffsetOutOfRange:
+        except OffsetOutOfRange as error:
             start, end = store.bounds(span)
             if offset < start:
                 offset = lost(offset, start, RETENTION)
-            elif end < span.end:
-                offset = lost(max(offset, end), span.end, "were there once and are not any more")
+            elif offset >= end:
+                offset = lost(offset, span.end, "were there once and are not any more")
+            else:
+                raise error
         except NotFound as error:
             offset = lost(offset, span.end, f"are gone: {error.message}")
         except DataCorrupt as error:
