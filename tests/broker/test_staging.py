@@ -329,6 +329,23 @@ def test_a_repetition_waits_for_the_first_one() -> None:
     assert [first.get(), second.get(), third.get()] == [True, False, False]
 
 
+def test_closing_tells_also_those_whose_commit_is_only_being_decided() -> None:
+    """Nobody waits for a broker that is gone; asking again shows what became of it."""
+    rig = with_topic(hold=True)
+    staged = rig.ask(rig.engine.staging.stage, "lake", 0, encode(rig.columns([b"x"])))
+    finish(rig)
+    answers = [ask(rig, 0, staged.get()), ask(rig, 0, staged.get()), ask(rig, 1)]
+    rig.engine.close(lambda: None)
+    finish(rig)
+    for answer in answers:
+        with pytest.raises(Closed):
+            answer.get()
+    rig._engine = None
+    rig.open()
+    finish(rig)
+    assert content(rig)[0] == [b"x"]
+
+
 def test_closing_tells_those_who_wait_and_the_commit_is_finished_later() -> None:
     """It is decided; the next start does the rest."""
     rig = with_topic(hold=True)

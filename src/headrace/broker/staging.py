@@ -147,8 +147,7 @@ class Staging:
 
     def close(self, error: HeadraceError) -> None:
         """The broker ends: whoever waits is told. What is decided is finished at the next start."""
-        waiting = [*([self._applying] if self._applying else []), *self._queue]
-        for decision in waiting:
+        for decision in list(self.decisions.values()):
             decision.answer(error)
 
     # --- staging ----------------------------------------------------------------------------
