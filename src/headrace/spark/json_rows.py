@@ -27,6 +27,7 @@ from headrace.errors import InvalidArgument
 
 _NEEDS_ESCAPE = re.compile(rb'["\\\x00-\x1f]')
 _NEEDS_ESCAPE_RE2 = '["\\\\\\x00-\\x1f]'
+_YEAR_0_MS, _YEAR_10000_MS = -62_167_219_200_000, 253_402_300_800_000
 _MAP_KEYS = {"boolean", "byte", "short", "integer", "long", "string", "char", "varchar"}
 _SCALARS = _MAP_KEYS | {
     *("float", "double", "decimal", "binary", "date", "timestamp", "timestamp_ntz", "void")
@@ -179,19 +180,39 @@ def _timestamps(column: pa.Array) -> pa.Array:
     # Down to the millisecond, as Spark does it; before 1970, too.
     floored = pc.floor_temporal(column, unit="millisecond").cast(pa.timestamp("ms", zone))
     if zone is None:
-        return pc.strftime(floored, "%Y-%m-%dT%H:%M:%S")
+        return _clock(floored)
+    utc = floored.cast(pa.timestamp("ms"))
     if zone in ("UTC", "Etc/UTC", "GMT", "Z", "+00:00"):
-        return pc.strftime(floored.cast(pa.timestamp("ms")), "%Y-%m-%dT%H:%M:%SZ")
+        return _wrapped("", _clock(utc), "Z")
     try:
-        texts = pc.strftime(floored, "%Y-%m-%dT%H:%M:%S%z")
+        local = pc.local_timestamp(floored)
     except pa.ArrowInvalid as error:
         raise InvalidArgument(
             f"timestamps in the session's time zone {zone!r} cannot be written here ({error}); set "
             "spark.sql.session.timeZone to UTC, or install the system's time zone data",
             code="unknown_time_zone",
         ) from None
-    texts = pc.replace_substring_regex(texts, r"([+-]\d\d)(\d\d)$", r"\1:\2")
-    return pc.replace_substring_regex(texts, r"\+00:00$", "Z")
+    ahead = pc.subtract(local.cast(pa.int64()), utc.cast(pa.int64())).dictionary_encode()
+    names = pa.array(map(_offset, ahead.dictionary.to_pylist()), pa.string())
+    return pc.binary_join_element_wise(_clock(local), names.take(ahead.indices), "")
+
+
+def _clock(column: pa.Array) -> pa.Array:
+    """As 2024-01-31T12:00:00.000, whatever the zone."""
+    bounds = pc.min_max(column.cast(pa.int64()))
+    lowest, highest = bounds["min"].as_py(), bounds["max"].as_py()
+    if lowest is not None and not _YEAR_0_MS <= lowest <= highest < _YEAR_10000_MS:
+        return pc.strftime(column, "%Y-%m-%dT%H:%M:%S")
+    # Ten times as fast; all years have four digits.
+    return pc.binary_replace_slice(column.cast(pa.string()), 10, 11, "T")
+
+
+def _offset(milliseconds: int) -> str:
+    minutes = milliseconds // 60_000
+    if not minutes:
+        return "Z"
+    hours, minutes = divmod(abs(minutes), 60)
+    return f"{'-' if milliseconds < 0 else '+'}{hours:02d}:{minutes:02d}"
 
 
 def _lists(column: pa.Array) -> pa.Array:

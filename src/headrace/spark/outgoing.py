@@ -40,6 +40,8 @@ from headrace.model import check_topic_name
 from headrace.spark import encoding, json_rows
 
 PIECE_BYTES = limits.BATCH_BYTES_TARGET
+ENOUGH_BYTES = PIECE_BYTES * 3 // 4
+"""From here on a lane is sent and does not wait for more: joining two parts costs a copy of both."""
 PIECE_ROWS_MAX = 50_000
 """Records of ten bytes should not make batches of a hundred thousand."""
 HELD_BYTES_MAX = 32 << 20
@@ -383,7 +385,7 @@ class Outgoing:
         lane.bytes += size
         lane.rows += records.num_rows
         self._held += size
-        if lane.bytes >= PIECE_BYTES or lane.rows >= PIECE_ROWS_MAX:
+        if lane.bytes >= ENOUGH_BYTES or lane.rows >= PIECE_ROWS_MAX:
             yield from self._send(where, lane)
         elif self._held > HELD_BYTES_MAX:
             # All of them: a part holds on to the whole record batch that it was cut from.
