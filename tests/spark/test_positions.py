@@ -56,6 +56,7 @@ def test_where_a_query_began_is_kept_in_its_first_end() -> None:
     assert again == end
     later = at(a={0: 90})
     assert spans(later, again) == [Span("a", 0, 15, 20, 3)]
+    assert spans(again, again) == []  # the first batch is done, and nothing has come since
 
 
 @pytest.mark.parametrize(

@@ -267,7 +267,7 @@ def decoder_of(type_: pa.DataType, where: str) -> Any:
         return Decoder(type_, {str}, _date, _from_texts(type_))
     if is_.is_binary(type_):
         return Decoder(type_, set(), _bytes)
-    if is_.is_struct(type_):
+    if is_.is_struct(type_) and not any(field.metadata for field in type_):  # such is a VARIANT
         fields = [(field.name, decoder_of(field.type, f"{where}.{field.name}")) for field in type_]
         return _Struct(type_, fields)
     if is_.is_list(type_):

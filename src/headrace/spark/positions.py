@@ -324,7 +324,7 @@ class Span(NamedTuple):
 
 def spans(start: Positions, end: Positions) -> list[Span]:
     """What lies between two positions."""
-    if end.begin is not None:
+    if end.begin is not None and start.begin is None:  # it is the first batch, perhaps again
         start = Positions(end.begin, {t: end.incarnations.get(t, 0) for t in end.begin})
     found = []
     for topic, some in end.offsets.items():
