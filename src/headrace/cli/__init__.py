@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli import bench, dead_letters, doctor, groups, messages, serve, topics
+from headrace.cli import bench, dead_letters, doctor, groups, messages, pipeline, serve, sql, topics
 from headrace.errors import HeadraceError, InvalidArgument
 
 app = typer.Typer(
@@ -42,8 +42,12 @@ app.command(short_help="Delete a subscription.")(groups.delete_subscription)
 app.command(short_help="Replay a subscription, or skip.")(groups.seek)
 app.add_typer(dead_letters.dlq, name="dlq", help="Dead letters: list, show, redrive, edit, purge.")
 app.add_typer(dead_letters.scheduled, name="scheduled", help="Delayed messages: list, cancel.")
+app.add_typer(
+    pipeline.pipeline, name="pipeline", help="Spark pipelines: run, list, validate, status, stop."
+)
 app.command(short_help="Examine or repair a data directory.")(doctor.doctor)
 app.command(short_help="Test a running broker under load.")(bench.bench)
+app.command(short_help="Query topics with SQL.")(sql.sql)
 
 
 def _print_version(wanted: bool) -> None:

@@ -37,6 +37,7 @@ A file in TOML, with everything that can be said. Only ``from`` (or ``inputs``) 
     to = { topic = "revenue", key = "customer" }
     failed = "revenue.dlq"                  # where rows that failed go; true: <pipeline>.dlq
     trigger = "10 seconds"                  # default: as soon as there is something; "once" for cron
+    restarts = 3                            # so often in a row it is started again after an error
     spark = { "spark.sql.ansi.enabled" = false }
 
     [pipeline.shipped]                      # two topics and a table, joined, into a lake table
@@ -78,9 +79,11 @@ _id``), so that no field is mistaken for them. Columns with an underscore in fro
 name them (``_offset AS offset``) to keep them. A single input is the view ``input``, and has the name of
 its topic too; of several, each has the name under ``inputs``.
 
-What goes into a topic: where all columns that come out are ``key, value, headers, topic, partition, timestamp,
-deliver_at`` (``offset`` and ``id`` may be there and mean nothing), and ``value`` is one of them, they are
-the message. Else the message is a JSON object of all columns.
+What goes into a topic is a JSON object of all columns. Where the columns that come out are such as a
+record has, and ``value`` is one of them, they are the message itself (``key, value, headers, deliver_at``;
+where a record came from means nothing elsewhere). ``to`` can say which column is what: ``to = { topic =
+"t", key = "customer", value = "body", headers = …, partition = …, timestamp = …, deliver_at = … }``, or
+``topic_from = "column"`` instead of a topic. Without SQL and function, records go on as they came.
 
 Rows that fail
 ==============

@@ -27,7 +27,10 @@ STATIC_FORMATS = ("parquet", "csv", "json", "orc", "delta", "iceberg")
 TABLE_FORMATS = ("parquet", "delta", "iceberg")
 INPUT = "input"
 """The view of a pipeline that has one input only."""
+RESTARTS = 3
 ONCE = ("once", "available-now")
+MESSAGE_KEYS = ("key", "value", "headers", "partition", "timestamp", "deliver_at")
+"""What of a message a column can be."""
 _VIEW = re.compile(r"[A-Za-z][A-Za-z0-9_]*\Z")
 _INPUT_KEYS = (
     "from", "format", "schema", "starting", "watermark", "deduplicate", "expect", "group", "options",
@@ -96,8 +99,8 @@ class TopicOutput:
     """None: the column ``topic_from`` says it."""
     section: Section = field(repr=False, compare=False)
     topic_from: str | None = None
-    key: str | None = None
-    """A column."""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """key, value, headers, … -> the column that holds it, where the file says so."""
     options: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -134,6 +137,8 @@ class Pipeline:
     failed: str | None = None
     """The topic for rows that failed."""
     ensure: tuple[str, ...] = ()
+    restarts: int = RESTARTS
+    """How often in a row it is started again after an error."""
     spark: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -184,6 +189,7 @@ def read_pipeline(
         section.text("checkpoint"),
         failed,
         section.texts("ensure"),
+        section.whole("restarts", RESTARTS),
         section.options("spark", "spark."),
     )
     section.end()
@@ -364,12 +370,14 @@ def _output(section: Section, folder: Path) -> TopicOutput | TableOutput:
             inner.options("options"),
         )
     else:
+        for key in MESSAGE_KEYS:
+            inner.text(key)  # known, whether it is there or not
         topic = inner.text("topic")
         found = TopicOutput(
             None if topic is None else inner.checked("topic", check_topic_name, topic),
             inner,
             inner.text("topic_from"),
-            inner.text("key"),
+            {key: inner.text(key) for key in MESSAGE_KEYS if key in inner},
             inner.options("options"),
         )
     inner.end()

@@ -80,6 +80,12 @@ def read_topic(
     return Read(rows, bad)
 
 
+def as_messages(given: TopicInput, rows: DataFrame) -> DataFrame:
+    """The records as they came, whatever was read out of them."""
+    before = _before(given)
+    return rows.select(*[F.col(before + name).alias(name) for name in ("key", "value", "headers")])
+
+
 def _before(given: TopicInput) -> str:
     return "_" if given.format == "json" else ""
 

@@ -19,15 +19,16 @@ from headrace import limits
 from headrace.spark.pipelines.dead_letters import HEADERS, letter_headers
 from headrace.spark.pipelines.declaration import Pipeline, TableOutput, TopicOutput
 from headrace.spark.pipelines.functions import FAILED, FAILED_VALUE
-from headrace.spark.pipelines.inputs import unless
+from headrace.spark.pipelines.inputs import RECORD, unless
 from headrace.spark.pipelines.trouble import analysed
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 MESSAGE = ("key", "value", "headers", "topic", "partition", "timestamp", "deliver_at")
-MEANINGLESS = ("offset", "id")
-"""Columns of a source that mean nothing in another topic."""
+"""The columns that the sink knows."""
+BY_NAME = ("key", "value", "headers", "deliver_at")
+"""Those that are taken by their name, where all columns are such as a message has."""
 DEAD = "_dead"
 """Whether a message is a dead letter: counted, and dropped before the sink."""
 LETTER_ROOM_BYTES = 16 << 10
@@ -135,28 +136,20 @@ def _refusals(output: TopicOutput, max_message_size: int) -> list[Column]:
 
 def _shaped(pipeline: Pipeline, output: TopicOutput, rows: DataFrame) -> DataFrame:
     """With the columns of a message, and what a dead letter of it would hold."""
-    left = kept(rows)
-    if not left:
-        raise pipeline.section.wrong("to", "no column is left that could be written")
-    for where, name in (("key", output.key), ("topic_from", output.topic_from)):
-        if name is not None and name not in rows.columns:
-            raise output.section.wrong(
-                where, f"there is no column {name!r}; there are {', '.join(left)}"
-            )
-    is_message = "value" in left and not set(left) - set(MESSAGE) - set(MEANINGLESS)
+    meanings = _meanings(pipeline, output, rows)
     columns: dict[str, Column] = {}
-    if is_message:
-        columns = {name: F.col(name) for name in MESSAGE if name in left}
-        columns["value"] = _bytes(rows, "value")
-    else:
-        columns["value"] = _json([name for name in left if name != output.topic_from])
-    key = output.key or ("key" if is_message and "key" in left else None)
-    columns["key"] = F.lit(None).cast("binary") if key is None else _bytes(rows, key)
+    for meaning, name in meanings.items():
+        if meaning in ("key", "value"):
+            columns[meaning] = _bytes(rows, name)
+        else:
+            columns[meaning] = F.col(f"`{name}`")
+    if "value" not in columns:
+        hidden = {name for meaning, name in meanings.items() if meaning != "key"}
+        columns["value"] = _json([name for name in kept(rows) if name not in hidden])
+    columns.setdefault("key", F.lit(None).cast("binary"))
     columns["headers"] = columns.get("headers", F.lit(None)).cast(HEADERS)
     if output.topic is not None:
         columns["topic"] = F.lit(output.topic)
-    else:
-        columns["topic"] = F.col(str(output.topic_from)).cast("string")
     if pipeline.failed is not None:
         failed = F.col(FAILED).cast("string") if can_fail(rows) else F.lit(None).cast("string")
         columns[FAILED] = failed
@@ -167,6 +160,25 @@ def _shaped(pipeline: Pipeline, output: TopicOutput, rows: DataFrame) -> DataFra
         )
     with analysed(output.section, "to"):
         return rows.select(*[column.alias(name) for name, column in columns.items()])
+
+
+def _meanings(pipeline: Pipeline, output: TopicOutput, rows: DataFrame) -> dict[str, str]:
+    """What of a message is in which column. Without a value, the message is JSON of the others."""
+    left = kept(rows)
+    if not left:
+        raise pipeline.section.wrong("to", "no column is left that could be written")
+    found = dict(output.columns)
+    if output.topic_from is not None:
+        found["topic"] = output.topic_from
+    for meaning, name in found.items():
+        if name not in rows.columns:
+            raise output.section.wrong(
+                "topic_from" if meaning == "topic" else meaning,
+                f"there is no column {name!r}; there are {', '.join(left)}",
+            )
+    if "value" in left and set(left) <= {*RECORD, *MESSAGE}:
+        found = {name: name for name in BY_NAME if name in left} | found
+    return found
 
 
 def _bytes(rows: DataFrame, name: str) -> Column:

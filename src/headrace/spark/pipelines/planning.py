@@ -144,7 +144,10 @@ def _transformed(
                 raise pipeline.section.wrong("sql", "it reads none of the topics")
             return rows
     if pipeline.function is None:
-        return next(iter(frames.values()))
+        rows = next(iter(frames.values()))
+        if isinstance(pipeline.to, TopicOutput) and not pipeline.to.columns:
+            return inputs.as_messages(pipeline.topics[0], rows)
+        return rows
     function = _function(pipeline)
     with analysed(pipeline.section, f"function {pipeline.way}"), importing_from(pipeline.folder):
         made = _called(function, spark, frames)

@@ -80,6 +80,12 @@ class Section:
             raise self.wrong(key, f"it is {_listed(choices, 'or')}, not {value!r}")
         return value
 
+    def whole(self, key: str, default: int) -> int:
+        value = self.take(key, default)
+        if type(value) is not int or value < 0:
+            raise self.wrong(key, f"it is a whole number from 0 on, not {value!r}")
+        return value
+
     def texts(self, key: str) -> tuple[str, ...]:
         """A list, or a single text."""
         value = self.take(key, _MISSING)

@@ -6,7 +6,16 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from headrace.errors import HeadraceError
+from headrace.errors import (
+    Conflict,
+    DataCorrupt,
+    Forbidden,
+    HeadraceError,
+    InvalidArgument,
+    NotFound,
+    OffsetOutOfRange,
+    Unauthenticated,
+)
 from headrace.spark.pipelines.sections import InvalidPipeline, Section
 
 SENTENCE_CHARS_MAX = 600
@@ -15,6 +24,11 @@ _CLASS = re.compile(r"^\[[A-Z0-9_.]+\]\s*")
 _STACK = re.compile(r"\n\s+at [\w.$]+\(|\nJVM stacktrace:|\n== |\n\n\t?JVM")
 _PYTHON_ERROR = re.compile(r"^([A-Za-z_][\w.]*): (.*)", re.MULTILINE)
 _HERE = "Traceback (most recent call last)"
+_QUERY = "=== Streaming Query ==="
+"""Behind this, Spark describes the query, at length."""
+_DEFINITE = (
+    Conflict, DataCorrupt, Forbidden, InvalidArgument, NotFound, OffsetOutOfRange, Unauthenticated,
+)  # fmt: skip
 
 
 @contextmanager
@@ -32,23 +46,36 @@ def analysed(section: Section, key: str) -> Iterator[None]:
 
 def sentence(error: BaseException) -> str:
     """What went wrong, without stack traces and plans."""
-    text = str(error)
-    if _HERE in text:
-        return _of_python(text) or _shortened(text)
+    if isinstance(error, HeadraceError):
+        return error.message
+    text = str(error).partition(_QUERY)[0]
+    raised = _raised(text)
+    if raised is not None:
+        name, what = raised
+        return _clipped(what if name.startswith("headrace.") else f"{name.split('.')[-1]}: {what}")
     desc = getattr(error, "desc", None)
-    return _shortened(str(desc) if desc else text or type(error).__name__)
+    return _shortened(str(desc).partition(_QUERY)[0] if desc else text or type(error).__name__)
 
 
-def _of_python(text: str) -> str | None:
+def is_definite(error: BaseException) -> bool:
+    """Whether trying again cannot help, as far as that can be told: an error of ours that says so."""
+    raised = _raised(str(error).partition(_QUERY)[0])
+    name = type(error).__name__ if raised is None else raised[0].rpartition(".")[2]
+    return name in _names(*_DEFINITE)
+
+
+def _names(*classes: type[HeadraceError]) -> set[str]:
+    below = [cls for each in classes for cls in each.__subclasses__()]
+    return {each.__name__ for each in classes} | (_names(*below) if below else set())
+
+
+def _raised(text: str) -> tuple[str, str] | None:
     """What a Python worker raised: the last line of its traceback that is an error."""
-    traceback = text[text.rindex(_HERE) :]
-    traceback = _STACK.split(traceback)[0]
-    found = [match for match in _PYTHON_ERROR.finditer(traceback) if match[1] != "SQLSTATE"]
-    if not found:
+    if _HERE not in text:
         return None
-    name, what = found[-1][1].rpartition(".")[2], found[-1][2]
-    ours = found[-1][1].startswith("headrace.")
-    return _clipped(what if ours else f"{name}: {what}")
+    traceback = _STACK.split(text[text.rindex(_HERE) :])[0]
+    found = [match for match in _PYTHON_ERROR.finditer(traceback) if match[1] != "SQLSTATE"]
+    return (found[-1][1], found[-1][2]) if found else None
 
 
 def _shortened(text: str) -> str:

@@ -1,0 +1,595 @@
+"""``headrace pipeline``: run what a file declares, and see how it gets on. Spark is imported late."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from headrace.cli.connecting import (
+    AsJson,
+    Ca,
+    Server,
+    Token,
+    address,
+    connected,
+    console,
+    count_of,
+    print_json,
+    print_rows,
+    request_timeout,
+    say,
+    text_of,
+    when,
+)
+from headrace.client.threads import BrokerClient
+from headrace.errors import HeadraceError, InvalidArgument
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from headrace.spark.options import Connection
+    from headrace.spark.pipelines.declaration import Pipeline
+    from headrace.spark.pipelines.files import PipelineFile
+    from headrace.spark.pipelines.planning import Plan, Setting
+    from headrace.spark.pipelines.running import RunningJob
+
+pipeline = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+File = Annotated[Path, typer.Argument(metavar="FILE", help="A .toml or .py file.")]
+Names = Annotated[
+    list[str] | None, typer.Argument(metavar="[NAME]...", help="Only these; default: all of it.")
+]
+Master = Annotated[
+    str | None,
+    typer.Option(
+        "--master", envvar="HEADRACE_SPARK_MASTER", help="A Spark cluster; default: this machine."
+    ),
+]
+Conf = Annotated[
+    list[str] | None,
+    typer.Option("--conf", metavar="NAME=VALUE", help="A setting of Spark; may be repeated."),
+]
+TELL_S = 10.0
+"""How often a line is written where there is no terminal."""
+errors = Console(stderr=True)
+
+
+# --- run ------------------------------------------------------------------------------------------
+@pipeline.command()
+def run(
+    file: File,
+    names: Names = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="Do what is there now, then end; for cron.")
+    ] = False,
+    master: Master = None,
+    checkpoint_dir: Annotated[
+        str | None,
+        typer.Option(
+            envvar="HEADRACE_CHECKPOINT_DIR",
+            help="Where checkpoints are kept; default: FILE.state beside it.",
+        ),
+    ] = None,
+    py_files: Annotated[
+        list[str] | None,
+        typer.Option("--py-files", help="A module or zip for executors; may be repeated."),
+    ] = None,
+    conf: Conf = None,
+    ui: Annotated[bool, typer.Option("--ui", help="Serve Spark's own web page.")] = False,
+    log: Annotated[
+        str | None,
+        typer.Option(
+            help="A file for what Spark says; default on a terminal: FILE.state/spark.log."
+        ),
+    ] = None,
+    server: Server = None,
+    token: Token = None,
+    ca: Ca = None,
+) -> None:
+    """Run the pipelines of a file, until they are stopped.
+
+    Ctrl-C and SIGTERM end it after the batches under way; a second Ctrl-C breaks them off. Exit
+    code 0: all went well; 1: a pipeline failed.
+
+    Examples:
+
+      headrace pipeline run orders.toml
+
+      headrace pipeline run orders.toml revenue --once
+
+      headrace pipeline run orders.py --master spark://10.0.0.5:7077 --checkpoint-dir /shared/state
+    """
+    from headrace.spark.pipelines.files import load
+
+    declared = load(file)
+    chosen = declared.choose(names or ())
+    base = _checkpoint_dir(declared, chosen, checkpoint_dir, master)
+    connection = _connection(declared, server, token, ca)
+    setting = _prepared(connection, chosen)
+    with (
+        _signals() as signals,
+        _session(declared, master, conf, ui=ui, log=_log_file(declared, log)) as spark,
+    ):
+        signals.take_over()  # Spark has put its own in place
+        for path in py_files or ():
+            spark.sparkContext.addPyFile(path)
+        ended = _run(spark, chosen, base, setting, connection, once, signals)
+    failed = [job for job in ended if job.state == "failed"]
+    for job in failed:
+        print(f"headrace: pipeline {job.name} failed: {job.error}", file=sys.stderr)
+    raise typer.Exit(1 if failed else 0)
+
+
+def _run(
+    spark: SparkSession,
+    chosen: Sequence[Pipeline],
+    base: str,
+    setting: Setting,
+    connection: Connection,
+    once: bool,
+    signals: _Signals,
+) -> list[RunningJob]:
+    from headrace.spark.connecting import connect
+    from headrace.spark.pipelines.reporting import Reporter
+    from headrace.spark.pipelines.running import PipelineJob, Runner
+
+    plans = _plans(spark, chosen, base, setting)
+    reporter = Reporter(lambda: connect(connection))
+    with _display(plans) as display:
+        runner = Runner(
+            [PipelineJob(plan) for plan in plans],
+            once=once or all(each.is_once for each in chosen),
+            reporter=reporter,
+            on_look=display.show,
+        )
+        signals.tell(runner.stop)
+        ended = runner.run()
+        display.end(ended)
+    return ended
+
+
+def _plans(
+    spark: SparkSession, chosen: Sequence[Pipeline], base: str, setting: Setting
+) -> list[Plan]:
+    from headrace.spark.pipelines.planning import plan
+
+    return [plan(each, spark, each.checkpoint or f"{base}/{each.name}", setting) for each in chosen]
+
+
+def _checkpoint_dir(
+    declared: PipelineFile, chosen: Sequence[Pipeline], given: str | None, master: str | None
+) -> str:
+    from headrace.spark.sessions import is_local
+
+    found = given or declared.checkpoint_dir
+    if found is not None:
+        return found.rstrip("/") if "://" in found else str(Path(found).expanduser().absolute())
+    if master is not None and not is_local(master) and not all(e.checkpoint for e in chosen):
+        raise InvalidArgument(
+            "on a cluster checkpoints need a place that the driver and all executors share: "
+            "give --checkpoint-dir, or checkpoint_dir in the file"
+        )
+    return str(declared.state_dir)
+
+
+def _connection(
+    declared: PipelineFile, server: str | None, token: str | None, ca: str | None
+) -> Connection:
+    from headrace.spark.options import Connection, Given
+
+    where = server or declared.servers
+    if where is None:
+        host, port, _ = address(None)
+        where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    options = {"servers": where, "token": token or "", "ca": ca or ""}
+    return Connection.of(Given(options))
+
+
+def _prepared(connection: Connection, chosen: Sequence[Pipeline]) -> Setting:
+    """Ask the broker what it takes, and make the topics for rows that fail."""
+    with _asking(connection) as client:
+        info = client.admin("info")
+        known = set(client.topics())
+        for name in sorted({each.failed for each in chosen if each.failed} - known):
+            # One partition, as the broker's own have: the commands for dead letters look there.
+            client.create_topic(name, partitions=1, retention_hours=None)
+    return _setting(connection, info["max_message_size"])
+
+
+def _setting(connection: Connection, max_message_size: int | None = None) -> Setting:
+    from headrace.spark.pipelines.planning import Setting
+
+    scheme = "tls://" if connection.tls else ""
+    hosts = [(f"[{host}]" if ":" in host else host, port) for host, port in connection.addresses]
+    options = {"servers": ",".join(f"{scheme}{host}:{port}" for host, port in hosts)}
+    if connection.token is not None:
+        options["token"] = connection.token
+    if connection.ca is not None:
+        options["ca"] = connection.ca
+    return Setting(options) if max_message_size is None else Setting(options, max_message_size)
+
+
+@contextmanager
+def _asking(connection: Connection) -> Iterator[BrokerClient]:
+    """A client for a few questions; a broker that is not there is said at once."""
+    host, port = connection.addresses[0]
+    client = BrokerClient(
+        host,
+        port,
+        client_id=f"cli-{os.getpid()}",
+        token=connection.token,
+        tls=connection.tls_context() or False,
+        request_timeout=request_timeout(),
+    )
+    client.connect()
+    try:
+        yield client
+    finally:
+        client.disconnect()
+
+
+@contextmanager
+def _session(
+    declared: PipelineFile, master: str | None, conf: Sequence[str] | None, *, ui: bool, log: Any
+) -> Iterator[SparkSession]:
+    from headrace.spark.sessions import session
+
+    given = dict(declared.spark)
+    for text in conf or ():
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise InvalidArgument(f"{text!r} is not NAME=VALUE; --conf takes spark.some.setting=3")
+        given[name] = value
+    name = f"headrace {declared.path.name}"
+    with errors.status("starting Spark"):
+        spark = session(name, master, ui=ui, log_file=log, **given)
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def _log_file(declared: PipelineFile, given: str | None) -> Path | None:
+    """Where Spark's own words go: not between the lines of the progress on a terminal."""
+    if given is not None:
+        return Path(given)
+    if not errors.is_terminal:
+        return None
+    try:
+        declared.state_dir.mkdir(exist_ok=True)
+        path = declared.state_dir / "spark.log"
+        path.touch()
+    except OSError:
+        return None
+    return path
+
+
+class _Signals:
+    """SIGINT and SIGTERM ask for an end; the second time they mean it."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._stop: Any = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    def take_over(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            before = signal.signal(number, self._heard)
+            self._before.setdefault(number, before)
+
+    def give_back(self) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, before)
+
+    def tell(self, stop: Any) -> None:
+        self._stop = stop
+        if self._count:
+            stop(now=self._count > 1)
+
+    def _heard(self, number: int, frame: FrameType | None) -> None:
+        self._count += 1
+        if self._stop is None:
+            if number == signal.SIGINT:
+                raise KeyboardInterrupt  # nothing has begun
+            raise SystemExit(0)
+        self._stop(now=self._count > 1)
+
+
+@contextmanager
+def _signals() -> Iterator[_Signals]:
+    signals = _Signals()
+    signals.take_over()
+    try:
+        yield signals
+    finally:
+        signals.give_back()
+
+
+# --- the progress ---------------------------------------------------------------------------------
+class _Lines:
+    """Progress where there is no terminal: a line now and then, which a log can keep."""
+
+    def __init__(self, plans: Sequence[Plan]):
+        self._told: dict[str, tuple[float, Any]] = {}
+        for plan in plans:
+            each = plan.pipeline
+            say(f"{each.name}: {', '.join(map(str, each.inputs))} to {each.to}")
+
+    def show(self, jobs: Sequence[RunningJob]) -> None:
+        now = time.monotonic()
+        for job in jobs:
+            for query in job.document()["queries"]:
+                last, told = self._told.get(query["name"], (now - TELL_S, None))
+                if now - last >= TELL_S and query.get("batch_id", -1) not in (-1, told):
+                    self._told[query["name"]] = (now, query["batch_id"])
+                    say(_line(query))
+
+    def end(self, jobs: Sequence[RunningJob]) -> None:
+        for job in jobs:
+            say(_last_line(job))
+
+
+class _Screen(_Lines):
+    """Progress on a terminal: a row for each query, kept up to date."""
+
+    def __init__(self, plans: Sequence[Plan], live: Live):
+        super().__init__(plans)
+        self._live = live
+        self._last = 0.0
+
+    def show(self, jobs: Sequence[RunningJob]) -> None:
+        now = time.monotonic()
+        if now - self._last > 0.25:
+            self._last = now
+            self._live.update(_progress_table(jobs))
+
+
+@contextmanager
+def _display(plans: Sequence[Plan]) -> Iterator[_Lines]:
+    if not console.is_terminal:
+        yield _Lines(plans)
+        return
+    with Live(console=console, auto_refresh=True, refresh_per_second=4, transient=True) as live:
+        yield _Screen(plans, live)
+
+
+def _progress_table(jobs: Sequence[RunningJob]) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for title in ("query", "state"):
+        table.add_column(title)
+    for title in ("batch", "rows", "rows/s", "behind", "dead letters", "last batch"):
+        table.add_column(title, justify="right")
+    for job in jobs:
+        document = job.document()
+        state = "stopping" if job.is_stopping and job.state == "running" else document["state"]
+        for query in document["queries"]:
+            lag = query.get("lag")
+            table.add_row(
+                Text(query["name"]),
+                Text(state),
+                f"{query.get('batch_id', -1):,}" if query.get("batch_id", -1) >= 0 else "-",
+                f"{query.get('input_rows_total', 0):,}",
+                f"{query.get('input_rows_per_second', 0):,.0f}",
+                "-" if lag is None else f"{lag:,}",
+                f"{query.get('dead_letters', 0):,}",
+                f"{query.get('trigger_ms', 0):,.0f} ms",
+            )
+    return table
+
+
+def _line(query: dict[str, Any]) -> str:
+    behind = "" if query.get("lag") is None else f", {query['lag']:,} behind"
+    dead = query.get("dead_letters", 0)
+    letters = f", {count_of(dead, 'dead letter')}" if dead else ""
+    return (
+        f"{query['name']}: batch {query.get('batch_id', -1)}, "
+        f"{count_of(query.get('input_rows_total', 0), 'row')}, "
+        f"{query.get('input_rows_per_second', 0):,.0f} rows/s{behind}{letters}"
+    )
+
+
+def _last_line(job: RunningJob) -> str:
+    queries = job.document()["queries"]
+    rows = max([query.get("input_rows_total", 0) for query in queries], default=0)
+    dead = sum(query.get("dead_letters", 0) for query in queries)
+    letters = f", {count_of(dead, 'dead letter')}" if dead else ""
+    return f"{job.name} {job.state}: {count_of(rows, 'row')}{letters}"
+
+
+# --- looking at files -------------------------------------------------------------------------------
+@pipeline.command("list")
+def list_pipelines(file: File, as_json: AsJson = False) -> None:
+    """List the pipelines that a file declares."""
+    from headrace.spark.pipelines.files import load
+
+    declared = load(file)
+    base = declared.checkpoint_dir or str(declared.state_dir)
+    rows = [
+        {
+            "name": each.name,
+            "from": ", ".join(map(str, each.inputs)),
+            "through": each.way,
+            "to": str(each.to),
+            "failed": each.failed,
+            "trigger": each.trigger_text,
+            "checkpoint": each.checkpoint or f"{base}/{each.name}",
+        }
+        for each in declared.pipelines
+    ]
+    if as_json:
+        print_json(rows)
+        return
+    names = ("name", "from", "through", "to", "failed", "trigger")
+    print_rows(rows, {name: name for name in names}, "It declares no pipelines.")
+
+
+@pipeline.command()
+def validate(
+    file: File,
+    names: Names = None,
+    master: Master = None,
+    conf: Conf = None,
+    server: Server = None,
+    token: Token = None,
+    ca: Ca = None,
+) -> None:
+    """Plan the pipelines of a file without running them: schemas, SQL, functions, topics.
+
+    Nothing is read, written or created. Exit code 0: they can be run; 1: something is wrong.
+
+    Examples:
+
+      headrace pipeline validate orders.toml
+    """
+    from headrace.spark.pipelines.files import load
+    from headrace.spark.pipelines.sections import InvalidPipeline
+
+    wrong = 0
+    try:
+        declared = load(file)
+    except InvalidPipeline as error:
+        print(f"headrace: {error.message} [{error.code}]", file=sys.stderr)
+        raise typer.Exit(1) from None
+    chosen = declared.choose(names or ())
+    connection = _connection(declared, server, token, ca)
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    with _session(declared, master, conf, ui=False, log=os.devnull) as spark:
+        for each in chosen:
+            try:
+                (found,) = _plans(spark, [each], str(declared.state_dir), _setting(connection))
+            except InvalidPipeline as error:
+                wrong += 1
+                print(f"headrace: {error.message} [{error.code}]", file=sys.stderr)
+                continue
+            columns = [f.simpleString() for f in found.queries[0].rows.schema.fields]
+            say(f"{each.name}: {', '.join(map(str, each.inputs))} to {each.to}")
+            say(f"  {', '.join(columns)}")
+    wrong += _missing_topics(connection, chosen)
+    raise typer.Exit(1 if wrong else 0)
+
+
+def _missing_topics(connection: Connection, chosen: Sequence[Pipeline]) -> int:
+    """How many topics are to be read that are not there."""
+    from headrace.model import is_pattern
+
+    try:
+        with _asking(connection) as client:
+            known = set(client.topics())
+    except HeadraceError as error:
+        say(f"whether the topics exist was not looked at: {error.message}")
+        return 0
+    missing = 0
+    for each in chosen:
+        for topic in [topic for given in each.topics for topic in given.topics]:
+            if not is_pattern(topic) and not topic.startswith("__") and topic not in known:
+                missing += 1
+                print(
+                    f"headrace: {each.section.where}: from: there is no topic {topic!r} "
+                    "[topic_not_found]",
+                    file=sys.stderr,
+                )
+    return missing
+
+
+# --- looking at what runs -----------------------------------------------------------------------------
+@pipeline.command()
+def status(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Only this one.")] = None,
+    as_json: AsJson = False,
+    server: Server = None,
+    token: Token = None,
+    ca: Ca = None,
+) -> None:
+    """Show the pipelines that have reported to the broker: rates, lag, the last error.
+
+    Examples:
+
+      headrace pipeline status
+
+      headrace pipeline status revenue --json
+    """
+    with connected(server, token, ca) as client:
+        found = client.pipelines() if name is None else [client.admin("pipeline", pipeline=name)]
+    if as_json:
+        print_json(found if name is None else found[0])
+        return
+    rows = [_status_row(each, query) for each in found for query in each["queries"] or [{}]]
+    columns = {
+        "name": "query",
+        "state": "state",
+        "since": "since (UTC)",
+        "batch": "batch",
+        "rows": "rows",
+        "rate": "rows/s",
+        "lag": "behind",
+        "dead": "dead letters",
+        "sink": "to",
+    }
+    print_rows(rows, columns, "No pipeline has reported to this broker.")
+    for each in found:
+        for query in each["queries"]:
+            if query.get("error"):
+                say(f"{query['name']}: {text_of(query['error'].encode())}")
+
+
+def _status_row(document: dict[str, Any], query: dict[str, Any]) -> dict[str, Any]:
+    state = document["state"]
+    if document["stale"]:
+        state = "silent"
+    elif document["stopping"] and state == "running":
+        state = "stopping"
+    return {
+        "name": query.get("name", document["name"]),
+        "state": state,
+        "since": when(document["started_at"]),
+        "batch": query.get("batch_id"),
+        "rows": query.get("input_rows_total"),
+        "rate": round(query.get("input_rows_per_second") or 0),
+        "lag": query.get("lag"),
+        "dead": query.get("dead_letters"),
+        "sink": query.get("sink"),
+    }
+
+
+@pipeline.command()
+def stop(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The pipeline.")],
+    wait: Annotated[
+        float, typer.Option(help="Seconds to wait for its end; 0: do not wait.")
+    ] = 60.0,
+    server: Server = None,
+    token: Token = None,
+    ca: Ca = None,
+) -> None:
+    """Ask a running pipeline to stop, wherever it runs; it hears of it within seconds.
+
+    The batch under way is finished first.
+
+    Examples:
+
+      headrace pipeline stop revenue
+    """
+    with connected(server, token, ca) as client:
+        client.stop_pipeline(name)
+        deadline = time.monotonic() + wait
+        state = "running"
+        while state == "running" and time.monotonic() < deadline:
+            time.sleep(0.2)
+            state = client.admin("pipeline", pipeline=name)["state"]
+    if state == "running":
+        say(f"pipeline {name} was asked to stop")
+        raise typer.Exit(1 if wait else 0)
+    say(f"pipeline {name} is {state}")

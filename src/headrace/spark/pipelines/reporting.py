@@ -1,0 +1,266 @@
+"""How queries get on: counted from what Spark says of each batch, for the terminal and for the broker.
+
+A :class:`Watch` looks at one query now and then, takes up the batches that are new since the last look,
+and adds them up. Rows are counted by offsets where the source is ours: Spark counts a row as often as it
+scans it, and a pipeline with dead letters scans twice.
+
+A :class:`Reporter` sends each pipeline's document to the broker every second, from a thread of its own,
+and hears there whether somebody wants it to stop. It never disturbs the queries: where the broker does
+not answer, it says so once and tries again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Protocol
+
+from headrace import limits
+from headrace.client.threads import BrokerClient
+from headrace.errors import HeadraceError
+from headrace.spark.pipelines.planning import OBSERVED
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+logger = logging.getLogger("headrace.spark")
+INTERVAL_S = 1.0
+LAST_WORDS_S = 5.0
+"""How long the end of a run may wait for the broker."""
+POSITIONS_MAX = 200
+"""So many partitions of a source are named in a report; of more, only their lag."""
+Positions = dict[str, dict[str, int]]
+
+
+# --- one query ------------------------------------------------------------------------------------
+class Watch:
+    """What one query has done so far."""
+
+    def __init__(self, query: StreamingQuery, sink: str, sources: tuple[str, ...] = ()):
+        self.query = query
+        self._id = str(query.id)
+        self.name: str = query.name or self._id
+        self.failure: Exception | None = None
+        """What it ended with."""
+        self.has_progress = False
+        """Whether it has finished a batch since it was started."""
+        self._sink = sink
+        self._sources = sources
+        self._batch_id = -1
+        self._seen: str | None = None
+        self._batches = self._rows = self._dead_letters = 0
+        self._last: dict[str, Any] = {}
+        self.lag: int | None = None
+
+    def look(self) -> None:
+        """Take up what is new."""
+        last = self.query._jsq.lastProgress()
+        if last is None or last.timestamp() == self._seen:
+            return
+        self._seen = last.timestamp()
+        recent = self.query._jsq.recentProgress()
+        new = [last]
+        for number in range(len(recent) - 2, -1, -1):
+            if recent[number].batchId() <= self._batch_id:
+                break
+            new.append(recent[number])
+        for progress in reversed(new):
+            self.took(json.loads(progress.json()))
+
+    def took(self, progress: Mapping[str, Any]) -> None:
+        """What Spark says of a batch. Of an idle query it says the last one again, without rows."""
+        batch_id = int(progress["batchId"])
+        lags = [lag_of(source) for source in progress.get("sources", ())]
+        self.lag = None if None in lags else sum(lag or 0 for lag in lags)
+        is_new = batch_id > self._batch_id
+        rows = rows_of(progress) if is_new else 0
+        counted = int(progress.get("numInputRows") or 0)
+        factor = rows / counted if counted else 1.0
+        self._last = {
+            "batch_id": batch_id,
+            "input_rows": rows,
+            "input_rows_per_second": factor * _number(progress.get("inputRowsPerSecond")),
+            "processed_rows_per_second": factor * _number(progress.get("processedRowsPerSecond")),
+            "trigger_ms": _number(progress.get("durationMs", {}).get("triggerExecution")),
+            "sources": [
+                _source(source, name)
+                for source, name in _named(progress.get("sources", ()), self._sources)
+            ],
+        }
+        if is_new:
+            self.has_progress = True
+            self._batch_id = batch_id
+            self._batches += 1
+            self._rows += rows
+            observed = progress.get("observedMetrics", {}).get(OBSERVED, {})
+            self._dead_letters += int(observed.get("dead_letters") or 0)
+
+    @property
+    def batch_id(self) -> int:
+        return self._batch_id
+
+    def goes_on_from(self, before: Watch) -> None:
+        """What was counted until its restart counts."""
+        self._batches, self._rows = before._batches, before._rows
+        self._dead_letters = before._dead_letters
+        self._batch_id = before._batch_id
+
+    def ended(self) -> bool:
+        """Whether it has; ``failure`` then says why, if something was wrong."""
+        if self.query.isActive:
+            return False
+        self.failure = self.query.exception()
+        return True
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "name": self.name[: limits.PIPELINE_TEXT_CHARS_MAX],
+            "id": self._id,
+            **self._last,
+            "batches_total": self._batches,
+            "input_rows_total": self._rows,
+            "dead_letters": self._dead_letters,
+            "lag": self.lag,
+            "sink": self._sink,
+            "error": None,
+        }
+
+
+def _number(value: Any) -> float:
+    """Spark leaves out what it does not know, and knows rates that are none."""
+    return float(value) if isinstance(value, (int, float)) and 0 <= value < float("inf") else 0.0
+
+
+def _named(sources: Any, names: tuple[str, ...]) -> list[tuple[Mapping[str, Any], str]]:
+    return [
+        (source, names[number] if number < len(names) else str(source.get("description", "")))
+        for number, source in enumerate(sources)
+    ]
+
+
+def _source(source: Mapping[str, Any], name: str) -> dict[str, Any]:
+    found: dict[str, Any] = {"name": name, "lag": lag_of(source)}
+    end = positions_of(source.get("endOffset"))
+    if end is not None and sum(map(len, end.values())) <= POSITIONS_MAX:
+        found["end"] = end
+    return found
+
+
+# --- offsets --------------------------------------------------------------------------------------
+def positions_of(offset: Any, part: str | None = None) -> Positions | None:
+    """{topic: {partition: offset}} of an offset of our source; None if it is another's."""
+    if isinstance(offset, str):
+        with suppress(ValueError):
+            offset = json.loads(offset)
+    if not isinstance(offset, Mapping) or "@topics" not in offset:
+        return None
+    found = offset.get(part) if part else {k: v for k, v in offset.items() if k[:1] != "@"}
+    return dict(found) if isinstance(found, Mapping) else None
+
+
+def lag_of(source: Mapping[str, Any]) -> int | None:
+    """How many records wait behind a batch."""
+    end, latest = positions_of(source.get("endOffset")), positions_of(source.get("latestOffset"))
+    if end is None or latest is None:
+        return None
+    return _distance(end, latest)
+
+
+def rows_of(progress: Mapping[str, Any]) -> int:
+    """How many records a batch has read."""
+    total = 0
+    for source in progress.get("sources", ()):
+        end = positions_of(source.get("endOffset"))
+        if end is None:
+            total += int(source.get("numInputRows") or 0)
+            continue
+        start = positions_of(source.get("startOffset"))
+        if start is None:  # the first batch says itself where it began
+            start = positions_of(source.get("endOffset"), "@begin") or {}
+        total += _distance(start, end)
+    return total
+
+
+def _distance(start: Positions, end: Positions) -> int:
+    return sum(
+        max(offset - start.get(topic, {}).get(partition, 0), 0)
+        for topic, partitions in end.items()
+        for partition, offset in partitions.items()
+    )
+
+
+# --- the broker -----------------------------------------------------------------------------------
+class Reported(Protocol):
+    """What a reporter needs to know of a pipeline."""
+
+    name: str
+
+    def document(self) -> dict[str, Any]: ...
+
+    def wish_to_stop(self) -> None: ...
+
+
+class Reporter:
+    """Tells the broker how pipelines get on."""
+
+    def __init__(self, connect: Callable[[], BrokerClient]):
+        self._connect = connect
+        self._client: BrokerClient | None = None
+        self._jobs: list[Reported] = []
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self.trouble: str | None = None
+        """Why the last report did not get there."""
+
+    def start(self, jobs: list[Reported]) -> None:
+        self._jobs = jobs
+        self._thread = threading.Thread(target=self._run, name="headrace-reports", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._over.wait(INTERVAL_S):
+            self.report_all()
+
+    def report_all(self) -> None:
+        with self._lock:
+            for job in self._jobs:
+                self._report(job)
+
+    def _report(self, job: Reported) -> None:
+        try:
+            if self._client is None:
+                self._client = self._connect()
+            answer = self._client.report_pipeline(job.name, job.document())
+        except HeadraceError as error:
+            if self.trouble != error.message:
+                logger.warning("how %s gets on was not reported: %s", job.name, error.message)
+            self.trouble = error.message
+            return
+        self.trouble = None
+        if answer.get("stop"):
+            job.wish_to_stop()
+
+    def close(self) -> None:
+        """Say how it ended, if the broker listens; do not wait for one that does not."""
+        self._over.set()
+        last = threading.Thread(target=self._last_words, name="headrace-last", daemon=True)
+        last.start()
+        last.join(LAST_WORDS_S)
+
+    def _last_words(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+        self.report_all()
+        if self._client is not None:
+            self._client.disconnect()
+
+
+def new_run() -> tuple[str, int]:
+    """A run's id, and when it began."""
+    return str(uuid.uuid4()), int(time.time() * 1000)

@@ -1,0 +1,294 @@
+"""Starts queries, watches over them, and stops them after a whole batch.
+
+A :class:`Job` is a name and a way to start queries. Pipelines are jobs (:class:`PipelineJob`), and so may
+be others: whatever is given to a :class:`Runner` is watched, reported to the broker, and stopped alike.
+
+How a run ends:
+
+- *finished*: with ``once``, all that was there at the beginning is done.
+- *stopped*: somebody asked (a signal, ``headrace pipeline stop``). The batch under way is finished
+  first, up to ``GRACE_S``; one that takes longer is broken off, and done again at the next start. Nothing is
+  lost or doubled either way, it only costs time.
+- *failed*: a query of it ended with an error; its other queries are stopped. Other pipelines go on.
+
+A query that ends with an error is started again, after a second, two, four, …: a broker that was away for
+longer than the sources wait, a worker that was killed, a machine that was too busy. So many times in a row
+(``restarts``, 3 by default) without a batch in between, and the pipeline has failed. An error of ours
+that cannot go away by itself (a topic that is not there, records that are gone) is not tried again.
+
+One thread does all of this; it looks ten times a second. Reports go out from another one (``reporting``), so
+a broker that does not answer cannot hold up a stop.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from py4j.protocol import Py4JError
+
+from headrace.spark.pipelines.planning import Plan
+from headrace.spark.pipelines.reporting import Reporter, Watch, new_run
+from headrace.spark.pipelines.trouble import is_definite, sentence
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+logger = logging.getLogger("headrace.spark")
+GRACE_S = 25.0
+"""How long a batch may take to its end once a stop was asked for: within the 30 seconds that
+Kubernetes and others give a process."""
+PAUSE_S_MAX = 60.0
+BREAK_OFF_S = 15.0
+"""How long Spark may take to break a batch off."""
+LOOK_S = 0.1
+LOOK_WHILE_STOPPING_S = 0.02
+RUNNING, FINISHED, STOPPED, FAILED = "running", "finished", "stopped", "failed"
+
+
+class Job(Protocol):
+    """Something that runs as queries."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def restarts(self) -> int: ...
+
+    def start(self, once: bool) -> list[Watch]: ...
+
+
+class PipelineJob:
+    """A planned pipeline."""
+
+    def __init__(self, plan: Plan):
+        self._plan = plan
+        self.name = plan.pipeline.name
+        self.restarts = plan.pipeline.restarts
+
+    def start(self, once: bool) -> list[Watch]:
+        pipeline = self._plan.pipeline
+        trigger = {"availableNow": True} if once else dict(pipeline.trigger)
+        sources = tuple(str(each) for each in pipeline.topics)
+        found: list[Watch] = []
+        try:
+            for query in self._plan.queries:
+                found.append(Watch(query.start(trigger), str(query.to), sources))
+        except BaseException:
+            for watch in found:
+                watch.query.stop()
+            raise
+        return found
+
+
+class RunningJob:
+    """A job from its start to its end."""
+
+    def __init__(self, job: Job, once: bool):
+        self._job = job
+        self._once = once
+        self.name = job.name
+        self.state = RUNNING
+        self.error: str | None = None
+        """The last one, while nothing has gone well since."""
+        self.watches: list[Watch] = []
+        self.is_stopping = False
+        self._run_id, self._started_at = new_run()
+        self._lock = threading.Lock()
+        self._document: dict[str, Any] = {}
+        self._deadline: float | None = None
+        """Until then the batch under way may end by itself."""
+        self._batches: dict[Watch, int] = {}
+        self._ending: set[Watch] = set()
+        self._attempts = 0
+        self._last_start = 0.0
+        self._again_at: float | None = 0.0
+        """When it is to be started; None: it has been."""
+        self._write_document()
+
+    # --- watching ---------------------------------------------------------------------------
+    def look(self) -> None:
+        """How it stands now; what is to be done is done."""
+        if self.state != RUNNING:
+            return
+        try:
+            if self._again_at is None:
+                self._look()
+            elif self.is_stopping:
+                self.state = STOPPED
+            elif time.monotonic() >= self._again_at and all(w.ended() for w in self.watches):
+                self._start()
+        except (Py4JError, ConnectionError, EOFError) as error:
+            if self.is_stopping:
+                self.state = STOPPED  # whoever stopped us has stopped Spark as well
+            else:
+                self.state = FAILED
+                self.error = f"Spark does not answer any more: {sentence(error)}"
+        self._write_document()
+
+    def _start(self) -> None:
+        self._again_at, self._last_start = None, time.monotonic()
+        before = self.watches
+        try:
+            self.watches = self._job.start(self._once)
+        except Exception as error:
+            self._failed(error)
+            return
+        for watch, last in zip(self.watches, before, strict=False):
+            watch.goes_on_from(last)
+
+    def _look(self) -> None:
+        ended = []
+        for watch in self.watches:
+            ended.append(watch.ended())
+            watch.look()
+        has_lasted = time.monotonic() - self._last_start > PAUSE_S_MAX
+        if self.error and (has_lasted or all(watch.has_progress for watch in self.watches)):
+            self.error, self._attempts = None, 0
+        failure = next((watch.failure for watch in self.watches if watch.failure), None)
+        if failure is not None:
+            for watch, is_over in zip(self.watches, ended, strict=True):
+                if not is_over:
+                    self._end(watch)
+            self._failed(failure)
+        elif all(ended):
+            self.state = STOPPED if self.is_stopping else FINISHED
+        elif self.is_stopping:
+            self._stop_between_batches()
+
+    def _failed(self, error: Exception) -> None:
+        """Try again in a while, or give up."""
+        self.error = sentence(error)
+        if self.is_stopping:  # it was to end, and it has; what it was at is done again next time
+            self.state = STOPPED
+            return
+        self._attempts += 1
+        if self._attempts > self._job.restarts or is_definite(error):
+            self.state = FAILED
+            return
+        pause = min(2.0 ** (self._attempts - 1), PAUSE_S_MAX)
+        self._again_at = time.monotonic() + pause
+        logger.warning("%s is started again in %.0f s: %s", self.name, pause, self.error)
+
+    # --- stopping ---------------------------------------------------------------------------
+    def wish_to_stop(self) -> None:
+        """From any thread; the batch under way is finished first."""
+        self.is_stopping = True
+
+    def hurry(self) -> None:
+        """Break the batch under way off."""
+        self.is_stopping = True
+        now = time.monotonic()
+        self._deadline = now if self._deadline is None else min(self._deadline, now)
+
+    def _stop_between_batches(self) -> None:
+        now = time.monotonic()
+        if self._deadline is None:
+            self._deadline = now + GRACE_S
+        if not self._batches:
+            self._batches = {watch: watch.batch_id for watch in self.watches}
+        is_late = now >= self._deadline
+        for watch, begun in self._batches.items():
+            if watch.query.isActive and (is_late or watch.batch_id != begun or _is_idle(watch)):
+                self._end(watch)
+        if now >= self._deadline + BREAK_OFF_S:
+            logger.warning("%s does not let go of its batch; it is left to itself", self.name)
+            self.state = STOPPED
+
+    def _end(self, watch: Watch) -> None:
+        """Spark waits until its thread has ended, which may be in a long wait of its own: so do not."""
+        if watch not in self._ending:
+            self._ending.add(watch)
+            threading.Thread(target=_stop, args=(watch.query,), daemon=True).start()
+
+    # --- telling ----------------------------------------------------------------------------
+    def document(self) -> dict[str, Any]:
+        with self._lock:
+            return self._document
+
+    def _write_document(self) -> None:
+        queries = [watch.document() for watch in self.watches]
+        if self.error is not None:
+            queries = queries or [{"name": self.name}]
+            queries[0]["error"] = self.error
+        document = {
+            "state": self.state,
+            "run_id": self._run_id,
+            "started_at": self._started_at,
+            "queries": queries,
+        }
+        with self._lock:
+            self._document = document
+
+
+def _is_idle(watch: Watch) -> bool:
+    """No batch is under way: it waits for its time, or for rows."""
+    status = watch.query.status
+    return not status["isTriggerActive"] or not status["isDataAvailable"]
+
+
+def _stop(query: StreamingQuery) -> None:
+    try:
+        query.stop()
+    except (Py4JError, ConnectionError, EOFError):
+        logger.debug("the query could not be stopped: Spark is gone", exc_info=True)
+
+
+class Runner:
+    """Runs jobs until all of them have ended."""
+
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        *,
+        once: bool = False,
+        reporter: Reporter | None = None,
+        on_look: Callable[[list[RunningJob]], None] | None = None,
+    ):
+        self.jobs = [RunningJob(job, once) for job in jobs]
+        self._reporter = reporter
+        self._on_look = on_look
+        self._is_stopping = threading.Event()
+        self._is_hurrying = False
+
+    def stop(self, *, now: bool = False) -> None:
+        """From any thread or a signal handler: end after the batches under way, or at once."""
+        self._is_hurrying = self._is_hurrying or now
+        self._is_stopping.set()
+
+    def run(self) -> list[RunningJob]:
+        """Until all jobs have ended; how each did is in it."""
+        if self._reporter is not None:
+            self._reporter.start(list(self.jobs))
+        try:
+            self._watch()
+        finally:
+            for job in self.jobs:
+                if job.state == RUNNING:  # an exception passes through
+                    job.hurry()
+                    job.look()
+            if self._reporter is not None:
+                self._reporter.close()
+        return self.jobs
+
+    def _watch(self) -> None:
+        while True:
+            if self._is_stopping.is_set():
+                for job in self.jobs:
+                    job.wish_to_stop()
+                    if self._is_hurrying:
+                        job.hurry()
+            for job in self.jobs:
+                job.look()
+            if self._on_look is not None:
+                self._on_look(self.jobs)
+            running = [job for job in self.jobs if job.state == RUNNING]
+            if not running:
+                return
+            if any(job.is_stopping for job in running):
+                time.sleep(LOOK_WHILE_STOPPING_S)
+            else:
+                self._is_stopping.wait(LOOK_S)
