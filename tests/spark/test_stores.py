@@ -1,6 +1,7 @@
 """Where records are read: a broker and a directory say the same, and lose and complain alike."""
 
 import pickle
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -235,6 +236,28 @@ def test_a_topic_that_was_made_again(server: RunningServer, client: BrokerClient
         list(records(store, span, fail_on_data_loss=True))
     assert list(records(store, span, fail_on_data_loss=False)) == []
     store.close()
+
+
+def test_a_broker_behind_tls_and_a_token(tmp_path: Path) -> None:
+    """As the options say: the certificate travels as text, so an executor needs no file."""
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
+         "-nodes", "-days", "1", "-subj", "/CN=localhost",
+         "-addext", "subjectAltName=IP:127.0.0.1",
+         "-keyout", str(key), "-out", str(certificate)],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    with running_server(tls_cert=str(certificate), tls_key=str(key), token="secret") as server:
+        with server.client(tls=True, ca=str(certificate)) as client:
+            fill(client, "orders", 10)
+        servers = f"{server.host}:{server.port}"
+        given = {"topic": "orders", "servers": servers, "ca": str(certificate), "token": "secret"}
+        options = SourceOptions.of(given)
+        certificate.unlink()
+        store = pickle.loads(pickle.dumps(open_store(options)))
+        assert read(store, "orders", 0, 10) == numbers(0, 10)
+        store.close()
 
 
 # --- a directory --------------------------------------------------------------------------------------

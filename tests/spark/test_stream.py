@@ -310,6 +310,24 @@ def test_a_topic_is_deleted_and_made_again(opened: Open, client: BrokerClient) -
     assert read_range(lenient, end, after) == {"orders/0": 30}
 
 
+def test_a_topic_is_deleted_while_it_waits(opened: Open, client: BrokerClient) -> None:
+    """That is said as what it is: a loss."""
+    fill(client, "orders", 10)
+    reader = opened(startingOffsets="earliest", group="spark")
+    end = travelled(reader.latestOffset(reader.initialOffset(), ALL))
+    real = reader._store.wait
+
+    def wait(known: Any, wanted: Any, seconds: float) -> bool:
+        client.delete_topic("orders")
+        return real(known, wanted, seconds)
+
+    reader._store.wait = wait  # type: ignore[method-assign]
+    reader._idle = 2
+    with pytest.raises(DataLoss, match="orders/0: the topic was deleted"):
+        reader.latestOffset(end, ALL)
+    reader.commit(end)  # which the group cannot follow, and need not
+
+
 def test_it_reads_a_directory(server: RunningServer, client: BrokerClient) -> None:
     """Also as a stream, for what there is."""
     fill(client, "orders", 10)

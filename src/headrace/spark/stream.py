@@ -38,7 +38,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from headrace.errors import HeadraceError, NotFound
+from headrace.errors import HeadraceError, NotFound, OffsetOutOfRange
 from headrace.spark.group import Group
 from headrace.spark.options import Place, SourceOptions, wrong
 from headrace.spark.positions import (
@@ -149,8 +149,12 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _wait(self, read: Positions) -> None:
         seconds = WAIT_S[min(self._idle, len(WAIT_S) - 1)]
-        if seconds and self._store.wait(self._known, self._options.topics, seconds):
-            self._look(read)
+        try:
+            if not seconds or not self._store.wait(self._known, self._options.topics, seconds):
+                return
+        except NotFound:
+            pass  # a topic was deleted meanwhile, which is news
+        self._look(read)
 
     def _reachable(self, read: Positions) -> Positions:
         """Everything that is there; of a run that reads what is available, what was there at first."""
@@ -207,9 +211,10 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         try:
             self._group.advance(done, self._known)
         except HeadraceError as error:
-            if not error.retryable:
+            if not error.retryable and not isinstance(error, (NotFound, OffsetOutOfRange)):
                 raise
-            # It keeps more than it must, which does no harm, and hears of it with the next batch.
+            # It keeps more than it must, which does no harm, and hears of it with the next batch. If
+            # it is because something is gone, the next look at the topics says so.
             logger.warning("the group %s is not moved along: %s", self._options.group, error)
 
     def stop(self) -> None:
