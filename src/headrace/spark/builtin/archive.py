@@ -2,12 +2,13 @@
 
 ::
 
-    topics ──▶ source (group) ──▶ + date ──▶ lake sink (offsets) ──▶ topic=…/date=…/*.parquet
-                    ▲                             │ in one commit: files, ranges of offsets, number
-                    └── position of the group ◀───┘
+    topics ──▶ spans ──▶ tasks: records + date ──▶ files ──▶ one commit ──▶ topic=…/date=…/*.parquet
+                 ▲                                               │ with them: ranges of offsets, number
+                 └── position of the group ◀─────────────────────┘
 
 - Every record becomes a row, unchanged: ``key, value, topic, partition, offset, timestamp, headers, id``,
   and ``date``, the day (UTC) of its timestamp.
+- The records do not pass through Spark's rows (``copying`` says why), everything else does.
 - The table keeps which offsets it holds, per topic and partition, in the same commit as the rows, and
   refuses an offset twice. So a lost checkpoint loses and doubles nothing: a new query begins where the
   table ends (:func:`starting_offsets`).
@@ -32,21 +33,21 @@ import orjson
 
 from headrace.errors import Conflict
 from headrace.spark import lake
+from headrace.spark.builtin.copying import ARCHIVE, FORMAT, ArchiveSource, source_text
 from headrace.spark.lake.table import directory_of
-from headrace.spark.lake.tables import kind_of
+from headrace.spark.lake.tables import kind_of, open_table
 from headrace.spark.options import SourceOptions
 from headrace.spark.positions import Known
 from headrace.spark.stores import open_store
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 GROUP = "archive"
 PARTITION_BY = ("topic", "date")
 TRIGGER = "10 seconds"
 BATCH_BYTES = "512MB"
-COLUMNS = ("topic", "partition", "offset", "timestamp", "key", "value", "headers", "id")
 
 
 def start(
@@ -76,29 +77,20 @@ def start(
         **(source or {}),
     }
     given["startingOffsets"] = starting_offsets(given, path, kind, checkpoint)
-    records = spark.readStream.format("headrace").options(**given).load()
-    return lake.start(
-        with_date(records),
-        name=f"{group}-{directory_of(path).name}",
-        path=path,
-        kind=kind,
-        partition_by=partition_by,
-        checkpoint=checkpoint,
-        trigger=trigger or {"processingTime": TRIGGER},
-        options={"offsets": True, **(options or {})},
-    )
+    table = {**(options or {}), "path": path, "kind": kind, "partition_by": ",".join(partition_by)}
+    chosen = lake.Options.of({"offsets": True, **table})
+    open_table(chosen).prepare(ARCHIVE)
+    spark.dataSource.register(ArchiveSource)
+    text = source_text(given)
+    records = spark.readStream.format(FORMAT).option("source", text).load()
+    writer = records.writeStream.format(FORMAT).option("source", text)
+    writer = writer.options(**chosen.as_options(), checkpointLocation=checkpoint)
+    writer = writer.queryName(f"{group}-{directory_of(path).name}").outputMode("append")
+    return writer.trigger(**(trigger or {"processingTime": TRIGGER})).start()
 
 
 def default_checkpoint(path: str, group: str) -> str:
     return str(directory_of(path) / "_headrace" / "checkpoints" / group)
-
-
-def with_date(records: DataFrame) -> DataFrame:
-    """The columns of an archive."""
-    from pyspark.sql import functions as F
-
-    moment = F.to_utc_timestamp("timestamp", F.current_timezone())
-    return records.select(*COLUMNS, F.to_date(moment).alias("date"))
 
 
 def starting_offsets(source: Mapping[str, Any], path: str, kind: str, checkpoint: str) -> str:

@@ -106,9 +106,12 @@ class _Writing:
             batch = context.getLocalProperty("streaming.sql.batchId")
             number = f"{int(batch):09d}" if batch is not None else "batch"
             label = f"{number}-{context.partitionId():05d}"
-        return Written(
-            query_id, write_files(open_table(self.options), self.schema, iterator, label)
-        )
+        rows = self.rows(iterator)
+        return Written(query_id, write_files(open_table(self.options), self.schema, rows, label))
+
+    def rows(self, iterator: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """What is written for what Spark hands over."""
+        return iterator
 
     def _files(self, messages: Sequence[WriterCommitMessage | None]) -> list[DataFile]:
         return [
