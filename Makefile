@@ -17,7 +17,7 @@ PYTHON ?=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run test slow check format bench bench-spark crash fuzz venv clean
+.PHONY: help run test slow check format bench bench-spark crash faults-spark fuzz venv clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -49,6 +49,9 @@ bench-spark: $(VENV)/.has-test ## run those of Spark, a real Kafka beside it (AR
 
 crash: $(VENV)/.has-test ## kill a broker 100 times under load and look for what it lost
 	@$(BIN)/python -m tests.crash --kills 100 $(ARGS)
+
+faults-spark: $(VENV)/.has-test ## kill drivers, workers and brokers 30 times and compare what Spark wrote
+	@$(BIN)/python -m tests.faults_spark --kills 30 $(ARGS)
 
 fuzz: $(VENV)/.has-test ## throw bytes at everything that reads them (ARGS="--seconds 600")
 	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(PIP_INSTALL) atheris
