@@ -13,6 +13,8 @@ event loop would only be in its way. So :class:`BatchReader` speaks the few fram
   progress; a batch is handed out once.
 
 An error that the broker answers with is raised as it is, when it says that asking again is no use.
+Rejected: receiving each large batch by itself, to save that one copy. Measured, it gains a tenth of what
+a reader costs, and the kernel's own copies are nearly all of that.
 """
 
 from __future__ import annotations
@@ -102,8 +104,8 @@ class BatchReader:
     ) -> Iterator[list[Batch]]:
         """The batches that hold offsets ``start`` to ``end - 1``, in order, some at a time.
 
-        Whole ones: the first and the last may hold more than was asked for. ``incarnation``: that topic and no
-        later one of the same name.
+        Whole ones: the first and the last may hold more than was asked for. ``incarnation``: that
+        topic and no later one of the same name.
         """
         where = {"topic": topic, "partition": str(partition), "max_bytes": str(self._fetch_bytes)}
         if incarnation is not None:
