@@ -220,11 +220,17 @@ def test_nothing_behind_the_end_is_shown() -> None:
     assert [each.base_offset for each in segment.read(100, 104, 1 << 20)] == [100, 102]
 
 
+@pytest.mark.parametrize("size", [24, segments.APART_BYTES_MIN])
+@pytest.mark.parametrize("at", [30, HEADER_BYTES + 20])
 @pytest.mark.parametrize("indexed", [True, False])
 @pytest.mark.parametrize("victim", range(6))
-def test_damage_is_named_exactly_and_read_around(victim: int, indexed: bool) -> None:
-    """Reads stop before a hole, say exactly which offsets it has, and go on behind it."""
-    batches = log_of()
+def test_damage_is_named_exactly_and_read_around(
+    victim: int, indexed: bool, at: int, size: int
+) -> None:
+    """Reads stop before a hole, say exactly which offsets it has, and go on behind it, in batches
+    that are read together and in such as are read one by one."""
+    batches = log_of(size=size)
+    hit = at
     index = Index(100)
     at = 0
     for each in batches:
@@ -232,7 +238,7 @@ def test_damage_is_named_exactly_and_read_around(victim: int, indexed: bool) -> 
         at += each.stored_bytes
     raw = bytearray(raw_of(batches))
     start = sum(each.stored_bytes for each in batches[:victim])
-    raw[start + 30] ^= 1
+    raw[start + hit] ^= 1
     segment = opened(bytes(raw), index if indexed else None)
     bad = batches[victim]
     for offset in range(100, 112):
@@ -290,6 +296,19 @@ def test_a_file_cut_under_its_reader_is_an_error(cut: int) -> None:
             segment.read(offset, 112, 1 << 20)
     found = list(scan(files, files.open(PATH), len(raw) + 5_000, base_offset=100))
     assert found_in(found) == kept
+
+
+def test_large_and_small_batches_are_read_together() -> None:
+    """What is returned does not depend on how it was read, but for where it stops."""
+    sizes = [10, 100_000, 70_000, 10, 10, 200_000, 10]
+    batches = [batch(100 + number, b"a" * size) for number, size in enumerate(sizes)]
+    segment = opened(raw_of(batches))
+    for first in range(len(batches)):
+        for last in range(first, len(batches)):
+            wanted = batches[first : last + 1]
+            stored = sum(each.stored_bytes for each in wanted)
+            found = segment.read(100 + first, 107, stored)
+            assert [each.raw() for each in found] == [each.raw() for each in wanted]
 
 
 def test_large_batches_are_read_whole() -> None:

@@ -23,6 +23,7 @@ class FakeTransport(asyncio.Transport):
         super().__init__()
         self.written = b""
         self.writes = 0
+        self.pieces: list[list[bytes]] = []
         self.buffered = 0
         self.reading = True
         self.aborted = False
@@ -31,6 +32,10 @@ class FakeTransport(asyncio.Transport):
         self.written += data
         self.writes += 1
         self.buffered += len(data)
+
+    def writelines(self, list_of_data: list[bytes]) -> None:  # type: ignore[override]
+        self.pieces.append(list_of_data)
+        self.write(b"".join(list_of_data))
 
     def get_write_buffer_size(self) -> int:
         return self.buffered
@@ -116,6 +121,24 @@ def test_an_answer_does_not_overtake_deliveries(rig: Rig) -> None:
     slot.fill(b"stored ")
     rig.outbox.send(b"unsubscribed")
     assert rig.transport.written == b"stored message unsubscribed"
+
+
+def test_an_answer_in_pieces_keeps_its_place(rig: Rig) -> None:
+    """Large pieces are not joined; small ones are, and so is what waits behind another answer."""
+    large = [b"a" * flow.PIECE_BYTES_MIN, b"b" * flow.PIECE_BYTES_MIN]
+    rig.outbox.send_pieces(large)
+    assert (rig.transport.written, rig.transport.pieces) == (b"".join(large), [large])
+    rig.outbox.send_pieces([b"small", b"er"])
+    assert rig.transport.written.endswith(b"smaller")
+    slot = rig.outbox.reserve()
+    rig.outbox.send_pieces(large)
+    slot.fill(b"first")
+    rig.loop.run_until_idle()
+    assert rig.transport.written.endswith(b"first" + b"".join(large))
+    assert len(rig.transport.pieces) == 1
+    rig.outbox.close()
+    rig.outbox.send_pieces(large)
+    assert len(rig.transport.pieces) == 1
 
 
 def test_too_many_unanswered_bytes_stop_the_reading(rig: Rig) -> None:

@@ -584,7 +584,11 @@ def parse(raw: bytes, at: int = 0) -> Batch | None:
     if parsed is None:
         return None
     batch, body_len = parsed
-    body = raw[at + HEADER_BYTES : at + HEADER_BYTES + body_len]
+    return complete(batch, body_len, raw[at + HEADER_BYTES : at + HEADER_BYTES + body_len])
+
+
+def complete(batch: Batch, body_len: int, body: bytes) -> Batch | None:
+    """What :func:`parse_header` has found, with its body, which is not copied; None if that is damaged."""
     if len(body) != body_len or crc32c(body) != batch.body_crc:
         return None
     batch._body = body

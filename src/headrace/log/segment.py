@@ -20,12 +20,22 @@ from threading import Lock
 from headrace import limits
 from headrace.errors import DataCorrupt
 from headrace.files import Files, Handle
-from headrace.log.batch import HEADER_BYTES, MAGIC, Batch, crc32c, parse, parse_header
+from headrace.log.batch import (
+    HEADER_BYTES,
+    MAGIC,
+    Batch,
+    complete,
+    crc32c,
+    parse,
+    parse_header,
+)
 from headrace.log.index import Index
 
 logger = logging.getLogger("headrace.log")
 _MAGIC_BYTES = MAGIC.to_bytes(4, "little")
 SCAN_BYTES = 4 << 20
+APART_BYTES_MIN = 64 << 10
+"""A batch of this size is read by itself, so that its body is not copied out of what was read."""
 
 
 def log_name(base_offset: int) -> str:
@@ -247,6 +257,7 @@ class Segment:
         batches: list[Batch] = []
         taken = 0
         want = max(max_bytes, limits.INDEX_INTERVAL_BYTES) + 4096
+        first = want if want < APART_BYTES_MIN else 4096  # enough to see how large the batches are
         data, at = b"", 0
         next_offset = offset
         while position < self.size or not batches:
@@ -255,7 +266,7 @@ class Segment:
                 position = self._locate(offset, end_offset)
                 data, at = b"", 0
             if len(data) - at < HEADER_BYTES:
-                data, at = self._load(position, want), 0
+                data, at = self._load(position, first), 0
             parsed = parse_header(data, at)
             if parsed is not None and parsed[0].base_offset <= next_offset:
                 batch, body_len = parsed
@@ -266,9 +277,14 @@ class Segment:
                     continue
                 if batch.base_offset >= end_offset or (batches and taken + size > max_bytes):
                     return batches
-                if at + size > len(data):
-                    data, at = self._load(position, max(size, want)), 0
-                whole = parse(data, at)
+                whole: Batch | None
+                if size >= APART_BYTES_MIN and at + size > len(data):
+                    body = self._load(position + HEADER_BYTES, body_len)
+                    whole = complete(batch, body_len, body)
+                else:
+                    if at + size > len(data):
+                        data, at = self._load(position, max(size, want)), 0
+                    whole = parse(data, at)
                 if whole is not None:
                     batches.append(whole)
                     next_offset = whole.end_offset

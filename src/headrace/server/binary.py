@@ -321,26 +321,24 @@ class BinarySession:
 
             async def poll() -> bytes:
                 await wait_for(partition, wait)
-                return self._batches(frame.sequence, log, offset, size)
+                return b"".join(self._batches(frame.sequence, log, offset, size))
 
             self._later(frame.sequence, poll(), ordered=False)
             return
-        self._outbox.send(self._batches(frame.sequence, log, offset, size))
+        self._outbox.send_pieces(self._batches(frame.sequence, log, offset, size))
 
-    def _batches(self, sequence: int, log: Any, offset: int, size: int) -> bytes:
+    def _batches(self, sequence: int, log: Any, offset: int, size: int) -> list[bytes]:
+        """The answer to a fetch, in the pieces in which the log has it."""
         found = log.read(offset, size)
-        body = b"".join([piece for batch in found for piece in (batch.header(), batch.body)])
-        return binary.encode(
-            Type.BATCHES,
-            sequence,
-            {
-                "status": "success",
-                "offset": str(offset),
-                "start_offset": str(log.start_offset),
-                "end_offset": str(log.end_offset),
-            },
-            body,
-        )
+        pieces = [piece for batch in found for piece in (batch.header(), batch.body)]
+        properties = {
+            "status": "success",
+            "offset": str(offset),
+            "start_offset": str(log.start_offset),
+            "end_offset": str(log.end_offset),
+        }
+        body_bytes = sum(map(len, pieces))
+        return [binary.encode_start(Type.BATCHES, sequence, properties, body_bytes), *pieces]
 
     # --- subscribing ------------------------------------------------------------------------
     def on_create_subscription(self, frame: Frame) -> None:

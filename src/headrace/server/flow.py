@@ -20,6 +20,8 @@ WRITE_BYTES_HIGH = 1 << 20
 WRITE_BYTES_LOW = 256 << 10
 WRITE_BYTES_HARD = 192 << 20
 """One answer may be a whole fetch of 128 MiB; more than this is never held for one client."""
+PIECE_BYTES_MIN = 16 << 10
+"""Pieces of this size on average are handed over one by one, smaller ones are joined before."""
 STALLED_S = 30.0
 STALLED_BYTES_MIN = 64 << 10
 """Who has taken this much in the meantime is slow, not gone."""
@@ -127,6 +129,15 @@ class Outbox:
                 self._send_late()
             self.write(data)
 
+    def send_pieces(self, pieces: list[bytes]) -> None:
+        """The same for one large answer in pieces: they are joined only where that costs less than
+        handing them over one by one."""
+        if self._slots or self._late or sum(map(len, pieces)) < PIECE_BYTES_MIN * len(pieces):
+            self.send(b"".join(pieces))
+        elif not self.closed:
+            self._transport.writelines(pieces)
+            self._check_unsent()
+
     def filled(self, slot: Slot) -> None:
         if self.closed or self._sending or slot is not self._slots[0]:
             return
@@ -181,6 +192,9 @@ class Outbox:
         if self.closed or not data:
             return
         self._transport.write(data)
+        self._check_unsent()
+
+    def _check_unsent(self) -> None:
         if self._transport.get_write_buffer_size() > WRITE_BYTES_HARD:
             self.abort()
 

@@ -105,6 +105,20 @@ def decode_properties(raw: bytes) -> dict[str, str]:
     return properties
 
 
+def encode_start(
+    type: int,
+    sequence: int,
+    properties: Mapping[str, str] | None,
+    body_bytes: int,
+    timestamp: int = 0,
+) -> bytes:
+    """A frame up to its body, for whoever sends a large body as it lies there."""
+    raw = encode_properties(properties) if properties else b""
+    total = FRAME_BYTES_MIN + len(raw) + body_bytes
+    head = _HEAD.pack(total, type, sequence, timestamp, len(raw))
+    return b"".join((head, raw, _LENGTH.pack(body_bytes)))
+
+
 def encode(
     type: int,
     sequence: int,
@@ -112,16 +126,8 @@ def encode(
     body: bytes = b"",
     timestamp: int = 0,
 ) -> bytes:
-    raw = encode_properties(properties) if properties else b""
-    total = FRAME_BYTES_MIN + len(raw) + len(body)
-    return b"".join(
-        (
-            _HEAD.pack(total, type, sequence, timestamp, len(raw)),
-            raw,
-            _LENGTH.pack(len(body)),
-            body,
-        )
-    )
+    start = encode_start(type, sequence, properties, len(body), timestamp)
+    return start + body if body else start
 
 
 class BinaryParser:
