@@ -20,8 +20,9 @@ from headrace.errors import (
     TopicNotFound,
 )
 from headrace.log.batch import encode
+from headrace.log.doctor import examine
 from headrace.testing import FaultyFiles, SimulatedFiles
-from tests.broker.rig import Answer, Rig
+from tests.broker.rig import DATA, Answer, Rig
 
 
 def stage(
@@ -297,6 +298,17 @@ def test_times_are_those_of_the_records_not_of_staging() -> None:
     assert times == [now - 9_000, now - 8_000, now - 7_000, now - 7_000]
 
 
+def test_the_doctor_finds_nothing_wrong_with_what_is_staged() -> None:
+    """Times that are not in order are the client's, and no damage."""
+    rig = with_topic()
+    now = rig.clock.now_ms()
+    stage(rig, b"a", b"b", timestamps=[now - 1_000, now - 9_000])
+    stage(rig, b"c", timestamps=[now - 20_000])
+    rig.close()
+    report = examine(DATA, rig.files)
+    assert report.findings == []
+
+
 # --- one after the other -------------------------------------------------------------------------
 def test_the_next_commit_of_a_name_waits_for_the_last() -> None:
     """The journal knows one commit of each name; none is forgotten by the next."""
@@ -403,7 +415,7 @@ def test_a_lost_journal_shows_nothing_twice() -> None:
     shown, waiting = stage(rig, b"shown"), stage(rig, b"waiting")
     commit(rig, 0, shown)
     rig.close()
-    rig.files.remove(rig.directory / "@subscriptions.journal")
+    rig.files.remove(DATA / "@subscriptions.journal")
     rig.open()
     for piece in (shown, waiting):
         with pytest.raises(MessageNotFound):

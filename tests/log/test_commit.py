@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from headrace import limits
 from headrace.errors import HeadraceError, ProducerFenced, SequenceGap, TooLarge
-from headrace.log.batch import AFTER_SYNC, LOST, encode
+from headrace.log.batch import AFTER_SYNC, LOST, STAGED, encode, lost
 from headrace.log.columns import Columns
 from headrace.log.commit import Group, gather
 from headrace.log.interface import Append
@@ -58,6 +58,27 @@ def test_only_the_broker_says_after_sync_or_lost() -> None:
     whole.flags |= AFTER_SYNC | LOST
     group = commit([entry_of(batch=whole)])
     assert group.batches[0].flags == 0
+
+
+def test_a_staged_batch_keeps_its_own_times() -> None:
+    """It is only kept here: the header says when it came, and the column is not touched."""
+    times = [NOW + 5_000, 3, 7_000]
+    whole = encode(Columns([b"x", b"y", b"z"], times=times))
+    body = whole.body
+    (batch,) = commit([Append(None, whole, lambda entry: None, staged=True)], last=9_000).batches
+    assert batch.flags & STAGED
+    assert batch.body is body
+    assert (batch.base_timestamp, batch.max_timestamp) == (NOW, NOW)
+    assert batch.times() is None
+    batch.flags &= ~STAGED
+    assert batch.times() == times
+
+
+def test_what_was_lost_before_its_commit_stays_lost() -> None:
+    """Only a commit of staged batches stores such a thing."""
+    (batch,) = commit([Append(None, lost(0, 3, 0), lambda entry: None, hidden=True)]).batches
+    assert batch.flags & LOST
+    assert batch.count == 3
 
 
 def test_gathered_batches_are_closed_at_their_target() -> None:

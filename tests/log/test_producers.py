@@ -31,6 +31,8 @@ def test_the_next_batch_is_new_and_a_repeated_one_is_known() -> None:
     assert table.judge(7, 0, 10, 5) == 300
     assert table.last(7) == (300, 5)
     assert table.next_sequence(7) == 15
+    assert table.next_sequence(7, 0) == 15
+    assert table.next_sequence(7, 1) == 0
 
 
 @pytest.mark.parametrize(("first", "count"), [(16, 1), (14, 1), (0, 9), (0, 15), (10, 6), (5, 5)])
