@@ -4,9 +4,11 @@
 
     pyspark_headrace       what Spark finds by itself for format("headrace"); it only points here
     options  positions     what a user may say, and offsets per topic and partition
-    stores                 where records are read: a live broker, or a data directory with no broker
+    stores   directory     where records are read: a live broker, or a data directory with no broker
     arrow    outgoing      columnar batches to Arrow and back, with no work per record
+    rows     json_values   from a schema to columns; the fields of JSON values as typed columns
     source   stream        the batch and the streaming reader
+    filters  group         filters as narrower ranges; a stream's progress as a subscription
     sink                   the writers: staged on executors, committed once by the driver
     lake/                  Parquet, Delta and Iceberg tables written exactly once
     pipelines/             what a file declares, run; archive, traffic and replay
