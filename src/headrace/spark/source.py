@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -32,7 +33,7 @@ from pyspark.sql.types import StructType
 from headrace import limits
 from headrace.spark.filters import Narrowing
 from headrace.spark.options import Place, SourceOptions, wrong
-from headrace.spark.positions import Extent, Known, Positions, Span, resolve, spans, split
+from headrace.spark.positions import Known, Positions, Span, resolve, spans, split
 from headrace.spark.rows import Rows, default_schema
 from headrace.spark.stores import Store, open_store, records
 
@@ -138,17 +139,13 @@ class HeadraceReader(DataSourceReader):
         return resolve(place, known, {})
 
     def _with_times(self, time_ms: int, known: Known) -> Known:
-        at = self._store.topics(self._options.topics, time_ms)
+        """What is known, and where the time is in it."""
+        at = self._at(time_ms)
         return {
-            topic: type(state)(
-                state.incarnation,
-                {
-                    number: Extent(
-                        extent.start,
-                        extent.end,
-                        extent.bytes,
-                        min(at[topic].partitions[number].at or 0, extent.end),
-                    )
+            topic: replace(
+                state,
+                partitions={
+                    number: replace(extent, at=min(at.get((topic, number), 0), extent.end))
                     for number, extent in state.partitions.items()
                 },
             )
