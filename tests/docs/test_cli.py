@@ -70,7 +70,15 @@ def test_the_options_that_all_share() -> None:
     """Who talks to a broker takes its address and token; who shows something, --json."""
     for name, command in COMMANDS.items():
         options = {text for parameter in command.params for text in parameter.opts}
-        if name not in ("serve", "config", "doctor", "pipeline list"):
+        if name not in (
+            "serve",
+            "config",
+            "doctor",
+            "pipeline list",
+            "archive list",
+            "archive show",
+            "archive compact",
+        ):
             assert {"--server", "--token", "--ca"} <= options, name
     for name in ("topics", "describe", "groups", "fetch", "tail", "dlq list", "scheduled list",
                  "pipeline list", "pipeline status"):  # fmt: skip

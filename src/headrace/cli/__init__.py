@@ -12,7 +12,18 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli import bench, dead_letters, doctor, groups, messages, pipeline, serve, sql, topics
+from headrace.cli import (
+    archive,
+    bench,
+    dead_letters,
+    doctor,
+    groups,
+    messages,
+    pipeline,
+    serve,
+    sql,
+    topics,
+)
 from headrace.errors import HeadraceError, InvalidArgument
 
 app = typer.Typer(
@@ -44,6 +55,11 @@ app.add_typer(dead_letters.dlq, name="dlq", help="Dead letters: list, show, redr
 app.add_typer(dead_letters.scheduled, name="scheduled", help="Delayed messages: list, cancel.")
 app.add_typer(
     pipeline.pipeline, name="pipeline", help="Spark pipelines: run, list, validate, status, stop."
+)
+app.add_typer(
+    archive.archive,
+    name="archive",
+    help="Topics into lake tables: run, verify, list, show, compact.",
 )
 app.command(short_help="Examine or repair a data directory.")(doctor.doctor)
 app.command(short_help="Test a running broker under load.")(bench.bench)

@@ -6,8 +6,8 @@
     verifying    whether an archive and the log hold the same records
     traffic      what goes through topics and subscriptions, minute by minute
     replay       a topic or a table back into a topic, at a rate
-    watching     how long-running work is shown: jobs and queries as progress
+    copying      records from the log into files, past Spark's rows
 
 Each is a function that takes a Spark session and plain arguments; the commands over them are in
-``headrace.cli``.
+``headrace.cli``. What runs on is a job for the runner of ``headrace.spark.pipelines``.
 """

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
+    from headrace.spark.pipelines.reporting import Watch
+
 GROUP = "archive"
 PARTITION_BY = ("topic", "date")
 TRIGGER = "10 seconds"
@@ -135,3 +137,24 @@ def _behind(held: lake.Offsets, known: Known, directory: Path) -> dict[str, dict
                 )
             found.setdefault(topic, {})[str(number)] = end
     return found
+
+
+class ArchiveJob:
+    """An archive as something that a :class:`~headrace.spark.pipelines.running.Runner` runs."""
+
+    restarts = 3
+
+    def __init__(self, spark: SparkSession, name: str, topics: Sequence[str], **arguments: Any):
+        self._spark = spark
+        self.name = name
+        self._topics = tuple(topics)
+        self._arguments = arguments
+
+    def start(self, once: bool) -> list[Watch]:
+        from headrace.spark.pipelines.reporting import Watch
+
+        arguments = dict(self._arguments)
+        if once:
+            arguments["trigger"] = {"availableNow": True}
+        query = start(self._spark, self._topics, **arguments)
+        return [Watch(query, f"table {arguments['path']}", self._topics)]

@@ -11,7 +11,7 @@ Measured on two busy cores: 3 to 5 times the rows per second of the way through 
 that does not depend on the size of records.
 
 What that costs: the numbers of rows in Spark's own progress are numbers of spans. Whoever shows progress
-counts offsets (``watching.records_between``).
+counts offsets (``pipelines.reporting``).
 """
 
 from __future__ import annotations

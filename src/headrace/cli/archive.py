@@ -1,0 +1,311 @@
+"""``headrace archive``: topics into a lake table, and the proof that it holds them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headrace.cli.connecting import (
+    AsJson,
+    Ca,
+    Server,
+    Token,
+    connected,
+    count_of,
+    print_json,
+    print_rows,
+    say,
+    size,
+)
+from headrace.cli.spark_work import (
+    Conf,
+    Format,
+    Log,
+    Master,
+    Once,
+    check_installed,
+    run_job,
+    sparkling,
+    watched,
+    where,
+)
+from headrace.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from headrace.spark.builtin.archive import ArchiveJob
+    from headrace.spark.builtin.verifying import Verdict
+    from headrace.spark.lake import Description
+
+archive = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+Table = Annotated[str, typer.Argument(metavar="PATH", help="The table.")]
+SHOWN_MAX = 50
+"""Differences that are printed; all of them are in --json."""
+
+
+@archive.command()
+def run(
+    topics: Annotated[list[str], typer.Argument(metavar="TOPIC...", help="Topics and wildcards.")],
+    to: Annotated[str, typer.Option("--to", metavar="PATH", help="The table; made if need be.")],
+    format_: Format = None,
+    group: Annotated[
+        str, typer.Option(help="The subscription that holds what is not archived yet.")
+    ] = "archive",
+    name: Annotated[
+        str | None, typer.Option(help="Its name among the pipelines; default: the group.")
+    ] = None,
+    partition_by: Annotated[
+        str, typer.Option(metavar="COLUMNS", help="The table's directories.")
+    ] = "topic,date",
+    once: Once = False,
+    trigger: Annotated[
+        str, typer.Option(metavar="TIME", help="How often rows are committed.")
+    ] = "10 seconds",
+    checkpoint: Annotated[
+        str | None, typer.Option(metavar="PATH", help="Default: beside the table.")
+    ] = None,
+    compact_every: Annotated[
+        int, typer.Option(min=0, help="Join small files after so many commits; 0: never.")
+    ] = 20,
+    master: Master = None,
+    conf: Conf = None,
+    log: Log = None,
+    server: Server = None,
+    token: Token = None,
+    ca: Ca = None,
+) -> None:
+    """Write every record of topics into a lake table, exactly once, until stopped.
+
+    The table keeps which offsets it holds, so a lost checkpoint loses and doubles nothing. What is
+    not archived yet is kept by the broker (retain_unread) and shown as the group's lag.
+
+    Examples:
+
+      headrace archive run orders --to /lake/orders
+
+      headrace archive run 'shop.>' --to /lake/shop --format delta --once
+    """
+    check_installed()
+    from headrace.spark.lake.table import directory_of
+    from headrace.spark.lake.tables import kind_of
+
+    kind = format_ or kind_of(directory_of(to)) or "parquet"
+    source = where(server, token, ca)
+    with connected(server, token, ca) as client:
+        client.positions(list(topics))  # a topic that is not there is said before Spark starts
+
+    def job(spark: SparkSession) -> ArchiveJob:
+        from headrace.spark.builtin.archive import ArchiveJob
+
+        return ArchiveJob(
+            spark,
+            name or group,
+            topics,
+            path=to,
+            kind=kind,
+            partition_by=[each.strip() for each in partition_by.split(",") if each.strip()],
+            group=group,
+            source=source,
+            trigger={"processingTime": trigger},
+            checkpoint=checkpoint,
+            options={"compact_every": compact_every},
+        )
+
+    run_job(job, source=source, name="archive", once=once, master=master, conf=conf, log=log)
+
+
+@archive.command()
+def verify(
+    path: Table,
+    topics: Annotated[
+        list[str] | None, typer.Argument(metavar="[TOPIC]...", help="Only these; default: all.")
+    ] = None,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option("--path", metavar="DATA_DIR", help="Read a data directory, with no broker."),
+    ] = None,
+    as_json: AsJson = False,
+    master: Master = None,
+    conf: Conf = None,
+    log: Log = None,
+    server: Server = None,
+    token: Token = None,
+    ca: Ca = None,
+) -> None:
+    """Prove that a table and the log hold the same records, or say exactly where they differ.
+
+    Exit code 0: they do. 1: they do not.
+
+    Examples:
+
+      headrace archive verify /lake/orders
+
+      headrace archive verify /lake/orders --path /backup/data --json
+    """
+    check_installed()
+    from headrace.spark.builtin.verifying import verify as compare
+    from headrace.spark.lake import describe
+
+    source = where(server, token, ca, data_dir)
+    describe(path)  # a table that is not there is said before Spark starts
+    if data_dir is None:
+        with connected(server, token, ca):
+            pass
+    with sparkling("archive verify", master, conf, log) as spark:
+        verdict = watched(
+            spark,
+            "comparing",
+            lambda: compare(spark, path, source, topics=topics or None),
+        )
+    if as_json:
+        print_json(verdict.as_document())
+    else:
+        _print_verdict(path, verdict)
+    raise typer.Exit(0 if verdict.is_good else 1)
+
+
+def _print_verdict(path: str, verdict: Verdict) -> None:
+    if verdict.only_in_table:
+        count = count_of(verdict.only_in_table.count, "record")
+        say(f"{count} of the table are deleted in the log by now: counted, not compared")
+    for topic in verdict.gone:
+        say(f"topic {topic} is not in the log any more: counted, not compared")
+    if verdict.waiting:
+        say(f"{count_of(verdict.waiting.count, 'record')} of the log are not archived yet")
+    for difference in verdict.differences[:SHOWN_MAX]:
+        say(str(difference))
+    more = len(verdict.differences) - SHOWN_MAX
+    if more > 0:
+        say(f"and {count_of(more, 'difference')} more; --json has all of them")
+    records = count_of(verdict.records, "record")
+    if verdict.is_good:
+        say(f"{path} and the log hold the same: {records} compared")
+    else:
+        say(f"{path} and the log differ; {records} compared")
+
+
+@archive.command("list")
+def list_tables(
+    paths: Annotated[
+        list[str], typer.Argument(metavar="PATH...", help="Tables, or directories of tables.")
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """List tables: kind, rows, files, size, what they hold.
+
+    Example:
+
+      headrace archive list /lake
+    """
+    check_installed()
+    from headrace.spark.lake import describe
+
+    found = [describe(str(path)) for path in _tables(paths)]
+    if as_json:
+        print_json([each.as_document() for each in found])
+        return
+    rows = [
+        {
+            "path": each.path,
+            "kind": each.kind,
+            "rows": each.rows,
+            "files": each.files,
+            "size": size(each.bytes),
+            "topics": ", ".join(sorted({topic for topic, _ in each.offsets.partitions()})) or None,
+        }
+        for each in found
+    ]
+    names = ("path", "kind", "rows", "files", "size", "topics")
+    print_rows(rows, {name: name for name in names}, "There is no table.")
+
+
+def _tables(paths: list[str]) -> list[Path]:
+    from headrace.spark.lake.table import directory_of
+    from headrace.spark.lake.tables import kind_of
+
+    found = []
+    for given in paths:
+        directory = directory_of(given)
+        if kind_of(directory) is not None:
+            found.append(directory)
+            continue
+        if not directory.is_dir():
+            raise InvalidArgument(f"there is no directory {directory}", code="table_not_found")
+        found += [each for each in sorted(directory.iterdir()) if each.is_dir() and kind_of(each)]
+    return found
+
+
+@archive.command()
+def show(path: Table, as_json: AsJson = False) -> None:
+    """Show a table's manifest: which offsets it holds, per topic and partition.
+
+    Example:
+
+      headrace archive show /lake/orders
+    """
+    check_installed()
+    from headrace.spark.lake import describe
+
+    table = describe(path)
+    if as_json:
+        print_json(table.as_document())
+        return
+    say(
+        f"{table.path}: {table.kind}, version {table.version}, {count_of(table.rows, 'row')} in "
+        f"{count_of(table.files, 'file')}, {size(table.bytes)}, "
+        f"partitioned by {', '.join(table.partition_by) or 'nothing'}"
+    )
+    say("")
+    columns = {"topic": "topic", "partition": "partition", "first": "first", "next": "next",
+               "records": "records", "missing": "missing"}  # fmt: skip
+    print_rows(_manifest(table), columns, "It keeps no offset ranges.")
+
+
+def _manifest(table: Description) -> list[dict[str, Any]]:
+    gaps = table.offsets.gaps()
+    rows = []
+    for topic, partition in table.offsets.partitions():
+        ranges = table.offsets.of(topic, partition)
+        rows.append(
+            {
+                "topic": topic,
+                "partition": partition,
+                "first": ranges[0][0],
+                "next": ranges[-1][1],
+                "records": sum(end - start for start, end in ranges),
+                "missing": sum(end - start for start, end in gaps.of(topic, partition)),
+            }
+        )
+    return rows
+
+
+@archive.command()
+def compact(
+    path: Table,
+    target: Annotated[
+        int, typer.Option(metavar="MB", min=1, help="How large files may get.")
+    ] = 128,
+    vacuum: Annotated[
+        bool, typer.Option("--vacuum", help="Also delete files that nobody needs any more.")
+    ] = False,
+) -> None:
+    """Join small files of a table into large ones; a query may be writing to it meanwhile.
+
+    Readers by the table's log see the old files or the new ones. Those that were joined, and those
+    of attempts that failed, are kept for a day and then deleted by --vacuum (of a Parquet table, by
+    the query that writes it, too).
+
+    Example:
+
+      headrace archive compact /lake/orders --vacuum
+    """
+    check_installed()
+    from headrace.spark import lake
+
+    done = lake.compact(path, target_bytes=target << 20)
+    say(f"joined {count_of(done.removed, 'file')} into {done.added}")
+    if vacuum:
+        say(f"deleted {count_of(lake.vacuum(path), 'file')}")
