@@ -59,7 +59,7 @@ def test_the_last_statement_needs_no_semicolon() -> None:
 
 def test_names_are_words_with_dots_between() -> None:
     """Each with its place; what is in strings and comments is no name."""
-    text = "a.b + `x.y`.c /* no.name */ FROM o.`p q`.r WHERE 'not.me' = t.* AND e . f"
+    text = "a.b + `x.y`.c /* no.name */ FROM o.`p q`.r WHERE 'not.me' = t.* AND e . f g"
     assert [(parts, text[start:end]) for parts, start, end in names(text)] == [
         (("a", "b"), "a.b"),
         (("x.y", "c"), "`x.y`.c"),
@@ -68,8 +68,8 @@ def test_names_are_words_with_dots_between() -> None:
         (("WHERE",), "WHERE"),
         (("t",), "t"),
         (("AND",), "AND"),
-        (("e",), "e"),
-        (("f",), "f"),
+        (("e", "f"), "e . f"),
+        (("g",), "g"),
     ]
 
 

@@ -19,8 +19,9 @@ The columns are the fields of the JSON values (``sql_schema.py``), or ``value``,
 is read (``sql_columns.py``), so a record is bad only for the fields that it asks for; with ``_corrupt``
 that is all of them. Filters on ``_offset``, ``_partition``, ``_topic`` and ``_timestamp`` narrow what is read.
 
-Every statement sees what is there when it begins: the views of the one before are dropped, since Spark
-plans a view's partitions once and would never see a record that came later.
+Every statement sees what is there when it begins: its views are dropped when it has been planned, since
+Spark plans a view's partitions once and would never see a record that came later. A view of the user's
+own may be over topics all the same, and sees what is there when it is used.
 """
 
 from __future__ import annotations
@@ -51,6 +52,11 @@ SMALL = 20_000
 """A topic with fewer records is not split."""
 _EXPLAIN = re.compile(
     r"\s*EXPLAIN\s+(?:(?:EXTENDED|CODEGEN|COST|FORMATTED|LOGICAL)\s+)?", re.IGNORECASE
+)
+_CHANGE = re.compile(
+    r"\s*(?:INSERT\s+(?:INTO|OVERWRITE)(?:\s+TABLE)?|UPDATE|DELETE\s+FROM|MERGE\s+INTO|TRUNCATE\s+TABLE"
+    r"|ALTER\s+(?:TABLE|VIEW)|DROP\s+(?:TABLE|VIEW)(?:\s+IF\s+EXISTS)?)\s+(?!(?:LOCAL\s+)?DIRECTORY\b)",
+    re.IGNORECASE,
 )
 _NOT_FOUND = {
     "TABLE_OR_VIEW_NOT_FOUND": "relationName",
@@ -110,7 +116,6 @@ class TopicSql:
         be_quiet()
 
     def close(self) -> None:
-        self._forget()
         self.catalog.close()
 
     # --- statements -------------------------------------------------------------------------
@@ -120,16 +125,31 @@ class TopicSql:
             return self._query(text)
         except Exception as error:
             raise sentence(error) from None
+        finally:
+            self._forget()
 
     def _query(self, text: str) -> DataFrame:
-        self._forget()
         explained = _EXPLAIN.match(text)
         head = explained[0] if explained else ""
+        self._check_target(text[len(head) :])
         inner, needed = self._plan(text[len(head) :])
         for name, view in self._views.items():
             wanted = None if needed is None else needed.get(name, set())
             self._read(view, wanted).createOrReplaceTempView(quoted(name))
         return self.spark.sql(head + inner)
+
+    def _check_target(self, text: str) -> None:
+        """Spark's own words for an INSERT into one of these views are about operators of its plan."""
+        change = _CHANGE.match(text)
+        name = next(names(text[change.end() :]), None) if change else None
+        if name is None or self.spark.catalog.tableExists(".".join(map(quoted, name[0]))):
+            return
+        topic = self.catalog.find(".".join(name[0]))
+        if topic is not None:
+            raise InvalidSql(
+                f"topics are read here, not changed: to write into {topic}, publish to it, or use "
+                'format("headrace") in a Spark job'
+            )
 
     def _plan(self, text: str) -> tuple[str, dict[str, set[str]] | None]:
         """The text as Spark takes it, and the columns that it needs; None: all.

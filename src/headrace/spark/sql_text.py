@@ -114,7 +114,7 @@ def names(text: str) -> Iterator[tuple[tuple[str, ...], int, int]]:
     start = end = 0
     dotted = False
     for token in tokens(text):
-        if token.kind in ("word", "quoted") and not (dotted and token.start != end):
+        if token.kind in ("word", "quoted"):
             word = token.text if token.kind == "word" else unquoted(token.text)[0]
             if dotted:
                 parts.append(word)
@@ -123,16 +123,14 @@ def names(text: str) -> Iterator[tuple[tuple[str, ...], int, int]]:
                     yield tuple(parts), start, end
                 parts, start = [word], token.start
             end, dotted = token.end, False
-            continue
-        if token.text == "." and token.kind == "sign" and parts and token.start == end:
+        elif token.text == "." and parts and not dotted:
             dotted = True
-            end = token.end
-            continue
-        if parts:
-            yield tuple(parts), start, end - dotted
-        parts, dotted = [], False
+        else:
+            if parts:
+                yield tuple(parts), start, end
+            parts, dotted = [], False
     if parts:
-        yield tuple(parts), start, end - dotted
+        yield tuple(parts), start, end
 
 
 def quote_name(text: str, parts: tuple[str, ...]) -> str:

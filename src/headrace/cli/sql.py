@@ -1,0 +1,441 @@
+"""``headrace sql``: topics as tables, for one query or at a prompt.
+
+Spark takes seconds to start, so what can be found wrong before is: the arguments, the broker, the name of
+a file. At the prompt it starts while the first query is typed. Its own log goes into a file that is
+removed at the end, and is named when something went wrong with Spark itself.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from headrace.cli.connecting import Ca, Server, Token, address, count_of, request_timeout, size
+from headrace.errors import HeadraceError, InvalidArgument
+
+if TYPE_CHECKING:
+    from headrace.spark.sql import TopicSql
+    from headrace.spark.sql_catalog import Catalog
+    from headrace.spark.sql_output import Format, Rows
+    from headrace.spark.sql_text import Bounds
+
+Result = TypeVar("Result")
+LIMIT = 100
+"""Rows of a table, unless told otherwise."""
+_LIST = re.compile(r"(?:\\d|SHOW\s+(?:TABLES|TOPICS))\s*\Z", re.IGNORECASE)
+_DESCRIBE = re.compile(r"\\d\s+(\S+)\s*\Z")
+
+
+def sql(
+    query: Annotated[
+        str | None,
+        typer.Argument(metavar="[QUERY]", help="The query; without one, a prompt."),
+    ] = None,
+    schema: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--schema",
+            metavar="'TOPIC: FIELDS'",
+            help="What is in a topic: fields as in CREATE TABLE, text, or binary; @FILE for a JSON "
+            "object of them. May be repeated. Else it is inferred.",
+        ),
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Only records since then: 1h, or a time.")
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Only records before: 1h ago, or a time.")
+    ] = None,
+    from_offset: Annotated[
+        int | None, typer.Option(min=0, help="Only records from this offset on, in each partition.")
+    ] = None,
+    to_offset: Annotated[
+        int | None, typer.Option(min=0, help="Only records before this offset, in each partition.")
+    ] = None,
+    format_: Annotated[
+        str | None,
+        typer.Option("--format", "-f", metavar="FORMAT", help="table, csv, json or parquet."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Write into a file, not to the screen."
+        ),
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option("--limit", "-n", min=0, help=f"Rows at most; 0: all. A table has {LIMIT}."),
+    ] = None,
+    path: Annotated[
+        Path | None,
+        typer.Option(metavar="DATA_DIR", help="Read a data directory, with no broker."),
+    ] = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Do not say what was inferred.")
+    ] = False,
+    master: Annotated[
+        str | None, typer.Option(help="Where Spark runs; all cores of this machine unless told.")
+    ] = None,
+    conf: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="A setting of Spark; may be repeated."),
+    ] = None,
+    server: Server = None,
+    token: Token = None,
+    ca: Ca = None,
+) -> None:
+    """Query topics with SQL. They are tables by name.
+
+    \b
+    Examples:
+      headrace sql "SELECT country, sum(amount) FROM orders GROUP BY country"
+      headrace sql "SELECT * FROM orders.eu WHERE amount > 100" --since 1h
+      headrace sql "SELECT * FROM orders" --format csv --output orders.csv
+      headrace sql --schema "orders: id STRING, ordered_at TIMESTAMP"
+      headrace sql --path ./data "SELECT _timestamp, value FROM logs LIMIT 5"
+
+    \b
+    A topic has the fields of its JSON values, or the column value, and:
+      _key _topic _partition _offset _timestamp _headers _id, and _corrupt for JSON
+
+    Without a query it is a prompt; a statement ends with a semicolon, \\? says more. Statements from
+    a pipe are run one by one.
+    """
+    spark_settings = _settings(conf)
+    if as_json and format_ not in (None, "json"):
+        raise InvalidArgument("--json is --format json; give one of them")
+    where = _where(path, server, token, ca)
+    _check_installed()
+    from headrace.spark.sql_catalog import Catalog
+    from headrace.spark.sql_output import format_of
+    from headrace.spark.sql_text import Bounds, Schemas, statements
+
+    shape = format_of("json" if as_json else format_, output)
+    if shape == "parquet" and output is None and sys.stdout.isatty():
+        raise InvalidArgument("Parquet is not for a terminal: name a file with --output")
+    if output is not None and not output.absolute().parent.is_dir():
+        raise InvalidArgument(f"there is no folder {output.absolute().parent} for {output.name}")
+    schemas = Schemas()
+    for each in schema or ():
+        schemas.add(each)
+    bounds = Bounds(since, until, from_offset, to_offset)
+    given = None if query is None else statements(query)
+    if given == []:
+        raise InvalidArgument("the query is empty; headrace sql alone is a prompt")
+    if output is not None and (given is None or len(given) != 1):
+        raise InvalidArgument("--output takes the result of one query: give one")
+    catalog = Catalog(where, schemas)
+    with Work(catalog, bounds, shape, output, limit, quiet, master, spark_settings) as work:
+        catalog.names()  # is there a broker?
+        try:
+            _run(work, given)
+        except HeadraceError as error:
+            if error.code == "cancelled":
+                raise KeyboardInterrupt from None
+            raise
+
+
+def _run(work: Work, given: list[str] | None) -> None:
+    from headrace.cli.sql_prompt import from_pipe, prompt
+
+    if given is not None:
+        for statement in given:
+            work.run(statement)
+    elif sys.stdin.isatty():
+        work.start()
+        prompt(work)
+    else:
+        from_pipe(work)
+
+
+def _where(
+    path: Path | None, server: str | None, token: str | None, ca: str | None
+) -> dict[str, str]:
+    """As the source takes it."""
+    if path is not None:
+        return {"path": str(path)}
+    host, port, tls = address(server)
+    if ":" in host:
+        host = f"[{host}]"
+    where = {
+        "servers": f"{'tls' if tls else 'tcp'}://{host}:{port}",
+        "timeout": f"{request_timeout():g}",
+    }
+    if token:
+        where["token"] = token
+    if ca:
+        where["ca"] = ca
+    return where
+
+
+def _settings(conf: list[str] | None) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for pair in conf or ():
+        name, equals, value = pair.partition("=")
+        if not equals or not name.startswith("spark."):
+            raise InvalidArgument(f"--conf takes spark.NAME=VALUE, not {pair!r}")
+        found[name] = value
+    return found
+
+
+def _check_installed() -> None:
+    try:
+        import headrace.spark.sql  # noqa: F401
+    except ImportError as error:
+        raise InvalidArgument(
+            f"headrace sql needs Spark ({error}): pip install 'headrace[spark]'", code="no_spark"
+        ) from None
+
+
+class Work:
+    """Runs statements and prints what they found; Spark is started when the first one needs it."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        bounds: Bounds,
+        format_: Format,
+        output: Path | None,
+        limit: int | None,
+        quiet: bool,
+        master: str | None,
+        settings: dict[str, Any],
+    ):
+        self.catalog = catalog
+        self._bounds = bounds
+        self._format = format_
+        self._output = output
+        if limit is None:
+            limit = LIMIT if format_ == "table" else 0
+        self._limit = limit or None
+        self._quiet = quiet
+        self._master = master
+        self._settings = settings
+        self._errors = Console(stderr=True)
+        self._folder = Path(tempfile.mkdtemp(prefix="headrace-sql-"))
+        self._starting: threading.Thread | None = None
+        self._started: TopicSql | HeadraceError | None = None
+        self._is_ours = False
+        self._keeps_log = False
+        self.shows_time = False
+
+    def __enter__(self) -> Work:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: Any, trace: Any) -> None:
+        self.catalog.close()
+        if self._keeps_log:
+            return
+        if self._started is not None and not isinstance(self._started, HeadraceError):
+            self._started.close()
+            if self._is_ours:
+                self._started.spark.stop()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    @property
+    def _log(self) -> Path:
+        return self._folder / "spark.log"
+
+    def say(self, text: str) -> None:
+        """To whoever sits there: standard error, a line."""
+        self._errors.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    # --- Spark ------------------------------------------------------------------------------
+    def start(self) -> None:
+        """Begin to start Spark, and go on."""
+        if self._starting is None:
+            self._starting = threading.Thread(target=self._start, name="spark", daemon=True)
+            self._starting.start()
+
+    def _start(self) -> None:
+        from pyspark import SparkContext
+
+        from headrace.spark.sessions import session
+        from headrace.spark.sql import TopicSql
+
+        try:
+            self._is_ours = SparkContext._active_spark_context is None
+            cores = len(os.sched_getaffinity(0))
+            settings: dict[str, Any] = {"spark.sql.warehouse.dir": str(self._folder / "warehouse")}
+            settings |= self._settings
+            spark = session(
+                "headrace sql",
+                # A query that fails is not tried again: somebody waits for it.
+                self._master or f"local[{cores},1]",
+                log_level="ERROR",
+                log_file=self._log,
+                **settings,
+            )
+            self._started = TopicSql(
+                spark, {}, bounds=self._bounds, note=self._note, catalog=self.catalog
+            )
+        except HeadraceError as error:
+            self._started = error
+        except BaseException as error:
+            self._started = HeadraceError(
+                f"Spark did not start: {type(error).__name__}: {error}", code="no_spark"
+            )
+
+    def _note(self, text: str) -> None:
+        if not self._quiet:
+            self.say(text)
+
+    def topics(self) -> TopicSql:
+        self.start()
+        assert self._starting is not None
+        if self._starting.is_alive():
+            with self._bar() as bar:
+                bar.add_task("starting Spark", total=None)
+                while self._starting.is_alive():
+                    self._starting.join(0.1)
+        if isinstance(self._started, HeadraceError):
+            self._keeps_log = self._log.exists()
+            raise self._started
+        assert self._started is not None
+        return self._started
+
+    @contextmanager
+    def _bar(self) -> Iterator[Progress]:
+        bar = Progress(
+            SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(),
+            console=self._errors, transient=True, disable=not self._errors.is_terminal,
+        )  # fmt: skip
+        with bar:
+            yield bar
+
+    def _watched(self, work: Callable[[], Result]) -> Result:
+        """Runs it in Spark, with a bar; Ctrl-C cancels it."""
+        from headrace.spark import sql_running
+
+        spark = self.topics().spark
+        with self._bar() as bar:
+            task = bar.add_task("planning", total=None)
+
+            def tell(progress: sql_running.Progress) -> None:
+                if progress.total:
+                    text = f"{progress.done} of {count_of(progress.total, 'task')}"
+                    bar.update(task, description=text, total=progress.total)
+                    bar.update(task, completed=progress.done)
+
+            try:
+                return sql_running.run(spark, work, tell if self._errors.is_terminal else None)
+            except HeadraceError as error:
+                if error.code == "spark_ended":
+                    self._keeps_log = True
+                    error.message += f". What it said last stands in {self._log}"
+                raise
+
+    # --- statements -------------------------------------------------------------------------
+    def run(self, statement: str) -> None:
+        """One statement, or a word of the prompt. What it found is printed."""
+        began = time.monotonic()
+        described = _DESCRIBE.match(statement)
+        if _LIST.match(statement):
+            self._list()
+        elif described:
+            self._describe(described[1])
+        elif self._format == "table":
+            self._run_table(statement)
+        else:
+            self._run_rows(statement)
+        if self.shows_time:
+            self.say(f"{time.monotonic() - began:.1f} s")
+
+    def _run_table(self, statement: str) -> None:
+        from headrace.spark.sql_output import fetch
+
+        topics = self.topics()
+        limit = self._limit
+        rows = self._watched(lambda: fetch(topics.query(statement), limit))
+        self._print(rows, statement)
+        if not rows.is_all:
+            self.say(f"these are the first {count_of(rows.height, 'row')}; --limit 0 shows all")
+
+    def _run_rows(self, statement: str) -> None:
+        from headrace.spark.sql_output import Spool, check_names, spool
+
+        topics = self.topics()
+
+        def work() -> Spool:
+            frame = topics.query(statement)
+            check_names(frame.columns, self._format)
+            return spool(frame, self._limit)
+
+        found = self._watched(work)
+        try:
+            self._write(found.batches())
+        finally:
+            found.remove()
+
+    def _write(self, batches: Iterator[Any]) -> None:
+        from headrace.spark.sql_output import replacing, write
+
+        if self._output is None:
+            write(batches, sys.stdout.buffer, self._format)
+            return
+        with replacing(self._output) as stream:
+            count = write(batches, stream, self._format)
+        self.say(f"wrote {count_of(count, 'row')} to {self._output}")
+
+    def _print(self, rows: Rows, statement: str = "") -> None:
+        """As a table, or in the format that was asked for."""
+        from headrace.cli.sql_table import print_table_of
+        from headrace.spark.sql_text import names
+
+        if not rows.names:
+            return
+        if self._format != "table":
+            self._write(iter([rows.batch()]))
+            return
+        asked_for = {part for parts, _, _ in names(statement) for part in parts}
+        left_out = print_table_of(rows, asked_for)
+        if left_out:
+            self.say(f"NULL in all rows, and not shown: {', '.join(left_out)}")
+        if self.shows_time:
+            self.say(count_of(rows.height, "row"))
+
+    def _list(self) -> None:
+        from headrace.spark.sql_output import Rows
+
+        found = self.catalog.listing()
+        if not found and self._format == "table":
+            self.say(f"there are no topics at {self.catalog.place}")
+            return
+        sizes: list[Any] = [each.bytes for each in found]
+        rows = Rows.of(
+            {
+                "topic": [each.topic for each in found],
+                "partitions": [each.partitions for each in found],
+                "records": [each.records for each in found],
+                "size" if self._format == "table" else "bytes": (
+                    [size(each) for each in sizes] if self._format == "table" else sizes
+                ),
+            }
+        )
+        self._print(rows)
+
+    def _describe(self, name: str) -> None:
+        from headrace.spark.sql_output import Rows
+
+        columns = self.topics().columns(name.strip("`'\";"))
+        rows = Rows.of(
+            {
+                "column": [each.name for each in columns.fields],
+                "type": [each.dataType.simpleString() for each in columns.fields],
+            }
+        )
+        self._print(rows)

@@ -1,0 +1,166 @@
+"""The prompt of ``headrace sql``, and the same for statements that come through a pipe."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace.errors import HeadraceError
+
+if TYPE_CHECKING:
+    from headrace.cli.sql import Work
+
+PROMPT = "headrace> "
+MORE = "     ...> "
+HISTORY_LINES = 1_000
+HELP = r"""  SELECT …;     a statement ends with a semicolon and may have several lines
+  \d            the topics
+  \d orders     the columns of a topic
+  \q            leave, as Ctrl-D does
+  Ctrl-C        cancels a query that runs, or drops what was typed
+  `orders-eu`   a name with anything but letters, digits, _ and dots needs backticks
+  `orders.*`    all topics that the wildcard fits"""
+_WORDS = (
+    *("SELECT", "FROM", "WHERE", "GROUP BY", "ORDER BY", "LIMIT", "JOIN", "HAVING", "DISTINCT"),
+    *("COUNT(*)", "_key", "_topic", "_partition", "_offset", "_timestamp", "_headers", "_corrupt"),
+)
+_PLAIN = re.compile(r"[A-Za-z_][\w.]*\Z")
+
+
+class Feed:
+    """Lines in, statements out."""
+
+    def __init__(self) -> None:
+        self._pending = ""
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._pending
+
+    def drop(self) -> None:
+        self._pending = ""
+
+    def line(self, line: str) -> list[str]:
+        """The statements, and words of the prompt, that this line ends."""
+        from headrace.spark.sql_text import split
+
+        word = line.strip()
+        if self.is_empty and word.startswith("\\"):
+            return [word.rstrip(";").strip()]
+        found, rest = split(self._pending + line + "\n")
+        self._pending = rest + "\n" if rest else ""
+        return found
+
+    def end(self) -> list[str]:
+        """What is left when there are no more lines."""
+        rest, self._pending = self._pending.strip(), ""
+        return [rest] if rest else []
+
+
+def from_pipe(work: Work) -> None:
+    """Statement by statement; the first that fails is the last."""
+    feed = Feed()
+    for line in sys.stdin:
+        if not all(_run(work, statement) for statement in feed.line(line.rstrip("\r\n"))):
+            return
+    for statement in feed.end():
+        _run(work, statement)
+
+
+def prompt(work: Work) -> None:
+    """Until Ctrl-D or \\q. What goes wrong is said, and the prompt goes on."""
+    history = _readline(work)
+    work.shows_time = True
+    work.say(f"topics at {work.catalog.place}; \\? for help, \\q to leave")
+    feed = Feed()
+    while True:
+        try:
+            line = input(PROMPT if feed.is_empty else MORE)
+        except EOFError:
+            print()
+            break
+        except KeyboardInterrupt:
+            feed.drop()
+            print()
+            continue
+        try:
+            if not all(_run(work, statement) for statement in feed.line(line)):
+                break
+        except HeadraceError as error:
+            feed.drop()
+            work.say(f"headrace: {error.message} [{error.code}]")
+            if error.code in ("no_spark", "no_java", "spark_ended"):
+                raise
+        except KeyboardInterrupt:
+            print()
+    if history is not None:
+        history()
+
+
+def _run(work: Work, statement: str) -> bool:
+    """Whether to go on."""
+    if statement in ("\\q", "\\quit", "exit", "quit"):
+        return False
+    if statement in ("\\?", "\\h", "\\help"):
+        print(HELP)
+    elif statement.startswith("\\") and not re.match(r"\\d(\s|\Z)", statement):
+        raise HeadraceError(f"there is no {statement.split()[0]}; \\? says what there is")
+    else:
+        work.run(statement)
+    return True
+
+
+# --- the keyboard -------------------------------------------------------------------------------------
+def _readline(work: Work) -> Any:
+    """History and completion, where Python has readline. Returns what keeps the history."""
+    try:
+        import readline
+    except ImportError:
+        return None
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    path = state / "headrace" / "sql_history"
+    readline.set_history_length(HISTORY_LINES)
+    with contextlib.suppress(OSError):  # the first time there is none
+        readline.read_history_file(path)
+    readline.set_completer_delims(" \t\n,;()=<>+*/'\"`")
+    readline.set_completer(_completer(work))
+    readline.parse_and_bind("tab: complete")
+
+    def keep() -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            readline.write_history_file(path)
+        except OSError as error:
+            work.say(f"the history was not kept: {path}: {error.strerror or error}")
+
+    return keep
+
+
+def _completer(work: Work) -> Any:
+    found: list[str] = []
+
+    def complete(text: str, number: int) -> str | None:
+        if number == 0:
+            found[:] = candidates(text, _topics(work))
+        return found[number] if number < len(found) else None
+
+    return complete
+
+
+def _topics(work: Work) -> list[str]:
+    try:
+        return work.catalog.names()
+    except HeadraceError:
+        return []
+
+
+def candidates(text: str, topics: list[str]) -> list[str]:
+    """What may be meant by the beginning of a word."""
+    lower = text.lower()
+    names = [name for name in topics if name.lower().startswith(lower)]
+    quoted = [name if _PLAIN.match(name) else f"`{name}`" for name in names]
+    return quoted + [word for word in _WORDS if text and word.lower().startswith(lower)]
