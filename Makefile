@@ -17,7 +17,7 @@ PYTHON ?=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run test slow check format bench bench-spark crash faults-spark fuzz venv clean
+.PHONY: help run test slow check format bench bench-spark crash faults-spark fuzz spark venv clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -57,6 +57,8 @@ fuzz: $(VENV)/.has-test ## throw bytes at everything that reads them (ARGS="--se
 	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(PIP_INSTALL) atheris
 	@$(BIN)/python -m tests.wire.fuzz $(ARGS)
 
+spark: $(VENV)/.has-spark ## install what Spark needs as well, Java included
+
 venv: $(VENV)/.has-dev ## make .venv with all the tools of development, for an editor
 
 clean: ## remove .venv, caches and what was built
@@ -69,15 +71,20 @@ $(VENV)/.has-run: $(VENV)/.made pyproject.toml constraints.txt
 	@$(PIP_INSTALL) -e .
 	@touch $@
 
+$(VENV)/.has-spark: $(VENV)/.made pyproject.toml constraints.txt
+	@echo "Installing Headrace and Spark into $(VENV) …"
+	@$(PIP_INSTALL) -e '.[spark]'
+	@touch $(VENV)/.has-run $@
+
 $(VENV)/.has-test: $(VENV)/.made pyproject.toml constraints.txt
 	@echo "Installing Headrace and its test tools into $(VENV) …"
 	@$(PIP_INSTALL) -e '.[test]'
-	@touch $(VENV)/.has-run $@
+	@touch $(VENV)/.has-run $(VENV)/.has-spark $@
 
 $(VENV)/.has-dev: $(VENV)/.made pyproject.toml constraints.txt
 	@echo "Installing Headrace and its development tools into $(VENV) …"
 	@$(PIP_INSTALL) -e '.[dev]'
-	@touch $(VENV)/.has-run $(VENV)/.has-test $@
+	@touch $(VENV)/.has-run $(VENV)/.has-spark $(VENV)/.has-test $@
 
 # A name on the PATH proves nothing (a version manager leaves shims that fail), so each candidate is
 # run. Debian splits venv off from Python: where it is missing and we may, it is installed.
