@@ -137,8 +137,6 @@ def run_python(path: Path, where: str) -> ModuleType:
         sys.modules[name] = module  # dataclasses and pickle look for it there
         try:
             spec.loader.exec_module(module)
-        except HeadraceError:
-            raise
         except Exception as error:
             sys.modules.pop(name, None)
             raise InvalidPipeline(f"{where} failed: {_place(error, path)}") from error
@@ -154,7 +152,7 @@ def _place(error: BaseException, path: Path) -> str:
         if trace.tb_frame.f_code.co_filename == str(path):
             line = trace.tb_lineno
         trace = trace.tb_next
-    text = f"{type(error).__name__}: {error}"
+    text = str(error) if isinstance(error, HeadraceError) else f"{type(error).__name__}: {error}"
     return f"line {line}: {text}" if line else text
 
 

@@ -49,6 +49,7 @@ class Watch:
         """What it ended with."""
         self.has_progress = False
         """Whether it has finished a batch since it was started."""
+        self._is_starting = True
         self._sink = sink
         self._sources = sources
         self._batch_id = -1
@@ -109,6 +110,14 @@ class Watch:
         self._batches, self._rows = before._batches, before._rows
         self._dead_letters = before._dead_letters
         self._batch_id = before._batch_id
+
+    @property
+    def is_starting(self) -> bool:
+        """Spark has not got as far as asking its sources."""
+        if self._is_starting:
+            message = str(self.query.status["message"])
+            self._is_starting = self.query.isActive and message.startswith("Initializing")
+        return self._is_starting
 
     def ended(self) -> bool:
         """Whether it has; ``failure`` then says why, if something was wrong."""

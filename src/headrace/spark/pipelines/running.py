@@ -16,6 +16,9 @@ longer than the sources wait, a worker that was killed, a machine that was too b
 (``restarts``, 3 by default) without a batch in between, and the pipeline has failed. An error of ours
 that cannot go away by itself (a topic that is not there, records that are gone) is not tried again.
 
+Jobs are started one after the other: each starts a Python process for each of its sources, which Spark
+gives ten seconds to come up, and a dozen at once on a small machine need longer.
+
 One thread does all of this; it looks ten times a second. Reports go out from another one (``reporting``), so
 a broker that does not answer cannot hold up a stop.
 """
@@ -44,6 +47,8 @@ Kubernetes and others give a process."""
 PAUSE_S_MAX = 60.0
 BREAK_OFF_S = 15.0
 """How long Spark may take to break a batch off."""
+START_S = 20.0
+"""How long others wait for a job whose sources are not there yet."""
 LOOK_S = 0.1
 LOOK_WHILE_STOPPING_S = 0.02
 RUNNING, FINISHED, STOPPED, FAILED = "running", "finished", "stopped", "failed"
@@ -108,6 +113,18 @@ class RunningJob:
         self._again_at: float | None = 0.0
         """When it is to be started; None: it has been."""
         self._write_document()
+
+    @property
+    def waits_to_start(self) -> bool:
+        return self.state == RUNNING and self._again_at is not None
+
+    @property
+    def is_starting(self) -> bool:
+        """Its sources are not there yet."""
+        if self.state != RUNNING or self._again_at is not None or self.error is not None:
+            return False
+        is_young = time.monotonic() - self._last_start < START_S
+        return is_young and any(watch.is_starting for watch in self.watches)
 
     # --- watching ---------------------------------------------------------------------------
     def look(self) -> None:
@@ -274,6 +291,9 @@ class Runner:
                 self._reporter.close()
         return self.jobs
 
+    def _has_turn(self, job: RunningJob) -> bool:
+        return job.is_stopping or not any(other.is_starting for other in self.jobs)
+
     def _watch(self) -> None:
         while True:
             if self._is_stopping.is_set():
@@ -282,7 +302,8 @@ class Runner:
                     if self._is_hurrying:
                         job.hurry()
             for job in self.jobs:
-                job.look()
+                if not job.waits_to_start or self._has_turn(job):
+                    job.look()
             if self._on_look is not None:
                 self._on_look(self.jobs)
             running = [job for job in self.jobs if job.state == RUNNING]
