@@ -51,7 +51,12 @@ class Tour:
         clean = {n: v for n, v in os.environ.items() if n not in ours and "HEADRACE" not in n}
         port, http_port = self._ports
         path = f"{SCRIPT.parent}{os.pathsep}{os.environ['PATH']}"
-        return clean | {"PATH": path, "HEADRACE_PORT": port, "HEADRACE_HTTP_PORT": http_port}
+        return clean | {
+            "PATH": path,
+            "HEADRACE_PORT": port,
+            "HEADRACE_HTTP_PORT": http_port,
+            "HEADRACE_EVENTS_INTERVAL": "0",  # they come by the clock, and readers differ in speed
+        }
 
     # --- the first terminal -----------------------------------------------------------------
     def make_run(self) -> str:
