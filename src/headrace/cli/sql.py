@@ -385,6 +385,7 @@ class Work:
         from headrace.spark.sql_output import replacing, write
 
         if self._output is None:
+            sys.stdout.flush()
             write(batches, sys.stdout.buffer, self._format)
             return
         with replacing(self._output) as stream:
