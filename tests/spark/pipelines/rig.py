@@ -3,9 +3,11 @@
 import json
 import textwrap
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from headrace.errors import TopicNotFound
 from headrace.spark.pipelines.files import load
 from headrace.spark.pipelines.planning import Plan, Setting, plan
 from headrace.spark.pipelines.running import PipelineJob, Runner, RunningJob
@@ -46,8 +48,10 @@ class Bench:
             client.publish_many(topic, [as_bytes(value) for value in values], **options)
 
     def values(self, topic: str) -> list[bytes]:
-        with self.server.client() as client:
+        """Of a topic that need not be there yet."""
+        with self.server.client() as client, suppress(TopicNotFound):
             return [message.value for message in client.fetch(topic, limit=1000)]
+        return []
 
     def objects(self, topic: str) -> list[dict[str, Any]]:
         """The messages of a topic, which are JSON, in an order that does not depend on tasks."""

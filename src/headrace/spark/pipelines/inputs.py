@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructType
 
+from headrace.spark.options import SourceOptions, parse_place
 from headrace.spark.pipelines.declaration import TableInput, TopicInput
 from headrace.spark.pipelines.sections import Section
 from headrace.spark.pipelines.trouble import analysed
@@ -106,6 +107,10 @@ def _stream(
     }
     if given.group is not None and group:
         options["group"] = given.group
+    with analysed(given.section, "starting"):
+        parse_place("startingOffsets", options["startingOffsets"])
+    with analysed(given.section, "options"):
+        SourceOptions.of(options)  # Spark would only ask when the query starts
     with analysed(given.section, "schema"):
         schema = schema_of(given, columns)
     with analysed(given.section, "from"):

@@ -25,6 +25,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from headrace import limits
+from headrace.spark.lake import Options
 from headrace.spark.pipelines import inputs, outputs
 from headrace.spark.pipelines.dead_letters import letters_of_input
 from headrace.spark.pipelines.declaration import (
@@ -36,6 +37,7 @@ from headrace.spark.pipelines.declaration import (
 from headrace.spark.pipelines.files import importing_from
 from headrace.spark.pipelines.outputs import DEAD
 from headrace.spark.pipelines.trouble import analysed
+from headrace.spark.sink import SinkOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -199,8 +201,12 @@ def _queries(
                 )
             bad = [*bad, outputs.failed_rows(pipeline, rows, pipeline.failed)]
         main = outputs.table_rows(pipeline, rows)
+        with analysed(pipeline.to.section, "options"):
+            Options.of({**pipeline.to.options, "path": pipeline.to.path})
     else:
         options |= pipeline.to.options
+        with analysed(pipeline.to.section, "options"):
+            SinkOptions.of(options)
         main = outputs.messages(pipeline, rows, setting.max_message_size)
     together = isinstance(pipeline.to, TopicOutput) and pipeline.mode == "append"
     if bad and together:

@@ -79,7 +79,7 @@ def _raised(text: str) -> tuple[str, str] | None:
 
 
 def _shortened(text: str) -> str:
-    text = _STACK.split(text)[0]
+    text = _STACK.split(text.strip())[0]
     text = re.split(r";?\s*\n'?(?:Project|Aggregate|Join|Filter|Sort|Union|\+-|'[A-Z])", text)[0]
     text = _CLASS.sub("", _STATE.sub("", text))
     return _clipped(text)
