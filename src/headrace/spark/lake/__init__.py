@@ -27,10 +27,10 @@ Tables lie on a file system that the driver and all executors share.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from headrace.spark.handing_over import unmeasured
 from headrace.spark.lake.offsets import Offsets, Span
 from headrace.spark.lake.table import KEEP_S, KINDS, Compacted, Description, Options
 
@@ -81,7 +81,7 @@ def start(
         writer = writer.queryName(name)
     if trigger:
         writer = writer.trigger(**trigger)
-    with _unmeasured_batches(df.sparkSession):
+    with unmeasured(df.sparkSession):
         return writer.start()
 
 
@@ -96,7 +96,7 @@ def write(
     """Add the rows of a batch in one commit. Repeated with the same ``app_id`` it adds nothing."""
     chosen = prepare(df, path=path, kind=kind, partition_by=partition_by, options=options)
     writer = df.write.format(_format(df.sparkSession)).options(**chosen.as_options())
-    with _unmeasured_batches(df.sparkSession):
+    with unmeasured(df.sparkSession):
         writer.mode("append").save()
 
 
@@ -184,33 +184,6 @@ def _options(
 ) -> Options:
     given = {"path": path, "kind": kind, "partition_by": ",".join(partition_by)}
     return Options.of({**(options or {}), **given})
-
-
-@contextmanager
-def _unmeasured_batches(spark: SparkSession) -> Iterator[None]:
-    """Spark measures what it hands to Python after every row, to bound it by bytes.
-
-    For a column of lists that is a loop over all rows so far: ten times the cost of the rest. So a
-    query of ours is bounded by rows alone, and by few; unless somebody has set the bytes.
-    A query takes its settings along when it starts, so those of the session are put back.
-    """
-    size, rows = f"{_ARROW}.maxBytesPerBatch", f"{_ARROW}.maxRecordsPerBatch"
-    before = {name: str(spark.conf.get(name)) for name in (size, rows)}
-    if before[size].rstrip("b") == str(_BYTES_DEFAULT):
-        spark.conf.set(size, _BYTES_UNMEASURED)
-        if not 0 < int(before[rows]) <= _ROWS_MAX:
-            spark.conf.set(rows, _ROWS_MAX)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            spark.conf.set(name, value)
-
-
-_ARROW = "spark.sql.execution.arrow"
-_BYTES_DEFAULT = 64 << 20
-_BYTES_UNMEASURED = (1 << 31) - 1
-_ROWS_MAX = 4_000
 
 
 def _format(spark: SparkSession) -> str:
