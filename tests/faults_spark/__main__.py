@@ -46,6 +46,7 @@ def main() -> int:
             seed=seed,
             pipeline=name,
             kinds=options.kinds.split(","),
+            early=0.25,
             progress=progress,
         )
         verdict = run.go(options.kills)

@@ -14,6 +14,7 @@ from pyarrow import parquet
 
 from headrace import BrokerClient
 from headrace.spark import lake
+from headrace.spark.builtin import archive
 from headrace.spark.lake.tables import find_table
 
 if TYPE_CHECKING:
@@ -88,8 +89,30 @@ def _table(kind: str) -> Pipeline:
     return Pipeline(start, result)
 
 
+# --- the archive --------------------------------------------------------------------------------------
+def _to_archive(spark: SparkSession, orders: Orders) -> StreamingQuery:
+    return archive.start(
+        spark,
+        [INPUT],
+        path=f"{orders['directory']}/archive",
+        checkpoint=orders["checkpoint"],
+        source={"servers": orders["servers"]},
+        trigger={"processingTime": "0 seconds"},
+    )
+
+
+def _in_archive(orders: Orders, _client: BrokerClient) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for path in find_table(f"{orders['directory']}/archive").paths():
+        rows = parquet.ParquetFile(path).read(columns=["partition", "offset", "value"])
+        for row in rows.to_pylist():
+            found[f"{row['partition']}@{row['offset']} {row['value'].decode()}"] += 1
+    return found
+
+
 PIPELINES = {
     "topic": Pipeline(_to_topic, _in_topic),
     "parquet": _table("parquet"),
     "delta": _table("delta"),
+    "archive": Pipeline(_to_archive, _in_archive),
 }

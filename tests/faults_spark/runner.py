@@ -39,6 +39,8 @@ KINDS = ("jvm", "worker", "broker", "driver")
 RECOVER_S = 300.0
 """How long a pipeline may take until it gets on after a kill: a session, a query, a batch."""
 FINISH_S = 300.0
+START_S = 10.0
+"""About how long a driver takes until its first batch."""
 END_S = 30.0
 ROWS_PER_BATCH = 10_000
 LOOK_AGAIN_S = 0.1
@@ -267,6 +269,7 @@ class Run:
         pipeline: str = "topic",
         kinds: Sequence[str] = KINDS,
         spread_s: float = 2.0,
+        early: float = 0.0,
         progress: Callable[[Kill], None] = lambda kill: None,
     ):
         self.directory, self.seed, self.pipeline = directory, seed, pipeline
@@ -274,6 +277,8 @@ class Run:
         """Killed in this order, over and over."""
         self.spread_s = spread_s
         """A kill comes so many seconds after the pipeline has got on, at most."""
+        self.early = early
+        """How likely it is that a driver is killed while it starts, before it has got on."""
         self.kills: list[Kill] = []
         self.lives = 0
         self.published = 0
@@ -343,8 +348,12 @@ class Run:
         return self.lives > lives
 
     def _kill(self, number: int, kind: str) -> None:
-        self._wait_for_batches(1)
-        pause(self._random.uniform(0, self.spread_s))
+        if kind in ("jvm", "driver") and self._random.random() < self.early:
+            self._running()
+            pause(self._random.uniform(0, START_S))
+        else:
+            self._wait_for_batches(1)
+            pause(self._random.uniform(0, self.spread_s))
         driver = self._running()
         row = Kill(number + 1, kind, time.monotonic() - self._began, driver.batches)
         began = time.monotonic()
@@ -353,8 +362,14 @@ class Run:
             pause(self._random.uniform(0, 1))
             self._server.start()
         else:
-            wait_until(lambda: self._running().victims(kind), RECOVER_S, f"a {kind} to kill")
-            kill(self._random.choice(self._running().victims(kind)))
+            victims: list[int] = []
+
+            def is_there() -> bool:
+                victims[:] = self._running().victims(kind)
+                return bool(victims)
+
+            wait_until(is_there, RECOVER_S, f"a {kind} to kill")
+            kill(self._random.choice(victims))
         row.restarted = self._wait_for_batches(1)
         row.recovery_s = time.monotonic() - began
         self.kills.append(row)

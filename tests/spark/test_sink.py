@@ -2,9 +2,11 @@
 
 import logging
 import pickle
+import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -345,6 +347,24 @@ def test_tokens_are_sent() -> None:
         with pytest.raises(HeadraceError) as refused:
             batch_sink(server, token="wrong").write(batches([b"x"]))
         assert refused.value.code == "unauthenticated"
+
+
+def test_a_broker_behind_tls(tmp_path: Path) -> None:
+    """The certificate travels as text, so an executor needs no file."""
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
+         "-nodes", "-days", "1", "-subj", "/CN=localhost",
+         "-addext", "subjectAltName=IP:127.0.0.1",
+         "-keyout", str(key), "-out", str(certificate)],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    secure = {"tls_cert": str(certificate), "tls_key": str(key)}
+    with running_server(**secure) as server, server.client(ca=str(certificate)) as client:
+        writer = batch_sink(server, ca=str(certificate))
+        certificate.unlink()
+        writer.commit([writer.write(batches([b"x"]))])
+        assert content(client) == [b"x"]
 
 
 # --- planning ---------------------------------------------------------------------------------------
