@@ -106,7 +106,7 @@ class Tour:
             env=self._environment(),
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=180,
         )
         assert (ended.returncode, ended.stderr) == (0, ""), f"README.md: {block.text}"
         return ended.stdout.splitlines()
@@ -119,11 +119,16 @@ def tour(tmp_path: Path) -> Iterator[Tour]:
     tour.end()
 
 
+@pytest.mark.xdist_group("spark")
+@pytest.mark.timeout(300)
 def test_the_tour(tour: Tour) -> None:
     """From the first line to the last, as a reader would paste them."""
     steps = blocks(TOUR)
-    assert [step.language for step in steps] == ["", "", *["sh"] * 5, "python", "python", "sh"]
+    assert [step.language for step in steps] == [
+        "", "", *["sh"] * 5, "python", "", "sh", "python", "sh",
+    ]  # fmt: skip
     assert steps[0].text == "make run\n"
+    assert steps.pop(8).text == "make spark\n"  # it is installed here already
     ready = tour.make_run()
     ports = re.compile(r"(?<=:)\d+(?=[, ])")
     assert ports.sub("#", ready) == ports.sub("#", steps[1].text.strip())
