@@ -216,6 +216,8 @@ class Plan:
     """Of the topics that are read; a topic that was made anew is another one."""
     target: int = 0
     """The incarnation of the topic that is written."""
+    weight: float = 0.0
+    """Bytes of a record, about."""
     done: int = 0
     rows: int = 0
     """Written up to now; fewer than offsets where a condition was given."""
@@ -263,7 +265,7 @@ class Plan:
         total = 0
         for topic, partition in self.offsets.partitions():
             length = sum(end - start for start, end in self.offsets.of(topic, partition))
-            total += length * self.done // self.steps
+            total += length * self.done // max(1, self.steps)
         return total
 
     def as_text(self) -> bytes:
