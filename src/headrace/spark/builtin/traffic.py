@@ -365,6 +365,19 @@ def _document(row: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def rows_of_table(path: str) -> list[dict[str, Any]]:
+    """A table of traffic as messages have it; it is small, and read without Spark."""
+    import pyarrow.parquet as pq
+
+    from headrace.spark.lake.tables import find_table
+
+    found: list[dict[str, Any]] = []
+    for name in find_table(path).paths():
+        for row in pq.read_table(name, partitioning=None).to_pylist():
+            found.append(_document(row))
+    return found
+
+
 def _after(rows: pa.Table, minute: int | None) -> pa.Table:
     if minute is None:
         return rows
