@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import sys
@@ -245,7 +244,7 @@ def _asking(connection: Connection) -> Iterator[BrokerClient]:
 def _session(
     declared: PipelineFile, master: str | None, conf: Sequence[str] | None, *, ui: bool, log: Any
 ) -> Iterator[SparkSession]:
-    from headrace.spark.sessions import session
+    from headrace.spark.sessions import is_active, session
 
     given = dict(declared.spark)
     for text in conf or ():
@@ -254,12 +253,14 @@ def _session(
             raise InvalidArgument(f"{text!r} is not NAME=VALUE; --conf takes spark.some.setting=3")
         given[name] = value
     name = f"headrace {declared.path.name}"
+    is_ours = not is_active()
     with errors.status("starting Spark"):
         spark = session(name, master, ui=ui, log_file=log, **given)
     try:
         yield spark
     finally:
-        spark.stop()
+        if is_ours:
+            spark.stop()
 
 
 def _log_file(declared: PipelineFile, given: str | None) -> Path | None:
@@ -465,7 +466,6 @@ def validate(
         raise typer.Exit(1) from None
     chosen = declared.choose(names or ())
     connection = _connection(declared, server, token, ca)
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)
     with _session(declared, master, conf, ui=False, log=os.devnull) as spark:
         for each in chosen:
             try:

@@ -107,7 +107,7 @@ def session(
         ) from None
     given = {_key(name): _text(value) for name, value in conf.items()}
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # the JVM is there already
-    if SparkContext._active_spark_context is not None:
+    if is_active():
         spark = SparkSession.builder.getOrCreate()
         for name, value in given.items():
             if spark.conf.isModifiable(name):
@@ -130,6 +130,15 @@ def session(
         atexit.register(shutil.rmtree, archive.parent, ignore_errors=True)  # executors fetch it
         spark.sparkContext.addPyFile(str(archive))
     return spark
+
+
+def is_active() -> bool:
+    """Whether this process has a session already."""
+    try:
+        from pyspark import SparkContext
+    except ImportError:
+        return False
+    return SparkContext._active_spark_context is not None
 
 
 def _start(wanted: Mapping[str, str], log_file: str | os.PathLike[str] | None) -> SparkSession:

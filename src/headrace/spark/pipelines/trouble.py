@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,6 +35,7 @@ _DEFINITE = (
 @contextmanager
 def analysed(section: Section, key: str) -> Iterator[None]:
     """What goes wrong in here is a mistake at this place of the file."""
+    _say_it_once()
     try:
         yield
     except InvalidPipeline:
@@ -42,6 +44,14 @@ def analysed(section: Section, key: str) -> Iterator[None]:
         raise section.wrong(key, error) from error
     except Exception as error:
         raise section.wrong(key, sentence(error)) from error
+
+
+def _say_it_once() -> None:
+    """PySpark writes every error of analysis to standard error, too, as a line of JSON."""
+    from pyspark.logger import PySparkLogger
+
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL + 1)
 
 
 def sentence(error: BaseException) -> str:
