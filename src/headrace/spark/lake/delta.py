@@ -100,7 +100,7 @@ class DeltaLakeTable(Table):
             last = table.transaction_version(app_id)
             if last is not None and last >= number:
                 return False
-            offsets = _offsets(table)
+            offsets = _offsets(table, deep=self.options.offsets)
             if self.options.offsets:
                 offsets = check_offsets(offsets, files, self.path)
             now_ms = time.time_ns() // 1_000_000
@@ -159,9 +159,13 @@ class DeltaLakeTable(Table):
             for each in actions.to_pylist()
         ]
 
+    def shape(self) -> tuple[StructType, tuple[str, ...]]:
+        return _shape(self._load())
+
     def describe(self) -> Description:
         table = self._load()
         actions = pa.table(table.get_add_actions())
+        schema, partition_by = _shape(table)
         return Description(
             str(self.path),
             self.kind,
@@ -169,9 +173,9 @@ class DeltaLakeTable(Table):
             actions.num_rows,
             sum(count or 0 for count in actions["num_records"].to_pylist()),
             sum(actions["size_bytes"].to_pylist()),
-            tuple(table.metadata().partition_columns),
-            _offsets(table),
-            schemas.to_spark(pa.schema(table.schema())),
+            partition_by,
+            _offsets(table, deep=True),
+            schema,
         )
 
     # --- upkeep ---------------------------------------------------------------------------------
@@ -188,7 +192,7 @@ class DeltaLakeTable(Table):
                     *[RemoveAction(f.path, False, now_ms, f.bytes, f.partition) for f in old],
                     _added(new, now_ms, changes=False),
                 ],
-                CommitProperties(custom_metadata=_note(_offsets(table))),
+                CommitProperties(custom_metadata=_note(_offsets(table, deep=False))),
             )
         return True
 
@@ -212,9 +216,18 @@ def _note(offsets: Offsets) -> dict[str, Any]:
     return {NOTE: offsets.as_text()} if offsets else {}
 
 
-def _offsets(table: DeltaTable) -> Offsets:
-    """From the newest commit that says something of them."""
-    for limit in (1, 20, None):
+def _shape(table: DeltaTable) -> tuple[StructType, tuple[str, ...]]:
+    schema = schemas.to_spark(pa.schema(table.schema()))
+    return schema, tuple(table.metadata().partition_columns)
+
+
+def _offsets(table: DeltaTable, *, deep: bool) -> Offsets:
+    """From the newest commit that says something of them.
+
+    Every commit of ours does, once one has. Others' commits may be between; whoever needs to be sure
+    looks ``deep``, through all of the history if it must be.
+    """
+    for limit in (1, 20, None) if deep else (1, 20):
         for commit in table.history(limit):
             if NOTE in commit:
                 return Offsets.of_text(commit[NOTE])

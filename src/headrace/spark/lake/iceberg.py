@@ -151,7 +151,12 @@ class IcebergLakeTable(Table):
                     self._name,
                     schema=schema,
                     location=f"file://{self.path}",
-                    properties={"write.parquet.compression-codec": "zstd", **unmeasured},
+                    properties={
+                        "write.parquet.compression-codec": "zstd",
+                        "write.metadata.delete-after-commit.enabled": "true",
+                        "write.metadata.previous-versions-max": "20",
+                        **unmeasured,
+                    },
                 ) as transaction,
                 transaction.update_spec() as spec,
             ):
@@ -234,6 +239,11 @@ class IcebergLakeTable(Table):
             )
             for each in self._data_files(table)
         ]
+
+    def shape(self) -> tuple[StructType, tuple[str, ...]]:
+        table = self._load()
+        schema = schemas.to_spark(table.schema().as_arrow())
+        return schema, tuple(self._partition_by(table))
 
     def describe(self) -> Description:
         table = self._load()

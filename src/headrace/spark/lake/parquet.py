@@ -345,6 +345,10 @@ class ParquetTable(Table):
     def data_files(self) -> list[DataFile]:
         return list(self.state().files.values())
 
+    def shape(self) -> tuple[StructType, tuple[str, ...]]:
+        state = self.state()
+        return state.schema, state.partition_by
+
     def describe(self) -> Description:
         state = self.state()
         return Description(

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FORMAT = "headrace_lake"
+VACUUM_EVERY = 10
+"""Compactions of an Iceberg table between two looks for old snapshots."""
 logger = logging.getLogger(__name__)
 
 
@@ -193,7 +195,10 @@ def upkeep(table: Table, number: int) -> None:
         return
     try:
         table.compact(table.options.target_file_bytes, tiered=True)
-        if table.kind == "parquet":
+        # Delta's history is left to whoever wants it: 'headrace archive compact --vacuum'. Iceberg
+        # writes all snapshots with every commit, so they must not become many.
+        is_time = (number + 1) % (every * VACUUM_EVERY) == 0
+        if table.kind == "parquet" or (table.kind == "iceberg" and is_time):
             table.vacuum(KEEP_S)
     except (HeadraceError, OSError) as error:
         logger.warning("%s was not compacted: %s", table.path, error)

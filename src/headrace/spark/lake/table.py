@@ -314,6 +314,10 @@ class Table(ABC):
         """In one commit; False when somebody else has changed some of the old ones meanwhile."""
 
     @abstractmethod
+    def shape(self) -> tuple[StructType, tuple[str, ...]]:
+        """The columns, and those that directories are named by."""
+
+    @abstractmethod
     def describe(self) -> Description: ...
 
     @abstractmethod
@@ -329,15 +333,15 @@ class Table(ABC):
         from headrace.spark.lake import schemas
         from headrace.spark.lake.compaction import join_files, plan_groups
 
-        table = self.describe()
+        schema, partition_by = self.shape()
         done = Compacted()
         for group in plan_groups(self.data_files(), target_bytes, tiered=tiered):
             try:
                 joined = join_files(
                     self.files_root,
                     group,
-                    schemas.to_arrow(table.schema),
-                    table.partition_by,
+                    schemas.to_arrow(schema),
+                    partition_by,
                     suffix=self.suffix,
                     keep_partition_columns=self.keeps_partition_columns,
                     compression=self.options.compression,
