@@ -20,6 +20,7 @@ from headrace.cli import (
     groups,
     messages,
     pipeline,
+    replay,
     serve,
     sql,
     topics,
@@ -68,6 +69,7 @@ app.add_typer(
 app.command(short_help="Examine or repair a data directory.")(doctor.doctor)
 app.command(short_help="Test a running broker under load.")(bench.bench)
 app.command(short_help="Query topics with SQL.")(sql.sql)
+app.command(short_help="Write a topic or a table back into a topic.")(replay.replay)
 
 
 def _print_version(wanted: bool) -> None:
