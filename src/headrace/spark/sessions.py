@@ -28,8 +28,8 @@ batch writes, because Hadoop's native library is not there: 200 to 280 ms a batc
 
 - Both write a hidden temporary file in the same directory, close it, and rename it. In the raw file
   system that is ``rename(2)``: a process that is killed leaves the old file or the new one, never
-  half of one. Killed 40 times, 36 of them in mid-write, all 3,910 files were whole (tests/spark/test_sessions.py has one
-  such kill; the loop is there).
+  half of one. Killed 40 times, 36 of them in mid-write, all of 3,910 files were whole (``make slow``
+  has one such kill: tests/spark/test_sessions.py).
 - Both look whether the target exists before they rename, which two drivers at once could trick. So
   neither is a lock, and two drivers must not share a checkpoint in either case.
 - *Neither* syncs to disk. After a power cut the last files of a checkpoint may be empty or gone, with
