@@ -11,7 +11,9 @@
     filters  group         filters as narrower ranges; a stream's progress as a subscription
     sink                   the writers: staged on executors, committed once by the driver
     lake/                  Parquet, Delta and Iceberg tables written exactly once
-    pipelines/             what a file declares, run; archive, traffic and replay
+    pipelines/             what a file declares, run
+    builtin/               archive, traffic and replay
+    handing_over           how Spark hands rows to Python, fast
     sessions java  sql     a tuned session in one line, the Java it needs, topics as views
 
 Rules: nothing here is imported by the rest of Headrace but the command line, which imports it late.
