@@ -17,10 +17,10 @@ PYTHON ?=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run test slow check format bench bench-spark crash faults-spark fuzz spark venv clean
+.PHONY: help run test slow check format bench bench-spark cluster-spark crash faults-spark fuzz spark venv clean
 
 help: ## list these commands
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 
 run: $(VENV)/.has-run ## start a broker (ARGS="--port 9999 --http-port 8080 …")
 	@$(BIN)/headrace serve $(ARGS)
@@ -46,6 +46,9 @@ bench: $(VENV)/.has-run ## run the benchmarks (ARGS="…")
 
 bench-spark: $(VENV)/.has-test ## run those of Spark, a real Kafka beside it (ARGS="--records 1000000 scan")
 	@$(BIN)/python -m benchmarks.spark $(ARGS)
+
+cluster-spark: $(VENV)/.has-test ## a Spark cluster on this machine, to try pipelines on (ARGS="--workers 2")
+	@$(BIN)/python -m tests.spark.cluster $(ARGS)
 
 crash: $(VENV)/.has-test ## kill a broker 100 times under load and look for what it lost
 	@$(BIN)/python -m tests.crash --kills 100 $(ARGS)

@@ -57,6 +57,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -124,12 +125,33 @@ def session(
     wanted = settings(master, app_name=app_name, ui=ui, log_level=log_level) | given
     if is_loopback(wanted["spark.master"]):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    spark = _start(wanted, None if submitted else log_file)
-    if not is_local(wanted["spark.master"]):
-        archive = package_zip()
-        atexit.register(shutil.rmtree, archive.parent, ignore_errors=True)  # executors fetch it
-        spark.sparkContext.addPyFile(str(archive))
+    if is_local(wanted["spark.master"]):
+        return _start(wanted, None if submitted else log_file)
+    archive = package_zip()
+    atexit.register(shutil.rmtree, archive.parent, ignore_errors=True)  # executors fetch it
+    with _on_path(archive):
+        spark = _start(wanted, None if submitted else log_file)
+    spark.sparkContext.addPyFile(str(archive))
+    if submitted:
+        from headrace.spark.source import HeadraceDataSource
+
+        spark.dataSource.register(HeadraceDataSource)
     return spark
+
+
+@contextmanager
+def _on_path(archive: Path) -> Iterator[None]:
+    """The JVM that starts here looks for formats with ``PYSPARK_PYTHON``, and not in what is sent to
+    executors. That Python need not be ours, and then has none of ours, so it is told."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(archive), before)))
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
 
 
 def is_active() -> bool:
