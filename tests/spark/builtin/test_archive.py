@@ -94,6 +94,27 @@ def test_topics_into_a_table(
     assert group["lag"] == 0
 
 
+def test_a_table_that_was_deleted(tmp_path: Path) -> None:
+    """Its checkpoint would go on where it was, and leave out everything before: that is refused."""
+    checkpoint = tmp_path / "checkpoint"
+    for name, text in (
+        (
+            "offsets/0",
+            'v1\n{}\n{"@topics":{"orders":1},"@begin":{"orders":{"0":5}},"orders":{"0":5}}',
+        ),
+        ("commits/0", "v1\n{}"),
+    ):
+        (checkpoint / name).parent.mkdir(parents=True)
+        (checkpoint / name).write_text(text)
+    arguments = ({"topic": "orders"}, str(tmp_path / "t"), "parquet", str(checkpoint))
+    assert archive.starting_offsets(*arguments) == "earliest"
+    (checkpoint / "offsets" / "1").write_text('v1\n{}\n{"@topics":{"orders":1},"orders":{"0":9}}')
+    (checkpoint / "commits" / "1").write_text("v1\n{}")
+    with pytest.raises(Conflict, match="Bring the table back") as caught:
+        archive.starting_offsets(*arguments)
+    assert caught.value.code == "checkpoint_ahead"
+
+
 def test_the_wrong_log(server: RunningServer, client: BrokerClient, tmp_path: Path) -> None:
     """A table that holds more than the log has is of another log."""
     import pyarrow as pa

@@ -127,7 +127,7 @@ def test_a_failing_task_is_repeated(spark: SparkSession, tmp_path: Path) -> None
     assert lake.describe(str(tmp_path / "table")).rows == 10
 
 
-@pytest.mark.parametrize("kind", lake.KINDS)
+@pytest.mark.parametrize("kind", ["delta"])
 def test_a_batch_into_a_table(spark: SparkSession, tmp_path: Path, kind: str) -> None:
     """One commit; with a name of its own it can be repeated."""
     df = spark.range(100).select("id", (F.col("id") % 3).cast("int").alias("third"))

@@ -31,13 +31,13 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from headrace.errors import Conflict
+from headrace.errors import Conflict, InvalidArgument
 from headrace.spark import lake
 from headrace.spark.builtin.copying import ARCHIVE, FORMAT, ArchiveSource, source_text
 from headrace.spark.lake.table import directory_of
 from headrace.spark.lake.tables import kind_of, open_table
 from headrace.spark.options import SourceOptions
-from headrace.spark.positions import Known
+from headrace.spark.positions import Known, Positions
 from headrace.spark.stores import open_store
 
 if TYPE_CHECKING:
@@ -101,9 +101,18 @@ def starting_offsets(source: Mapping[str, Any], path: str, kind: str, checkpoint
     A query that has one begins there, whatever is said here.
     """
     directory = directory_of(path)
-    if _has_begun(checkpoint) or kind_of(directory) is None:
+    held = lake.Offsets()
+    if kind_of(directory) is not None:
+        held = lake.describe(path, kind).offsets
+    if _has_begun(checkpoint):
+        if not held and _has_read(checkpoint):
+            raise Conflict(
+                f"the checkpoint {checkpoint} is of a table that held records, and {directory} holds "
+                "none: what was archived before would be missing. Bring the table back, or remove the "
+                "checkpoint to archive everything again",
+                code="checkpoint_ahead",
+            )
         return "earliest"
-    held = lake.describe(path, kind).offsets
     if not held:
         return "earliest"
     store = open_store(SourceOptions.of(source))
@@ -117,6 +126,23 @@ def starting_offsets(source: Mapping[str, Any], path: str, kind: str, checkpoint
 def _has_begun(checkpoint: str) -> bool:
     offsets = Path(directory_of(checkpoint)) / "offsets"
     return offsets.is_dir() and any(each.name.isdigit() for each in offsets.iterdir())
+
+
+def _has_read(checkpoint: str) -> bool:
+    """Whether a batch with records in it was committed, by what Spark says of the last one."""
+    directory = directory_of(checkpoint)
+    try:
+        done = [int(each.name) for each in (directory / "commits").iterdir() if each.name.isdigit()]
+        last = (directory / "offsets" / str(max(done))).read_text().splitlines()[-1]
+        positions = Positions.of(orjson.loads(last))
+    except (OSError, ValueError, InvalidArgument):
+        return False
+    begin = positions.begin or {}
+    return any(
+        offset > begin.get(topic, {}).get(number, 0)
+        for topic, some in positions.offsets.items()
+        for number, offset in some.items()
+    )
 
 
 def _behind(held: lake.Offsets, known: Known, directory: Path) -> dict[str, dict[str, int]]:

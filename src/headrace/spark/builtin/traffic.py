@@ -57,6 +57,8 @@ if TYPE_CHECKING:
 MINUTE_MS = 60_000
 DELAY_S = 5.0
 """How long after its end a minute is told."""
+KEPT_HOURS = 30 * 24.0
+"""Of topics that are told to: longer than of those they are about, so that the last minute is known."""
 EVENTS = "__events"
 HEADER = "headrace-minute"
 _TIME = pa.timestamp("us", tz="UTC")
@@ -336,7 +338,8 @@ class TopicOutput:
         rows = _after(rows, self.last_minute())
         if not rows.num_rows:
             return 0
-        self._client.create_topic(self.topic, 1)
+        if self.topic not in self._client.topics():
+            self._client.create_topic(self.topic, 1, retention_hours=KEPT_HOURS)
         key = "topic" if self.kind == "traffic" else "subscription"
         documents = rows.to_pylist()
         batch = encode(

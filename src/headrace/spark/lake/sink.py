@@ -26,7 +26,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from headrace.errors import HeadraceError, InvalidArgument
+from headrace.errors import HeadraceError, InvalidArgument, refused_by_disk
 from headrace.files import Files
 from headrace.spark.lake import schemas
 from headrace.spark.lake.table import KEEP_S, DataFile, Options, Table, directory_of
@@ -137,9 +137,13 @@ class LakeStreamWriter(_Writing, DataSourceStreamArrowWriter):
             raise InvalidArgument(
                 "the query has no id here: set the option appId", code="invalid_option"
             )
-        sync_checkpoint(self.options.checkpoint, batchId)
         table = open_table(self.options)
-        if table.commit(app_id, batchId, files):
+        try:
+            sync_checkpoint(self.options.checkpoint, batchId)
+            is_new = table.commit(app_id, batchId, files)
+        except OSError as error:
+            raise refused_by_disk(error) from error
+        if is_new:
             upkeep(table, batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
