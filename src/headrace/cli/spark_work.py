@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -50,13 +51,12 @@ def where(
 
 def check_installed() -> None:
     """Before anything else: Spark is an extra."""
-    try:
-        import pyarrow  # noqa: F401
-        import pyspark  # noqa: F401
-    except ImportError as error:
+    missing = [name for name in ("pyarrow", "pyspark") if find_spec(name) is None]
+    if missing:
         raise InvalidArgument(
-            f"this needs Spark ({error}): pip install 'headrace[spark]'", code="no_spark"
-        ) from None
+            f"this needs Spark (no {' and no '.join(missing)}): pip install 'headrace[spark]'",
+            code="no_spark",
+        )
 
 
 @contextmanager
