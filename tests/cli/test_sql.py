@@ -20,8 +20,6 @@ from headrace.testing import RunningServer
 from tests.cli.rig import SCRIPT, Command, clean_environment
 from tests.spark.conftest import spark  # noqa: F401, the one session of all tests
 
-pytestmark = pytest.mark.xdist_group("spark")
-
 
 @pytest.fixture(scope="module")
 def topics(server: RunningServer) -> None:
@@ -162,6 +160,7 @@ def test_a_row_at_a_time_where_it_is_too_wide(terminal: io.StringIO) -> None:
 
 
 # --- with Spark -------------------------------------------------------------------------------------
+@pytest.mark.xdist_group("spark")
 @pytest.mark.usefixtures("spark", "topics")
 class TestQueries:
     def test_a_table(self, headrace: Command) -> None:
