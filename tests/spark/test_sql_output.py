@@ -87,6 +87,14 @@ def test_parquet() -> None:
     )
 
 
+def test_many_rows_of_parquet() -> None:
+    """They are written a hundred thousand at a time, and a last one may be left over or not."""
+    batch = pa.RecordBatch.from_pydict({"n": list(range(50_000))})
+    for count in (2, 4, 5):
+        data = written("parquet", *[batch] * count)
+        assert pq.ParquetFile(io.BytesIO(data)).metadata.num_row_groups == (count + 1) // 2
+
+
 def test_no_rows() -> None:
     """There are titles, and a Parquet file with columns; a command has not even those."""
     empty = BATCH.slice(0, 0)

@@ -36,12 +36,14 @@ from typing import IO, Any, Literal, NamedTuple, Protocol
 
 import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType
 
 from headrace.errors import InvalidArgument
+from headrace.log.batch import no_collection
 
 Format = Literal["table", "csv", "json", "parquet"]
 ENDINGS: dict[str, Format] = {
@@ -294,21 +296,24 @@ class JsonWriter:
 
     def write(self, batch: pa.RecordBatch) -> None:
         names = batch.schema.names
-        columns = []
-        for column, type_ in zip(batch.columns, batch.schema.types, strict=True):
-            convert = converter(type_)
-            values = column.to_pylist()
-            if convert is not None:
-                values = [None if value is None else convert(value) for value in values]
-            columns.append(values)
-        lines = [
-            orjson.dumps(
-                dict(zip(names, row, strict=True)),
-                option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS,
-            )
-            for row in zip(*columns, strict=True)
-        ]
+        columns = [self._values(column) for column in batch.columns]
+        option = orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS
+        with no_collection(batch.num_rows):
+            lines = [
+                orjson.dumps(dict(zip(names, row, strict=False)), option=option)
+                for row in zip(*columns, strict=True)
+            ]
         self._stream.write(b"".join(lines))
+
+    @staticmethod
+    def _values(column: pa.Array) -> list[Any]:
+        convert = converter(column.type)
+        values: list[Any] = column.to_pylist()
+        if convert is None:
+            return values
+        if convert is _float and pc.all(pc.is_finite(column)).as_py() is not False:
+            return values
+        return [None if value is None else convert(value) for value in values]
 
     def close(self) -> None:
         self._stream.flush()
@@ -328,6 +333,8 @@ class ParquetWriter:
             self._flush()
 
     def _flush(self) -> None:
+        if not self._waiting:
+            return
         table = pa.Table.from_batches(self._waiting)
         self._waiting = []
         if table.num_rows:
