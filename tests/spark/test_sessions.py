@@ -14,7 +14,7 @@ import pytest
 
 from headrace.errors import InvalidArgument
 from headrace.spark import package_zip, session
-from headrace.spark.sessions import is_local, is_loopback, settings
+from headrace.spark.sessions import is_local, is_loopback, settings, worker_python
 
 ONCE_PER_KILL = 40_000
 """Bytes of a file: enough for a kill to come in mid-write."""
@@ -67,6 +67,24 @@ def test_kinds_of_masters(master: str, local: bool, loopback: bool) -> None:
 def test_what_is_no_setting(name: str) -> None:
     with pytest.raises(InvalidArgument, match="is no setting of Spark"):
         session(**{name: 1})
+
+
+def test_workers_use_what_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the zip that Spark puts in front of it; elsewhere, the Python that is there."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+    code = "import os, sys; print(os.environ['PYTHONPATH'], sys.argv[1:], sys.executable)"
+    paths = "/x/lib/pyspark.zip:/x/lib/py4j-0.10-src.zip:/my own/path:/x/core.jar"
+    ran = subprocess.run(
+        [worker_python("local[2]"), "-c", code, "a b", "*"],
+        env={"PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+    )
+    assert ran.stdout == f"/my own/path:/x/core.jar ['a b', '*'] {sys.executable}\n"
+    assert worker_python("spark://10.0.0.5:7077") == sys.executable
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    assert worker_python("local[2]") == sys.executable
 
 
 @pytest.mark.xdist_group("spark")

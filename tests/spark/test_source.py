@@ -141,6 +141,7 @@ def test_a_directory_needs_no_broker(
         f"OPTIONS (path '{server.data_dir}', topic 'orders', minPartitions '3')"
     )
     assert spark.sql("SELECT sum(length(value)) FROM orders").collect()[0][0] == 10_000
+    spark.catalog.dropTempView("orders")  # the session is everybody's
 
 
 def test_filters_are_pushed_when_spark_does_so(

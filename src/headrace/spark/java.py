@@ -15,22 +15,17 @@ editing Spark's start scripts (they belong to another package).
 
 from __future__ import annotations
 
-import hashlib
-import logging
 import os
 import re
 import shlex
 import subprocess
-import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 from headrace.errors import HeadraceError
-
-logger = logging.getLogger("headrace.spark")
+from headrace.spark.scripts import kept
 
 VERSIONS = (17, 21, 25)
 """What Spark 4.3 runs on."""
@@ -141,31 +136,5 @@ def _why_not(error: Exception) -> str:
 
 def _without_vector(real: Path) -> Path:
     """A home whose ``bin/java`` starts the real one without that one argument."""
-    program = real / "bin" / "java"
-    text = _SCRIPT.format(vector=VECTOR, java=shlex.quote(str(program)))
-    name = f"java-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-    home = _cache() / name
-    script = home / "bin" / "java"
-    with suppress(OSError):
-        if script.read_text(encoding="utf-8") == text and os.access(script, os.X_OK):
-            return home
-    script.parent.mkdir(parents=True, exist_ok=True)
-    # Whole or not at all: another process may be about to start it.
-    handle, half = tempfile.mkstemp(dir=script.parent)
-    with open(handle, "w", encoding="utf-8") as file:
-        file.write(text)
-    os.chmod(half, 0o755)
-    os.replace(half, script)
-    logger.debug("%s starts %s without %s", script, program, VECTOR)
-    return home
-
-
-def _cache() -> Path:
-    """Where the script is kept; where there is no home to keep it in, a folder for this process."""
-    with suppress(OSError, RuntimeError):
-        given = os.environ.get("XDG_CACHE_HOME")
-        folder = (Path(given) if given else Path.home() / ".cache") / "headrace"
-        folder.mkdir(parents=True, exist_ok=True)
-        if os.access(folder, os.W_OK):
-            return folder
-    return Path(tempfile.mkdtemp(prefix="headrace-java-"))
+    text = _SCRIPT.format(vector=VECTOR, java=shlex.quote(str(real / "bin" / "java")))
+    return kept("java/bin/java", text).parents[1]

@@ -38,8 +38,9 @@ class Bench:
         return Runner([PipelineJob(each) for each in self.plans(path, names)], **options)
 
     def run_once(self, path: Path, *names: str) -> dict[str, RunningJob]:
-        """What is there now is done; none may fail."""
-        ended = self.runner(path, names, once=True).run()
+        """What is there now is done, one after the other; none may fail."""
+        chosen = [each.name for each in load(path).choose(names)]
+        ended = [job for name in chosen for job in self.runner(path, [name], once=True).run()]
         assert {job.name: job.error for job in ended if job.state != "finished"} == {}
         return {job.name: job for job in ended}
 

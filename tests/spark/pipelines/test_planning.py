@@ -118,3 +118,33 @@ def joined(two, spark, one):
     assert sorted(query.rows.columns) == ["headers", "key", "topic", "value"]
     assert not spark.catalog.tableExists("mine")
     assert spark.conf.get("spark.sql.ansi.enabled") == "true"
+
+
+@pytest.mark.parametrize(
+    ("text", "asked_for"),
+    [
+        (f'{JSON}\nsql = "SELECT id, _key IS NULL AS k FROM input"\nto = "b"', ["_key"]),
+        (f'{JSON}\nsql = "SELECT id, _key FROM input WHERE amount > 0"\nto = "b"', []),
+        (f'{JSON}\nwatermark = "_timestamp 1 hour"\ndeduplicate = "_id"\nto = "b"\n'
+         'sql = "SELECT id FROM input"', ["_timestamp", "_id"]),
+        (f'{JSON}\nto = "b"', ["_key", "_value", "_headers"]),
+        (f'{JSON}\nsql = "SELECT id FROM input UNION ALL SELECT _topic FROM input"\nto = "b"',
+         ["_topic"]),
+        (f'{JSON}\nsql = "SELECT a.id FROM input a JOIN input b ON a.id = b._id"\nto = "b"', ["_id"]),
+        ('sql = "WITH x AS (SELECT * FROM input) SELECT value FROM x"\nto = "b"', ["value"]),
+        ('sql = "SELECT 1 AS one FROM input"\nto = "b"', ["offset"]),
+    ],
+)  # fmt: skip
+def test_only_what_is_used_is_read(
+    spark: Any, tmp_path: Path, text: str, asked_for: list[str]
+) -> None:
+    """Columns of a record that end up nowhere are not asked of the source."""
+    (query,) = planned(spark, tmp_path, f'[pipeline.p]\nfrom = "orders"\n{text}\n').queries
+    plan_text = query.rows._jdf.queryExecution().analyzed().toString()
+    leaves = [line for line in plan_text.splitlines() if "StreamingRelationV2" in line]
+    assert leaves
+    for leaf in leaves:
+        names = [name.split("#")[0] for name in leaf.split("], [")[1].split("]")[0].split(", ")]
+        assert [
+            name for name in names if name not in ("id", "amount", "at", "_corrupt")
+        ] == asked_for

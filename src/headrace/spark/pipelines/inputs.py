@@ -61,7 +61,7 @@ def read_topic(
     columns: frozenset[str] | None = None,
     group: bool = True,
 ) -> Read:
-    """The rows of topics. ``columns`` are those of the record that are wanted; None: all."""
+    """The rows of topics. ``columns``: which columns are known to be used; None: not known."""
     rows = _stream(spark, given, connection, columns, group)
     reasons = _reasons(given) if sets_apart else []
     bad = None
@@ -100,7 +100,7 @@ def _stream(
 ) -> DataFrame:
     options = {
         **connection,
-        "topic": ",".join(given.topics),
+        "topic": topic_option(given),
         "startingOffsets": _starting(given.starting),
         "valueFormat": given.format,
         **given.options,
@@ -114,17 +114,33 @@ def _stream(
     with analysed(given.section, "schema"):
         schema = schema_of(given, columns)
     with analysed(given.section, "from"):
-        return spark.readStream.format("headrace").options(**options).schema(schema).load()
+        rows = spark.readStream.format("headrace").options(**options).schema(schema).load()
+    if columns is None:
+        return rows
+    # Who names a column that is not used in the end finds it all the same.
+    whole = schema_of(given)
+    return rows.select(
+        *[
+            field.name
+            if field.name in schema.names
+            else F.lit(None).cast(field.dataType).alias(field.name)
+            for field in whole.fields
+        ]
+    )
+
+
+def topic_option(given: TopicInput) -> str:
+    return ",".join(given.topics)
 
 
 def schema_of(given: TopicInput, columns: frozenset[str] | None = None) -> StructType:
-    """What is asked of the source."""
-    record = {
-        name: "STRING" if name == "value" and given.format == "text" else kind
-        for name, kind in RECORD.items()
-        if columns is None or name in columns
-    }
-    own = _struct(", ".join(f"{_before(given)}{name} {kind}" for name, kind in record.items()))
+    """What is asked of the source: the fields of JSON, and those columns of the record."""
+    before = _before(given)
+    types = RECORD | ({"value": "STRING"} if given.format == "text" else {})
+    wanted = [name for name in types if columns is None or before + name in columns]
+    if given.format != "json":
+        wanted = wanted or ["offset"]  # where rows are only counted, there are columns all the same
+    own = _struct(", ".join(f"{before}{name} {types[name]}" for name in wanted))
     if given.format != "json":
         return own
     assert given.schema is not None

@@ -8,6 +8,9 @@
     inputs ──▶ good rows ──▶ sql or function ──▶ rows ──▶ a table
          └───▶ bad rows ───▶ dead letters ──▶ a second query
 
+It is built twice, the second time with only those columns of records that the first one used
+(``pruning``). So a pipeline's function is called twice; it describes what is done, it does not do it.
+
 Each pipeline has a Spark session of its own (views and settings of one do not meet those of
 another) within the one application.
 """
@@ -36,6 +39,7 @@ from headrace.spark.pipelines.declaration import (
 )
 from headrace.spark.pipelines.files import importing_from
 from headrace.spark.pipelines.outputs import DEAD
+from headrace.spark.pipelines.pruning import Used, used_columns
 from headrace.spark.pipelines.trouble import analysed
 from headrace.spark.sink import SinkOptions
 
@@ -112,24 +116,35 @@ def plan(
     with analysed(pipeline.section, "spark"):
         for name, value in pipeline.spark.items():
             session.conf.set(name, value)
+    queries = _built(pipeline, session, checkpoint, setting, None)
+    for query in queries:
+        _check_streaming(pipeline, query)
+    used = used_columns(query.rows for query in queries)
+    return Plan(pipeline, tuple(_built(pipeline, session, checkpoint, setting, used)))
+
+
+def _built(
+    pipeline: Pipeline, spark: SparkSession, checkpoint: str, setting: Setting, used: Used | None
+) -> list[Query]:
+    """The queries. ``used``: which columns of records they are known to use; None: not known yet."""
     bad: list[DataFrame] = []
     frames: dict[str, DataFrame] = {}
     for each in pipeline.inputs:
-        if isinstance(each, TopicInput):
-            read = inputs.read_topic(
-                session, each, setting.connection, sets_apart=pipeline.failed is not None
-            )
-            frames[each.name] = read.good
-            if read.bad is not None and pipeline.failed is not None:
-                letters = letters_of_input(read.bad, each.group or pipeline.name, pipeline.failed)
-                bad.append(letters)
-        else:
-            frames[each.name] = inputs.read_table(session, each)
-    rows = outputs.with_reasons(pipeline, _transformed(pipeline, session, frames))
-    queries = _queries(pipeline, rows, bad, checkpoint, setting)
-    for query in queries:
-        _check_streaming(pipeline, query)
-    return Plan(pipeline, tuple(queries))
+        if not isinstance(each, TopicInput):
+            frames[each.name] = inputs.read_table(spark, each)
+            continue
+        read = inputs.read_topic(
+            spark,
+            each,
+            setting.connection,
+            sets_apart=pipeline.failed is not None,
+            columns=None if used is None else used.get(inputs.topic_option(each), frozenset()),
+        )
+        frames[each.name] = read.good
+        if read.bad is not None and pipeline.failed is not None:
+            bad.append(letters_of_input(read.bad, each.group or pipeline.name, pipeline.failed))
+    rows = outputs.with_reasons(pipeline, _transformed(pipeline, spark, frames))
+    return _queries(pipeline, rows, bad, checkpoint, setting)
 
 
 # --- the transformation -----------------------------------------------------------------------------
