@@ -369,7 +369,8 @@ def _digits(digit: int, first: int, count: int) -> bytes:
 def _derived(origin: Origin, first: int, count: int) -> bytearray:
     """The texts of the derived ids of some offsets, one behind the other."""
     hashed = topic_hash(origin.topic)
-    texts = bytearray(str(derive_id(hashed, origin.partition, first)).encode() * count)
+    texts = bytearray(str(derive_id(hashed, origin.partition, first)).encode())
+    texts *= count
     digit, last = 0, first + count - 1
     while first >> 4 * digit != last >> 4 * digit:
         assert digit < 15, "no topic has 2**60 records"
@@ -397,23 +398,23 @@ def _given(part: Part, origin: Origin) -> bytearray:
 
 
 def ids(parts: list[Part], origin: Origin) -> pa.Array:
-    texts = bytearray()
+    pieces: list[bytearray] = []
     plain: list[Part] = []
 
     def derive() -> None:
-        nonlocal texts
         for first, end in _runs(plain) if plain else ():
-            texts += _derived(origin, first, end - first)
+            pieces.append(_derived(origin, first, end - first))
         plain.clear()
 
     for part in parts:
         if part.batch.flags & HAS_IDS:
             derive()
-            texts += _given(part, origin)
+            pieces.append(_given(part, origin))
         else:
             plain.append(part)
     derive()
-    return _texts(bytes(texts), _ID_CHARS, len(texts) // _ID_CHARS)
+    texts = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    return _texts(texts, _ID_CHARS, len(texts) // _ID_CHARS)
 
 
 # --- columns by name ----------------------------------------------------------------------------------
