@@ -7,6 +7,7 @@ removed at the end, and is named when something went wrong with Spark itself.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
@@ -231,12 +232,16 @@ class Work:
         self._started: TopicSql | HeadraceError | None = None
         self._is_ours = False
         self._keeps_log = False
+        self._silence = logging.NullHandler()
         self.shows_time = False
 
     def __enter__(self) -> Work:
+        # When the JVM dies, what talks to it logs the traceback of every call; one line says it all.
+        logging.getLogger().addHandler(self._silence)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: Any, trace: Any) -> None:
+        logging.getLogger().removeHandler(self._silence)
         self.catalog.close()
         if self._keeps_log:
             return

@@ -58,12 +58,16 @@ def sentence(error: BaseException) -> HeadraceError:
     if isinstance(error, Py4JJavaError):
         return _from_java(error)
     if isinstance(error, Py4JError | ConnectionError):
-        return QueryFailed(
-            "Spark ended while it worked, perhaps for want of memory: give it more with "
-            "--conf spark.driver.memory=8g",
-            code="spark_ended",
-        )
+        return _ended()
     raise error
+
+
+def _ended() -> HeadraceError:
+    return QueryFailed(
+        "Spark ended while it worked, perhaps for want of memory: give it more with "
+        "--conf spark.driver.memory=8g",
+        code="spark_ended",
+    )
 
 
 def _raised_in_python(error: Any) -> HeadraceError | None:
@@ -100,7 +104,9 @@ def _from_java(error: Any) -> HeadraceError:
     text = ""
     for _ in range(20):
         text = exception.getMessage() or text or exception.toString()
-        if "SPARK_JOB_CANCELLED" in text or "cancelled" in text:
+        if "SparkContext was shut down" in text:
+            return _ended()
+        if "SPARK_JOB_CANCELLED" in text:  # on Spark's own page, say
             return Cancelled("the query was cancelled")
         if exception.getCause() is None:
             break

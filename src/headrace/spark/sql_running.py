@@ -53,9 +53,10 @@ class _Work(threading.Thread, Generic[Result]):
 
 @contextmanager
 def interrupts() -> Iterator[list[int]]:
-    """While it lasts, Ctrl-C is only counted."""
+    """While it lasts, Ctrl-C is only counted. A process that ignores it goes on doing so."""
     seen: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         yield seen
         return
     before = signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
