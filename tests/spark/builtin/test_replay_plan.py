@@ -8,6 +8,7 @@ import pytest
 
 from headrace.errors import Conflict, DataCorrupt, HeadraceError, InvalidArgument
 from headrace.limits import OFFSET_MAX
+from headrace.spark.builtin.replay import steps_of_round
 from headrace.spark.builtin.replay_plan import (
     Plan,
     Request,
@@ -139,6 +140,19 @@ def test_partitions_move_on_together() -> None:
         ("a", 0): [StepSpan(400, 500, 4)],
         ("a", 1): [StepSpan(40, 50, 4)],
     }
+
+
+def test_rounds_grow_where_a_condition_leaves_little() -> None:
+    """At a rate a round is half a minute; it grows up to what is staged at a time."""
+    plan = plan_of(10, Span("a", 0, 0, 1_000_000))
+    assert steps_of_round(plan, 10) == 30
+    assert steps_of_round(plan, 10, 30, rows=300) == 30
+    assert steps_of_round(plan, 10, 30, rows=3) == 60
+    assert steps_of_round(plan, 10, 15_000, rows=3) == 20_000
+    plan.weight = 1 << 20
+    assert steps_of_round(plan, 10, 30, rows=3) == 30
+    assert steps_of_round(plan, 10) == 6
+    assert steps_of_round(plan_of(50_000, Span("a", 0, 0, 1_000_000)), None) == 10
 
 
 def test_rows_are_cut_where_a_step_ends() -> None:

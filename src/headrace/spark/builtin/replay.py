@@ -71,7 +71,7 @@ ID_HEADER = "headrace-replayed-id"
 NEEDED = ("topic", "partition", "offset", "value")
 ROUND_S = 30
 ROUND_OFFSETS_MAX = 500_000
-ROUND_STEPS_MAX = 1_000
+ROUND_STEPS_MAX = 20_000
 ROUND_BYTES_MAX = 64 << 20
 """Two rounds are staged at a time, and a broker in memory has 256 MiB for that."""
 CATCH_UP_S = 1.0
@@ -352,24 +352,29 @@ class _Replay:
     # --- writing ----------------------------------------------------------------------------------
     def _work(self, plan: Plan) -> None:
         """Commit round after round; the next one is staged meanwhile."""
-        rounds = list(_rounds(plan, self._rate))
+        size = steps_of_round(plan, self._rate)
+        first, last = plan.done, min(plan.done + size, plan.steps)
         pool = ThreadPoolExecutor(1, "headrace-replay")
-        waiting: Future[Rounds] | None = pool.submit(self._stage, plan, *rounds[0])
+        waiting: Future[Rounds] | None = pool.submit(self._stage, plan, first, last)
         held: Rounds = {}
         try:
-            for number, (first, last) in enumerate(rounds):
-                assert waiting is not None
+            while waiting is not None:
                 found = self._wait(waiting)
                 waiting = None
                 if found is None:
                     return
                 held = found
-                if number + 1 < len(rounds):
-                    waiting = pool.submit(self._stage, plan, *rounds[number + 1])
-                for step in range(first, last):
+                rows = sum(each.rows for some in found.values() for each in some)
+                size = steps_of_round(plan, self._rate, size, rows)
+                first, behind = last, min(last + size, plan.steps)
+                if first < behind:
+                    waiting = pool.submit(self._stage, plan, first, behind)
+                for step in range(plan.done, last):
                     if not self._commit(plan, step, held.get(step, [])):
                         return
                     held.pop(step, None)
+                self._state.save(plan)
+                last = behind
         finally:
             self._give_up(waiting, held)
             pool.shutdown()
@@ -429,7 +434,7 @@ class _Replay:
             if not self._client.commit_staged(self._commit_name, FIRST_STEP + step, ids):
                 logger.info("step %d of %s was committed before", step, self._state.name)
         plan.done, plan.rows = step + 1, plan.rows + rows
-        if pieces or plan.is_finished:
+        if pieces:
             self._state.save(plan)
         self._tell(self._progress(plan))
         return True
@@ -450,16 +455,21 @@ class _Replay:
 
 
 # --- parts --------------------------------------------------------------------------------------------
-def _rounds(plan: Plan, rate: float | None) -> Iterator[tuple[int, int]]:
-    """Which steps one Spark job stages."""
+def steps_of_round(plan: Plan, rate: float | None, before: int | None = None, rows: int = 0) -> int:
+    """How many steps one Spark job stages: at first, or after a round that came to so many rows.
+
+    Where a condition leaves few rows, more steps are taken at a time: a job has its price.
+    """
     most: float = ROUND_OFFSETS_MAX
-    if rate is not None:
-        most = min(most, ROUND_S * rate)
     if plan.weight > 0:
         most = min(most, ROUND_BYTES_MAX / plan.weight)
-    steps = min(ROUND_STEPS_MAX, max(1, int(most * plan.steps / plan.count)))
-    for first in range(plan.done, plan.steps, steps):
-        yield first, min(first + steps, plan.steps)
+    wanted = most if rate is None else min(most, ROUND_S * rate)
+    per_offset = plan.steps / plan.count
+    if before is None:
+        return min(ROUND_STEPS_MAX, max(1, int(wanted * per_offset)))
+    if 2 * rows > wanted:
+        return before
+    return max(before, min(2 * before, ROUND_STEPS_MAX, int(most * per_offset)))
 
 
 def _at(known: Mapping[str, list[dict[str, int]]], topic: str, number: int, name: str) -> int:
