@@ -55,6 +55,29 @@ def test_a_batch_larger_than_a_fetch_arrives_whole(
         assert values(reader.read("orders", 0, 7, 9)) == stored
 
 
+def test_large_and_small_batches_come_in_one_answer(
+    server: RunningServer, client: BrokerClient
+) -> None:
+    """Whatever their sizes, and wherever the range begins and ends."""
+    stored = []
+    for number, size in enumerate([10, 100_000, 70_000, 10, 20, 200_000, 30, 66_000]):
+        stored.append(b"%d" % number * size)
+        client.publish_many("orders", stored[-1:], partition=0)
+    for fetch_bytes in (1, 100_000, 1 << 20):
+        with BatchReader([server.address], fetch_bytes=fetch_bytes) as reader:
+            for start in range(8):
+                for end in range(start, 9):
+                    assert values(reader.read("orders", 0, start, end)) == stored[start:end]
+
+
+def test_who_stops_in_the_middle_can_go_on(server: RunningServer, client: BrokerClient) -> None:
+    """What was asked for and not read does not come in between."""
+    stored = fill(client, "orders", 600, each=200)
+    with BatchReader([server.address], fetch_bytes=64 << 10) as reader:
+        assert values(iter([next(reader.read("orders", 0, 0, 600))])) == stored[:200]
+        assert values(reader.read("orders", 0, 400, 600)) == stored[400:]
+
+
 def test_a_broker_that_restarts_is_waited_for(server: RunningServer, client: BrokerClient) -> None:
     """In the middle of a range, and nothing comes twice."""
     stored = fill(client, "orders", 600)
@@ -186,9 +209,12 @@ def proxy(server: RunningServer, change: Change) -> Iterator[tuple[str, int]]:
         between.close()
 
 
-def test_a_damaged_answer_is_asked_for_again(server: RunningServer, client: BrokerClient) -> None:
+@pytest.mark.parametrize("each", [50, 200], ids=["small", "large"])
+def test_a_damaged_answer_is_asked_for_again(
+    server: RunningServer, client: BrokerClient, each: int
+) -> None:
     """One flipped bit on the way is found by the checksum."""
-    stored = fill(client, "orders", 300)
+    stored = fill(client, "orders", 600, each=each)
     flipped = 0
 
     def flip(answer: bytes) -> bytes:
@@ -200,15 +226,16 @@ def test_a_damaged_answer_is_asked_for_again(server: RunningServer, client: Brok
         return answer[:at] + bytes([answer[at] ^ 1]) + answer[at + 1 :]
 
     with proxy(server, flip) as address, reading(address) as reader:
-        assert values(reader.read("orders", 0, 0, 300)) == stored
+        assert values(reader.read("orders", 0, 0, 600)) == stored
     assert flipped == 3
 
 
+@pytest.mark.parametrize("each", [50, 200], ids=["small", "large"])
 def test_an_answer_that_breaks_off_is_asked_for_again(
-    server: RunningServer, client: BrokerClient
+    server: RunningServer, client: BrokerClient, each: int
 ) -> None:
     """Whether nothing of it has come, or a part."""
-    stored = fill(client, "orders", 300)
+    stored = fill(client, "orders", 600, each=each)
     cut = 0
 
     def break_off(answer: bytes) -> bytes:
@@ -219,7 +246,7 @@ def test_an_answer_that_breaks_off_is_asked_for_again(
         return answer[: 5_000 * (cut % 2)]
 
     with proxy(server, break_off) as address, reading(address) as reader:
-        found = values(reader.read("orders", 0, 0, 300))
+        found = values(reader.read("orders", 0, 0, 600))
     assert found == stored
     assert cut == 4
 
