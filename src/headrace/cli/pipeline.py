@@ -111,8 +111,10 @@ def run(
 
       headrace pipeline run orders.py --master spark://10.0.0.5:7077 --checkpoint-dir /shared/state
     """
+    from headrace.cli.spark_work import check_installed
     from headrace.spark.pipelines.files import load
 
+    check_installed()
     declared = load(file)
     chosen = declared.choose(names or ())
     base = _checkpoint_dir(declared, chosen, checkpoint_dir, master)
@@ -455,9 +457,11 @@ def validate(
 
       headrace pipeline validate orders.toml
     """
+    from headrace.cli.spark_work import check_installed
     from headrace.spark.pipelines.files import load
     from headrace.spark.pipelines.sections import InvalidPipeline
 
+    check_installed()
     wrong = 0
     try:
         declared = load(file)

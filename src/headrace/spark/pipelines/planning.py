@@ -28,6 +28,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from headrace import limits
+from headrace.spark.handing_over import unmeasured
 from headrace.spark.lake import Options
 from headrace.spark.pipelines import inputs, outputs
 from headrace.spark.pipelines.dead_letters import letters_of_input
@@ -92,7 +93,8 @@ class Query:
         writer = writer.queryName(self.name).outputMode(self.mode)
         if trigger:
             writer = writer.trigger(**trigger)
-        return writer.start()
+        with unmeasured(self.rows.sparkSession):  # every message has a column of headers
+            return writer.start()
 
 
 @dataclass(frozen=True)
