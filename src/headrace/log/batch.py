@@ -629,22 +629,24 @@ def _check_columns(batch: Batch, message_bytes_max: int) -> None:
     end = batch.column(-1)
     if end != len(plain):
         raise DataCorrupt("there are bytes behind the last column")
-    sizes = _check_offsets(plain, 0, count)
-    if max(sizes) > message_bytes_max:
+    size = _check_offsets(plain, 0, count, message_bytes_max)
+    if size > message_bytes_max:
         raise TooLarge(
-            f"a message in the batch has {max(sizes)} bytes, the limit is {message_bytes_max} "
+            f"a message in the batch has {size} bytes, the limit is {message_bytes_max} "
             "(max_message_size)",
             code="message_too_large",
         )
     if batch.flags & HAS_KEYS:
         start = batch.column(HAS_KEYS)
         size = (count + 7) // 8
-        if max(_check_offsets(plain, start + size + (-size & 7), count)) > limits.KEY_BYTES_MAX:
+        most = limits.KEY_BYTES_MAX
+        if _check_offsets(plain, start + size + (-size & 7), count, most) > most:
             raise TooLarge(f"a key has at most {limits.KEY_BYTES_MAX} bytes", code="key_too_large")
     if batch.flags & HAS_HEADERS:
         start = batch.column(HAS_HEADERS)
         # Counted here, because a name that comes twice is one in the dict that is checked below.
-        if max(_check_offsets(plain, start, count, binary=False)) > limits.HEADERS_PER_MESSAGE_MAX:
+        most = limits.HEADERS_PER_MESSAGE_MAX
+        if _check_offsets(plain, start, count, most, binary=False) > most:
             raise TooLarge(
                 f"a message has at most {limits.HEADERS_PER_MESSAGE_MAX} headers",
                 code="headers_too_large",
@@ -665,15 +667,21 @@ def _check_columns(batch: Batch, message_bytes_max: int) -> None:
         _check_offsets(plain, batch.column(HAS_TARGETS), count)
 
 
-def _check_offsets(plain: bytes, start: int, count: int, *, binary: bool = True) -> list[int]:
-    """Offsets begin at 0, never fall and stay inside; returns the sizes of the items."""
+def _check_offsets(
+    plain: bytes, start: int, count: int, most: int | None = None, *, binary: bool = True
+) -> int:
+    """Offsets begin at 0, never fall and stay inside. Returns the size of the largest item, or a bound
+    for it that is not above ``most``; anything without one."""
     offsets = memoryview(plain)[start : start + 4 * (count + 1)].cast("i").tolist()
-    sizes = list(map(sub, offsets[1:], offsets)) or [0]
-    if offsets[0] != 0 or min(sizes) < 0:
+    # Whether they are in order is asked like this because sorting what is sorted is one comparison each.
+    if offsets[0] != 0 or sorted(offsets) != offsets:
         raise DataCorrupt("the offsets of a column are not in order")
     if binary:
         _binary_end(plain, start, count)
-    return sizes
+    total = offsets[-1]
+    if most is None or total <= most:
+        return total
+    return max(map(sub, offsets[1:], offsets), default=0)
 
 
 def lost(base_offset: int, count: int, timestamp: int) -> Batch:
