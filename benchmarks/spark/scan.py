@@ -36,11 +36,12 @@ def prepared(world: World, packages: Packages | None) -> Iterator[Benchmark]:
     small = max(records // 10, 20_000)
     world.fill("small", small, each=100)
     headrace = world.topic("scan")
-    bare = (
-        spark.read.format("bare")
-        .options(**world.options("scan", rows=records, tasks=PARTITIONS))
-        .load()
-    )
+
+    def bare_of(**more: str) -> DataFrame:
+        options = world.options("scan", rows=records, tasks=PARTITIONS, **more)
+        return spark.read.format("bare").options(**options).load()
+
+    bare, bare_value = bare_of(), bare_of(columns="value")
     with console.status("writing Parquet"):
         headrace.write.parquet(str(world.directory / "parquet"))
     parquet = spark.read.parquet(str(world.directory / "parquet"))
@@ -52,6 +53,7 @@ def prepared(world: World, packages: Packages | None) -> Iterator[Benchmark]:
 
     count = Latest(each(counted, headrace))
     length = Latest(each(length_of_values, headrace))
+    value = Latest(each(length_of_values, world.topic("scan", columns="value")))
     cases = [
         Case("count, bare", each(counted, bare), "rows/s"),
         Case("count", count.take, "rows/s", 0.8, reference="count, bare", relative=True),
@@ -61,8 +63,9 @@ def prepared(world: World, packages: Packages | None) -> Iterator[Benchmark]:
         Case("sum", length.take, "rows/s", 0.8, reference="sum, bare", relative=True),
         Case("sum (same run)", length.again, "rows/s", 0.4, reference="sum, Parquet",
              relative=True),
-        Case("sum, columns=value", each(length_of_values, world.topic("scan", columns="value")),
-             "rows/s", reference="sum"),
+        Case("sum, columns=value, bare", each(length_of_values, bare_value), "rows/s"),
+        Case("sum, columns=value", value.take, "rows/s", reference="sum, columns=value, bare"),
+        Case("sum, columns=value (same run)", value.again, "rows/s", reference="sum, Parquet"),
         Case("sum, path (no broker)",
              each(length_of_values, spark.read.format("headrace").option("topic", "scan")
                   .option("path", str(world.broker.data_dir)).load()),
