@@ -51,6 +51,7 @@ def prepared(world: World, packages: Packages | None) -> Iterator[Benchmark]:
     ) -> Callable[[], float]:
         return lambda: rows_per_second(rows, lambda: query(frame))
 
+    socket = world.topic("scan", directReads="false")
     count = Latest(each(counted, headrace))
     length = Latest(each(length_of_values, headrace))
     value = Latest(each(length_of_values, world.topic("scan", columns="value")))
@@ -63,6 +64,10 @@ def prepared(world: World, packages: Packages | None) -> Iterator[Benchmark]:
         Case("sum", length.take, "rows/s", 0.8, reference="sum, bare", relative=True),
         Case("sum (same run)", length.again, "rows/s", 0.4, reference="sum, Parquet",
              relative=True),
+        Case("count, through the socket", each(counted, socket), "rows/s",
+             reference="count, bare"),
+        Case("sum, through the socket", each(length_of_values, socket), "rows/s",
+             reference="sum, bare"),
         Case("sum, columns=value, bare", each(length_of_values, bare_value), "rows/s"),
         Case("sum, columns=value", value.take, "rows/s", reference="sum, columns=value, bare"),
         Case("sum, columns=value (same run)", value.again, "rows/s", reference="sum, Parquet"),

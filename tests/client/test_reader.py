@@ -29,16 +29,22 @@ def fill(client: BrokerClient, topic: str, count: int, each: int = 50) -> list[b
     return stored
 
 
+@pytest.fixture(params=[True, False], ids=["direct", "socket"])
+def direct(request: pytest.FixtureRequest) -> bool:
+    """Whether the broker's files may be read."""
+    return bool(request.param)
+
+
 def incarnation(client: BrokerClient, topic: str) -> int:
     return int(client.positions(topic)[topic][0]["incarnation"])
 
 
 def test_it_reads_what_is_there_in_many_answers(
-    server: RunningServer, client: BrokerClient
+    server: RunningServer, client: BrokerClient, direct: bool
 ) -> None:
     """Every batch once and in order, however many fetches it takes."""
     stored = fill(client, "orders", 600)
-    with BatchReader([server.address], fetch_bytes=64 << 10) as reader:
+    with BatchReader([server.address], fetch_bytes=64 << 10, direct=direct) as reader:
         assert values(reader.read("orders", 0, 0, 600)) == stored
         assert reader.bounds("orders", 0) == (0, 600)
         assert values(reader.read("orders", 0, 600, 600)) == []
@@ -47,16 +53,16 @@ def test_it_reads_what_is_there_in_many_answers(
 
 
 def test_a_batch_larger_than_a_fetch_arrives_whole(
-    server: RunningServer, client: BrokerClient
+    server: RunningServer, client: BrokerClient, direct: bool
 ) -> None:
     """A fetch answers with one batch at least."""
     stored = fill(client, "orders", 400, each=400)
-    with BatchReader([server.address], fetch_bytes=1) as reader:
+    with BatchReader([server.address], fetch_bytes=1, direct=direct) as reader:
         assert values(reader.read("orders", 0, 7, 9)) == stored
 
 
 def test_large_and_small_batches_come_in_one_answer(
-    server: RunningServer, client: BrokerClient
+    server: RunningServer, client: BrokerClient, direct: bool
 ) -> None:
     """Whatever their sizes, and wherever the range begins and ends."""
     stored = []
@@ -64,16 +70,18 @@ def test_large_and_small_batches_come_in_one_answer(
         stored.append(b"%d" % number * size)
         client.publish_many("orders", stored[-1:], partition=0)
     for fetch_bytes in (1, 100_000, 1 << 20):
-        with BatchReader([server.address], fetch_bytes=fetch_bytes) as reader:
+        with BatchReader([server.address], fetch_bytes=fetch_bytes, direct=direct) as reader:
             for start in range(8):
                 for end in range(start, 9):
                     assert values(reader.read("orders", 0, start, end)) == stored[start:end]
 
 
-def test_who_stops_in_the_middle_can_go_on(server: RunningServer, client: BrokerClient) -> None:
+def test_who_stops_in_the_middle_can_go_on(
+    server: RunningServer, client: BrokerClient, direct: bool
+) -> None:
     """What was asked for and not read does not come in between."""
     stored = fill(client, "orders", 600, each=200)
-    with BatchReader([server.address], fetch_bytes=64 << 10) as reader:
+    with BatchReader([server.address], fetch_bytes=64 << 10, direct=direct) as reader:
         assert values(iter([next(reader.read("orders", 0, 0, 600))])) == stored[:200]
         assert values(reader.read("orders", 0, 400, 600)) == stored[400:]
 
@@ -81,7 +89,7 @@ def test_who_stops_in_the_middle_can_go_on(server: RunningServer, client: Broker
 def test_a_broker_that_restarts_is_waited_for(server: RunningServer, client: BrokerClient) -> None:
     """In the middle of a range, and nothing comes twice."""
     stored = fill(client, "orders", 600)
-    with BatchReader([server.address], fetch_bytes=32 << 10, timeout=20) as reader:
+    with BatchReader([server.address], fetch_bytes=32 << 10, timeout=20, direct=False) as reader:
         found = reader.read("orders", 0, 0, 600)
         some = values(iter([next(found)]))
         server.kill()
@@ -109,11 +117,11 @@ def test_the_next_address_is_tried(server: RunningServer, client: BrokerClient) 
 
 
 def test_errors_of_the_broker_are_raised_as_they_are(
-    server: RunningServer, client: BrokerClient
+    server: RunningServer, client: BrokerClient, direct: bool
 ) -> None:
     """Asking again would not help."""
     client.publish("orders", b"one").result()
-    with BatchReader([server.address], timeout=5) as reader:
+    with BatchReader([server.address], timeout=5, direct=direct) as reader:
         with pytest.raises(errors.TopicNotFound):
             list(reader.read("nothing", 0, 0, 1))
         with pytest.raises(errors.OffsetOutOfRange):
@@ -124,14 +132,14 @@ def test_errors_of_the_broker_are_raised_as_they_are(
 
 
 def test_a_topic_that_was_made_again_is_another(
-    server: RunningServer, client: BrokerClient
+    server: RunningServer, client: BrokerClient, direct: bool
 ) -> None:
     """Its records are not taken for the old one's."""
     client.publish("orders", b"old").result()
     old = incarnation(client, "orders")
     client.delete_topic("orders")
     client.publish("orders", b"new").result()
-    with BatchReader([server.address], timeout=5) as reader:
+    with BatchReader([server.address], timeout=5, direct=direct) as reader:
         with pytest.raises(errors.TopicNotFound) as failed:
             list(reader.read("orders", 0, 0, 1, incarnation=old))
         assert failed.value.code == "topic_replaced"
@@ -275,7 +283,7 @@ def test_what_makes_no_sense_is_not_asked_again(
 
 
 def reading(address: tuple[str, int]) -> BatchReader:
-    return BatchReader([address], fetch_bytes=64 << 10, timeout=10)
+    return BatchReader([address], fetch_bytes=64 << 10, timeout=10, direct=False)
 
 
 def test_tls(tmp_path: Path) -> None:
@@ -292,7 +300,7 @@ def test_tls(tmp_path: Path) -> None:
     with running_server(tls_cert=str(certificate), tls_key=str(key)) as server:
         with BrokerClient(*server.address, tls=context) as client:
             stored = fill(client, "orders", 300)
-        with BatchReader([server.address], tls=context) as reader:
+        with BatchReader([server.address], tls=context, direct=False) as reader:
             assert values(reader.read("orders", 0, 0, 300)) == stored
         with pytest.raises(errors.RequestTimeout, match="certificate"):
             BatchReader([server.address], tls=ssl.create_default_context(), timeout=0.3).bounds(

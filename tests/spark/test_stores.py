@@ -42,11 +42,11 @@ def numbers(first: int, end: int) -> list[bytes]:
     return [b"%05d" % number for number in range(first, end)]
 
 
-def broker_store(server: RunningServer) -> BrokerStore:
-    return BrokerStore(Connection((server.address,), timeout=10))
+def broker_store(server: RunningServer, *, direct: bool = False) -> BrokerStore:
+    return BrokerStore(Connection((server.address,), timeout=10), direct=direct)
 
 
-@pytest.fixture(params=["broker", "directory"])
+@pytest.fixture(params=["broker", "direct", "directory"])
 def opened(request: pytest.FixtureRequest, server: RunningServer) -> Iterator[Callable[[], Store]]:
     """A store over the server's data, which is stopped first where no broker is needed."""
     stores: list[Store] = []
@@ -56,7 +56,7 @@ def opened(request: pytest.FixtureRequest, server: RunningServer) -> Iterator[Ca
             server.stop()
             stores.append(DirectoryStore(server.data_dir))
         else:
-            stores.append(broker_store(server))
+            stores.append(broker_store(server, direct=request.param == "direct"))
         return stores[-1]
 
     yield open_it

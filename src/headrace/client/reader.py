@@ -9,6 +9,8 @@ event loop would only be in its way. So :class:`BatchReader` speaks the few fram
 - A large batch is received into a ``bytes`` of its own and handed out before the next one is received:
   it is not copied, and still in the processor's cache when it is used. What is left of an answer when a
   small batch comes is received at once, and cut up. Nothing is done per record.
+- On the broker's own machine the bytes do not come through the socket at all, if we may read the broker's
+  files (``direct.py``).
 - The offset to go on from is always known, so when the connection breaks, the broker restarts or an
   answer arrives damaged, the same question is asked again, for up to ``timeout`` seconds without any
   progress; a batch is handed out once.
@@ -28,6 +30,7 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 
 from headrace.client.aio import default_client_id
+from headrace.client.direct import APART_BYTES_MIN, open_stretch
 from headrace.client.link import BACKOFF_S, ConnectFailed, ConnectionLost, error_of
 from headrace.errors import (
     DataCorrupt,
@@ -36,6 +39,7 @@ from headrace.errors import (
     OffsetOutOfRange,
     RequestTimeout,
 )
+from headrace.files import machine
 from headrace.log.batch import HEADER_BYTES, Batch, complete, parse, parse_header
 from headrace.wire import binary
 from headrace.wire.binary import (
@@ -50,8 +54,6 @@ logger = logging.getLogger("headrace.client")
 FETCH_BYTES = 2 << 20
 """Asked for at once. Measured: above 4 MiB both sides spend more on fresh pages of memory than they
 gain, below 2 MiB a request costs more than its answer."""
-APART_BYTES_MIN = 64 << 10
-"""A batch of this size is received by itself."""
 _PIECE_BYTES = 1 << 20
 _HEAD = struct.Struct(">IIQQI")
 _LENGTH = struct.Struct(">I")
@@ -71,6 +73,7 @@ class BatchReader:
         tls: ssl.SSLContext | None = None,
         timeout: float = 60.0,
         fetch_bytes: int = FETCH_BYTES,
+        direct: bool = True,
         client_id: str | None = None,
     ):
         self._addresses = tuple(addresses)
@@ -78,10 +81,13 @@ class BatchReader:
         self._timeout = timeout
         self._fetch_bytes = fetch_bytes
         self._client_id = client_id or default_client_id()
+        self._direct = machine() if direct else None
         self._socket: socket.socket | None = None
         self._sequence = 0
         self._next_address = 0
         self.reconnects = 0
+        self.direct_bytes = 0
+        """Read from the broker's files."""
 
     def __enter__(self) -> BatchReader:
         return self
@@ -135,9 +141,20 @@ class BatchReader:
         self, where: dict[str, str], offset: int, end: int, deadline: float
     ) -> Iterator[list[Batch]]:
         """The same over one connection; whatever goes wrong is raised."""
-        asked = self._ask(Type.FETCH, {**where, "offset": str(offset)}, deadline)
+        asked = self._fetch(where, offset, deadline)
         while offset < end:
             properties, left = self._receive_start(asked, deadline)
+            if "file" in properties:
+                before = offset
+                for batches in self._from_file(properties, offset, end):
+                    yield batches
+                    offset = batches[-1].end_offset
+                if offset == before:  # nothing there that we could use: not this way
+                    self._direct = None
+                deadline = time.monotonic() + self._timeout
+                if offset < end:
+                    asked = self._fetch(where, offset, deadline)
+                continue
             if not left:
                 raise OffsetOutOfRange(
                     f"offset {offset} is not there: {where['topic']}/{where['partition']} ends at "
@@ -159,8 +176,7 @@ class BatchReader:
                 if following <= offset:
                     raise _damaged()
                 if not left and following < end:
-                    question = {**where, "offset": str(following)}
-                    asked = self._ask(Type.FETCH, question, deadline)
+                    asked = self._fetch(where, following, deadline)
                 body = rest[:size] if rest else self._receive_bytes(size)
                 if complete(batch, size, body) is None:
                     raise _damaged()
@@ -171,6 +187,22 @@ class BatchReader:
                 if offset >= end and left:  # the answer has more than was wanted
                     self.close()
                     return
+
+    def _fetch(self, where: dict[str, str], offset: int, deadline: float) -> int:
+        question = {**where, "offset": str(offset)}
+        if self._direct is not None:
+            question["direct"] = self._direct
+        return self._ask(Type.FETCH, question, deadline)
+
+    def _from_file(self, answer: dict[str, str], offset: int, end: int) -> Iterator[list[Batch]]:
+        """The batches that the answer points at, and that the broker has promised."""
+        found = open_stretch(answer)
+        if found is None:
+            return
+        with found:
+            for batches in found.batches(offset, min(end, int(answer["end_offset"]))):
+                self.direct_bytes += sum(batch.stored_bytes for batch in batches)
+                yield batches
 
     def bounds(self, topic: str, partition: int) -> tuple[int, int]:
         """The first offset and the end of a partition."""

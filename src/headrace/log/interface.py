@@ -17,7 +17,8 @@ The promises every engine keeps:
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
 from headrace.errors import HeadraceError
 from headrace.log.batch import Batch
@@ -103,6 +104,19 @@ def _size(columns: Columns) -> int:
     return size
 
 
+class Whereabouts(NamedTuple):
+    """A part of a file that holds whole batches, one behind the other.
+
+    The first one may be before the one that was asked for; and behind ``end_offset`` there may be
+    some that nobody was promised yet.
+    """
+
+    path: Path
+    identity: str
+    position: int
+    length: int
+
+
 class Log(Protocol):
     """One partition, as the broker sees it."""
 
@@ -121,6 +135,9 @@ class Log(Protocol):
 
         :class:`OffsetOutOfRange` outside of start..end, :class:`DataCorrupt` for a damaged range.
         """
+
+    def whereabouts(self, offset: int) -> Whereabouts | None:
+        """Where the records from ``offset`` on lie; None when that is not in a file."""
 
     def read_cached(self, offset: int) -> Batch:
         """The batch that holds the offset, kept for the next reader. On the loop only."""

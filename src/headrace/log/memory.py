@@ -132,6 +132,9 @@ class MemoryLog:
             found.append(batch)
         return found
 
+    def whereabouts(self, offset: int) -> None:
+        return None
+
     def read_cached(self, offset: int) -> Batch:
         return self.read(offset, 1)[0]
 

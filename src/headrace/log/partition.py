@@ -38,7 +38,7 @@ from headrace.log.batch import AFTER_SYNC, Batch
 from headrace.log.cache import BatchCache
 from headrace.log.commit import Group, gather
 from headrace.log.index import Index
-from headrace.log.interface import Append
+from headrace.log.interface import Append, Whereabouts
 from headrace.log.recovery import recover
 from headrace.log.segment import Readers, Segment, log_name
 from headrace.log.workers import Lane, SyncFailed, Workers
@@ -449,6 +449,10 @@ class PartitionLog:
             # Another thread may have dropped it meanwhile; then this says so.
             self._segment_for(offset, end)
             raise
+
+    def whereabouts(self, offset: int) -> Whereabouts:
+        segment, _ = self._segment_for(offset, self.end_offset)
+        return segment.whereabouts(offset)
 
     def read_cached(self, offset: int) -> Batch:
         """One batch that holds the offset, kept for the next reader. On the loop only."""

@@ -30,6 +30,7 @@ from headrace.log.batch import (
     parse_header,
 )
 from headrace.log.index import Index
+from headrace.log.interface import Whereabouts
 
 logger = logging.getLogger("headrace.log")
 _MAGIC_BYTES = MAGIC.to_bytes(4, "little")
@@ -299,6 +300,12 @@ class Segment:
             position = self._locate(offset, end_offset)
             data, at = b"", 0
         return batches
+
+    def whereabouts(self, offset: int) -> Whereabouts:
+        """From a batch at or before the offset to the end."""
+        position = min(self.index().position_of(offset), self.size)
+        identity = self._files.identity(self.handle())
+        return Whereabouts(self.path.absolute(), identity, position, self.size - position)
 
     def _load(self, position: int, length: int) -> bytes:
         return self._files.read_at(self.handle(), position, min(length, self.size - position))

@@ -25,8 +25,10 @@ from headrace.errors import (
     Unauthenticated,
     kind_of,
 )
+from headrace.files import machine
 from headrace.log import batch as batches
 from headrace.log.columns import pick
+from headrace.log.interface import Log
 from headrace.model import Receipt
 from headrace.server.members import Memberships, WireSink
 from headrace.server.operations import parse_position
@@ -325,18 +327,18 @@ class BinarySession:
 
             self._later(frame.sequence, poll(), ordered=False)
             return
+        if "direct" in properties and properties["direct"] == machine():
+            found = _whereabouts(log, offset)
+            if found is not None:
+                self._outbox.send(binary.encode(Type.BATCHES, frame.sequence, found))
+                return
         self._outbox.send_pieces(self._batches(frame.sequence, log, offset, size))
 
-    def _batches(self, sequence: int, log: Any, offset: int, size: int) -> list[bytes]:
+    def _batches(self, sequence: int, log: Log, offset: int, size: int) -> list[bytes]:
         """The answer to a fetch, in the pieces in which the log has it."""
         found = log.read(offset, size)
         pieces = [piece for batch in found for piece in (batch.header(), batch.body)]
-        properties = {
-            "status": "success",
-            "offset": str(offset),
-            "start_offset": str(log.start_offset),
-            "end_offset": str(log.end_offset),
-        }
+        properties = _bounds(log, offset)
         body_bytes = sum(map(len, pieces))
         return [binary.encode_start(Type.BATCHES, sequence, properties, body_bytes), *pieces]
 
@@ -547,6 +549,35 @@ def _delivery(properties: Mapping[str, str]) -> tuple[int, int]:
         number_of(_need(properties, "lease"), "lease"),
         number_of(_need(properties, "offset"), "offset"),
     )
+
+
+def _bounds(log: Log, offset: int) -> dict[str, str]:
+    """What every answer to a fetch says."""
+    return {
+        "status": "success",
+        "offset": str(offset),
+        "start_offset": str(log.start_offset),
+        "end_offset": str(log.end_offset),
+    }
+
+
+def _whereabouts(log: Log, offset: int) -> dict[str, str] | None:
+    """The answer to a fetch that points at a file (``client/direct.py``); None: there is none."""
+    if offset == log.end_offset:
+        return None
+    try:
+        found = log.whereabouts(offset)
+    except OSError:  # as reading it will find, and say
+        return None
+    if found is None:
+        return None
+    return {
+        **_bounds(log, offset),
+        "file": str(found.path),
+        "inode": found.identity,
+        "position": str(found.position),
+        "length": str(found.length),
+    }
 
 
 def _source(sink: WireSink) -> dict[str, str]:

@@ -25,6 +25,7 @@ Reading knows these options::
     schema               the fields of JSON values, as DDL ("id INT, name STRING")
     columns              only these columns, with commas between
     includeHeaders       false: no column headers (it is there by default)
+    directReads          false: through the socket even on the broker's own machine (true)
     timeout              seconds for which a broker that does not answer is waited for
 
 So that jobs written for Kafka port by changing the format's name, ``subscribe`` is ``topic`` and
@@ -63,6 +64,7 @@ READING = (
     *CONNECTION, "path", "topic", "startingOffsets", "endingOffsets", "startingTimestamp",
     "endingTimestamp", "maxOffsetsPerTrigger", "maxBytesPerTrigger", "minPartitions",
     "failOnDataLoss", "group", "valueFormat", "schema", "columns", "includeHeaders",
+    "directReads",
 )  # fmt: skip
 ALIASES = {"subscribe": "topic", "kafka.bootstrap.servers": "servers"}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\Z", re.IGNORECASE)
@@ -323,6 +325,7 @@ class SourceOptions:
     schema: str | None = None
     columns: tuple[str, ...] | None = None
     include_headers: bool = True
+    direct_reads: bool = True
     timeout: float = TIMEOUT_S_DEFAULT
 
     @classmethod
@@ -354,6 +357,7 @@ class SourceOptions:
             schema=schema,
             columns=given.names("columns"),
             include_headers=given.flag("includeHeaders", True),
+            direct_reads=given.flag("directReads", True),
             timeout=given.seconds("timeout", TIMEOUT_S_DEFAULT),
         )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -46,18 +47,19 @@ def open_store(options: SourceOptions) -> BrokerStore | DirectoryStore:
     if options.path is not None:
         return DirectoryStore(Path(options.path))
     assert options.connection is not None
-    return BrokerStore(options.connection)
+    return BrokerStore(options.connection, direct=options.direct_reads)
 
 
 # --- a live broker ----------------------------------------------------------------------------------
 class BrokerStore:
-    def __init__(self, connection: Connection):
+    def __init__(self, connection: Connection, *, direct: bool = True):
         self.connection = connection
+        self._direct = direct
         self._client: BrokerClient | None = None
         self._reader: BatchReader | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (BrokerStore, (self.connection,))
+        return (partial(BrokerStore, direct=self._direct), (self.connection,))
 
     def close(self) -> None:
         client, self._client = self._client, None
@@ -106,6 +108,7 @@ class BrokerStore:
                 token=self.connection.token,
                 tls=self.connection.tls_context(),
                 timeout=self.connection.timeout,
+                direct=self._direct,
             )
         return self._reader
 
