@@ -82,10 +82,9 @@ def test_retention_may_take_the_file(server: RunningServer, client: BrokerClient
         some = next(found)
         log = server.engine.partition("orders", 0).log
         server.call(log.drop_before, 500)
-        rest = []
+        rest: list[list[Batch]] = []
         with pytest.raises(errors.OffsetOutOfRange):
-            for batches in found:
-                rest.append(batches)
+            rest.extend(found)
         seen = values(iter([some, *rest]))
         assert 100 <= len(seen) < 500
         assert seen == stored[: len(seen)]
@@ -96,10 +95,9 @@ def test_what_was_not_promised_is_not_read(server: RunningServer, client: Broker
     stored = fill(client, 100)
     with BatchReader([server.address], timeout=5) as reader:
         found = reader.read("orders", 0, 0, 150)
-        seen = []
+        seen: list[list[Batch]] = []
         with pytest.raises(errors.OffsetOutOfRange, match="ends at 100"):
-            for batches in found:
-                seen.append(batches)
+            seen.extend(found)
         assert values(iter(seen)) == stored
 
 
@@ -114,10 +112,9 @@ def test_damage_is_left_to_the_broker(
     at = raw.index(stored[230])
     path.write_bytes(raw[:at] + b"?" + raw[at + 1 :])
     with BatchReader([server.address], timeout=5) as reader:
-        seen = []
+        seen: list[list[Batch]] = []
         with pytest.raises(errors.DataCorrupt, match=f"offsets 200 to {199 + each} "):
-            for batches in reader.read("orders", 0, 0, 600):
-                seen.append(batches)
+            seen.extend(reader.read("orders", 0, 0, 600))
         assert values(iter(seen)) == stored[:200]
 
 
