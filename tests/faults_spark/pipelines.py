@@ -114,5 +114,6 @@ PIPELINES = {
     "topic": Pipeline(_to_topic, _in_topic),
     "parquet": _table("parquet"),
     "delta": _table("delta"),
+    "iceberg": _table("iceberg"),
     "archive": Pipeline(_to_archive, _in_archive),
 }

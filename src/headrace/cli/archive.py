@@ -29,7 +29,7 @@ from headrace.cli.spark_work import (
     run_job,
     sparkling,
     watched,
-    where,
+    where_of,
 )
 from headrace.errors import InvalidArgument
 
@@ -93,7 +93,7 @@ def run(
     from headrace.spark.lake.tables import kind_of
 
     kind = format_ or kind_of(directory_of(to)) or "parquet"
-    source = where(server, token, ca)
+    source = where_of(server, token, ca)
     with connected(server, token, ca) as client:
         client.positions(list(topics))  # a topic that is not there is said before Spark starts
 
@@ -149,7 +149,7 @@ def verify(
     from headrace.spark.builtin.verifying import verify as compare
     from headrace.spark.lake import describe
 
-    source = where(server, token, ca, data_dir)
+    source = where_of(server, token, ca, data_dir)
     describe(path)  # a table that is not there is said before Spark starts
     if data_dir is None:
         with connected(server, token, ca):

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
 
 from headrace.cli.connecting import (
     AsJson,
@@ -25,8 +20,6 @@ from headrace.cli.connecting import (
     Token,
     address,
     connected,
-    console,
-    count_of,
     print_json,
     print_rows,
     request_timeout,
@@ -34,6 +27,8 @@ from headrace.cli.connecting import (
     text_of,
     when,
 )
+from headrace.cli.job_progress import Signals, display, signals
+from headrace.cli.spark_work import Conf, Master, check_installed, settings_of
 from headrace.client.threads import BrokerClient
 from headrace.errors import HeadraceError, InvalidArgument
 
@@ -51,18 +46,6 @@ File = Annotated[Path, typer.Argument(metavar="FILE", help="A .toml or .py file.
 Names = Annotated[
     list[str] | None, typer.Argument(metavar="[NAME]...", help="Only these; default: all of it.")
 ]
-Master = Annotated[
-    str | None,
-    typer.Option(
-        "--master", envvar="HEADRACE_SPARK_MASTER", help="A Spark cluster; default: this machine."
-    ),
-]
-Conf = Annotated[
-    list[str] | None,
-    typer.Option("--conf", metavar="NAME=VALUE", help="A setting of Spark; may be repeated."),
-]
-TELL_S = 10.0
-"""How often a line is written where there is no terminal."""
 errors = Console(stderr=True)
 
 
@@ -111,7 +94,6 @@ def run(
 
       headrace pipeline run orders.py --master spark://10.0.0.5:7077 --checkpoint-dir /shared/state
     """
-    from headrace.cli.spark_work import check_installed
     from headrace.spark.pipelines.files import load
 
     check_installed()
@@ -121,13 +103,13 @@ def run(
     connection = _connection(declared, server, token, ca)
     setting = _prepared(connection, chosen)
     with (
-        _signals() as signals,
+        signals() as asked,
         _session(declared, master, conf, ui=ui, log=_log_file(declared, log)) as spark,
     ):
-        signals.take_over()  # Spark has put its own in place
+        asked.take_over()  # Spark has put its own in place
         for path in py_files or ():
             spark.sparkContext.addPyFile(path)
-        ended = _run(spark, chosen, base, setting, connection, once, signals)
+        ended = _run(spark, chosen, base, setting, connection, once, asked)
     failed = [job for job in ended if job.state == "failed"]
     for job in failed:
         print(f"headrace: pipeline {job.name} failed: {job.error}", file=sys.stderr)
@@ -141,7 +123,7 @@ def _run(
     setting: Setting,
     connection: Connection,
     once: bool,
-    signals: _Signals,
+    asked: Signals,
 ) -> list[RunningJob]:
     from headrace.spark.connecting import connect
     from headrace.spark.pipelines.reporting import Reporter
@@ -149,16 +131,18 @@ def _run(
 
     plans = _plans(spark, chosen, base, setting)
     reporter = Reporter(lambda: connect(connection))
-    with _display(plans) as display:
+    for each in chosen:
+        say(f"{each.name}: {', '.join(map(str, each.inputs))} to {each.to}")
+    with display() as shown:
         runner = Runner(
             [PipelineJob(plan) for plan in plans],
             once=once or all(each.is_once for each in chosen),
             reporter=reporter,
-            on_look=display.show,
+            on_look=shown.show,
         )
-        signals.tell(runner.stop)
+        asked.tell(runner.stop)
         ended = runner.run()
-        display.end(ended)
+        shown.end(ended)
     return ended
 
 
@@ -249,11 +233,7 @@ def _session(
     from headrace.spark.sessions import is_active, session
 
     given = dict(declared.spark)
-    for text in conf or ():
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise InvalidArgument(f"{text!r} is not NAME=VALUE; --conf takes spark.some.setting=3")
-        given[name] = value
+    given |= settings_of(conf)
     name = f"headrace {declared.path.name}"
     is_ours = not is_active()
     with errors.status("starting Spark"):
@@ -278,138 +258,6 @@ def _log_file(declared: PipelineFile, given: str | None) -> Path | None:
     except OSError:
         return None
     return path
-
-
-class _Signals:
-    """SIGINT and SIGTERM ask for an end; the second time they mean it."""
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._stop: Any = None
-        self._before: dict[signal.Signals, Any] = {}
-
-    def take_over(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            before = signal.signal(number, self._heard)
-            self._before.setdefault(number, before)
-
-    def give_back(self) -> None:
-        for number, before in self._before.items():
-            signal.signal(number, before)
-
-    def tell(self, stop: Any) -> None:
-        self._stop = stop
-        if self._count:
-            stop(now=self._count > 1)
-
-    def _heard(self, number: int, frame: FrameType | None) -> None:
-        self._count += 1
-        if self._stop is None:
-            if number == signal.SIGINT:
-                raise KeyboardInterrupt  # nothing has begun
-            raise SystemExit(0)
-        self._stop(now=self._count > 1)
-
-
-@contextmanager
-def _signals() -> Iterator[_Signals]:
-    signals = _Signals()
-    signals.take_over()
-    try:
-        yield signals
-    finally:
-        signals.give_back()
-
-
-# --- the progress ---------------------------------------------------------------------------------
-class _Lines:
-    """Progress where there is no terminal: a line now and then, which a log can keep."""
-
-    def __init__(self, plans: Sequence[Plan]):
-        self._told: dict[str, tuple[float, Any]] = {}
-        for plan in plans:
-            each = plan.pipeline
-            say(f"{each.name}: {', '.join(map(str, each.inputs))} to {each.to}")
-
-    def show(self, jobs: Sequence[RunningJob]) -> None:
-        now = time.monotonic()
-        for job in jobs:
-            for query in job.document()["queries"]:
-                last, told = self._told.get(query["name"], (now - TELL_S, None))
-                if now - last >= TELL_S and query.get("batch_id", -1) not in (-1, told):
-                    self._told[query["name"]] = (now, query["batch_id"])
-                    say(_line(query))
-
-    def end(self, jobs: Sequence[RunningJob]) -> None:
-        for job in jobs:
-            say(_last_line(job))
-
-
-class _Screen(_Lines):
-    """Progress on a terminal: a row for each query, kept up to date."""
-
-    def __init__(self, plans: Sequence[Plan], live: Live):
-        super().__init__(plans)
-        self._live = live
-        self._last = 0.0
-
-    def show(self, jobs: Sequence[RunningJob]) -> None:
-        now = time.monotonic()
-        if now - self._last > 0.25:
-            self._last = now
-            self._live.update(_progress_table(jobs))
-
-
-@contextmanager
-def _display(plans: Sequence[Plan]) -> Iterator[_Lines]:
-    if not console.is_terminal:
-        yield _Lines(plans)
-        return
-    with Live(console=console, auto_refresh=True, refresh_per_second=4, transient=True) as live:
-        yield _Screen(plans, live)
-
-
-def _progress_table(jobs: Sequence[RunningJob]) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for title in ("query", "state"):
-        table.add_column(title)
-    for title in ("batch", "rows", "rows/s", "behind", "dead letters", "last batch"):
-        table.add_column(title, justify="right")
-    for job in jobs:
-        document = job.document()
-        state = "stopping" if job.is_stopping and job.state == "running" else document["state"]
-        for query in document["queries"]:
-            lag = query.get("lag")
-            table.add_row(
-                Text(query["name"]),
-                Text(state),
-                f"{query.get('batch_id', -1):,}" if query.get("batch_id", -1) >= 0 else "-",
-                f"{query.get('input_rows_total', 0):,}",
-                f"{query.get('input_rows_per_second', 0):,.0f}",
-                "-" if lag is None else f"{lag:,}",
-                f"{query.get('dead_letters', 0):,}",
-                f"{query.get('trigger_ms', 0):,.0f} ms",
-            )
-    return table
-
-
-def _line(query: dict[str, Any]) -> str:
-    behind = "" if query.get("lag") is None else f", {query['lag']:,} behind"
-    dead = query.get("dead_letters", 0)
-    letters = f", {count_of(dead, 'dead letter')}" if dead else ""
-    return (
-        f"{query['name']}: batch {query.get('batch_id', -1)}, "
-        f"{count_of(query.get('input_rows_total', 0), 'row')}, "
-        f"{query.get('input_rows_per_second', 0):,.0f} rows/s{behind}{letters}"
-    )
-
-
-def _last_line(job: RunningJob) -> str:
-    queries = job.document()["queries"]
-    rows = max([query.get("input_rows_total", 0) for query in queries], default=0)
-    dead = sum(query.get("dead_letters", 0) for query in queries)
-    letters = f", {count_of(dead, 'dead letter')}" if dead else ""
-    return f"{job.name} {job.state}: {count_of(rows, 'row')}{letters}"
 
 
 # --- looking at files -------------------------------------------------------------------------------
@@ -457,7 +305,6 @@ def validate(
 
       headrace pipeline validate orders.toml
     """
-    from headrace.cli.spark_work import check_installed
     from headrace.spark.pipelines.files import load
     from headrace.spark.pipelines.sections import InvalidPipeline
 

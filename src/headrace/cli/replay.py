@@ -19,8 +19,8 @@ from rich.progress import (
 )
 
 from headrace.cli.connecting import Ca, Server, Token, connected, count_of, say
-from headrace.cli.pipeline import TELL_S, _signals
-from headrace.cli.spark_work import Conf, Log, Master, check_installed, errors, sparkling, where
+from headrace.cli.job_progress import TELL_S, signals
+from headrace.cli.spark_work import Conf, Log, Master, check_installed, errors, sparkling, where_of
 from headrace.errors import TopicNotFound
 
 if TYPE_CHECKING:
@@ -113,11 +113,11 @@ def replay(
     say(f"replay {name}: {request.source} to {to}; if it is interrupted, {again}")
 
     stop = threading.Event()
-    with _signals() as signals, sparkling("replay", master, conf, log) as spark:
+    with signals() as asked, sparkling("replay", master, conf, log) as spark:
         from headrace.spark.builtin.replay import replay as run
 
-        signals.take_over()  # Spark has put its own in place
-        signals.tell(lambda now: stop.set())
+        asked.take_over()  # Spark has put its own in place
+        asked.tell(lambda now: stop.set())
         with _shown(name) as tell:
             done = run(
                 spark,
@@ -131,7 +131,7 @@ def replay(
                 name=name,
                 keep_timestamps=keep_timestamps,
                 partition=partition,
-                connection=where(server, token, ca),
+                connection=where_of(server, token, ca),
                 state=None if state is None else str(state),
                 tell=tell,
                 stop=stop,

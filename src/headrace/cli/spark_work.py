@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -14,21 +13,29 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
-from rich.live import Live
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from headrace.cli.connecting import console, count_of, say
-from headrace.cli.pipeline import TELL_S, Conf, Master, _last_line, _line, _progress_table, _signals
-from headrace.cli.sql import _settings, _where
+from headrace.cli.connecting import address, count_of, request_timeout
+from headrace.cli.job_progress import display, signals
 from headrace.errors import HeadraceError, InvalidArgument
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from headrace.spark.pipelines.running import Job, RunningJob
+    from headrace.spark.pipelines.running import Job
 
 Result = TypeVar("Result")
 errors = Console(stderr=True)
+Master = Annotated[
+    str | None,
+    typer.Option(
+        "--master", envvar="HEADRACE_SPARK_MASTER", help="A Spark cluster; default: this machine."
+    ),
+]
+Conf = Annotated[
+    list[str] | None,
+    typer.Option("--conf", metavar="NAME=VALUE", help="A setting of Spark; may be repeated."),
+]
 Once = Annotated[bool, typer.Option("--once", help="Do what is there now, then end; for cron.")]
 Format = Annotated[
     str | None, typer.Option("--format", "-f", metavar="KIND", help="parquet, delta or iceberg.")
@@ -39,14 +46,37 @@ Log = Annotated[
         "--log", help="A file for what Spark says; default on a terminal: a temporary one."
     ),
 ]
-__all__ = ["Conf", "Log", "Master", "Once", "run_job", "sparkling", "watched", "where"]
 
 
-def where(
-    server: str | None, token: str | None, ca: str | None, data_dir: Path | None = None
+def where_of(
+    server: str | None, token: str | None, ca: str | None, path: Path | None = None
 ) -> dict[str, str]:
     """Where the log is, as ``format("headrace")`` takes it."""
-    return _where(data_dir, server, token, ca)
+    if path is not None:
+        return {"path": str(path)}
+    host, port, tls = address(server)
+    if ":" in host:
+        host = f"[{host}]"
+    where = {
+        "servers": f"{'tls' if tls else 'tcp'}://{host}:{port}",
+        "timeout": f"{request_timeout():g}",
+    }
+    if token:
+        where["token"] = token
+    if ca:
+        where["ca"] = ca
+    return where
+
+
+def settings_of(conf: Sequence[str] | None) -> dict[str, Any]:
+    """What ``--conf`` says."""
+    found: dict[str, Any] = {}
+    for pair in conf or ():
+        name, equals, value = pair.partition("=")
+        if not equals or not name.startswith("spark."):
+            raise InvalidArgument(f"--conf takes spark.NAME=VALUE, not {pair!r}")
+        found[name] = value
+    return found
 
 
 def check_installed() -> None:
@@ -68,7 +98,7 @@ def sparkling(
 
     from headrace.spark.sessions import session
 
-    settings = _settings(conf)
+    settings = settings_of(conf)
     folder = Path(tempfile.mkdtemp(prefix="headrace-"))
     place = log or (folder / "spark.log" if errors.is_terminal else None)
     is_ours = SparkContext._active_spark_context is None
@@ -117,22 +147,6 @@ def watched(spark: SparkSession, text: str, work: Callable[[], Result]) -> Resul
 
 
 # --- jobs that run on -----------------------------------------------------------------------------
-class _Lines:
-    """A line now and then, which a log can keep."""
-
-    def __init__(self) -> None:
-        self._told: dict[str, tuple[float, Any]] = {}
-
-    def show(self, jobs: Sequence[RunningJob]) -> None:
-        now = time.monotonic()
-        for job in jobs:
-            for query in job.document()["queries"]:
-                last, told = self._told.get(query["name"], (now - TELL_S, None))
-                if now - last >= TELL_S and query.get("batch_id", -1) not in (-1, told):
-                    self._told[query["name"]] = (now, query["batch_id"])
-                    say(_line(query))
-
-
 def run_job(
     job_of: Callable[[SparkSession], Job],
     *,
@@ -150,25 +164,15 @@ def run_job(
     from headrace.spark.pipelines.running import Runner
 
     connection = Connection.of(Given(source))
-    with _signals() as signals, sparkling(name, master, conf, log) as spark:
-        signals.take_over()  # Spark has put its own in place
+    with signals() as asked, sparkling(name, master, conf, log) as spark:
+        asked.take_over()  # Spark has put its own in place
         reporter = Reporter(lambda: connect(connection))
         job = job_of(spark)
-        if console.is_terminal:
-            with Live(console=console, refresh_per_second=4, transient=True) as live:
-                runner = Runner(
-                    [job],
-                    once=once,
-                    reporter=reporter,
-                    on_look=lambda jobs: live.update(_progress_table(jobs)),
-                )
-                signals.tell(runner.stop)
-                [ended] = runner.run()
-        else:
-            runner = Runner([job], once=once, reporter=reporter, on_look=_Lines().show)
-            signals.tell(runner.stop)
+        with display() as shown:
+            runner = Runner([job], once=once, reporter=reporter, on_look=shown.show)
+            asked.tell(runner.stop)
             [ended] = runner.run()
-    say(_last_line(ended))
+            shown.end([ended])
     if ended.state == "failed":
         print(f"headrace: {ended.name} failed: {ended.error}", file=sys.stderr)
         raise typer.Exit(1)

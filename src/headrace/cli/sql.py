@@ -24,7 +24,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from headrace.cli.connecting import Ca, Server, Token, address, count_of, request_timeout, size
+from headrace.cli.connecting import Ca, Server, Token, count_of, size
+from headrace.cli.spark_work import settings_of, where_of
 from headrace.errors import HeadraceError, InvalidArgument
 
 if TYPE_CHECKING:
@@ -116,10 +117,10 @@ def sql(
     Without a query it is a prompt; a statement ends with a semicolon, \\? says more. Statements from
     a pipe are run one by one.
     """
-    spark_settings = _settings(conf)
+    spark_settings = settings_of(conf)
     if as_json and format_ not in (None, "json"):
         raise InvalidArgument("--json is --format json; give one of them")
-    where = _where(path, server, token, ca)
+    where = where_of(server, token, ca, path)
     _check_installed()
     from headrace.spark.sql_catalog import Catalog
     from headrace.spark.sql_output import format_of
@@ -161,36 +162,6 @@ def _run(work: Work, given: list[str] | None) -> None:
         prompt(work)
     else:
         from_pipe(work)
-
-
-def _where(
-    path: Path | None, server: str | None, token: str | None, ca: str | None
-) -> dict[str, str]:
-    """As the source takes it."""
-    if path is not None:
-        return {"path": str(path)}
-    host, port, tls = address(server)
-    if ":" in host:
-        host = f"[{host}]"
-    where = {
-        "servers": f"{'tls' if tls else 'tcp'}://{host}:{port}",
-        "timeout": f"{request_timeout():g}",
-    }
-    if token:
-        where["token"] = token
-    if ca:
-        where["ca"] = ca
-    return where
-
-
-def _settings(conf: list[str] | None) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for pair in conf or ():
-        name, equals, value = pair.partition("=")
-        if not equals or not name.startswith("spark."):
-            raise InvalidArgument(f"--conf takes spark.NAME=VALUE, not {pair!r}")
-        found[name] = value
-    return found
 
 
 def _check_installed() -> None:

@@ -23,7 +23,7 @@ from headrace.cli.connecting import (
     say,
     size,
 )
-from headrace.cli.pipeline import _signals
+from headrace.cli.job_progress import signals
 from headrace.cli.spark_work import (
     Conf,
     Format,
@@ -32,7 +32,7 @@ from headrace.cli.spark_work import (
     Once,
     check_installed,
     sparkling,
-    where,
+    where_of,
 )
 from headrace.errors import InvalidArgument, NotFound, TopicNotFound
 
@@ -100,14 +100,14 @@ def run(
     now_ms = time.time_ns() // 1_000_000
     since_ms = 0 if since is None else moment_ms("--since", since, now_ms)
     wanted = topics or [">"]
-    source = where(server, token, ca)
+    source = where_of(server, token, ca)
     connection = Connection.of(Given(source))
     with connected(server, token, ca) as client:
         client.positions(list(wanted))  # a topic that is not there is said before Spark starts
         outputs = _outputs(client, to, to_topic, format_, name)
         sink = ", ".join(map(str, outputs))
-        with _signals() as signals, sparkling("traffic", master, conf, log) as spark:
-            signals.take_over()  # Spark has put its own in place
+        with signals() as asked, sparkling("traffic", master, conf, log) as spark:
+            asked.take_over()  # Spark has put its own in place
             work = Traffic(spark, source, wanted, outputs, since_ms=since_ms, delay_s=delay)
             rounds = Rounds(
                 spark,
@@ -118,7 +118,7 @@ def run(
                 once=once,
                 on_round=_told,
             )
-            signals.tell(rounds.stop)
+            asked.tell(rounds.stop)
             rounds.run(Reporter(lambda: connect(connection)))
     say(f"{name} {rounds.state}: {count_of(rounds.rows, 'row')} to {sink}")
     if rounds.state == "failed":

@@ -38,6 +38,7 @@ from headrace.spark.lake.table import directory_of
 from headrace.spark.lake.tables import kind_of, open_table
 from headrace.spark.options import SourceOptions
 from headrace.spark.positions import Known, Positions
+from headrace.spark.registering import active
 from headrace.spark.stores import open_store
 
 if TYPE_CHECKING:
@@ -82,13 +83,13 @@ def start(
     table = {**(options or {}), "path": path, "kind": kind, "partition_by": ",".join(partition_by)}
     chosen = lake.Options.of({"offsets": True, **table})
     open_table(chosen).prepare(ARCHIVE)
-    spark.dataSource.register(ArchiveSource)
-    text = source_text(given)
-    records = spark.readStream.format(FORMAT).option("source", text).load()
-    writer = records.writeStream.format(FORMAT).option("source", text)
-    writer = writer.options(**chosen.as_options(), checkpointLocation=checkpoint)
-    writer = writer.queryName(f"{group}-{directory_of(path).name}").outputMode("append")
-    return writer.trigger(**(trigger or {"processingTime": TRIGGER})).start()
+    with active(spark, ArchiveSource):
+        text = source_text(given)
+        records = spark.readStream.format(FORMAT).option("source", text).load()
+        writer = records.writeStream.format(FORMAT).option("source", text)
+        writer = writer.options(**chosen.as_options(), checkpointLocation=checkpoint)
+        writer = writer.queryName(f"{group}-{directory_of(path).name}").outputMode("append")
+        return writer.trigger(**(trigger or {"processingTime": TRIGGER})).start()
 
 
 def default_checkpoint(path: str, group: str) -> str:

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.spark.handing_over import unmeasured
 from headrace.spark.lake.offsets import Offsets, Span
 from headrace.spark.lake.table import KEEP_S, KINDS, Compacted, Description, Options
+from headrace.spark.registering import active
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -74,14 +75,16 @@ def start(
     ``{"availableNow": True}``. ``options`` are those of :class:`Options`. The table is made, or
     checked against the rows, before the query starts.
     """
+    from headrace.spark.lake.sink import FORMAT, LakeSource
+
     chosen = prepare(df, path=path, kind=kind, partition_by=partition_by, options=options)
     given = chosen.as_options() | {"checkpointLocation": checkpoint}
-    writer = df.writeStream.format(_format(df.sparkSession)).options(**given).outputMode("append")
+    writer = df.writeStream.format(FORMAT).options(**given).outputMode("append")
     if name is not None:
         writer = writer.queryName(name)
     if trigger:
         writer = writer.trigger(**trigger)
-    with unmeasured(df.sparkSession):
+    with active(df.sparkSession, LakeSource), unmeasured(df.sparkSession):
         return writer.start()
 
 
@@ -94,9 +97,11 @@ def write(
     options: Mapping[str, Any] | None = None,
 ) -> None:
     """Add the rows of a batch in one commit. Repeated with the same ``app_id`` it adds nothing."""
+    from headrace.spark.lake.sink import FORMAT, LakeSource
+
     chosen = prepare(df, path=path, kind=kind, partition_by=partition_by, options=options)
-    writer = df.write.format(_format(df.sparkSession)).options(**chosen.as_options())
-    with unmeasured(df.sparkSession):
+    writer = df.write.format(FORMAT).options(**chosen.as_options())
+    with active(df.sparkSession, LakeSource), unmeasured(df.sparkSession):
         writer.mode("append").save()
 
 
@@ -184,11 +189,3 @@ def _options(
 ) -> Options:
     given = {"path": path, "kind": kind, "partition_by": ",".join(partition_by)}
     return Options.of({**(options or {}), **given})
-
-
-def _format(spark: SparkSession) -> str:
-    """The sink's name; Spark is told of it here."""
-    from headrace.spark.lake.sink import FORMAT, LakeSource
-
-    spark.dataSource.register(LakeSource)
-    return FORMAT

@@ -27,9 +27,9 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from headrace.errors import HeadraceError, InvalidArgument, refused_by_disk
-from headrace.files import Files
+from headrace.spark.checkpoints import sync_offsets
 from headrace.spark.lake import schemas
-from headrace.spark.lake.table import KEEP_S, DataFile, Options, Table, directory_of
+from headrace.spark.lake.table import KEEP_S, DataFile, Options, Table
 from headrace.spark.lake.tables import open_table
 from headrace.spark.lake.writing import FileWriter
 
@@ -139,7 +139,7 @@ class LakeStreamWriter(_Writing, DataSourceStreamArrowWriter):
             )
         table = open_table(self.options)
         try:
-            sync_checkpoint(self.options.checkpoint, batchId)
+            sync_offsets(self.options.checkpoint, batchId)
             is_new = table.commit(app_id, batchId, files)
         except OSError as error:
             raise refused_by_disk(error) from error
@@ -167,29 +167,6 @@ class LakeWriter(_Writing, DataSourceArrowWriter):
         files = self._files(messages)
         if files:
             open_table(self.options).forget(files)
-
-
-def sync_checkpoint(checkpoint: str | None, number: int) -> None:
-    """Spark does not sync its checkpoint. What a batch reads must be on disk before the table has it:
-
-    after a power cut the query would else plan that batch anew, perhaps larger, and the table would
-    take it for the one it has.
-    """
-    if checkpoint is None:
-        return
-    try:
-        directory = directory_of(checkpoint)
-    except InvalidArgument:
-        return  # on a store of its own, which has its own promises
-    files = Files()
-    for path in (directory / "metadata", directory / "offsets" / str(number)):
-        if path.is_file():
-            handle = files.open(path)
-            try:
-                files.sync(handle)
-            finally:
-                handle.close()
-            files.sync_directory(path.parent)
 
 
 def upkeep(table: Table, number: int) -> None:

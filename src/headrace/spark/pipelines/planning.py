@@ -42,6 +42,7 @@ from headrace.spark.pipelines.files import importing_from
 from headrace.spark.pipelines.outputs import DEAD
 from headrace.spark.pipelines.pruning import Used, used_columns
 from headrace.spark.pipelines.trouble import analysed
+from headrace.spark.registering import active
 from headrace.spark.sink import SinkOptions
 
 if TYPE_CHECKING:
@@ -74,7 +75,6 @@ class Query:
     options: Mapping[str, str]
 
     def start(self, trigger: Mapping[str, Any]) -> StreamingQuery:
-        _make_active(self.rows.sparkSession)
         if isinstance(self.to, TableOutput):
             from headrace.spark import lake
 
@@ -93,7 +93,8 @@ class Query:
         writer = writer.queryName(self.name).outputMode(self.mode)
         if trigger:
             writer = writer.trigger(**trigger)
-        with unmeasured(self.rows.sparkSession):  # every message has a column of headers
+        session = self.rows.sparkSession
+        with active(session), unmeasured(session):  # every message has a column of headers
             return writer.start()
 
 
@@ -101,12 +102,6 @@ class Query:
 class Plan:
     pipeline: Pipeline
     queries: tuple[Query, ...]
-
-
-def _make_active(spark: SparkSession) -> None:
-    """Spark looks for data sources in the session that is active, not in that of the query."""
-    jvm: Any = spark._jvm
-    jvm.SparkSession.setActiveSession(spark._jsparkSession)
 
 
 def plan(

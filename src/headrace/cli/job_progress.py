@@ -1,0 +1,152 @@
+"""What is shown of jobs that run on, and how they are asked to end; for all commands that have some."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from headrace.cli.connecting import console, count_of, say
+
+if TYPE_CHECKING:
+    from headrace.spark.pipelines.running import RunningJob
+
+TELL_S = 10.0
+"""How often a line is written where there is no terminal."""
+
+
+# --- signals ----------------------------------------------------------------------------------------
+class Signals:
+    """SIGINT and SIGTERM ask for an end; the second time they mean it."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._stop: Any = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    def take_over(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            before = signal.signal(number, self._heard)
+            self._before.setdefault(number, before)
+
+    def give_back(self) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, before)
+
+    def tell(self, stop: Any) -> None:
+        self._stop = stop
+        if self._count:
+            stop(now=self._count > 1)
+
+    def _heard(self, number: int, frame: FrameType | None) -> None:
+        self._count += 1
+        if self._stop is None:
+            if number == signal.SIGINT:
+                raise KeyboardInterrupt  # nothing has begun
+            raise SystemExit(0)
+        self._stop(now=self._count > 1)
+
+
+@contextmanager
+def signals() -> Iterator[Signals]:
+    found = Signals()
+    found.take_over()
+    try:
+        yield found
+    finally:
+        found.give_back()
+
+
+# --- the progress ---------------------------------------------------------------------------------
+class Lines:
+    """Progress where there is no terminal: a line now and then, which a log can keep."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, tuple[float, Any]] = {}
+
+    def show(self, jobs: Sequence[RunningJob]) -> None:
+        now = time.monotonic()
+        for job in jobs:
+            for query in job.document()["queries"]:
+                last, told = self._told.get(query["name"], (now - TELL_S, None))
+                if now - last >= TELL_S and query.get("batch_id", -1) not in (-1, told):
+                    self._told[query["name"]] = (now, query["batch_id"])
+                    say(line_of(query))
+
+    def end(self, jobs: Sequence[RunningJob]) -> None:
+        for job in jobs:
+            say(last_line(job))
+
+
+class Screen(Lines):
+    """Progress on a terminal: a row for each query, kept up to date."""
+
+    def __init__(self, live: Live):
+        super().__init__()
+        self._live = live
+        self._last = 0.0
+
+    def show(self, jobs: Sequence[RunningJob]) -> None:
+        now = time.monotonic()
+        if now - self._last > 0.25:
+            self._last = now
+            self._live.update(progress_table(jobs))
+
+
+@contextmanager
+def display() -> Iterator[Lines]:
+    if not console.is_terminal:
+        yield Lines()
+        return
+    with Live(console=console, auto_refresh=True, refresh_per_second=4, transient=True) as live:
+        yield Screen(live)
+
+
+def progress_table(jobs: Sequence[RunningJob]) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for title in ("query", "state"):
+        table.add_column(title)
+    for title in ("batch", "rows", "rows/s", "behind", "dead letters", "last batch"):
+        table.add_column(title, justify="right")
+    for job in jobs:
+        document = job.document()
+        state = "stopping" if job.is_stopping and job.state == "running" else document["state"]
+        for query in document["queries"]:
+            lag = query.get("lag")
+            table.add_row(
+                Text(query["name"]),
+                Text(state),
+                f"{query.get('batch_id', -1):,}" if query.get("batch_id", -1) >= 0 else "-",
+                f"{query.get('input_rows_total', 0):,}",
+                f"{query.get('input_rows_per_second', 0):,.0f}",
+                "-" if lag is None else f"{lag:,}",
+                f"{query.get('dead_letters', 0):,}",
+                f"{query.get('trigger_ms', 0):,.0f} ms",
+            )
+    return table
+
+
+def line_of(query: dict[str, Any]) -> str:
+    behind = "" if query.get("lag") is None else f", {query['lag']:,} behind"
+    dead = query.get("dead_letters", 0)
+    letters = f", {count_of(dead, 'dead letter')}" if dead else ""
+    return (
+        f"{query['name']}: batch {query.get('batch_id', -1)}, "
+        f"{count_of(query.get('input_rows_total', 0), 'row')}, "
+        f"{query.get('input_rows_per_second', 0):,.0f} rows/s{behind}{letters}"
+    )
+
+
+def last_line(job: RunningJob) -> str:
+    queries = job.document()["queries"]
+    rows = max([query.get("input_rows_total", 0) for query in queries], default=0)
+    dead = sum(query.get("dead_letters", 0) for query in queries)
+    letters = f", {count_of(dead, 'dead letter')}" if dead else ""
+    return f"{job.name} {job.state}: {count_of(rows, 'row')}{letters}"
