@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from headrace.spark.builtin.replay import Progress as Far
     from headrace.spark.builtin.replay_plan import Request
+    from headrace.spark.builtin.replay_report import ReplayReport
 
 
 def replay(
@@ -118,7 +119,15 @@ def replay(
 
         asked.take_over()  # Spark has put its own in place
         asked.tell(lambda now: stop.set())
-        with _shown(name) as tell:
+        with (
+            _shown(name) as tell,
+            _reported(name, request, where_of(server, token, ca), stop) as report,
+        ):
+
+            def told(far: Far) -> None:
+                tell(far)
+                report.tell(far)
+
             done = run(
                 spark,
                 source,
@@ -133,9 +142,11 @@ def replay(
                 partition=partition,
                 connection=where_of(server, token, ca),
                 state=None if state is None else str(state),
-                tell=tell,
+                tell=told,
                 stop=stop,
             )
+            report.tell(done)
+            report.ended("finished" if done.is_finished else "stopped")
     if done.is_finished:
         say(f"replay {name} is done: {count_of(done.rows, 'record')} written to {to}")
         return
@@ -144,6 +155,29 @@ def replay(
         f"{again}"
     )
     raise typer.Exit(1)
+
+
+@contextmanager
+def _reported(
+    name: str, request: Request, where: dict[str, str], stop: threading.Event
+) -> Iterator[ReplayReport]:
+    """The broker hears how it gets on, and may ask for its end (``headrace pipeline stop``)."""
+    from headrace.spark.builtin.replay_report import ReplayReport
+    from headrace.spark.connecting import connect
+    from headrace.spark.options import Connection, Given
+    from headrace.spark.pipelines.reporting import Reporter
+
+    connection = Connection.of(Given(where))
+    report = ReplayReport(name, request.source, request.to, stop)
+    reporter = Reporter(lambda: connect(connection))
+    reporter.start([report])
+    try:
+        yield report
+    except BaseException as error:
+        report.ended("failed", str(error) or type(error).__name__)
+        raise
+    finally:
+        reporter.close()
 
 
 def _look(request: Request, server: str | None, token: str | None, ca: str | None) -> None:

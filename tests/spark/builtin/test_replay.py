@@ -84,8 +84,9 @@ def test_a_topic_interrupted_and_resumed(
         replay(spark, "orders", "copy", **given)
 
 
+@pytest.mark.parametrize("kind", ["parquet", "delta", "iceberg"])
 def test_a_table(
-    spark: SparkSession, server: RunningServer, client: BrokerClient, tmp_path: Path
+    spark: SparkSession, server: RunningServer, client: BrokerClient, tmp_path: Path, kind: str
 ) -> None:
     """What was archived comes back where it was, with its times, though the topic is gone."""
     from headrace.spark.builtin import archive
@@ -97,7 +98,7 @@ def test_a_table(
     connection = {"servers": f"{server.host}:{server.port}"}
     table = str(tmp_path / "table")
     query = archive.start(
-        spark, ["orders"], path=table, source=connection, trigger={"availableNow": True}
+        spark, ["orders"], path=table, kind=kind, source=connection, trigger={"availableNow": True}
     )
     query.awaitTermination(120)
     before = everything(client, "orders")
@@ -119,6 +120,40 @@ def test_a_table(
         (m.partition, m.value, m.timestamp) for m in before if int(m.value) >= 20
     ]
     assert after[0].headers[FROM_HEADER] == "orders/0@10"
+
+
+@pytest.mark.parametrize("of_table", [False, True], ids=["topic", "table"])
+def test_a_range_of_time(
+    spark: SparkSession, server: RunningServer, client: BrokerClient, tmp_path: Path, of_table: bool
+) -> None:
+    """From the first record that is not older than the one time, to before the other."""
+    from headrace.spark.builtin import archive
+
+    client.create_topic("orders", 2)
+    start = 1_700_000_000_000
+    for number in range(40):
+        client.publish_many(
+            "orders", [b"%d" % number], partition=number % 2, timestamps=[start + 1000 * number]
+        )
+    connection = {"servers": f"{server.host}:{server.port}"}
+    source = "orders"
+    if of_table:
+        source = str(tmp_path / "table")
+        archive.start(
+            spark, ["orders"], path=source, source=connection, trigger={"availableNow": True}
+        ).awaitTermination(120)
+    done = replay(
+        spark,
+        source,
+        "copy",
+        since="2023-11-14T22:13:30Z",  # ten seconds behind the first
+        until=f"@{start + 25_000}",
+        connection=connection,
+        state=str(tmp_path / "state"),
+    )
+    assert done.is_finished
+    assert done.rows == 15
+    assert sorted(int(m.value) for m in everything(client, "copy")) == list(range(10, 25))
 
 
 def test_into_itself_by_offsets(

@@ -30,6 +30,9 @@ def test_a_replay_and_the_same_again(
     ran = headrace(*command, "--rate", "1000/s", "--name", "once")
     assert ran.code == 0, ran.err
     assert ran.lines[-1] == "replay once is done: 5 records written to copy"
+    [known] = client.pipelines()
+    assert (known["name"], known["state"]) == ("replay-once", "finished")
+    assert known["queries"][0]["input_rows_total"] == 10
     again = headrace(*command, "--name", "once")
     assert again.lines[-1] == ran.lines[-1]
     found = client.fetch("copy", 0, 100)
