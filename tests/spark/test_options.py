@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import InvalidArgument
-from headrace.spark.options import Connection, Given, Place, SourceOptions, parse_place
+from headrace.spark.options import INSTEAD, Connection, Given, Place, SourceOptions, parse_place
 
 
 def source(**options: object) -> SourceOptions:
@@ -60,12 +60,26 @@ def test_names_are_not_case_sensitive_and_values_are_checked() -> None:
 def test_a_job_for_kafka_needs_few_changes(caplog: pytest.LogCaptureFixture) -> None:
     """Two of Kafka's names mean the same here; others of its client are named in a warning."""
     options = SourceOptions.of(
-        {"subscribe": "a,b", "kafka.bootstrap.servers": "h:1", "kafka.fetch.max.bytes": "5"}
+        {
+            "subscribe": "a,b",
+            "kafka.bootstrap.servers": "h:1",
+            "kafka.fetch.max.bytes": "5",
+            "kafkaConsumer.pollTimeoutMs": "100",
+        }
     )
     assert options.topics == ("a", "b")
     assert options.connection is not None
     assert options.connection.addresses == (("h", 1),)
     assert "kafka.fetch.max.bytes" in caplog.text
+    assert "kafkaconsumer.polltimeoutms" in caplog.text
+
+
+@pytest.mark.parametrize("name", [*INSTEAD, "subscribePattern"])
+def test_what_kafka_has_and_we_have_not(name: str) -> None:
+    """An option that would change which rows there are is not left out in silence."""
+    with pytest.raises(InvalidArgument, match="is Kafka's; ") as failed:
+        SourceOptions.of({"topic": "a", name: "x"})
+    assert failed.value.code == "unknown_option"
 
 
 def test_the_environment_of_the_driver_goes_along(

@@ -29,9 +29,10 @@ Reading knows these options::
     timeout              seconds for which a broker that does not answer is waited for
 
 So that jobs written for Kafka port by changing the format's name, ``subscribe`` is ``topic`` and
-``kafka.bootstrap.servers`` is ``servers``; what else begins with ``kafka.`` has no meaning here and is
-named in a warning. Any other name is an error: a misspelt option that is silently ignored is how a job
-reads the wrong thing for a year.
+``kafka.bootstrap.servers`` is ``servers``; what else begins with ``kafka.``, or only tunes Kafka's
+consumers, has no meaning here and is named in a warning. Any other name is an error: a misspelt option
+that is silently ignored is how a job reads the wrong thing for a year. Where it is one of Kafka's that
+means something, the error says what to write instead.
 """
 
 from __future__ import annotations
@@ -67,6 +68,20 @@ READING = (
     "directReads",
 )  # fmt: skip
 ALIASES = {"subscribe": "topic", "kafka.bootstrap.servers": "servers"}
+MEANINGLESS = {
+    "kafkaconsumer.polltimeoutms", "fetchoffset.numretries", "fetchoffset.retryintervalms",
+    "groupidprefix", "maxtriggerdelay",
+}  # fmt: skip
+"""Of Kafka's source: they change no row."""
+INSTEAD = {
+    "subscribepattern": "topic takes wildcards (orders.*  orders.>) instead of a regular expression",
+    "assign": "topic reads all partitions; filter by the column partition",
+    "startingoffsetsbytimestamp": "startingTimestamp is one time for all partitions",
+    "endingoffsetsbytimestamp": "endingTimestamp is one time for all partitions",
+    "startingoffsetsbytimestampstrategy": "where nothing is newer, reading begins at the end",
+    "minoffsetspertrigger": "a longer trigger gathers more (trigger(processingTime=…))",
+}
+"""Of Kafka's source: they would change which rows there are, and when."""
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\Z", re.IGNORECASE)
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
@@ -89,8 +104,12 @@ class Given:
         """Every name is one of ``known``, or the error says which was meant."""
         names = {name.lower(): name for name in known}
         for given in self._values:
-            if given.startswith("kafka."):
+            if given.startswith("kafka.") or given in MEANINGLESS:
                 logger.warning("option %s is for Kafka and has no meaning here", given)
+            elif given in INSTEAD:
+                raise InvalidArgument(
+                    f"option {given} is Kafka's; {INSTEAD[given]}", code="unknown_option"
+                )
             elif given not in names:
                 close = difflib.get_close_matches(given, names, 1)
                 hint = f"is it {names[close[0]]}?" if close else "there are " + ", ".join(known)
