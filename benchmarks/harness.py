@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import random
 import shutil
 import statistics
 import subprocess
@@ -39,6 +40,8 @@ class Case:
     """Another case of the same benchmark: the ratio to it is printed, and is what ``target`` means
     when ``relative`` is set."""
     relative: bool = False
+    is_repeated: bool = False
+    """Not measured: it gives again what another case has measured in this round."""
     samples: list[float] = field(default_factory=list)
 
     @property
@@ -55,12 +58,16 @@ class Benchmark:
         text: str,
         cases: list[Case],
         repeat: int = 5,
+        is_shuffled: bool = False,
         facts: dict[str, Any] | None = None,
     ):
         self.name = name
         self.text = text
         self.cases = cases
         self.repeat = repeat
+        self.is_shuffled = is_shuffled
+        """Each round in another order: for cases that leave something behind for the next one (a
+        heap, a compiled method), so that it is not always the same one that gets it."""
         self.facts = facts or {}
         """What else the written result should say; it goes before what it says of the machine."""
 
@@ -68,9 +75,15 @@ class Benchmark:
         repeat = min(self.repeat, 3) if quick else self.repeat
         with console.status(self.name) as status:
             for number in range(repeat):
-                for case in self.cases:  # interleaved: a slow minute hits all of them
+                for case in self._order(number):  # interleaved: a slow minute hits all of them
                     status.update(f"{self.name}: {case.name} ({number + 1}/{repeat})")
                     case.samples.append(case.run())
+
+    def _order(self, number: int) -> list[Case]:
+        measured = [case for case in self.cases if not case.is_repeated]
+        if self.is_shuffled:
+            random.Random(number).shuffle(measured)
+        return measured + [case for case in self.cases if case.is_repeated]
 
     def judge(self, case: Case) -> tuple[float | None, bool | None]:
         """(ratio to the reference, whether the target is met)."""

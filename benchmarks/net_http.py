@@ -44,7 +44,7 @@ def prepared(*, quick: bool) -> Iterator[Benchmark | None]:
             [
                 Case(reference, lambda: _wrk(one, nothing, path, 50, seconds), "requests/s"),
                 Case("POST /publish", single.take, "messages/s", 30_000),
-                Case("POST /publish, the same, to the reference", single.again, "messages/s", 0.6,
+                Case("POST /publish, the same, to the reference", single.again, "messages/s", 0.6, is_repeated=True,
                      reference=reference, relative=True),
                 Case(f"POST /publish/batch, {BATCH:,} each",
                      lambda: BATCH * _wrk(many, here, f"/publish/batch/{TOPIC}", 10, seconds),

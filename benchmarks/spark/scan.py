@@ -62,7 +62,7 @@ def prepared(world: World, packages: Packages | None) -> Iterator[Benchmark]:
         Case("sum, bare", each(length_of_values, bare), "rows/s"),
         Case("sum, Parquet", each(length_of_values, parquet), "rows/s"),
         Case("sum", length.take, "rows/s", 0.8, reference="sum, bare", relative=True),
-        Case("sum (same run)", length.again, "rows/s", 0.4, reference="sum, Parquet",
+        Case("sum (same run)", length.again, "rows/s", 0.4, is_repeated=True, reference="sum, Parquet",
              relative=True),
         Case("count, through the socket", each(counted, socket), "rows/s",
              reference="count, bare"),
@@ -70,7 +70,7 @@ def prepared(world: World, packages: Packages | None) -> Iterator[Benchmark]:
              reference="sum, bare"),
         Case("sum, columns=value, bare", each(length_of_values, bare_value), "rows/s"),
         Case("sum, columns=value", value.take, "rows/s", reference="sum, columns=value, bare"),
-        Case("sum, columns=value (same run)", value.again, "rows/s", reference="sum, Parquet"),
+        Case("sum, columns=value (same run)", value.again, "rows/s", is_repeated=True, reference="sum, Parquet"),
         Case("sum, path (no broker)",
              each(length_of_values, spark.read.format("headrace").option("topic", "scan")
                   .option("path", str(world.broker.data_dir)).load()),
@@ -92,15 +92,15 @@ def prepared(world: World, packages: Packages | None) -> Iterator[Benchmark]:
             cases += [
                 Case("count, Kafka", each(counted, plain), "rows/s"),
                 Case("count, Kafka tuned", each(counted, tuned), "rows/s"),
-                Case("count (same run)", count.again, "rows/s", 1.5,
+                Case("count (same run)", count.again, "rows/s", 1.5, is_repeated=True,
                      reference="count, Kafka", relative=True),
-                Case("count (same run), tuned", count.again, "rows/s", 1.5,
+                Case("count (same run), tuned", count.again, "rows/s", 1.5, is_repeated=True,
                      reference="count, Kafka tuned", relative=True),
                 Case("sum, Kafka", each(length_of_values, plain), "rows/s"),
                 Case("sum, Kafka tuned", each(length_of_values, tuned), "rows/s"),
-                Case("sum (same run), Kafka", length.again, "rows/s", 1.5,
+                Case("sum (same run), Kafka", length.again, "rows/s", 1.5, is_repeated=True,
                      reference="sum, Kafka", relative=True),
-                Case("sum (same run), Kafka tuned", length.again, "rows/s", 1.5,
+                Case("sum (same run), Kafka tuned", length.again, "rows/s", 1.5, is_repeated=True,
                      reference="sum, Kafka tuned", relative=True),
             ]  # fmt: skip
         with console.status("warming up"):
@@ -110,6 +110,8 @@ def prepared(world: World, packages: Packages | None) -> Iterator[Benchmark]:
             "spark_scan",
             f"{records:,} records of 100 bytes, local[2], count and sum(length(value))",
             cases,
+            repeat=7,
+            is_shuffled=True,
             facts=facts,
         )
     world.remove("scan")
