@@ -250,7 +250,10 @@ def _from_environment(environment: Mapping[str, str]) -> list[tuple[Setting, obj
 _KNOWN_VARIABLES = {f"HEADRACE_{setting.name.upper()}" for setting in SETTINGS} | {
     "HEADRACE_CONFIG",
     "HEADRACE_SERVER",
+    "HEADRACE_SERVERS",
     "HEADRACE_CA",
+    "HEADRACE_SPARK_MASTER",
+    "HEADRACE_CHECKPOINT_DIR",
 }
 
 

@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 
 from headrace.errors import (
+    Conflict,
     HeadraceError,
     InvalidArgument,
     MessageNotFound,
     StorageFull,
     SubscriptionNotFound,
 )
-from headrace.model import DeadLetter
+from headrace.model import DeadLetter, TopicSettings
 from headrace.testing import FaultyFiles, SimulatedFiles
 from tests.broker.rig import GROUP, TOPIC, Rig
 
@@ -115,6 +116,26 @@ def test_what_was_published_there_by_hand() -> None:
     assert by_hand.subscription == GROUP
     assert (forged.message.partition, forged.attempts, forged.message.offset) == (0, 0, 2)
     assert rig.engine.dead_letters.show(GROUP, 2).message.id == forged.message.id
+
+
+def test_what_has_no_origin_is_not_redriven() -> None:
+    """It would come back as a worse letter; what has one goes its way."""
+    rig = with_letters(1)
+    rig.publish(f"{GROUP}.dlq", b"by hand")
+    with pytest.raises(Conflict, match="does not say which topic it came from") as failed:
+        rig.wait(rig.engine.dead_letters.redrive, GROUP)
+    assert failed.value.code == "no_origin"
+    [left] = rig.letters()
+    assert (left.message.value, left.reason) == (b"by hand", "published by hand")
+
+
+def test_letters_that_somebody_else_has_written_are_listed() -> None:
+    """A pipeline's, whose name nobody has asked for yet."""
+    rig = with_letters(1)
+    rig.engine.create_topic("bills.dlq", TopicSettings())
+    rig.engine.create_topic("empty.dlq", TopicSettings())
+    rig.publish("bills.dlq", b"one")
+    assert rig.engine.dead_letters.topics() == [(f"{GROUP}.dlq", 1), ("bills.dlq", 1)]
 
 
 @pytest.mark.parametrize(

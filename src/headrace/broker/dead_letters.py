@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from headrace.broker.cursor import Cursor
 from headrace.errors import (
     Closed,
+    Conflict,
     HeadraceError,
     InvalidArgument,
     MessageNotFound,
@@ -140,8 +141,14 @@ class DeadLetters:
         )
 
     def topics(self) -> list[tuple[str, int]]:
-        """(dead-letter topic, how many letters it has)."""
-        return [(s.pattern, s.lag()) for s in self._engine.all_subscriptions() if s.name == KEEPER]
+        """(dead-letter topic, how many letters it has), whoever has put them there."""
+        found = {s.pattern: s.lag() for s in self._engine.all_subscriptions() if s.name == KEEPER}
+        for topic in self._engine.topics:
+            if topic.name.endswith(DEAD_LETTER_SUFFIX) and topic.name not in found:
+                log = topic.partitions[0].log
+                if log.end_offset > log.start_offset:
+                    found[topic.name] = log.end_offset - log.start_offset
+        return sorted(found.items())
 
     def letters(
         self, name: str, *, after: int = -1, limit: int = 100, where: Select | None = None
@@ -342,6 +349,12 @@ class _Redrive:
             targets=[letter.subscription.encode()] if self._to == "subscription" else None,
         )
         try:
+            if message.topic == self._topic.name:  # it would come back here, and say less
+                raise Conflict(
+                    f"dead letter {letter.offset} does not say which topic it came from; publish it "
+                    "again yourself, then purge it",
+                    code="no_origin",
+                )
             topic = self._engine.topic_for_publish(message.topic)
             number = min(message.partition, len(topic.partitions) - 1)
         except HeadraceError as error:
