@@ -1,5 +1,6 @@
 """Reviews, read by Python: a function for DataFrames, and one for each row.
 
+    headrace publish reviews 'lamp: **** bright'
     headrace pipeline run examples/pipelines/reviews.py --once
 
 What ``stars_of`` raises is a dead letter with that reason; the query goes on.

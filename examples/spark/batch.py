@@ -24,7 +24,7 @@ def publish() -> None:
     with BrokerClient(host, int(port)) as client:
         countries = ("de", "fr", "it")
         orders = [f'{{"country": "{countries[n % 3]}", "amount": {n}.5}}' for n in range(300)]
-        client.publish_many("orders", [*map(str.encode, orders), b"this is no JSON"])
+        client.publish_many("shop-orders", [*map(str.encode, orders), b"this is no JSON"])
 
 
 def main() -> None:
@@ -32,7 +32,7 @@ def main() -> None:
     spark = session("batch")
     orders = (
         spark.read.format("headrace")
-        .options(servers=SERVERS, topic="orders", valueFormat="json")
+        .options(servers=SERVERS, topic="shop-orders", valueFormat="json")
         .schema(ORDERS)
         .load()
     )

@@ -1,6 +1,7 @@
 """From topic to topic, exactly once: large payments are told apart, none is lost and none is doubled.
 
     headrace serve                      in another terminal
+    headrace publish payments '{"id": "p1", "amount": 1500}'
     python examples/spark/topic_to_topic.py CHECKPOINT_DIR
 
 Run it as often as you like, or kill it while it works: what it has written stays written, and what it

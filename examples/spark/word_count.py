@@ -1,8 +1,8 @@
 """A stream: words are counted as the sentences come.
 
-    headrace serve                      in another terminal
+    headrace serve                                       in another terminal
+    headrace publish sentences "to be or not to be"
     python examples/spark/word_count.py [--once]
-    headrace publish sentences "to be or not to be"      in a third one
 
 It prints the words of each batch with all that was counted so far; Ctrl-C ends it. With --once it counts
 what is there and ends. The counts, and how far it has come, are kept in ./word-count, so it goes on where

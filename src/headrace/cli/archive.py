@@ -65,7 +65,7 @@ def run(
         str, typer.Option(metavar="TIME", help="How often rows are committed.")
     ] = "10 seconds",
     checkpoint: Annotated[
-        str | None, typer.Option(metavar="PATH", help="Default: beside the table.")
+        str | None, typer.Option(metavar="PATH", help="Default: in TABLE/_headrace.")
     ] = None,
     compact_every: Annotated[
         int, typer.Option(min=0, help="Join small files after so many commits; 0: never.")

@@ -37,6 +37,10 @@ A file in TOML, with everything that can be said. Only ``from`` (or ``inputs``) 
     to = { topic = "revenue", key = "customer" }
     failed = "revenue.dlq"                  # where rows that failed go; true: <pipeline>.dlq
     trigger = "10 seconds"                  # default: as soon as there is something; "once" for cron
+    mode = "append"                         # or complete: all groups again with every batch, into a topic
+    group = "revenue"                       # the subscription that shows its lag; default: the pipeline
+    checkpoint = "/state/revenue"           # instead of a folder in checkpoint_dir
+    options = { maxBytesPerTrigger = "256MB" }          # of the source; to = { …, options = { … } }: of the sink
     restarts = 3                            # so often in a row it is started again after an error
     spark = { "spark.sql.ansi.enabled" = false }
 
@@ -70,6 +74,8 @@ The same in Python, where a function takes the place of the SQL (in TOML: ``func
     def large_orders(orders):
         return orders.where("amount > 1000")
 
+    SETTINGS = {"checkpoint_dir": "/var/lib/pipelines"}     # what stands at the head of a TOML file
+
 What a row looks like
 =====================
 Of a ``binary`` or ``text`` topic the columns are those of the source: ``key, value, topic, partition,
@@ -77,7 +83,7 @@ offset, timestamp, headers, id``. Of a ``json`` topic they are the fields of the
 own with an underscore in front (``_key, _value, _topic, _partition, _offset, _timestamp, _headers,
 _id``), so that no field is mistaken for them. Columns with an underscore in front do not leave a pipeline:
 name them (``_offset AS offset``) to keep them. A single input is the view ``input``, and has the name of
-its topic too; of several, each has the name under ``inputs``.
+its topic too, where that has no dot and is one; of several, each has the name under ``inputs``.
 
 What goes into a topic is a JSON object of all columns. Where the columns that come out are such as a
 record has, and ``value`` is one of them, they are the message itself (``key, value, headers, deliver_at``;
