@@ -9,7 +9,7 @@ import pytest
 
 from headrace import BrokerClient, errors
 from headrace.client import direct
-from headrace.client.direct import open_stretch
+from headrace.client.direct import open_file
 from headrace.client.reader import BatchReader
 from headrace.files import machine
 from headrace.log.batch import Batch
@@ -49,14 +49,14 @@ def answer(reader: BatchReader, offset: int = 0, system: str | None = None) -> d
 
 
 def test_the_bytes_come_from_the_file(server: RunningServer, client: BrokerClient) -> None:
-    """All of them; the broker is asked once for each segment."""
+    """All of them; the broker is asked twice for each segment: which file, and whether it is that."""
     client.create_topic("orders", segment_bytes=64 << 10)
     stored = fill(client, 600)
     assert len(segments(server)) > 3
     with BatchReader([server.address]) as reader:
         assert values(reader.read("orders", 0, 0, 600)) == stored
         assert reader.direct_bytes > 600 * 506
-        assert reader._sequence == len(segments(server))
+        assert reader._sequence == 2 * len(segments(server))
 
 
 @pytest.mark.parametrize("each", [1, 50, 200], ids=["tiny", "small", "large"])
@@ -146,10 +146,10 @@ def test_a_file_that_is_another_one_is_not_read(
         told = answer(reader)
         other = tmp_path / "other.log"
         other.write_bytes(Path(told["file"]).read_bytes())
-        assert open_stretch({**told, "file": str(other)}) is None
-        assert open_stretch({**told, "file": str(tmp_path / "none")}) is None
+        assert open_file({**told, "file": str(other)}) is None
+        assert open_file({**told, "file": str(tmp_path / "none")}) is None
         before = descriptors_of(Path(told["file"]))
-        assert open_stretch({**told, "inode": "0:0"}) is None
+        assert open_file({**told, "inode": "0:0"}) is None
         assert descriptors_of(Path(told["file"])) == before
 
         def refused(path: str, flags: int) -> int:
@@ -181,3 +181,67 @@ def test_a_broker_without_files() -> None:
         with BatchReader([server.address]) as reader:
             assert values(reader.read("orders", 0, 0, 100)) == stored
             assert reader.direct_bytes == 0
+
+
+def test_a_file_that_came_in_the_place_of_another(
+    server: RunningServer, client: BrokerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The topic is made again between the broker's answer and our opening of the file: whether or not
+    the new file got the old one's number, nothing of it is read."""
+    for number in range(5):
+        topic = f"orders{number}"
+        client.publish_many(topic, [b"old"] * 20)
+        incarnation = client.positions(topic)[topic][0]["incarnation"]
+
+        def too_late(answer: dict[str, str], topic: str = topic) -> direct.OpenFile | None:
+            client.delete_topic(topic)
+            client.publish_many(topic, [b"new"] * 20)
+            return open_file(answer)
+
+        with BatchReader([server.address], timeout=5) as reader:
+            with monkeypatch.context() as patch:
+                patch.setattr("headrace.client.reader.open_file", too_late)
+                with pytest.raises(errors.TopicNotFound, match="made again"):
+                    values(reader.read(topic, 0, 0, 20, incarnation=incarnation))
+            assert reader.direct_bytes == 0
+
+
+def test_a_gap_is_not_skipped(server: RunningServer, client: BrokerClient) -> None:
+    """A batch that is cut out of a file is as good as damaged."""
+    client.create_topic("orders", segment_bytes=64 << 10)
+    stored = fill(client, 400, each=10)
+    path = segments(server)[0]
+    raw = path.read_bytes()
+    at = [raw.index(stored[number]) for number in (50, 60)]
+    size = at[1] - at[0]
+    head = raw.rindex(raw[:4], 0, at[0])
+    path.write_bytes(raw[:head] + raw[head + size :])
+    with BatchReader([server.address], timeout=5) as reader:
+        seen: list[list[Batch]] = []
+        with pytest.raises(errors.DataCorrupt):
+            seen.extend(reader.read("orders", 0, 0, 400))
+        assert values(iter(seen)) == stored[:50]
+
+
+def test_a_path_that_is_no_text(tmp_path: Path) -> None:
+    """It cannot be said in a property, so the socket is used."""
+    directory = tmp_path / os.fsdecode(b"caf\xe9")
+    with running_server(directory) as server, server.client() as client:
+        stored = fill(client, 100)
+        with BatchReader([server.address]) as reader:
+            assert values(reader.read("orders", 0, 0, 100)) == stored
+            assert reader.direct_bytes == 0
+
+
+def test_what_else_has_that_path_is_not_waited_for(
+    server: RunningServer, client: BrokerClient, tmp_path: Path
+) -> None:
+    """A pipe, for one."""
+    fill(client, 10)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with BatchReader([server.address]) as reader:
+        told = answer(reader)
+    assert open_file({**told, "file": str(pipe)}) is None
+    assert open_file({**told, "file": str(tmp_path)}) is None
+    assert open_file({**told, "file": "a\0b"}) is None

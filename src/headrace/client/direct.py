@@ -8,11 +8,12 @@ for a gigabyte then is to answer a few questions; records go from the page cache
 Everything that is promised over the socket is promised here:
 
 - The broker decides what there is. It names only what it has stored as durably as the topic wants it,
-  of the topic that was asked for; the device and inode that it names with the path prove that the file
-  that was opened is the one that was meant, and not one of another container, or of a later topic.
+  of the topic that was asked for. Device and inode say which file is meant; but the numbers of files that
+  are gone are given to new ones, so a file counts only when the broker names it *while it is open*
+  here: after opening one, the same question is asked again.
 - Retention may delete the file: who has it open reads on; who comes too late asks the broker again.
-- Every batch is checked by its sums. At the first that fails them the reader gives this way up, and asks
-  the broker, which knows more about damage.
+- Every batch is checked by its sums, and has to begin where the one before it ends. At the first that
+  does not the broker is asked, which knows more about damage.
 
 Rejected: mapping the file (a disk that fails would kill the process with SIGBUS instead of an error),
 and passing file descriptors over a Unix socket (it would get around the permissions that are wanted
@@ -22,8 +23,8 @@ here, and needs a second port).
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator, Mapping
-from types import TracebackType
 
 from headrace.log.batch import HEADER_BYTES, Batch, complete, parse, parse_header
 
@@ -33,32 +34,29 @@ CHUNK_BYTES = 1 << 20
 """Read at once where batches are smaller."""
 
 
-class Stretch:
-    """A part of a file that holds batches, one behind the other."""
+class OpenFile:
+    """A file of the broker's, held open so that its identity cannot become another's."""
 
-    def __init__(self, fd: int, position: int, stop: int):
+    def __init__(self, fd: int, identity: str):
         self._fd = fd
-        self._position, self._stop = position, stop
+        self.identity = identity
 
-    def __enter__(self) -> Stretch:
-        return self
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        os.close(self._fd)
-
-    def batches(self, offset: int, end: int) -> Iterator[list[Batch]]:
-        """Those that hold offsets from ``offset`` on and begin before ``end``, some at a time.
+    def batches(self, answer: Mapping[str, str], offset: int, end: int) -> Iterator[list[Batch]]:
+        """What the answer points at: the batches that hold offsets from ``offset`` on and begin before
+        ``end``, some at a time.
 
         Fewer when one is damaged, or the file cannot be read: the broker can say why.
         """
-        while offset < end and self._position < self._stop:
+        position = int(answer["position"])
+        stop = position + int(answer["length"])
+        while offset < end and position < stop:
             try:
-                found = self._some(offset, end)
+                found, position = self._some(position, stop, offset, end)
             except OSError:
                 return
             if not found:
@@ -67,46 +65,56 @@ class Stretch:
                 yield found
                 offset = found[-1].end_offset
 
-    def _some(self, offset: int, end: int) -> list[Batch]:
-        """The next batches; none when those bytes are not what they should be."""
-        head = self._bytes(HEADER_BYTES)
-        parsed = parse_header(head)
+    def _some(self, position: int, stop: int, offset: int, end: int) -> tuple[list[Batch], int]:
+        """The next batches, and the position behind them; none when the bytes are not what they
+        should be."""
+        parsed = parse_header(self._bytes(position, min(HEADER_BYTES, stop - position)))
         if parsed is None or parsed[0].base_offset > offset:
-            return []
+            return [], position
         batch, size = parsed
         if HEADER_BYTES + size >= APART_BYTES_MIN:
             if batch.end_offset > offset:
-                body = os.pread(self._fd, size, self._position + HEADER_BYTES)
+                body = self._bytes(position + HEADER_BYTES, size)
                 if complete(batch, size, body) is None:
-                    return []
-            self._position += HEADER_BYTES + size
-            return [batch]
-        data = self._bytes(CHUNK_BYTES)
+                    return [], position
+            return [batch], position + HEADER_BYTES + size
+        data = self._bytes(position, min(CHUNK_BYTES, stop - position))
         found: list[Batch] = []
-        at = 0
+        at, expected = 0, batch.base_offset
         while at < len(data):
             following = parse(data, at)
-            if following is None or following.base_offset >= end:
+            if following is None or following.base_offset != expected or expected >= end:
                 break
             at += following.stored_bytes
+            expected = following.end_offset
             found.append(following)
-        self._position += at
         needed = [each for each in found if each.end_offset > offset]
-        return needed or found[-1:]
+        return needed or found[-1:], position + at
 
-    def _bytes(self, size: int) -> bytes:
-        return os.pread(self._fd, min(size, self._stop - self._position), self._position)
+    def _bytes(self, position: int, size: int) -> bytes:
+        data = os.pread(self._fd, size, position)
+        while 0 < len(data) < size:
+            more = os.pread(self._fd, size - len(data), position + len(data))
+            if not more:
+                break
+            data += more
+        return data
 
 
-def open_stretch(answer: Mapping[str, str]) -> Stretch | None:
-    """What the answer to a ``FETCH`` points at; None when it is not there for us."""
+def open_file(answer: Mapping[str, str]) -> OpenFile | None:
+    """The file that the answer to a ``FETCH`` names; None when it is not there for us."""
     try:
-        fd = os.open(answer["file"], os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+        # Whatever else has that path here, a pipe even, is not waited for.
+        fd = os.open(answer["file"], os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (OSError, ValueError):
         return None
-    status = os.fstat(fd)
-    if f"{status.st_dev}:{status.st_ino}" != answer["inode"]:
+    try:
+        status = os.fstat(fd)
+    except OSError:
         os.close(fd)
         return None
-    position = int(answer["position"])
-    return Stretch(fd, position, position + int(answer["length"]))
+    identity = f"{status.st_dev}:{status.st_ino}"
+    if not stat.S_ISREG(status.st_mode) or identity != answer.get("inode"):
+        os.close(fd)
+        return None
+    return OpenFile(fd, identity)

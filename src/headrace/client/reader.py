@@ -30,7 +30,7 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 
 from headrace.client.aio import default_client_id
-from headrace.client.direct import APART_BYTES_MIN, open_stretch
+from headrace.client.direct import APART_BYTES_MIN, OpenFile, open_file
 from headrace.client.link import BACKOFF_S, ConnectFailed, ConnectionLost, error_of
 from headrace.errors import (
     DataCorrupt,
@@ -82,6 +82,7 @@ class BatchReader:
         self._fetch_bytes = fetch_bytes
         self._client_id = client_id or default_client_id()
         self._direct = machine() if direct else None
+        self._file: OpenFile | None = None
         self._socket: socket.socket | None = None
         self._sequence = 0
         self._next_address = 0
@@ -101,6 +102,7 @@ class BatchReader:
         self.close()
 
     def close(self) -> None:
+        self._close_file()
         found, self._socket = self._socket, None
         if found is not None:
             found.close()
@@ -134,6 +136,7 @@ class BatchReader:
                     failures += 1
             is_done = True
         finally:
+            self._close_file()
             if not is_done:  # the caller has had enough; nobody is there for what still comes
                 self.close()
 
@@ -145,15 +148,16 @@ class BatchReader:
         while offset < end:
             properties, left = self._receive_start(asked, deadline)
             if "file" in properties:
-                before = offset
-                for batches in self._from_file(properties, offset, end):
-                    yield batches
-                    offset = batches[-1].end_offset
-                if offset == before:  # nothing there that we could use: not this way
-                    self._direct = None
+                before, holds = offset, self._holds(properties)
+                if holds:
+                    for batches in self._from_file(properties, offset, end):
+                        yield batches
+                        offset = batches[-1].end_offset
                 deadline = time.monotonic() + self._timeout
                 if offset < end:
-                    asked = self._fetch(where, offset, deadline)
+                    # Nothing there that could be used: then the socket has to bring it.
+                    is_direct = not holds or offset > before
+                    asked = self._fetch(where, offset, deadline, direct=is_direct)
                 continue
             if not left:
                 raise OffsetOutOfRange(
@@ -188,21 +192,39 @@ class BatchReader:
                     self.close()
                     return
 
-    def _fetch(self, where: dict[str, str], offset: int, deadline: float) -> int:
+    def _fetch(
+        self, where: dict[str, str], offset: int, deadline: float, *, direct: bool = True
+    ) -> int:
         question = {**where, "offset": str(offset)}
-        if self._direct is not None:
+        if direct and self._direct is not None:
             question["direct"] = self._direct
         return self._ask(Type.FETCH, question, deadline)
 
+    def _holds(self, answer: dict[str, str]) -> bool:
+        """Whether the file that the answer names was open when it was named.
+
+        If not it is opened, for the next answer to name it; if that cannot be, no file is asked for any
+        more.
+        """
+        if self._file is not None and self._file.identity == answer["inode"]:
+            return True
+        self._close_file()
+        self._file = open_file(answer)
+        if self._file is None:
+            self._direct = None
+        return False
+
     def _from_file(self, answer: dict[str, str], offset: int, end: int) -> Iterator[list[Batch]]:
         """The batches that the answer points at, and that the broker has promised."""
-        found = open_stretch(answer)
-        if found is None:
-            return
-        with found:
-            for batches in found.batches(offset, min(end, int(answer["end_offset"]))):
-                self.direct_bytes += sum(batch.stored_bytes for batch in batches)
-                yield batches
+        assert self._file is not None
+        for batches in self._file.batches(answer, offset, min(end, int(answer["end_offset"]))):
+            self.direct_bytes += sum(batch.stored_bytes for batch in batches)
+            yield batches
+
+    def _close_file(self) -> None:
+        found, self._file = self._file, None
+        if found is not None:
+            found.close()
 
     def bounds(self, topic: str, partition: int) -> tuple[int, int]:
         """The first offset and the end of a partition."""

@@ -569,7 +569,7 @@ def _whereabouts(log: Log, offset: int) -> dict[str, str] | None:
         found = log.whereabouts(offset)
     except OSError:  # as reading it will find, and say
         return None
-    if found is None:
+    if found is None or not _is_text(str(found.path)):
         return None
     return {
         **_bounds(log, offset),
@@ -578,6 +578,15 @@ def _whereabouts(log: Log, offset: int) -> dict[str, str] | None:
         "position": str(found.position),
         "length": str(found.length),
     }
+
+
+def _is_text(path: str) -> bool:
+    """Whether a property can carry it; the name of a file need not be UTF-8."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _source(sink: WireSink) -> dict[str, str]:

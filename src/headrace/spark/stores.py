@@ -141,6 +141,11 @@ def records(store: Store, span: Span, *, fail_on_data_loss: bool) -> Iterator[Pa
                     end = min(batch.end_offset, span.end)
                     if end <= offset:
                         continue
+                    if batch.base_offset > offset:
+                        raise DataCorrupt(
+                            f"{span.topic}/{span.partition} goes on with offset {batch.base_offset} "
+                            f"where {offset} was to come"
+                        )
                     if batch.flags & LOST:
                         offset = lost(offset, end, "were destroyed and given up by a repair")
                         continue

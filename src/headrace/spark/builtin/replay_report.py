@@ -1,6 +1,6 @@
 """A replay among the pipelines that the broker knows: how far it is, and whether somebody wants it to stop.
 
-It is reported as ``replay-NAME``, as one query that has read its offsets in order: ``headrace pipeline
+It is reported as ``replay-NAME`` (as ``NAME`` where that begins so), as one query that has read its offsets in order: ``headrace pipeline
 status`` and ``stop``, ``GET /pipelines`` and the metrics work for it as they do for the others.
 """
 
@@ -14,12 +14,16 @@ from headrace import limits
 from headrace.spark.builtin.replay import Progress
 from headrace.spark.pipelines.reporting import new_run
 
+PREFIX = "replay-"
+ERROR_CHARS_MAX = 2_000
+
 
 class ReplayReport:
     """What a :class:`~headrace.spark.pipelines.reporting.Reporter` asks for."""
 
     def __init__(self, name: str, source: str, to: str, stop: threading.Event):
-        self.name = f"replay-{name}"
+        self.name = name if name.startswith(PREFIX) else PREFIX + name
+        self.name = self.name[: limits.PIPELINE_TEXT_CHARS_MAX]
         self._source, self._to = source, to
         self._stop = stop
         self._state = "running"
@@ -43,7 +47,8 @@ class ReplayReport:
 
     def ended(self, state: str, error: str | None = None) -> None:
         """``finished``, ``stopped`` or ``failed``."""
-        self._state, self._error = state, error
+        self._state = state
+        self._error = None if error is None else error[:ERROR_CHARS_MAX]
 
     def document(self) -> dict[str, Any]:
         query = {
