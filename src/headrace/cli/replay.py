@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -118,7 +119,7 @@ def replay(
         from headrace.spark.builtin.replay import replay as run
 
         asked.take_over()  # Spark has put its own in place
-        asked.tell(lambda now: stop.set())
+        asked.tell(partial(_end, stop))
         with (
             _shown(name) as tell,
             _reported(name, request, where_of(server, token, ca), stop) as report,
@@ -157,6 +158,13 @@ def replay(
     raise typer.Exit(1)
 
 
+def _end(stop: threading.Event, now: bool) -> None:
+    """Behind the step under way; the second time at once, even while it is planned."""
+    stop.set()
+    if now:
+        raise KeyboardInterrupt
+
+
 @contextmanager
 def _reported(
     name: str, request: Request, where: dict[str, str], stop: threading.Event
@@ -174,7 +182,8 @@ def _reported(
     try:
         yield report
     except BaseException as error:
-        report.ended("failed", str(error) or type(error).__name__)
+        is_asked = isinstance(error, KeyboardInterrupt)
+        report.ended("stopped" if is_asked else "failed", None if is_asked else str(error))
         raise
     finally:
         reporter.close()

@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from headrace.cli.connecting import Ca, Server, Token, count_of, size
-from headrace.cli.spark_work import settings_of, where_of
+from headrace.cli.spark_work import Conf, Master, settings_of, where_of
 from headrace.errors import HeadraceError, InvalidArgument
 
 if TYPE_CHECKING:
@@ -89,13 +89,8 @@ def sql(
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Do not say what was inferred.")
     ] = False,
-    master: Annotated[
-        str | None, typer.Option(help="Where Spark runs; all cores of this machine unless told.")
-    ] = None,
-    conf: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="A setting of Spark; may be repeated."),
-    ] = None,
+    master: Master = None,
+    conf: Conf = None,
     server: Server = None,
     token: Token = None,
     ca: Ca = None,
