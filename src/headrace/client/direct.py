@@ -23,28 +23,26 @@ here, and needs a second port).
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
-from headrace.log.batch import HEADER_BYTES, Batch, complete, parse, parse_header
+from headrace.files import Files, Handle
+from headrace.log.batch import APART_BYTES_MIN, HEADER_BYTES, Batch, complete, parse, parse_header
 
-APART_BYTES_MIN = 64 << 10
-"""A batch of this size is read by itself, into bytes that it keeps."""
 CHUNK_BYTES = 1 << 20
 """Read at once where batches are smaller."""
+_FILES = Files()
 
 
 class OpenFile:
     """A file of the broker's, held open so that its identity cannot become another's."""
 
-    def __init__(self, fd: int, identity: str):
-        self._fd = fd
-        self.identity = identity
+    def __init__(self, handle: Handle):
+        self._handle = handle
+        self.identity = _FILES.identity(handle)
 
     def close(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+        self._handle.close()
 
     def batches(self, answer: Mapping[str, str], offset: int, end: int) -> Iterator[list[Batch]]:
         """What the answer points at: the batches that hold offsets from ``offset`` on and begin before
@@ -92,29 +90,19 @@ class OpenFile:
         return needed or found[-1:], position + at
 
     def _bytes(self, position: int, size: int) -> bytes:
-        data = os.pread(self._fd, size, position)
-        while 0 < len(data) < size:
-            more = os.pread(self._fd, size - len(data), position + len(data))
-            if not more:
-                break
-            data += more
-        return data
+        return _FILES.read_at(self._handle, position, size)
 
 
 def open_file(answer: Mapping[str, str]) -> OpenFile | None:
     """The file that the answer to a ``FETCH`` names; None when it is not there for us."""
+    path = Path(answer["file"])
     try:
         # Whatever else has that path here, a pipe even, is not waited for.
-        fd = os.open(answer["file"], os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        handle = Handle(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), path)
+        found = OpenFile(handle)
     except (OSError, ValueError):
         return None
-    try:
-        status = os.fstat(fd)
-    except OSError:
-        os.close(fd)
+    if found.identity != answer["inode"]:
+        found.close()
         return None
-    identity = f"{status.st_dev}:{status.st_ino}"
-    if not stat.S_ISREG(status.st_mode) or identity != answer.get("inode"):
-        os.close(fd)
-        return None
-    return OpenFile(fd, identity)
+    return found

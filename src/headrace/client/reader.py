@@ -30,7 +30,7 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 
 from headrace.client.aio import default_client_id
-from headrace.client.direct import APART_BYTES_MIN, OpenFile, open_file
+from headrace.client.direct import OpenFile, open_file
 from headrace.client.link import BACKOFF_S, ConnectFailed, ConnectionLost, error_of
 from headrace.errors import (
     DataCorrupt,
@@ -40,7 +40,7 @@ from headrace.errors import (
     RequestTimeout,
 )
 from headrace.files import machine
-from headrace.log.batch import HEADER_BYTES, Batch, complete, parse, parse_header
+from headrace.log.batch import APART_BYTES_MIN, HEADER_BYTES, Batch, complete, parse, parse_header
 from headrace.wire import binary
 from headrace.wire.binary import (
     FRAME_BYTES_MAX,

@@ -93,6 +93,9 @@ AFTER_SYNC = 0x8000
 
 _PAD = [bytes(n) for n in range(8)]
 
+APART_BYTES_MIN = 64 << 10
+"""A batch of this size is read by itself, so that its body is not copied out of what was read."""
+
 crc32c = google_crc32c.value
 
 

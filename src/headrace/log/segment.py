@@ -21,6 +21,7 @@ from headrace import limits
 from headrace.errors import DataCorrupt
 from headrace.files import Files, Handle
 from headrace.log.batch import (
+    APART_BYTES_MIN,
     HEADER_BYTES,
     MAGIC,
     Batch,
@@ -35,8 +36,6 @@ from headrace.log.interface import Whereabouts
 logger = logging.getLogger("headrace.log")
 _MAGIC_BYTES = MAGIC.to_bytes(4, "little")
 SCAN_BYTES = 4 << 20
-APART_BYTES_MIN = 64 << 10
-"""A batch of this size is read by itself, so that its body is not copied out of what was read."""
 
 
 def log_name(base_offset: int) -> str:

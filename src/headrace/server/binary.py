@@ -567,9 +567,12 @@ def _whereabouts(log: Log, offset: int) -> dict[str, str] | None:
         return None
     try:
         found = log.whereabouts(offset)
+        if found is None:
+            return None
+        str(found.path).encode()
     except OSError:  # as reading it will find, and say
         return None
-    if found is None or not _is_text(str(found.path)):
+    except UnicodeEncodeError:  # the name of a file need not be text, a property has to
         return None
     return {
         **_bounds(log, offset),
@@ -578,15 +581,6 @@ def _whereabouts(log: Log, offset: int) -> dict[str, str] | None:
         "position": str(found.position),
         "length": str(found.length),
     }
-
-
-def _is_text(path: str) -> bool:
-    """Whether a property can carry it; the name of a file need not be UTF-8."""
-    try:
-        path.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _source(sink: WireSink) -> dict[str, str]:
