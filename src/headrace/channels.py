@@ -20,6 +20,10 @@ from typing import Any
 from headrace.errors import Closed, HeadraceError, InvalidArgument, RequestTimeout
 from headrace.model import Message
 
+LOOK_S = 1.0
+"""A signal that comes just before a thread goes to sleep on a lock does not wake it: Ctrl-C would be
+heard only with the next message. So nobody sleeps for longer than this without looking."""
+
 
 def _timed_out(timeout: float) -> RequestTimeout:
     return RequestTimeout(f"no message came within {timeout} seconds", code="no_message")
@@ -157,7 +161,7 @@ class Channel(Arrivals):
                     if left is not None and left <= 0:
                         assert timeout is not None
                         raise _timed_out(timeout)
-                    self._condition.wait(left)
+                    self._condition.wait(LOOK_S if left is None else min(left, LOOK_S))
             finally:
                 self._sleepers -= 1
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from contextlib import contextmanager
 from functools import partial
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from headrace.spark.builtin.replay import Progress as Far
     from headrace.spark.builtin.replay_plan import Request
     from headrace.spark.builtin.replay_report import ReplayReport
+    from headrace.spark.stopping import StopFlag
 
 
 def replay(
@@ -94,6 +94,7 @@ def replay(
     """
     check_installed()
     from headrace.spark.builtin.replay_plan import Request, State, new_name, parse_rate
+    from headrace.spark.stopping import StopFlag
 
     request = Request.of(
         source,
@@ -114,7 +115,7 @@ def replay(
     again = f"the same command with --name {name} goes on"
     say(f"replay {name}: {request.source} to {to}; if it is interrupted, {again}")
 
-    stop = threading.Event()
+    stop = StopFlag()
     with signals() as asked, sparkling("replay", master, conf, log) as spark:
         from headrace.spark.builtin.replay import replay as run
 
@@ -158,7 +159,7 @@ def replay(
     raise typer.Exit(1)
 
 
-def _end(stop: threading.Event, now: bool) -> None:
+def _end(stop: StopFlag, now: bool) -> None:
     """Behind the step under way; the second time at once, even while it is planned."""
     stop.set()
     if now:
@@ -167,7 +168,7 @@ def _end(stop: threading.Event, now: bool) -> None:
 
 @contextmanager
 def _reported(
-    name: str, request: Request, where: dict[str, str], stop: threading.Event
+    name: str, request: Request, where: dict[str, str], stop: StopFlag
 ) -> Iterator[ReplayReport]:
     """The broker hears how it gets on, and may ask for its end (``headrace pipeline stop``)."""
     from headrace.spark.builtin.replay_report import ReplayReport

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from headrace import BrokerClient
 from headrace.errors import Conflict, HeadraceError, InvalidArgument
 from headrace.model import Message
 from headrace.spark.builtin.replay import FROM_HEADER, ID_HEADER, Progress, replay
+from headrace.spark.stopping import StopFlag
 from headrace.testing import RunningServer
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def test_a_topic_interrupted_and_resumed(
             "orders", b"order %d" % number, {"kind": "test"}, key=b"key %d" % (number % 7)
         )
     client.flush()
-    stop = threading.Event()
+    stop = StopFlag()
 
     def tell(progress: Progress) -> None:
         if progress.steps_done == 2:

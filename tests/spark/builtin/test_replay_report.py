@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import threading
-
 from headrace import BrokerClient
 from headrace.spark.builtin.replay import Progress
 from headrace.spark.builtin.replay_report import ReplayReport
 from headrace.spark.pipelines.reporting import Reporter
+from headrace.spark.stopping import StopFlag
 from headrace.testing import RunningServer
 
 
 def test_the_broker_knows_it_and_can_stop_it(server: RunningServer, client: BrokerClient) -> None:
-    stop = threading.Event()
+    stop = StopFlag()
     report = ReplayReport("again", "orders", "copy", stop)
     reporter = Reporter(lambda: server.client().connect())
     reporter.start([report])
@@ -32,7 +31,7 @@ def test_the_broker_knows_it_and_can_stop_it(server: RunningServer, client: Brok
 
 
 def test_a_failure_is_told(server: RunningServer, client: BrokerClient) -> None:
-    report = ReplayReport("broken", "orders", "copy", threading.Event())
+    report = ReplayReport("broken", "orders", "copy", StopFlag())
     reporter = Reporter(lambda: server.client().connect())
     reporter.start([report])
     report.ended("failed", "the table is gone")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.spark.pipelines.reporting import Reporter, new_run
 from headrace.spark.pipelines.trouble import is_definite, sentence
+from headrace.spark.stopping import StopFlag
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,7 +43,7 @@ class Rounds:
         self._work, self._pause = work, pause
         self._sink, self._once = sink, once
         self._on_round = on_round
-        self._stopping = threading.Event()
+        self._stopping = StopFlag()
         self._run_id, self._started_at = new_run()
         self.state = "running"
         self.error: str | None = None

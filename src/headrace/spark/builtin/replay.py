@@ -28,7 +28,6 @@ read and sort everything again, and a table larger than a machine could not be r
 from __future__ import annotations
 
 import logging
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -61,6 +60,7 @@ from headrace.spark.options import Connection, Given
 from headrace.spark.outgoing import layout_of
 from headrace.spark.positions import DataLoss
 from headrace.spark.sql_errors import Cancelled, sentence
+from headrace.spark.stopping import StopFlag
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -116,7 +116,7 @@ def replay(
     connection: Mapping[str, str] | None = None,
     state: str | None = None,
     tell: Callable[[Progress], None] | None = None,
-    stop: threading.Event | None = None,
+    stop: StopFlag | None = None,
 ) -> Progress:
     """Write the records of a topic, or of a table that ``archive`` made, into a topic.
 
@@ -156,14 +156,14 @@ class _Replay:
         client: BrokerClient,
         rate: float | None,
         tell: Callable[[Progress], None] | None,
-        stop: threading.Event | None,
+        stop: StopFlag | None,
     ):
         self._spark, self._request, self._state = spark, request, state
         self._given, self._client = given, client
         self._connection = Connection.of(Given(given))
         self._rate = rate
         self._tell = tell or (lambda progress: None)
-        self._stop = stop or threading.Event()
+        self._stop = stop or StopFlag()
         self._commit_name = f"replay.{state.name}"
         self._ready = 0.0
         self._group = f"headrace-replay-{uuid.uuid4()}"

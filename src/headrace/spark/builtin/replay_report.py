@@ -6,13 +6,13 @@ status`` and ``stop``, ``GET /pipelines`` and the metrics work for it as they do
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import Any
 
 from headrace import limits
 from headrace.spark.builtin.replay import Progress
 from headrace.spark.pipelines.reporting import new_run
+from headrace.spark.stopping import StopFlag
 
 PREFIX = "replay-"
 ERROR_CHARS_MAX = 2_000
@@ -21,7 +21,7 @@ ERROR_CHARS_MAX = 2_000
 class ReplayReport:
     """What a :class:`~headrace.spark.pipelines.reporting.Reporter` asks for."""
 
-    def __init__(self, name: str, source: str, to: str, stop: threading.Event):
+    def __init__(self, name: str, source: str, to: str, stop: StopFlag):
         self.name = name if name.startswith(PREFIX) else PREFIX + name
         self.name = self.name[: limits.PIPELINE_TEXT_CHARS_MAX]
         self._source, self._to = source, to

@@ -36,6 +36,7 @@ from py4j.protocol import Py4JError
 from headrace.spark.pipelines.planning import Plan
 from headrace.spark.pipelines.reporting import Reporter, Watch, new_run
 from headrace.spark.pipelines.trouble import is_definite, sentence
+from headrace.spark.stopping import StopFlag
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -268,7 +269,7 @@ class Runner:
         self.jobs = [RunningJob(job, once) for job in jobs]
         self._reporter = reporter
         self._on_look = on_look
-        self._is_stopping = threading.Event()
+        self._is_stopping = StopFlag()
         self._is_hurrying = False
 
     def stop(self, *, now: bool = False) -> None:
