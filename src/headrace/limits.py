@@ -102,6 +102,8 @@ COMMIT_NAMES_KEPT_S = 30 * 24 * 3600
 """How long the last commit of a name is remembered, to know a repetition; from its last use on."""
 COMMIT_NAMES_MAX = 100_000
 """Names of commits that are remembered; those used longest ago make room."""
+PRODUCER_NAMES_MAX = 100_000
+"""Named producers whose epochs are remembered; those named longest ago make room."""
 EPOCH_MAX = (1 << 32) - 1
 
 # --- the broker's own events ----------------------------------------------------------------------

@@ -470,6 +470,20 @@ def test_a_named_producer_fences_its_predecessor(rig: Rig) -> None:
     assert rig.values() == [b"a", b"b"]
 
 
+def test_the_names_taken_last_are_remembered(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is a bound, and the one taken longest ago makes room; over restarts too."""
+    monkeypatch.setattr(limits, "PRODUCER_NAMES_MAX", 2)
+    first = {name: rig.wait(rig.engine.publishing.producer, name) for name in ("a", "b")}
+    again = rig.wait(rig.engine.publishing.producer, "a")
+    assert again == (first["a"][0], 1)
+    rig.wait(rig.engine.publishing.producer, "c")
+    assert list(rig.engine.publishing.producers) == ["a", "c"]
+    rig.crash()
+    assert list(rig.engine.publishing.producers) == ["a", "c"]
+    assert rig.wait(rig.engine.publishing.producer, "b")[1] == 0
+    assert list(rig.engine.publishing.producers) == ["c", "b"]
+
+
 def test_own_ids_are_kept(rig: Rig) -> None:
     """An id that the client gave is the message's, in the receipt and in every delivery."""
     own = "12345678-1234-4234-8234-123456789abc"

@@ -8,6 +8,7 @@ from headrace.limits import (
     COMMIT_NAMES_KEPT_S,
     COMMIT_NAMES_MAX,
     PRODUCER_BATCHES_KEPT,
+    PRODUCER_NAMES_MAX,
     PRODUCERS_PER_PARTITION_MAX,
     STAGED_KEPT_S,
 )
@@ -49,4 +50,5 @@ def test_the_numbers_are_those_of_the_source() -> None:
     assert f"the {PRODUCERS_PER_PARTITION_MAX:,} producers" in TEXT
     assert f"remembered for {COMMIT_NAMES_KEPT_S // 86_400} days" in TEXT
     assert f"the {COMMIT_NAMES_MAX:,} names" in TEXT
+    assert f"\n{PRODUCER_NAMES_MAX:,} names that were taken last" in TEXT
     assert STAGED_KEPT_S == 86_400

@@ -220,7 +220,7 @@ class Publishing:
         known = self.producers.get(name)
         producer_id = known[0] if known else self._random.getrandbits(63) | 1
         epoch = known[1] + 1 if known else 0
-        self.producers[name] = (producer_id, epoch)
+        entries.remember(self.producers, name, (producer_id, epoch))
         self._engine.state.write(
             entries.name_producer(name, producer_id, epoch),
             lambda error: done(producer_id, epoch, error),

@@ -26,6 +26,7 @@ from typing import Any
 
 import orjson
 
+from headrace import limits
 from headrace.broker.cursor import Cursor
 from headrace.clock import Loop
 from headrace.errors import Closed, HeadraceError, OutcomeUnknown, refused_by_disk
@@ -117,9 +118,17 @@ class Loaded:
             self.deltas.pop(item["cursor"], None)
             self.next_number = max(self.next_number, item["cursor"] + 1)
         elif kind == b"E":
-            self.producers[item["name"]] = (item["id"], item["epoch"])
+            remember(self.producers, item["name"], (item["id"], item["epoch"]))
         elif kind == b"T":
             self.commits[item["name"]] = item
+
+
+def remember(producers: dict[str, tuple[int, int]], name: str, known: tuple[int, int]) -> None:
+    """A name's (id, epoch); the one named longest ago makes room."""
+    producers.pop(name, None)
+    producers[name] = known
+    if len(producers) > limits.PRODUCER_NAMES_MAX:
+        del producers[next(iter(producers))]
 
 
 class State:
