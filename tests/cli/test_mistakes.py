@@ -125,7 +125,8 @@ def test_that_is_no_broker(command: Command) -> None:
         ran = command("topics", "--server", f"{host}:{port}")
         thread.join()
     assert ran.code == 2
-    assert "closed the connection at once [connect_failed]" in ran.err
+    assert "closed the connection at once; if it wants TLS, write tls://" in ran.err
+    assert "[connect_failed]" in ran.err
 
 
 def test_that_is_no_certificate(command: Command) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from headrace.cli.connecting import (
     AsJson,
@@ -28,7 +27,7 @@ from headrace.cli.connecting import (
     when,
 )
 from headrace.cli.job_progress import Signals, display, signals
-from headrace.cli.spark_work import Conf, Master, check_installed, settings_of
+from headrace.cli.spark_work import Conf, Master, Once, check_installed, errors, settings_of
 from headrace.client.threads import BrokerClient
 from headrace.errors import HeadraceError, InvalidArgument
 
@@ -46,7 +45,6 @@ File = Annotated[Path, typer.Argument(metavar="FILE", help="A .toml or .py file.
 Names = Annotated[
     list[str] | None, typer.Argument(metavar="[NAME]...", help="Only these; default: all of it.")
 ]
-errors = Console(stderr=True)
 
 
 # --- run ------------------------------------------------------------------------------------------
@@ -54,9 +52,7 @@ errors = Console(stderr=True)
 def run(
     file: File,
     names: Names = None,
-    once: Annotated[
-        bool, typer.Option("--once", help="Do what is there now, then end; for cron.")
-    ] = False,
+    once: Once = False,
     master: Master = None,
     checkpoint_dir: Annotated[
         str | None,

@@ -161,6 +161,24 @@ class Wire(asyncio.Protocol):
         self._transport.abort()
 
 
+def connect_failed(host: str, port: int, error: OSError) -> ConnectFailed:
+    """What to do about it, by what went wrong."""
+    where = f"{host}:{port}"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return ConnectFailed(
+            f"the certificate of {where} is not trusted ({error.verify_message}); "
+            "give the one to trust as ca"
+        )
+    if isinstance(error, ssl.SSLError):
+        return ConnectFailed(
+            f"TLS failed at {where} ({error.reason or error}); "
+            "if the broker there has no TLS, write tcp:// and give no ca"
+        )
+    return ConnectFailed(
+        f"no broker answers at {where} ({str(error) or 'timeout'}); is it running?"
+    )
+
+
 class Link:
     def __init__(
         self,
@@ -227,13 +245,12 @@ class Link:
                 if self.on_up is not None:
                     await self.on_up(wire)
         except ConnectionLost:
-            raise ConnectFailed(f"{host}:{port} closed the connection at once") from None
+            hint = "" if self._tls else "; if it wants TLS, write tls:// in front of the address"
+            raise ConnectFailed(f"{host}:{port} closed the connection at once{hint}") from None
         except (OSError, ssl.SSLError, TimeoutError) as error:
             if wire is not None:
                 wire.abort()
-            raise ConnectFailed(
-                f"no broker answers at {host}:{port} ({str(error) or 'timeout'}); is it running?"
-            ) from None
+            raise connect_failed(host, port, error) from None
         except BaseException:
             if wire is not None:
                 wire.abort()

@@ -31,7 +31,7 @@ from types import TracebackType
 
 from headrace.client.aio import default_client_id
 from headrace.client.direct import OpenFile, open_file
-from headrace.client.link import BACKOFF_S, ConnectFailed, ConnectionLost, error_of
+from headrace.client.link import BACKOFF_S, ConnectionLost, connect_failed, error_of
 from headrace.errors import (
     DataCorrupt,
     HeadraceError,
@@ -298,9 +298,7 @@ class BatchReader:
                 found.close()
                 raise
         except OSError as error:
-            raise ConnectFailed(
-                f"no broker answers at {host}:{port} ({error}); is it running?"
-            ) from None
+            raise connect_failed(host, port, error) from None
         self._socket = found
         self._next_address -= 1  # this one is good
         if self._token is not None:
