@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from headrace.broker.dead_letters import _Redrive
 from headrace.errors import (
     Conflict,
     HeadraceError,
@@ -127,6 +128,17 @@ def test_what_has_no_origin_is_not_redriven() -> None:
     assert failed.value.code == "no_origin"
     [left] = rig.letters()
     assert (left.message.value, left.reason) == (b"by hand", "published by hand")
+
+
+def test_what_has_no_origin_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither on its page nor behind it; how many went is known, and that one did not."""
+    monkeypatch.setattr(_Redrive, "PAGE", 1)
+    rig = with_letters(2)
+    rig.publish(f"{GROUP}.dlq", b"by hand")
+    rig.publish(f"{GROUP}.dlq", b"found later", headers=[{"headrace-origin-topic": TOPIC}])
+    with pytest.raises(Conflict, match="dead letter 2 does not say"):
+        rig.wait(rig.engine.dead_letters.redrive, GROUP)
+    assert [letter.message.value for letter in rig.letters()] == [b"by hand"]
 
 
 def test_letters_that_somebody_else_has_written_are_listed() -> None:

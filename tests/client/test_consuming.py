@@ -137,7 +137,7 @@ def test_a_handler_that_raises_gives_back_with_the_reason(client: BrokerClient) 
 
 def test_a_handler_may_take_longer_than_the_ack_timeout(client: BrokerClient) -> None:
     """Its deadline is extended while it runs, and so are those of what waits behind it."""
-    client.create_subscription("billing", "orders", ack_timeout=0.3, backoff=0)
+    client.create_subscription("billing", "orders", ack_timeout=0.9, backoff=0)
     seen: list[tuple[bytes, int]] = []
     go_on = threading.Event()
 

@@ -76,7 +76,7 @@ def test_any_part(server: RunningServer, client: BrokerClient, each: int) -> Non
 def test_the_broker_may_be_gone(server: RunningServer, client: BrokerClient) -> None:
     """Whoever has the file open needs nobody for it."""
     stored = fill(client, 600)
-    with BatchReader([server.address], timeout=0.2) as reader:
+    with BatchReader([server.address], timeout=5) as reader:
         found = reader.read("orders", 0, 0, 600)
         some = next(found)
         server.kill()

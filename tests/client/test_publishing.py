@@ -187,7 +187,7 @@ def test_a_full_queue_is_tried_again_until_there_is_room(client: BrokerClient) -
 
 def test_a_full_queue_that_stays_full_is_told(server: RunningServer) -> None:
     """After the delivery timeout, as what it is."""
-    with server.client(delivery_timeout=0.5) as client:
+    with server.client(delivery_timeout=1.0) as client:
         client.create_topic("orders", max_queue_size=1)
         client.create_subscription("billing", "orders")
         client.publish("orders", b"x").result(10)

@@ -54,6 +54,7 @@ ID = PREFIX + "origin-id"
 SUBSCRIPTION = PREFIX + "subscription"
 REASON = PREFIX + "reason"
 ATTEMPTS = PREFIX + "attempts"
+NO_ORIGIN = "no_origin"
 REASON_CHARS_MAX = 1000
 RATE_MIN, RATE_MAX = 0.001, 1e6
 _OURS = (TOPIC, PARTITION, OFFSET, ID, SUBSCRIPTION, REASON, ATTEMPTS)
@@ -280,6 +281,8 @@ class _Redrive:
         self._after = -1
         self._count = 0
         self._error: HeadraceError | None = None
+        self._left_out: HeadraceError | None = None
+        """A letter that cannot be redriven does not stand in the way of others; it is told at the end."""
 
     def step(self) -> None:
         if self._engine.failed is not None or self._engine.closing:
@@ -304,7 +307,7 @@ class _Redrive:
             self._finish(InvalidArgument(f"the filter failed: {error!r}", code="invalid_filter"))
             return
         if not letters or self._error is not None:
-            self._finish(self._error)
+            self._finish(self._error or self._left_out)
             return
         self._after = letters[-1].offset
         waiting = len(letters)
@@ -317,6 +320,8 @@ class _Redrive:
                 self._count += 1
                 self._cursor.done(letter.offset)
                 self._engine.changed(self._cursor)
+            elif error.code == NO_ORIGIN:
+                self._left_out = self._left_out or error
             else:
                 self._error = error
             if waiting == 0:
@@ -353,7 +358,7 @@ class _Redrive:
                 raise Conflict(
                     f"dead letter {letter.offset} does not say which topic it came from; publish it "
                     "again yourself, then purge it",
-                    code="no_origin",
+                    code=NO_ORIGIN,
                 )
             topic = self._engine.topic_for_publish(message.topic)
             number = min(message.partition, len(topic.partitions) - 1)
