@@ -35,7 +35,10 @@ assert orders.where("offset >= 90").count() == 10
 paid = orders.select(F.upper(F.col("value").cast("string")).alias("value"))
 paid.write.format("headrace").option("topic", "batch").mode("append").save()
 
-stream = spark.readStream.format("headrace").option("topic", "orders").load()
+stream = (
+    spark.readStream.format("headrace").option("topic", "orders")
+    .option("startingOffsets", "earliest").load()
+)
 query = (
     stream.select("value").writeStream.format("headrace").option("topic", "streamed")
     .option("checkpointLocation", folder + "/checkpoint").trigger(availableNow=True).start()
