@@ -54,7 +54,6 @@ ID = PREFIX + "origin-id"
 SUBSCRIPTION = PREFIX + "subscription"
 REASON = PREFIX + "reason"
 ATTEMPTS = PREFIX + "attempts"
-NO_ORIGIN = "no_origin"
 REASON_CHARS_MAX = 1000
 RATE_MIN, RATE_MAX = 0.001, 1e6
 _OURS = (TOPIC, PARTITION, OFFSET, ID, SUBSCRIPTION, REASON, ATTEMPTS)
@@ -320,7 +319,7 @@ class _Redrive:
                 self._count += 1
                 self._cursor.done(letter.offset)
                 self._engine.changed(self._cursor)
-            elif error.code == NO_ORIGIN:
+            elif error.code == "no_origin":
                 self._left_out = self._left_out or error
             else:
                 self._error = error
@@ -358,7 +357,7 @@ class _Redrive:
                 raise Conflict(
                     f"dead letter {letter.offset} does not say which topic it came from; publish it "
                     "again yourself, then purge it",
-                    code=NO_ORIGIN,
+                    code="no_origin",
                 )
             topic = self._engine.topic_for_publish(message.topic)
             number = min(message.partition, len(topic.partitions) - 1)
