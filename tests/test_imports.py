@@ -16,7 +16,7 @@ LINES_MAX = 700  # above this, a file is two things
 LINE_COUNTED = {".py", ".html", ".css", ".js"}
 
 BASICS = frozenset(
-    {"model", "errors", "limits", "settings", "channels", "clock", "files", "_version"}
+    {"model", "errors", "limits", "settings", "channels", "clock", "files", "forking", "_version"}
 )
 ANYTHING = frozenset({"*"})
 

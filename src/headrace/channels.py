@@ -126,6 +126,14 @@ class Channel(Arrivals):
             with self._condition:
                 self._condition.notify_all()
 
+    def forked(self, error: Closed) -> None:
+        """In a child process: messages and the thread that brings them are the parent's."""
+        self._condition = threading.Condition()
+        self._sleepers = 0
+        self._items = deque()
+        self.is_closed = True
+        self.error = error
+
     def get(self, timeout: float | None = None) -> Message:
         """The next message. :class:`RequestTimeout` after ``timeout`` seconds without one,
         :class:`Closed` when the channel is closed and empty."""

@@ -16,6 +16,7 @@ import orjson
 from headrace.clock import Clock
 from headrace.errors import DirectoryLocked, StorageFailed
 from headrace.files import Files, Handle
+from headrace.forking import watch
 
 logger = logging.getLogger("headrace.broker")
 LOCK = "@lock"
@@ -49,6 +50,7 @@ class DataDirectory:
                 "another directory"
             )
         self._lock = handle
+        watch(self)
         content = orjson.dumps(
             {
                 "pid": os.getpid(),
@@ -82,6 +84,10 @@ class DataDirectory:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+    def forked(self) -> None:
+        """The lock is the parent's alone: it must end with it, whatever it has forked."""
+        self.release()
 
     @property
     def is_suspect(self) -> bool:

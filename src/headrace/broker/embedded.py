@@ -29,6 +29,7 @@ from headrace.broker.publishing import producer_of
 from headrace.channels import Channel
 from headrace.clock import new_loop
 from headrace.errors import Closed, HeadraceError, InvalidArgument
+from headrace.forking import put_aside, watch
 from headrace.log.batch import Batch
 from headrace.log.columns import Columns, expiry_of, many, one, time_of
 from headrace.log.memory import MemoryLog
@@ -86,6 +87,7 @@ class Broker:
         self._channels: list[Channel] = []
         self._members = 0
         self._closed = False
+        self._is_forked = False
         self._closing = threading.Lock()
         self._gate = threading.Lock()
         self._thread = threading.Thread(target=self._serve, name="headrace-broker", daemon=True)
@@ -95,6 +97,7 @@ class Broker:
         except BaseException:
             self._stop()
             raise
+        watch(self)
 
     @classmethod
     def open(cls, data_dir: str | Path | None = None, **options: Any) -> Broker:
@@ -130,15 +133,35 @@ class Broker:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def forked(self) -> None:
+        """In a child process: the broker stays with the parent."""
+        put_aside(self._loop, self._thread, self._async)
+        self._closing, self._gate = threading.Lock(), threading.Lock()
+        self._closed = self._is_forked = True
+        for channel in self._channels:
+            channel.on_close = lambda channel: None
+            channel.forked(self._over())
+        self._channels = []
+
     # --- crossing over ----------------------------------------------------------------------
     @property
     def engine(self) -> Engine:
         if self._closed:
-            raise Closed("the broker is closed")
+            raise self._over()
         return self._async.engine
+
+    def _over(self) -> Closed:
+        if self._is_forked:
+            return Closed(
+                "the broker belongs to the process that this one was forked from; for several "
+                "processes run 'headrace serve' and use a BrokerClient in each"
+            )
+        return Closed("the broker is closed")
 
     def _call(self, callback: Callable[..., Any], *args: Any) -> None:
         """Have it run on the loop, soon."""
+        if self._is_forked:
+            raise self._over()
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
             self._loop.call_soon_threadsafe(callback, *args)
 
@@ -152,7 +175,7 @@ class Broker:
         with self._gate:
             if self._closed:
                 coroutine.close()
-                raise Closed("the broker is closed")
+                raise self._over()
             future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result()
@@ -261,7 +284,7 @@ class Broker:
             raise InvalidArgument("do not publish from a callback of the broker's own loop")
         with self._gate:
             if self._closed:
-                raise Closed("the broker is closed")
+                raise self._over()
             self._loop.call_soon_threadsafe(start)
         return future.result()
 

@@ -10,6 +10,7 @@ import socket
 import ssl
 import uuid
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from copy import copy
 from typing import Any
 
 from headrace import limits
@@ -77,6 +78,7 @@ class AsyncClient(Jobs):
         batch_bytes: int = 256 << 10,
         max_message_size: int | None = None,
     ):
+        self._is_named = client_id is not None
         self.client_id = client_id or default_client_id()
         self._link_options: dict[str, Any] = {
             "client_id": self.client_id,
@@ -92,11 +94,23 @@ class AsyncClient(Jobs):
             "timeout": delivery_timeout,
         }
         self._max_message_size = max_message_size or limits.MESSAGE_BYTES_CEILING
+        self._begin()
+
+    def _begin(self) -> None:
         self._link: Link | None = None
         self._producer: Producer | None = None
         self._feeds: dict[tuple[str, str | None, str], Feed] = {}
         self._channels = 0
         self._tasks: set[asyncio.Task[None]] = set()
+
+    def anew(self) -> AsyncClient:
+        """Another with the same options, not connected yet; for a process that was forked."""
+        other = copy(self)
+        if not self._is_named:
+            other.client_id = default_client_id()
+            other._link_options = {**self._link_options, "client_id": other.client_id}
+        other._begin()
+        return other
 
     # --- connecting -------------------------------------------------------------------------
     async def connect(self) -> AsyncClient:

@@ -33,6 +33,7 @@ from headrace.errors import (
     OutcomeUnknown,
     RequestTimeout,
 )
+from headrace.forking import put_aside, watch
 from headrace.log.batch import Batch
 from headrace.log.columns import Columns, expiry_of, one
 from headrace.model import DeadLetter, Message, Receipt, Scheduled
@@ -138,6 +139,11 @@ class BrokerClient:
         **options: Any,
     ):
         self._async = AsyncClient(host, port, client_id, **options)
+        self._is_forked = False
+        self._begin_anew()
+        watch(self)
+
+    def _begin_anew(self) -> None:
         self.client_id = self._async.client_id
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -151,11 +157,30 @@ class BrokerClient:
         """On their way by themselves, not through the producer."""
         self._failed: list[Publication] = []
 
+    def forked(self) -> None:
+        """In a child process: the connection and all that hangs on it stay with the parent."""
+        global _publications
+        _publications = threading.Lock()
+        if self._loop is None:
+            self._lock = threading.Lock()
+            return
+        put_aside(self._loop, self._thread, self._async)
+        error = _forked()
+        for feed in [*self._channels.values(), *[each.feed for each in self._consumers]]:
+            feed.disconnected()
+        for channel in [*self._channels, *self._consumers]:
+            channel.on_close = lambda channel: None
+            channel.forked(error)
+        self._is_forked = True
+        self._async = self._async.anew()
+        self._begin_anew()
+
     # --- connecting -------------------------------------------------------------------------
     def connect(self) -> BrokerClient:
         with self._lock:
             if self._loop is not None:
                 return self
+            self._is_forked = False
             self._loop = new_loop()
             self._thread = threading.Thread(
                 target=self._serve, args=(self._loop,), name="headrace-client", daemon=True
@@ -226,11 +251,16 @@ class BrokerClient:
         loop = self._loop
         if loop is None:
             coroutine.close()
-            raise Closed("the client is not connected: call connect() first", code="not_connected")
+            raise self._not_connected()
         if threading.current_thread() is self._thread:
             coroutine.close()
             raise InvalidArgument("do not call the client from a callback of its own thread")
         return asyncio.run_coroutine_threadsafe(coroutine, loop)
+
+    def _not_connected(self) -> Closed:
+        if self._is_forked:
+            return _forked()
+        return Closed("the client is not connected: call connect() first", code="not_connected")
 
     def _run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
         loop = self._loop
@@ -281,7 +311,7 @@ class BrokerClient:
         """Publish without waiting; ``.result()`` of what is returned waits for the receipt."""
         loop = self._loop
         if loop is None:
-            raise Closed("the client is not connected: call connect() first", code="not_connected")
+            raise self._not_connected()
         publication = Publication()
         if delay is not None or deliver_at is not None or idempotency_key is not None:
             work = partial(
@@ -634,6 +664,13 @@ async def _cancel_all() -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _forked() -> Closed:
+    return Closed(
+        "the connection belongs to the process that this one was forked from: call connect() here",
+        code="not_connected",
+    )
 
 
 def _closed() -> Closed:
