@@ -1,13 +1,18 @@
 """Publishing with real clients against a real server."""
 
 import asyncio
+import logging
+import subprocess
+import sys
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from headrace import AsyncClient, BrokerClient
 from headrace.client import producer as producing
 from headrace.errors import (
+    Closed,
     HeadraceError,
     InvalidArgument,
     QueueFull,
@@ -240,6 +245,77 @@ def test_waiting_for_a_publish_ends_when_one_wants(server: RunningServer) -> Non
             publication.result(0.05)
         server.start()
         assert publication.result(10).offset == 1
+
+
+# --- closing ----------------------------------------------------------------------------------------
+def test_closing_sends_what_nobody_waited_for(server: RunningServer, client: BrokerClient) -> None:
+    """Also what goes by itself, and what waits for others to go with it."""
+    with server.client(linger=30) as other:
+        for number in range(100):
+            other.publish("orders", b"%d" % number)
+        other.publish("orders", b"later", delay=3600)
+        other.publish("orders", b"once", idempotency_key="k")
+    assert sorted(client.fetch_values("orders")) == sorted(
+        [b"%d" % n for n in range(100)] + [b"once"]
+    )
+    assert [each.topic for each in client.scheduled()] == ["orders"]
+
+
+def test_closing_waits_for_a_broker_that_is_away_for_a_moment(
+    server: RunningServer, client: BrokerClient
+) -> None:
+    """It has until the request timeout."""
+    other = server.client().connect()
+    other.publish("orders", b"before").result(10)
+    server.stop()
+    publication = other.publish("orders", b"while it was away")
+    with ThreadPoolExecutor(1) as pool:
+        closing = pool.submit(other.close)
+        server.start()
+        closing.result(20)
+    assert publication.result(0).offset == 1
+    wait_until(lambda: client.is_connected)
+    assert client.fetch_values("orders") == [b"before", b"while it was away"]
+
+
+def test_closing_says_what_it_could_not_send(
+    server: RunningServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The publication has its error, and who has not kept it finds a line in the log."""
+    other = server.client(request_timeout=0.2).connect()
+    other.publish("orders", b"before").result(10)
+    server.stop()
+    publication = other.publish("orders", b"lost")
+    with caplog.at_level(logging.WARNING, "headrace.client"):
+        other.close()
+    with pytest.raises(Closed):
+        publication.result(0)
+    assert "not all that was published was sent" in caplog.text
+
+
+def test_a_program_that_ends_without_closing_loses_nothing(
+    server: RunningServer, client: BrokerClient
+) -> None:
+    """However it ends, short of being killed."""
+    script = """
+import sys
+from headrace import BrokerClient
+def work():
+    client = BrokerClient(sys.argv[1], int(sys.argv[2])).connect()
+    for number in range(500):
+        client.publish("orders", b"%d" % number)
+work()
+sys.exit(int(sys.argv[3]))
+"""
+    for code in (0, 3):
+        ended = subprocess.run(
+            [sys.executable, "-c", script, server.host, str(server.port), str(code)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert (ended.returncode, ended.stderr) == (code, "")
+    assert client.fetch_values("orders") == [b"%d" % number for number in range(500)] * 2
 
 
 def test_a_topic_that_may_not_be_made_is_told() -> None:

@@ -143,14 +143,15 @@ class AsyncClient(Jobs):
         link, producer = self._link, self._producer
         if link is None or producer is None:
             return
-        if link.is_up:
-            try:
+        if not producer.is_idle and link.refused is None:
+            # Also while the broker is away: it may be back in a moment.
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(link.request_timeout):
                     await producer.flush()
-            except TimeoutError:
-                logger.warning("closing: not everything could be published in time")
         leaving = [self.unfollow(feed) for feed in self._feeds.values()]
         await asyncio.gather(*leaving, *self._tasks, return_exceptions=True)
+        if not producer.is_idle:
+            logger.warning("closing: not all that was published was sent and answered in time")
         producer.close()
         await link.close()
         self._link = None

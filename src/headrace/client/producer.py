@@ -386,6 +386,11 @@ class Producer:
         """Whether it is better to wait for something before publishing more."""
         return self._bytes > BUFFER_BYTES_MAX // 2
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether everything that was published is stored, or has failed."""
+        return not self._bytes
+
     async def learn(self, topic: str) -> int:
         """How many partitions the topic has; asked once, and again after a reconnect."""
         known = self._partitions.get(topic)

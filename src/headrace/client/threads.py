@@ -2,12 +2,14 @@
 
 The connection runs on an event loop in a thread of its own; this class carries calls over. ``publish``
 does not wait: it returns a :class:`Publication` to wait on, and publishes that follow each other travel
-together. All methods may be called from any thread.
+together. All methods may be called from any thread. A client that is still connected when the program
+ends is closed then, so that what it has published is sent.
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import logging
 import threading
@@ -155,6 +157,8 @@ class BrokerClient:
         self._handlers: dict[Consumer, threading.Thread] = {}
         self._alone: set[Publication] = set()
         """On their way by themselves, not through the producer."""
+        self._works: set[asyncio.Task[Receipt]] = set()
+        """Which bring those on their way."""
         self._failed: list[Publication] = []
 
     def forked(self) -> None:
@@ -165,6 +169,7 @@ class BrokerClient:
             self._lock = threading.Lock()
             return
         put_aside(self._loop, self._thread, self._async)
+        _connected.discard(self)
         error = _forked()
         for feed in [*self._channels.values(), *[each.feed for each in self._consumers]]:
             feed.disconnected()
@@ -191,6 +196,7 @@ class BrokerClient:
         except BaseException:
             self._stop()
             raise
+        _connected.add(self)
         return self
 
     @staticmethod
@@ -199,6 +205,7 @@ class BrokerClient:
         loop.run_forever()
 
     def _stop(self) -> None:
+        _connected.discard(self)
         with self._lock:
             loop, self._loop = self._loop, None
             thread, self._thread = self._thread, None
@@ -223,10 +230,15 @@ class BrokerClient:
         for consumer in list(self._consumers):
             self._call(consumer.carry_out)
         with contextlib.suppress(Closed):  # another thread was faster
-            self._run(self._async.close())
+            self._run(self._close())
         self._channels.clear()
         self._consumers.clear()
         self._stop()
+
+    async def _close(self) -> None:
+        if self._works:  # each ends in its own time
+            await asyncio.wait(self._works)
+        await self._async.close()
 
     close = disconnect
 
@@ -354,8 +366,10 @@ class BrokerClient:
         self, work: Callable[[], Coroutine[Any, Any, Receipt]], publication: Publication
     ) -> None:
         task = asyncio.get_running_loop().create_task(work())
+        self._works.add(task)
 
         def done(task: asyncio.Task[Receipt]) -> None:
+            self._works.discard(task)
             self._alone.discard(publication)
             if task.cancelled():
                 self._settled(publication, None, OutcomeUnknown("the client was closed meanwhile"))
@@ -656,6 +670,17 @@ class BrokerClient:
     def admin(self, operation: str, **arguments: Any) -> Any:
         """An administrative operation by name; the result is JSON."""
         return self._run(self._async.admin(operation, **arguments))
+
+
+_connected: set[BrokerClient] = set()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Whoever has not closed his client does not lose by it what is on its way."""
+    for client in list(_connected):
+        with contextlib.suppress(HeadraceError):
+            client.disconnect()
 
 
 async def _cancel_all() -> None:
