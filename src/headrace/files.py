@@ -16,12 +16,25 @@ import errno
 import fcntl
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 IOV_MAX = 1024
+_FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
+_allocate: Callable[[int, int, int], None] | None = getattr(os, "posix_fallocate", None)
+
+
+def _sync_all(fd: int) -> None:
+    """Without ``fdatasync``. On macOS ``fsync`` alone leaves it in the drive's memory."""
+    if _FULL_SYNC is None:
+        os.fsync(fd)
+    else:
+        fcntl.fcntl(fd, _FULL_SYNC)
+
+
+_sync: Callable[[int], None] = getattr(os, "fdatasync", _sync_all)
 
 
 @cache
@@ -102,11 +115,15 @@ class Files:
         return total
 
     def sync(self, handle: Handle) -> None:
-        os.fdatasync(handle.fd)
+        _sync(handle.fd)
 
     def allocate(self, handle: Handle, position: int, length: int) -> None:
-        """Reserve space, so that writes inside it neither fail for room nor grow the file."""
-        os.posix_fallocate(handle.fd, position, length)
+        """Reserve space, so that writes inside it neither fail for room nor grow the file.
+
+        Where the system cannot (macOS), a write may fail for room, and is taken back as any other.
+        """
+        if _allocate is not None:
+            _allocate(handle.fd, position, length)
 
     def truncate(self, handle: Handle, size: int) -> None:
         os.ftruncate(handle.fd, size)

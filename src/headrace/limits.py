@@ -8,6 +8,7 @@ bounds.
 from __future__ import annotations
 
 import ctypes
+import os
 import resource
 from contextlib import suppress
 from functools import cache
@@ -137,8 +138,18 @@ def allow_open_files(wanted: int) -> int:
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return soft if soft != resource.RLIM_INFINITY else wanted
     most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    except (OSError, ValueError):  # macOS has a bound that it does not tell
+        return soft
     return most
+
+
+def cores() -> int:
+    """How many of the machine's cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 FREED_BYTES_KEPT = 64 << 20

@@ -8,7 +8,6 @@ removed at the end, and is named when something went wrong with Spark itself.
 from __future__ import annotations
 
 import logging
-import os
 import re
 import shutil
 import sys
@@ -24,6 +23,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from headrace import limits
 from headrace.cli.connecting import Ca, Server, Token, count_of, size
 from headrace.cli.spark_work import Conf, Master, settings_of, where_of
 from headrace.errors import HeadraceError, InvalidArgument
@@ -240,7 +240,7 @@ class Work:
 
         try:
             self._is_ours = SparkContext._active_spark_context is None
-            cores = len(os.sched_getaffinity(0))
+            cores = limits.cores()
             settings: dict[str, Any] = {"spark.sql.warehouse.dir": str(self._folder / "warehouse")}
             settings |= self._settings
             spark = session(

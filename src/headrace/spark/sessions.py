@@ -64,6 +64,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headrace import limits
 from headrace.errors import HeadraceError, InvalidArgument
 from headrace.spark.java import use_java
 from headrace.spark.scripts import kept
@@ -226,7 +227,7 @@ def settings(
     log_level: str = "WARN",
 ) -> dict[str, str]:
     """The settings of a session, as Spark takes them."""
-    cores = len(os.sched_getaffinity(0))
+    cores = limits.cores()
     master = master or f"local[{cores},{TASK_FAILURES_MAX}]"
     found = {
         "spark.app.name": app_name,
