@@ -2,13 +2,19 @@
 
 import json
 import platform
+import re
 import resource
+import socket
 import subprocess
 import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
 from headrace import limits
+from headrace.server.server import _allow_connections
 from headrace.testing import server_process
 
 PROGRAM = """
@@ -48,6 +54,57 @@ def test_a_server_has_room_for_its_connections_or_says_so() -> None:
     if hard != resource.RLIM_INFINITY:
         with server_process(memory=True, max_connections=hard + 1) as server:
             assert "ulimit -n" in server.errors
+
+
+@pytest.mark.parametrize(
+    ("wanted", "files", "allowed"),
+    [(15_000, 17_000, 15_000), (15_000, 10_000, 8_000), (90, 100, 50)],
+)
+def test_connections_do_not_take_the_files_that_the_log_needs(
+    wanted: int, files: int, allowed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client too many is refused; a publish must not fail for want of a file."""
+    monkeypatch.setattr(limits, "allow_open_files", lambda count: min(files, count))
+    assert _allow_connections(wanted) == allowed
+
+
+def test_a_server_with_few_files_goes_on_publishing() -> None:
+    """As many come as may; a topic that would need a file too many is refused, and all others work."""
+    program = Path(sys.executable).with_name("headrace")
+    with tempfile.TemporaryDirectory() as folder:
+        serve = f"ulimit -n 100; exec {program} serve --port 0 --http-port 0 --data-dir {folder}"
+        process = subprocess.Popen(
+            ["sh", "-c", serve], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        assert process.stdout is not None
+        try:
+            ready = process.stdout.readline()
+            found = re.search(r"tcp://127\.0\.0\.1:(\d+)", ready)
+            assert found, ready
+            address = ("127.0.0.1", int(found[1]))
+            with ExitStack() as stack:
+                sockets = [
+                    stack.enter_context(socket.create_connection(address, 10)) for _ in range(80)
+                ]
+                answers = [_ask(each, f"PUB topic-{n} 1\r\nx") for n, each in enumerate(sockets)]
+                last = _ask(sockets[0], "PUB topic-0 1\r\nx")
+            assert answers[:20] == ["OK 0"] * 20
+            assert all(each == "OK 0" or "Too many open files" in each for each in answers[:50])
+            assert answers[50:] == [""] * 30
+            assert last == "OK 1"
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+
+
+def _ask(place: socket.socket, text: str) -> str:
+    """The answer; nothing from who does not want to talk."""
+    try:
+        place.sendall(text.encode())
+        return place.recv(1000).decode().strip()
+    except OSError:
+        return ""
 
 
 FAULTS = """

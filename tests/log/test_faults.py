@@ -170,6 +170,8 @@ def test_the_run_does_everything_that_can_fail() -> None:
 def single_faults() -> Iterator[tuple[str, int, int, int | None]]:
     for kind in sorted({*KINDS, "open"}):
         for number in range(1, KINDS.count(kind) + 3 if kind != "open" else 40):
+            if kind in ("open", "create", "sync_directory"):
+                yield kind, number, errno.EMFILE, None
             for code in (errno.EIO, errno.ENOSPC):
                 yield kind, number, code, None
                 if kind == "write_at":
@@ -238,6 +240,21 @@ def test_several_operations_may_fail(plan: list, seed: int) -> None:
 
 
 # --- one by one -----------------------------------------------------------------------------------
+def test_too_many_open_files_is_no_failed_sync() -> None:
+    """A new segment waits until there is a descriptor again; until then publishes are refused."""
+    run = Run()
+    run.start()
+    run.files.fail("sync_directory", code=errno.EMFILE, repeat=True)
+    run.publish()
+    assert not run.rig.failures
+    assert [entry.error.code for entry in run.said.values() if entry.error] == ["storage_failed"]
+    run.files.heal()
+    run.publish()
+    run.stop()
+    run.check()
+    assert len(run.said) == 2
+
+
 def failed_sync(run: Run) -> Fault:
     run.start()
     run.publish()

@@ -282,6 +282,8 @@ class PartitionLog:
         try:
             self._files.sync_directory(self.directory)
         except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise  # no descriptor to do it with: the sync has not failed, it has not begun
             raise SyncFailed(f"{path}: {error}") from error
         self._writer = handle
         self._position = self._allocated = self._synced_position = 0

@@ -171,16 +171,19 @@ def make_tls(settings: Settings) -> ssl.SSLContext | None:
     return context
 
 
-def _allow_connections(count: int) -> None:
-    """Each is an open file. Without the room for them, accepting would fail one by one."""
-    allowed = limits.allow_open_files(count + limits.OPEN_FILES_SPARE)
-    if allowed < count:
+def _allow_connections(wanted: int) -> int:
+    """How many may come. Each is an open file, and they must not take those that the log needs."""
+    files = limits.allow_open_files(wanted + limits.OPEN_FILES_SPARE)
+    allowed = min(wanted, files - min(limits.OPEN_FILES_SPARE, files // 2))
+    if allowed < wanted:
         logger.warning(
-            "%d connections may come (max_connections), but this process may open only %d files; "
-            "raise its limit (ulimit -n)",
-            count,
+            "%d connections may come instead of %d (max_connections), because this process may open "
+            "only %d files; raise its limit (ulimit -n)",
             allowed,
+            wanted,
+            files,
         )
+    return allowed
 
 
 def _collect_seldom() -> None:
@@ -196,9 +199,9 @@ def _collect_seldom() -> None:
 async def serve(settings: Settings, ready: Any = None) -> int:
     """Run until a signal; returns the exit code."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    _allow_connections(settings.max_connections)
     limits.keep_freed_memory()
     server = Server(settings)
+    server.hub.max_connections = _allow_connections(settings.max_connections)
     await server.start()
     _collect_seldom()
     loop = asyncio.get_running_loop()
