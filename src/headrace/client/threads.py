@@ -26,6 +26,7 @@ from headrace.channels import Channel
 from headrace.client.administration import Start
 from headrace.client.aio import AsyncClient
 from headrace.client.consumer import Consumer, Feed
+from headrace.client.publication import Publication, renew_lock
 from headrace.clock import Clock, new_loop
 from headrace.errors import (
     Closed,
@@ -33,7 +34,6 @@ from headrace.errors import (
     InvalidArgument,
     NotFound,
     OutcomeUnknown,
-    RequestTimeout,
 )
 from headrace.forking import put_aside, watch
 from headrace.log.batch import Batch
@@ -44,82 +44,6 @@ logger = logging.getLogger("headrace.client")
 Result = TypeVar("Result")
 Handler = Callable[[Message], object]
 FAILED_KEPT_MAX = 100
-
-
-class Publication:
-    """A publish on its way. ``result()`` waits for its receipt, or raises what went wrong.
-
-    A ``concurrent.futures.Future`` costs a lock and a condition each; most of these are never
-    waited for, so the event is made only when somebody does.
-    """
-
-    __slots__ = ("_callbacks", "_error", "_event", "_is_done", "_receipt", "_waited")
-
-    def __init__(self) -> None:
-        self._receipt: Receipt | None = None
-        self._error: HeadraceError | None = None
-        self._is_done = False
-        self._waited = False
-        self._event: threading.Event | None = None
-        self._callbacks: list[Callable[[Publication], object]] = []
-
-    def settle(self, receipt: Receipt | None, error: HeadraceError | None) -> None:
-        """Called by the client, once."""
-        self._receipt, self._error = receipt, error
-        with _publications:
-            self._is_done = True
-            callbacks = self._callbacks
-            if self._event is not None:
-                self._event.set()
-        for callback in callbacks:
-            callback(self)
-
-    def result(self, timeout: float | None = None) -> Receipt:
-        self._waited = True
-        event = self._event_if_open()
-        if event is not None and not event.wait(timeout):
-            raise RequestTimeout(
-                f"not known to be stored within {timeout} seconds; it may still be"
-            )
-        if self._error is not None:
-            raise self._error
-        assert self._receipt is not None
-        return self._receipt
-
-    def _event_if_open(self) -> threading.Event | None:
-        with _publications:
-            if self._is_done:
-                return None
-            if self._event is None:
-                self._event = threading.Event()
-            return self._event
-
-    def done(self) -> bool:
-        return self._is_done
-
-    def add_done_callback(self, callback: Callable[[Publication], object]) -> None:
-        """Called in the client's thread; it must not block."""
-        with _publications:
-            if not self._is_done:
-                self._callbacks.append(callback)
-                return
-        callback(self)
-
-    @property
-    def offset(self) -> int:
-        """Waits for the receipt."""
-        return self.result().offset
-
-    @property
-    def partition(self) -> int:
-        return self.result().partition
-
-    @property
-    def id(self) -> uuid.UUID:
-        return self.result().id
-
-
-_publications = threading.Lock()
 
 
 class BrokerClient:
@@ -163,8 +87,7 @@ class BrokerClient:
 
     def forked(self) -> None:
         """In a child process: the connection and all that hangs on it stay with the parent."""
-        global _publications
-        _publications = threading.Lock()
+        renew_lock()
         if self._loop is None:
             self._lock = threading.Lock()
             return

@@ -49,7 +49,8 @@ from pyspark.sql.datasource import (
 )
 
 from headrace import limits
-from headrace.client.threads import BrokerClient, Publication
+from headrace.client.publication import Publication
+from headrace.client.threads import BrokerClient
 from headrace.errors import Closed, HeadraceError, InvalidArgument
 from headrace.model import check_subscription_name
 from headrace.spark.checkpoints import sync_offsets
