@@ -4,6 +4,7 @@ Every wait has a bound, so that a mistake is a failure and not a standstill.
 """
 
 import faulthandler
+import subprocess
 import sys
 import threading
 import time
@@ -675,3 +676,22 @@ def test_a_failed_sync_reaches_every_thread(tmp_path: Path) -> None:
     broker.close()
     with Broker.open(tmp_path) as again:
         assert again.fetch_values("work")[0] == b"first"
+
+
+def test_a_program_that_ends_without_closing_keeps_its_acks(tmp_path: Path) -> None:
+    """They are written a moment later, and that moment it gets."""
+    script = """
+import sys
+from headrace import Broker
+broker = Broker(sys.argv[1])
+broker.publish_many("orders", [b"%d" % number for number in range(100)])
+member = broker.subscription("billing", "orders")
+for _ in range(100):
+    member.get(10).ack()
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=60
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    with Broker(tmp_path) as broker:
+        assert broker.subscription_stats("billing", "orders")["lag"] == 0

@@ -5,12 +5,14 @@ may be called from any thread. Reading (``fetch*``) does not cross over at all: 
 from any thread, so a reader never waits for the loop.
 
 Closing: first nothing more may cross over (``_gate``), then everything that did is answered. So a call
-that races with ``close`` is done or gets ``Closed``, and never waits for a loop that has ended.
+that races with ``close`` is done or gets ``Closed``, and never waits for a loop that has ended. A broker
+that is open when the program ends is closed then: acknowledgements of the last moment are kept.
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import threading
 import uuid
@@ -98,6 +100,7 @@ class Broker:
             self._stop()
             raise
         watch(self)
+        _open.add(self)
 
     @classmethod
     def open(cls, data_dir: str | Path | None = None, **options: Any) -> Broker:
@@ -108,6 +111,7 @@ class Broker:
         self._loop.run_forever()
 
     def _stop(self) -> None:
+        _open.discard(self)
         with self._gate:
             self._closed = True
         asyncio.run_coroutine_threadsafe(_cancel_all(), self._loop).result()
@@ -136,6 +140,7 @@ class Broker:
     def forked(self) -> None:
         """In a child process: the broker stays with the parent."""
         put_aside(self._loop, self._thread, self._async)
+        _open.discard(self)
         self._closing, self._gate = threading.Lock(), threading.Lock()
         self._closed = self._is_forked = True
         for channel in self._channels:
@@ -565,3 +570,13 @@ class Broker:
     def flush(self) -> None:
         """Everything acknowledged so far is on disk when this returns."""
         self._run(self._async.flush())
+
+
+_open: set[Broker] = set()
+
+
+@atexit.register
+def _close_all() -> None:
+    for broker in list(_open):
+        with contextlib.suppress(HeadraceError):
+            broker.close()
