@@ -37,12 +37,16 @@ INTERNAL_PREFIX = "__"
 DEAD_LETTER_SUFFIX = ".dlq"
 
 
+def not_a_topic(name: object) -> InvalidArgument:
+    return InvalidArgument(
+        f"a topic name is a str, not {type(name).__name__}", code="invalid_topic"
+    )
+
+
 def check_topic_name(name: object, *, internal: bool = False) -> str:
     """The name itself, or :class:`InvalidArgument`: a name becomes a directory, so it is strict."""
     if not isinstance(name, str):
-        raise InvalidArgument(
-            f"a topic name is a str, not {type(name).__name__}", code="invalid_topic"
-        )
+        raise not_a_topic(name)
     if not 1 <= len(name) <= limits.TOPIC_NAME_CHARS_MAX:
         raise InvalidArgument(
             f"a topic name has 1 to {limits.TOPIC_NAME_CHARS_MAX} characters, this one {len(name)}",
@@ -147,7 +151,7 @@ def parse_id(text: object) -> uuid.UUID:
         return uuid.UUID(str(text))
     except ValueError:
         raise InvalidArgument(
-            f"{text!r} is not a UUID; leave the id out and the broker derives one",
+            f"{text!r} is not a UUID, which an id of a message is",
             code="invalid_id",
         ) from None
 

@@ -73,6 +73,9 @@ def test_dead_letters_are_redriven(headrace: Command, client: BrokerClient) -> N
     ran = headrace("dlq", "redrive", "redriven")
     assert (ran.code, ran.lines) == (0, ["redrove 2 letters"])
     assert headrace("dlq", "list", "redriven").lines == ["No dead letters of redriven."]
+    ran = headrace("dlq", "redrive", "redriven", "--offset", "99")
+    assert (ran.code, ran.lines) == (2, ["redrove 0 letters"])
+    assert "1 letter of those named are not there" in ran.err
     assert headrace("join-subscription", "redriven", "-n", "2").lines == [
         "redriven/0@2  one",
         "redriven/0@3  two",

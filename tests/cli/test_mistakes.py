@@ -5,6 +5,8 @@ import threading
 
 import pytest
 
+from headrace import BrokerClient
+from headrace.cli import connecting
 from headrace.testing import RunningServer, running_server
 from tests.cli.rig import Command, run_script
 
@@ -127,6 +129,36 @@ def test_that_is_no_broker(command: Command) -> None:
     assert ran.code == 2
     assert "closed the connection at once; if it wants TLS, write tls://" in ran.err
     assert "[connect_failed]" in ran.err
+
+
+def test_that_is_the_other_port(command: Command, server: RunningServer) -> None:
+    """Of HTTP: one line that says so."""
+    ran = command("topics", "--server", "{}:{}".format(*server.server.addresses["http"]))
+    assert ran.code == 2
+    assert "speaks HTTP; give the broker's other port" in ran.err
+    assert len(ran.err.splitlines()) == 1
+
+
+def test_there_is_no_token(command: Command) -> None:
+    """What a person can do about it, not what the protocol wants."""
+    with running_server(memory=True, token="secret") as server:
+        where = f"{server.host}:{server.port}"
+        ran = command("topics", "--server", where)
+        assert ran.code == 2
+        assert "wants a token: give it as token (--token, HEADRACE_TOKEN)" in ran.err
+        assert command("topics", "--server", where, "--token", "secret").code == 0
+
+
+def test_a_full_queue_is_told_soon(
+    headrace: Command, client: BrokerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connecting, "PUBLISH_S", 0.3)
+    client.create_topic("small", max_queue_size=1)
+    client.create_subscription("reader", "small")
+    assert headrace("publish", "small", "one").code == 0
+    ran = headrace("publish", "small", "two")
+    assert ran.code == 2
+    assert "[queue_full]" in ran.err
 
 
 def test_that_is_no_certificate(command: Command) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace import BrokerClient
 from headrace.client.link import ConnectFailed
 from headrace.errors import Closed, HeadraceError, InvalidArgument, Unauthenticated
 from headrace.server import tcp
@@ -277,6 +278,17 @@ def test_a_client_does_not_talk_to_whom_it_cannot_trust(encrypted: RunningServer
         encrypted.client(tls=True, request_timeout=5).connect()
     with pytest.raises(ConnectFailed, match="if it wants TLS, write tls://"):
         encrypted.client(request_timeout=5).connect()
+
+
+def test_a_certificate_for_another_name_is_told(
+    certificate: tuple[Path, Path],
+) -> None:
+    """It is trusted; what is wrong is the address."""
+    cert, key = map(str, certificate)
+    with running_server(memory=True, host="127.0.0.2", tls_cert=cert, tls_key=key) as server:
+        client = BrokerClient(server.host, server.port, tls=True, ca=cert)
+        with pytest.raises(ConnectFailed, match=r"is for another name .* connect by the name"):
+            client.connect()
 
 
 def test_who_wants_tls_of_a_broker_without_is_told(server: RunningServer) -> None:

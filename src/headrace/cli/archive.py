@@ -181,7 +181,13 @@ def _print_verdict(path: str, verdict: Verdict) -> None:
     if more > 0:
         say(f"and {count_of(more, 'difference')} more; --json has all of them")
     records = count_of(verdict.records, "record")
-    if verdict.is_good:
+    if verdict.unseen:
+        files = count_of(len(verdict.unseen), "file")
+        say(
+            f"{files} of the table cannot be seen by who reads its directory ({verdict.unseen[0]}); "
+            f"'headrace archive compact {path} --vacuum' gives them their names back"
+        )
+    if not verdict.differences:
         say(f"{path} and the log hold the same: {records} compared")
     else:
         say(f"{path} and the log differ; {records} compared")

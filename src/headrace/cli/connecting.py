@@ -44,6 +44,10 @@ Group = Annotated[str, typer.Argument(metavar="SUBSCRIPTION", help="The subscrip
 console = Console()
 
 
+PUBLISH_S = 5.0
+"""How long a publish is tried again, say into a queue that is full: somebody waits for the answer."""
+
+
 class Address(NamedTuple):
     host: str
     port: int
@@ -91,6 +95,7 @@ def connected(server: str | None, token: str | None, ca: str | None) -> Iterator
             tls=tls,
             ca=ca,
             request_timeout=request_timeout(),
+            delivery_timeout=min(request_timeout(), PUBLISH_S),
         )
     except OSError as error:
         raise InvalidArgument(f"the certificate {ca} cannot be used: {error}") from None

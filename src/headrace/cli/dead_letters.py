@@ -21,6 +21,7 @@ from headrace.cli.connecting import (
     text_of,
     when,
 )
+from headrace.errors import NotFound
 from headrace.wire import documents
 
 dlq = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -137,6 +138,13 @@ def redrive(
             to="topic" if everybody else "subscription",
         )
     say(f"redrove {count_of(count, 'letter')}")
+    if offset is not None and limit is None and reason is None and topic is None:
+        missing = len(set(offset)) - count
+        if missing > 0:
+            raise NotFound(
+                f"{count_of(missing, 'letter')} of those named are not there: see 'headrace dlq list'",
+                code="message_not_found",
+            )
 
 
 @dlq.command()

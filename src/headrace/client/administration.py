@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from headrace.client.link import ConnectionLost, Link
-from headrace.errors import OutcomeUnknown
+from headrace.errors import InvalidArgument, OutcomeUnknown
 from headrace.model import DeadLetter, Message, Scheduled
 from headrace.wire import documents
 from headrace.wire.binary import Type
@@ -47,9 +47,11 @@ class Administration:
         """An administrative operation by name; the result is JSON."""
         request = {"op": operation, **{k: v for k, v in arguments.items() if v is not None}}
         try:
-            frame = await self.link.ask(
-                Type.ADMIN, {}, orjson.dumps(request), again=again, timeout=timeout
-            )
+            body = orjson.dumps(request)
+        except TypeError as error:
+            raise InvalidArgument(f"{operation} takes texts and numbers: {error}") from None
+        try:
+            frame = await self.link.ask(Type.ADMIN, {}, body, again=again, timeout=timeout)
         except ConnectionLost:
             raise OutcomeUnknown(
                 f"the connection broke during {operation}: it may or may not have been done"

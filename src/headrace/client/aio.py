@@ -32,7 +32,7 @@ from headrace.errors import (
 )
 from headrace.log.batch import LOST, Batch, crc32c, parse
 from headrace.log.columns import Columns, cut, expiry_of, many, one, pick, time_of
-from headrace.model import Message, Receipt, Settling, parse_id
+from headrace.model import Message, Receipt, Settling, not_a_topic, parse_id
 from headrace.wire import documents
 from headrace.wire.binary import Frame, Type
 
@@ -228,6 +228,8 @@ class AsyncClient(Jobs):
         timestamp: int | None = None,
     ) -> asyncio.Future[Receipt]:
         """Publish without waiting; the future hears when it is stored."""
+        if not isinstance(topic, str):
+            raise not_a_topic(topic)
         columns = one(
             value,
             bytes_max=self._max_message_size,
@@ -279,6 +281,8 @@ class AsyncClient(Jobs):
 
         Options as for ``AsyncBroker.publish``. Publishes that run at the same time travel together.
         """
+        if not isinstance(topic, str):
+            raise not_a_topic(topic)
         if delay is None and deliver_at is None and idempotency_key is None:
             return await self.send(topic, value, headers, **options)
         return await self._publish_alone(

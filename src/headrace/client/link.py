@@ -16,7 +16,7 @@ import ssl
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, TypeVar, cast
 
-from headrace.errors import Closed, HeadraceError, RequestTimeout, by_kind
+from headrace.errors import Closed, HeadraceError, RequestTimeout, Unauthenticated, by_kind
 from headrace.wire import binary
 from headrace.wire.binary import BinaryParser, Frame, Type
 
@@ -68,6 +68,7 @@ class Wire(asyncio.Protocol):
         self._writable.set()
         self.last_heard = 0.0
         self.is_lost = False
+        self.speaks_http = False
         self._gone = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -87,7 +88,9 @@ class Wire(asyncio.Protocol):
             else:
                 self._on_frame(frame)
         if self._parser.error is not None:
-            logger.error("the broker does not make sense: %s", self._parser.error)
+            self.speaks_http = data.startswith(b"HTTP/")
+            if not self.speaks_http:
+                logger.error("the broker does not make sense: %s", self._parser.error)
             self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -161,9 +164,18 @@ class Wire(asyncio.Protocol):
         self._transport.abort()
 
 
+_OTHER_NAME = (62, 64)
+"""What OpenSSL says of a name, and of an address, that the certificate does not have."""
+
+
 def connect_failed(host: str, port: int, error: OSError) -> ConnectFailed:
     """What to do about it, by what went wrong."""
     where = f"{host}:{port}"
+    if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in _OTHER_NAME:
+        return ConnectFailed(
+            f"the certificate of {where} is for another name ({error.verify_message}); "
+            "connect by the name that is in it"
+        )
     if isinstance(error, ssl.SSLCertVerificationError):
         return ConnectFailed(
             f"the certificate of {where} is not trusted ({error.verify_message}); "
@@ -245,6 +257,11 @@ class Link:
                 if self.on_up is not None:
                     await self.on_up(wire)
         except ConnectionLost:
+            if wire is not None and wire.speaks_http:
+                raise ConnectFailed(
+                    f"{host}:{port} speaks HTTP; give the broker's other port, which is 9999 unless "
+                    "it was changed"
+                ) from None
             hint = "" if self._tls else "; if it wants TLS, write tls:// in front of the address"
             raise ConnectFailed(f"{host}:{port} closed the connection at once{hint}") from None
         except (OSError, ssl.SSLError, TimeoutError) as error:
@@ -363,6 +380,13 @@ class Link:
                 except ConnectionLost:
                     if not again:
                         raise
+                except Unauthenticated:
+                    if self._token is not None:
+                        raise
+                    host, port = self.address
+                    raise Unauthenticated(
+                        f"{host}:{port} wants a token: give it as token (--token, HEADRACE_TOKEN)"
+                    ) from None
 
         return await self.within_time(ask(), timeout)
 

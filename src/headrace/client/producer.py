@@ -418,10 +418,11 @@ class Producer:
                     if not error.retryable or not self._unplaced.get(topic):
                         raise
                 await asyncio.sleep(RETRY_S)
-        except HeadraceError as error:
+        except Exception as error:
+            failure = error if isinstance(error, HeadraceError) else HeadraceError(repr(error))
             for item in self._unplaced.pop(topic, ()):
                 self.finished(item)
-                item.done(None, error)
+                item.done(None, failure)
             self.progressed()
             raise
         finally:

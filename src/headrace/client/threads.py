@@ -38,7 +38,7 @@ from headrace.errors import (
 from headrace.forking import put_aside, watch
 from headrace.log.batch import Batch
 from headrace.log.columns import Columns, expiry_of, one
-from headrace.model import DeadLetter, Message, Receipt, Scheduled
+from headrace.model import DeadLetter, Message, Receipt, Scheduled, not_a_topic
 
 logger = logging.getLogger("headrace.client")
 Result = TypeVar("Result")
@@ -247,6 +247,8 @@ class BrokerClient:
         loop = self._loop
         if loop is None:
             raise self._not_connected()
+        if not isinstance(topic, str):
+            raise not_a_topic(topic)
         publication = Publication()
         if delay is not None or deliver_at is not None or idempotency_key is not None:
             work = partial(

@@ -167,6 +167,13 @@ def describe(path: str, kind: str | None = None, **options: Any) -> Description:
     return find_table(path, kind, **options).describe()
 
 
+def unseen(path: str, kind: str | None = None, **options: Any) -> list[str]:
+    """Files of a table that plain readers of its directory do not see; ``vacuum`` brings them back."""
+    from headrace.spark.lake.tables import find_table
+
+    return find_table(path, kind, **options).unseen()
+
+
 def compact(
     path: str, kind: str | None = None, *, target_bytes: int | None = None, **options: Any
 ) -> Compacted:

@@ -20,6 +20,13 @@ class Disk(Files):
         """A second name for the same file."""
         os.link(source, target)
 
+    def is_same(self, one: Path, other: Path) -> bool:
+        """Whether both names are there, and of one file."""
+        try:
+            return os.path.samefile(one, other)
+        except FileNotFoundError:
+            return False
+
     def touch(self, path: Path) -> None:
         """Changed now."""
         os.utime(path)

@@ -338,6 +338,26 @@ class ParquetTable(Table):
         except (FileNotFoundError, ValueError):
             return -1
 
+    def unseen(self) -> list[str]:
+        state = self.state()
+        if self._linked() < state.version:
+            return []  # a commit is being made, or was broken off: the next one makes its links
+        return [path for path in state.files if not self._is_linked(path)]
+
+    def _is_linked(self, path: str) -> bool:
+        return self._disk.is_same(self.files_root / path, self._visible(path))
+
+    def _link_again(self, state: State) -> None:
+        """What somebody has deleted or replaced in the open directory gets its name back."""
+        for path in state.files:
+            visible = self._visible(path)
+            if not self._is_linked(path):
+                self._disk.make_directory(visible.parent)
+                if self._disk.exists(visible):
+                    self._disk.remove(visible)
+                self._make_link(self.files_root / path, visible)
+                self._disk.sync_directory(visible.parent)
+
     def _visible(self, path: str) -> Path:
         return self.path / (path.removesuffix(HELD) + ".parquet")
 
@@ -382,6 +402,7 @@ class ParquetTable(Table):
         with self.locked():
             state = self.state()
             self._link(state)
+            self._link_again(state)
             if self._disk.is_directory(self.files_root):
                 for path in self._disk.walk(self.files_root):
                     name = path.relative_to(self.files_root).as_posix()

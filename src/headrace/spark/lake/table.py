@@ -324,6 +324,10 @@ class Table(ABC):
     def vacuum(self, keep_s: float) -> int:
         """Delete files that belong to no commit, older than so many seconds. Returns how many."""
 
+    def unseen(self) -> list[str]:
+        """Files of the table that those do not see who read the directory and not the log."""
+        return []
+
     def paths(self) -> list[str]:
         """Every file of the table, absolute; partition columns are read off below files_root."""
         return [str(self.files_root / file.path) for file in self.data_files()]
