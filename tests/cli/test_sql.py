@@ -277,3 +277,14 @@ def test_the_prompt(
         terminal.close()
     history = (tmp_path / "headrace" / "sql_history").read_text()
     assert "FROM orders;\n" in history
+
+
+def test_a_plan_has_its_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    """What EXPLAIN says is no cell of a table; a column that happens to have its name is."""
+    from headrace.cli.sql_table import print_table_of
+    from headrace.spark.sql_output import Rows
+
+    print_table_of(Rows.of({"plan": ["== Physical Plan ==\n*(1) Project\n+- Scan\n\n"]}), set())
+    assert capsys.readouterr().out == "== Physical Plan ==\n*(1) Project\n+- Scan\n"
+    print_table_of(Rows.of({"plan": ["free"]}), set())
+    assert capsys.readouterr().out.split() == ["plan", "free"]

@@ -346,9 +346,10 @@ class Load:
 
 def no_broker(target: Target, error: BaseException) -> NoBroker:
     what = "no answer" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+    other = "" if target.protocol in ("text", "binary") else "; --http names another HTTP port"
     return NoBroker(
         f"no broker answers at {target.host}:{target.port} ({what}); "
-        "'headrace serve' starts one, and --start makes one for this test alone"
+        f"'headrace serve' starts one, and --start makes one for this test alone{other}"
     )
 
 

@@ -105,6 +105,8 @@ def bench(
 
       headrace bench --start --protocol ws --size 1000 --json
     """
+    if start and server == os.environ.get("HEADRACE_SERVER"):
+        server = None  # nobody has asked for it here
     if start and (server or http):
         raise InvalidArgument("--start makes a broker of its own: leave --server and --http out")
     plan = Plan(topic or f"bench-{secrets.token_hex(4)}", concurrent, messages, size, rate, seconds, consume)  # fmt: skip

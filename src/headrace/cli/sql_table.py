@@ -29,6 +29,10 @@ def print_table_of(rows: Rows, asked_for: set[str]) -> list[str]:
     """Prints them; returns the columns that were left out."""
     from headrace.spark.sql_output import texts
 
+    if rows.names == ["plan"] and rows.height == 1 and str(rows.columns[0][0]).startswith("== "):
+        # What EXPLAIN says has lines of its own.
+        print(text_of(str(rows.columns[0][0]).encode(errors="replace"), lines=True).strip())
+        return []
     cells = [
         [_cell(text) for text in texts(column, type_)]
         for column, type_ in zip(rows.columns, rows.types, strict=True)
