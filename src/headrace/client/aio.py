@@ -426,7 +426,11 @@ class AsyncClient(Jobs):
         max_bytes: int = FETCH_BYTES_DEFAULT,
         wait: float = 0.0,
     ) -> list[Message]:
-        """Messages from an offset (or a time) on. Nothing is moved or acknowledged."""
+        """Messages from an offset (or a time) on. Nothing is moved or acknowledged.
+
+        Those that lie together: fewer than ``limit`` may come though there are more. The last one's
+        offset plus one goes on; none at all is the end.
+        """
         check_count("limit", limit)
         batches, at = await self._fetch(topic, offset, partition, max_bytes, wait)
         found: list[Message] = []

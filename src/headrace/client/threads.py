@@ -359,7 +359,7 @@ class BrokerClient:
     def fetch(
         self, topic: str, offset: Start = "earliest", limit: int = 1000, **options: Any
     ) -> list[Message]:
-        """Messages from an offset (or a time) on. Nothing is moved or acknowledged."""
+        """Messages from an offset (or a time) on; see ``AsyncClient.fetch``."""
         return self._run(self._async.fetch(topic, offset, limit, **options))
 
     def fetch_values(self, topic: str, offset: Start = "earliest", **options: Any) -> list[bytes]:

@@ -12,6 +12,7 @@ import pytest
 
 from headrace import BrokerClient
 from headrace.errors import InvalidArgument
+from headrace.model import Message
 from headrace.spark import lake
 from headrace.spark.builtin import archive, verifying
 from headrace.spark.builtin.copying import ARCHIVE, with_date
@@ -49,12 +50,20 @@ def where(server: RunningServer) -> dict[str, Any]:
     return {"servers": f"{server.host}:{server.port}"}
 
 
+def messages_of(client: BrokerClient, partition: int) -> Iterator[Message]:
+    """All of them: one fetch ends where a segment does."""
+    offset = 0
+    while found := client.fetch("orders", offset, partition=partition):
+        yield from found
+        offset = found[-1].offset + 1
+
+
 def rows_of(server: RunningServer) -> pa.Table:
     """What an archive of it holds, made without Spark."""
     columns: dict[str, list[Any]] = {name: [] for name in ARCHIVE.fieldNames()[:-1]}
     with server.client() as client:
         for partition in (0, 1):
-            for message in client.fetch("orders", 0, partition=partition):
+            for message in messages_of(client, partition):
                 headers = [{"key": k, "value": v.encode()} for k, v in message.headers.items()]
                 for name, value in (
                     ("topic", message.topic),
