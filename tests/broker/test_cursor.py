@@ -70,7 +70,7 @@ class Model:
         assert cursor.done_count() == len(beyond)
         for stop in (0, position, position + 1, END // 3, CHUNK, CHUNK + 1, END):
             assert cursor.done_count(stop) == sum(offset < stop for offset in beyond)
-            assert cursor.undone_count(stop) == sum(offset < stop for offset in undone)
+            assert cursor.undone_count(stop) == sum(n not in self.done for n in range(stop))
         if beyond and beyond[-1] >= END:
             assert cursor.lag() <= len(undone)  # more is done than the partition has
         else:
