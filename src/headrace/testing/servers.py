@@ -39,6 +39,8 @@ from headrace.settings import SETTINGS, Settings, load
 
 Result = TypeVar("Result")
 START_S = 30.0
+TURNS_TO_COME = 5
+"""Of the loop, until a connection that was accepted is made, refused and gone."""
 STOP_S = 30.0
 _PLACE = re.compile(r"(\w+)://([^:,\s]+):(\d+)")
 _LOOK_AGAIN_S = 0.005
@@ -145,14 +147,19 @@ class _Life:
 
     async def _drop_everybody(self) -> None:
         """As a kill does it: nobody is told, nothing is given back or written down."""
+        self.server.hub.draining = True  # somebody may just be coming
         for listener in self.server._listeners:
             listener.close()
+        for _ in range(TURNS_TO_COME):
+            await asyncio.sleep(0)
         for connection in list(self.server.hub.connections):
             connection.session = None
             connection.abort()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_S):
                 await self.server.hub.wait_until_empty()
+        for _ in range(TURNS_TO_COME):
+            await asyncio.sleep(0)
 
     def _let_go(self) -> None:
         """The loop is gone; what its disk threads were at comes to an end, and so does the lock."""
