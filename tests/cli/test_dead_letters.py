@@ -75,7 +75,7 @@ def test_dead_letters_are_redriven(headrace: Command, client: BrokerClient) -> N
     assert headrace("dlq", "list", "redriven").lines == ["No dead letters of redriven."]
     ran = headrace("dlq", "redrive", "redriven", "--offset", "99")
     assert (ran.code, ran.lines) == (2, ["redrove 0 letters"])
-    assert "1 letter of those named are not there" in ran.err
+    assert "1 of 1 letters named not found" in ran.err
     assert headrace("join-subscription", "redriven", "-n", "2").lines == [
         "redriven/0@2  one",
         "redriven/0@3  two",

@@ -142,7 +142,7 @@ def redrive(
         missing = len(set(offset)) - count
         if missing > 0:
             raise NotFound(
-                f"{count_of(missing, 'letter')} of those named are not there: see 'headrace dlq list'",
+                f"{missing} of {len(set(offset))} letters named not found; see 'headrace dlq list'",
                 code="message_not_found",
             )
 

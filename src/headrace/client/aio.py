@@ -281,10 +281,10 @@ class AsyncClient(Jobs):
 
         Options as for ``AsyncBroker.publish``. Publishes that run at the same time travel together.
         """
-        if not isinstance(topic, str):
-            raise not_a_topic(topic)
         if delay is None and deliver_at is None and idempotency_key is None:
             return await self.send(topic, value, headers, **options)
+        if not isinstance(topic, str):
+            raise not_a_topic(topic)
         return await self._publish_alone(
             topic,
             value,
