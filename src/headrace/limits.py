@@ -27,6 +27,10 @@ OFFSET_MAX = (1 << 62) - 1
 PARTITIONS_TOTAL_MAX = 10_000
 """Each durable partition in use holds one open file."""
 SUBSCRIPTIONS_MAX = 100_000
+OFFSETS_PER_REQUEST_MAX = 100_000
+"""Dead letters that one request may name."""
+LISTED_MAX = 10_000
+"""Items that one request may ask for."""
 TIMESTAMP_MS_MAX = (1 << 53) - 1
 """Exact as a JSON number; the year 287396."""
 

@@ -131,7 +131,7 @@ class Engine:
         self.schedule = Schedule(self)
         self.dead_letters = DeadLetters(self)
         self.staging = Staging(self, self._random)
-        self.pipelines = Pipelines(loop.time, self.now_ms)
+        self.pipelines = Pipelines(self)
         self.events = Events(self, events_interval)
         self.retention.before_run = self.staging.expire_orphans
         self._subscriptions: dict[tuple[str, str], Subscription] = {}
@@ -160,6 +160,7 @@ class Engine:
             if self.directory is not None and suspect:
                 self.directory.clear_suspect()
             self.schedule.load()
+            self.pipelines.load()
         except BaseException as error:
             refused = isinstance(error, (OSError, SyncFailed))
             if self.directory is not None:

@@ -20,6 +20,7 @@ from headrace.broker.subscription import Subscription
 from headrace.broker.topic import Partition, Topic
 from headrace.errors import HeadraceError, InvalidArgument, OffsetOutOfRange, TopicNotFound
 from headrace.model import check_pattern, check_topic_name, is_pattern, pattern_matches
+from headrace.operations.results import PartitionPosition
 
 if TYPE_CHECKING:
     from headrace.broker.engine import Engine
@@ -52,7 +53,7 @@ def matching(engine: Engine, topics: object) -> list[Topic]:
 
 def describe(
     engine: Engine, topics: object, at_ms: int | None = None
-) -> dict[str, list[dict[str, int]]]:
+) -> dict[str, list[PartitionPosition]]:
     """Start, end and size of every partition; with a time also the first offset not older than it.
 
     The topic's incarnation tells it from an earlier one of the same name: who keeps positions needs it.
@@ -64,9 +65,9 @@ def describe(
     }
 
 
-def _describe(topic: Topic, partition: Partition, at_ms: int | None) -> dict[str, int]:
+def _describe(topic: Topic, partition: Partition, at_ms: int | None) -> PartitionPosition:
     log = partition.log
-    document = {
+    document: PartitionPosition = {
         "partition": partition.number,
         "incarnation": topic.incarnation,
         "start": log.start_offset,

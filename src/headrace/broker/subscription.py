@@ -43,6 +43,7 @@ from headrace.broker.selection import select
 from headrace.errors import Closed, DataCorrupt, HeadraceError, OffsetOutOfRange, StaleDelivery
 from headrace.log.batch import LOST, Batch
 from headrace.model import SubscriptionSettings, check_reason, check_seconds
+from headrace.operations.results import SubscriptionStats
 
 logger = logging.getLogger("headrace.broker")
 
@@ -631,7 +632,7 @@ class Subscription:
     def in_flight(self) -> int:
         return sum(lease.mask.bit_count() for lease in self.leases.values())
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> SubscriptionStats:
         return {
             "name": self.name,
             "topic": self.pattern,
@@ -652,7 +653,7 @@ class Subscription:
                 }
                 for (topic, number), cursor in sorted(self.cursors.items())
             ],
-            **self.tally.as_dict(),
+            **self.tally.as_dict(),  # type: ignore[typeddict-item]
         }
 
 

@@ -27,7 +27,7 @@ from headrace.cli.connecting import (
 from headrace.client.threads import BrokerClient
 from headrace.errors import Closed, InvalidArgument, RequestTimeout, StaleDelivery
 from headrace.model import is_pattern
-from headrace.wire import documents
+from headrace.operations import documents
 
 CHUNK = 5_000
 PROGRESS_AFTER = 20_000

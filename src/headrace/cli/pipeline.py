@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -182,7 +182,7 @@ def _connection(
 def _prepared(connection: Connection, chosen: Sequence[Pipeline]) -> Setting:
     """Ask the broker what it takes, and make the topics for rows that fail."""
     with _asking(connection) as client:
-        info = client.admin("info")
+        info = client.info()
         known = set(client.topics())
         for name in sorted({each.failed for each in chosen if each.failed} - known):
             # One partition, as the broker's own have: the commands for dead letters look there.
@@ -369,11 +369,15 @@ def status(
       headrace pipeline status revenue --json
     """
     with connected(server, token, ca) as client:
-        found = client.pipelines() if name is None else [client.admin("pipeline", pipeline=name)]
+        found = client.pipelines() if name is None else [client.pipeline_stats(name)]
     if as_json:
         print_json(found if name is None else found[0])
         return
-    rows = [_status_row(each, query) for each in found for query in each["queries"] or [{}]]
+    rows = [
+        _status_row(each, query)
+        for each in found
+        for query in each["queries"] or [{"name": each["name"]}]
+    ]
     columns = {
         "name": "query",
         "state": "state",
@@ -388,11 +392,12 @@ def status(
     print_rows(rows, columns, "No pipeline has reported to this broker.")
     for each in found:
         for query in each["queries"]:
-            if query.get("error"):
-                say(f"{query['name']}: {text_of(query['error'].encode())}")
+            error = query.get("error")
+            if error:
+                say(f"{query['name']}: {text_of(error.encode())}")
 
 
-def _status_row(document: dict[str, Any], query: dict[str, Any]) -> dict[str, Any]:
+def _status_row(document: Mapping[str, Any], query: Mapping[str, Any]) -> dict[str, Any]:
     state = document["state"]
     if document["stale"]:
         state = "silent"
@@ -435,7 +440,7 @@ def stop(
         state = "running"
         while state == "running" and time.monotonic() < deadline:
             time.sleep(0.2)
-            state = client.admin("pipeline", pipeline=name)["state"]
+            state = client.pipeline_stats(name)["state"]
     if state == "running":
         say(f"pipeline {name} was asked to stop")
         raise typer.Exit(1 if wait else 0)

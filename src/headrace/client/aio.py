@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import logging
 import socket
 import ssl
 import uuid
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from copy import copy
-from typing import Any
+from typing import Any, Unpack
 
 from headrace import limits
 from headrace.channels import Arrivals, AsyncChannel, check_count
-from headrace.client.administration import Start, position_text
 from headrace.client.consumer import AsyncConsumer, Feed
-from headrace.client.jobs import Jobs, receipt_of
 from headrace.client.link import ConnectionLost, Link, Wire, error_of
 from headrace.client.producer import Done, Producer
+from headrace.client.remote import RemoteOperations, receipt_of
 from headrace.clock import Clock
 from headrace.errors import (
     Closed,
@@ -28,16 +26,24 @@ from headrace.errors import (
     HeadraceError,
     InvalidArgument,
     NotFound,
-    StaleDelivery,
 )
+from headrace.handling import AsyncHandling
 from headrace.log.batch import LOST, Batch, crc32c, parse
 from headrace.log.columns import Columns, cut, expiry_of, many, one, pick, time_of
-from headrace.model import Message, Receipt, Settling, not_a_topic, parse_id
-from headrace.wire import documents
+from headrace.model import (
+    Message,
+    Receipt,
+    Settling,
+    Start,
+    SubscriptionOptions,
+    not_a_topic,
+    parse_id,
+    position_text,
+)
+from headrace.operations import documents
 from headrace.wire.binary import Frame, Type
 
 logger = logging.getLogger("headrace.client")
-Handler = Callable[[Message], Awaitable[None] | None]
 FETCH_BYTES_DEFAULT = 1 << 20
 _GOING_DOWN = ("closed", "broker_failed")
 """Why a broker ends a subscription that comes back with the next one."""
@@ -55,7 +61,7 @@ def make_tls(tls: bool | ssl.SSLContext, ca: str | None) -> ssl.SSLContext | Non
     return ssl.create_default_context(cafile=ca)
 
 
-class AsyncClient(Jobs):
+class AsyncClient(RemoteOperations, AsyncHandling):
     """A client of one broker. ``async with AsyncClient("localhost", 9999) as client: ...``
 
     ``linger`` (seconds) and ``batch_bytes`` say how long and how much publishes are gathered;
@@ -211,7 +217,7 @@ class AsyncClient(Jobs):
 
     # --- publishing -------------------------------------------------------------------------
     async def _ask_partitions(self, topic: str) -> int:
-        stats = await self.admin("topic", topic=topic, create=True)
+        stats = await self.topic_stats(topic, create=True)
         return len(stats["partitions"])
 
     def send(
@@ -379,7 +385,7 @@ class AsyncClient(Jobs):
         await self.producing.flush()
         for feed in list(self._feeds.values()):
             await self.link.within_time(feed.flush())
-        await self.admin("flush")
+        await super().flush()
 
     # --- reading ----------------------------------------------------------------------------
     async def fetch_batches(
@@ -508,11 +514,15 @@ class AsyncClient(Jobs):
         start: Start = "earliest",
         prefetch: int = limits.PREFETCH_DEFAULT,
         auto_extend: bool = False,
-        **settings: Any,
+        **settings: Unpack[SubscriptionOptions],
     ) -> AsyncConsumer:
-        """Join a durable subscription; with a topic it is made if it is not there yet."""
+        """Join a durable subscription. With a topic, it is created if it does not exist.
+
+        ``prefetch``: how many messages may be out with this member at a time. ``auto_extend``: their
+        deadlines are extended until they are settled.
+        """
         if topic is not None:
-            await self.create_subscription(name, topic, start=start, **settings)
+            await self.create_subscription(name, topic, start, **settings)
         consumer = AsyncConsumer(topic or name, prefetch)
         await self.join(consumer, consumer, name, topic, prefetch, auto_extend)
         consumer.on_close = self._close_channel
@@ -570,33 +580,6 @@ class AsyncClient(Jobs):
                 self._feeds.pop(feed.key, None)
                 raise
 
-    async def consume(
-        self,
-        name: str,
-        handler: Handler,
-        topic: str | None = None,
-        *,
-        concurrency: int = 1,
-        **options: Any,
-    ) -> None:
-        """Run ``handler`` for each message until cancelled or the subscription ends.
-
-        Acknowledged when it returns, given back when it raises; its deadline is extended while it
-        runs.
-        """
-        consumer = await self.subscription(name, topic, auto_extend=True, **options)
-
-        async def work() -> None:
-            async for message in consumer:
-                await _handle(message, handler)
-
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(concurrency):
-                    group.create_task(work())
-        finally:
-            consumer.close()
-
     def _spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
@@ -609,20 +592,6 @@ class AsyncClient(Jobs):
                 await self.unfollow(feed)
                 return
         raise NotFound(f"this client has not joined {name!r}", code="not_subscribed")
-
-
-async def _handle(message: Message, handler: Handler) -> None:
-    try:
-        result = handler(message)
-        if inspect.isawaitable(result):
-            await result
-    except Exception as error:
-        logger.exception("the handler failed for %r", message)
-        with contextlib.suppress(StaleDelivery):  # the connection broke meanwhile: it comes again
-            message.nack(reason=f"{type(error).__name__}: {error}")
-    else:
-        with contextlib.suppress(StaleDelivery):
-            message.ack()
 
 
 def _spread(

@@ -14,7 +14,6 @@ from typing import Any
 import orjson
 
 from headrace import limits
-from headrace.broker.aio import split_start
 from headrace.broker.delivery import Delivery
 from headrace.errors import (
     HeadraceError,
@@ -29,14 +28,14 @@ from headrace.files import machine
 from headrace.log import batch as batches
 from headrace.log.columns import pick
 from headrace.log.interface import Log
-from headrace.model import Receipt
+from headrace.model import Receipt, parse_position, split_position
+from headrace.operations import documents
 from headrace.server.members import Memberships, WireSink
-from headrace.server.operations import parse_position
 from headrace.server.polling import wait_for
 from headrace.server.tcp import UNAUTHENTICATED_BYTES_MAX, Connection, own_mistake
 from headrace.server.text import number_of, publish_arguments, seconds_of
 from headrace.server.turns import Turns
-from headrace.wire import binary, documents
+from headrace.wire import binary
 from headrace.wire.binary import BinaryParser, Frame, Type
 
 FETCH_BYTES_MAX = 32 << 20
@@ -196,7 +195,7 @@ class BinarySession:
 
         async def administer() -> bytes:
             result = await self._hub.operations.call(operation, request)
-            return success(frame.sequence, None, orjson.dumps(result))
+            return success(frame.sequence, None, documents.dumps(result))
 
         self._later(frame.sequence, administer(), ordered=operation not in TAKES_LONG)
 
@@ -313,7 +312,7 @@ class BinarySession:
         wait = min(number_of(properties.get("wait", "0"), "wait") / 1000, FETCH_WAIT_S_MAX)
         size = number_of(properties.get("max_bytes", str(1 << 20)), "max_bytes")
         size = min(max(size, 1), FETCH_BYTES_MAX)
-        position, time_ms = split_start(parse_position(properties.get("offset", "earliest")))
+        position, time_ms = split_position(parse_position(properties.get("offset", "earliest")))
         log = partition.log
         if isinstance(position, int) and time_ms is None:
             offset = position

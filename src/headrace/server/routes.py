@@ -24,11 +24,17 @@ from headrace.errors import (
     SubscriptionNotFound,
 )
 from headrace.log.columns import Columns, expiry_of, many
-from headrace.model import Receipt, check_pattern, check_seconds, check_subscription_name
+from headrace.model import (
+    Receipt,
+    check_pattern,
+    check_seconds,
+    check_subscription_name,
+    parse_position,
+)
+from headrace.operations.arguments import PLACE
 from headrace.server import exact, schemas
 from headrace.server.flow import Slot
 from headrace.server.http import HttpConnection
-from headrace.server.operations import parse_position
 from headrace.server.routing import Parameter, Route
 from headrace.server.tcp import own_mistake
 from headrace.server.text import publish_arguments, seconds_of
@@ -540,7 +546,7 @@ ROUTES = [
     ),
     Route(
         "GET", "/topics/{topic}/messages", on_fetch, "Read messages by offset or time", "reading",
-        (Parameter("from", "The first of them.", schemas.PLACE),
+        (Parameter("from", "The first of them.", PLACE),
          schemas.LIMIT, schemas.PARTITION), None,
         schemas.answers("200", schemas.array(schemas.ref("Message"))),
     ),

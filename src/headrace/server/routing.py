@@ -38,6 +38,8 @@ class Route:
     """Status -> OpenAPI response."""
     safe: bool = True
     """A GET that takes nothing away: ``HEAD`` may stand for it."""
+    path_schemas: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Of the parameters in the path."""
 
 
 class RouteTable:

@@ -27,7 +27,7 @@ from headrace.errors import HeadraceError, InvalidArgument
 from headrace.server.binary import BinarySession
 from headrace.server.http import HttpConnection
 from headrace.server.metrics import Metrics
-from headrace.server.operations import Operations
+from headrace.server.operations import ServedOperations
 from headrace.server.site import make_site
 from headrace.server.tcp import Connection, Hub
 from headrace.server.text import TextSession
@@ -63,7 +63,7 @@ class Server:
             on_failed=self._on_failed,
         )
         self.broker = AsyncBroker.around(self.engine)
-        self.hub = Hub(self.engine, Operations(self.broker), settings.token)
+        self.hub = Hub(self.engine, ServedOperations(self.engine), settings.token)
         self.hub.max_connections = settings.max_connections
         self.hub.heartbeat_s = settings.heartbeat_interval
         self.hub.metrics = Metrics(self.hub).render

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.server import admin_routes, routes, stream, websocket
+from headrace.server import health_routes, operation_routes, routes, stream, websocket
 from headrace.server.http import Site
 from headrace.server.origins import Origins
 from headrace.server.routing import Route, RouteTable
@@ -11,7 +11,8 @@ ALL_ROUTES: list[Route] = [
     *routes.ROUTES,
     *stream.ROUTES,
     *websocket.ROUTES,
-    *admin_routes.ROUTES,
+    *operation_routes.ROUTES,
+    *health_routes.ROUTES,
 ]
 
 

@@ -15,15 +15,20 @@ from typing import Any
 
 import orjson
 
-from headrace.broker.aio import split_start
 from headrace.broker.delivery import Delivery
 from headrace.broker.follower import Follower
 from headrace.broker.topic import Partition
 from headrace.errors import HeadraceError, InvalidArgument
-from headrace.model import check_pattern, is_pattern, pattern_matches
+from headrace.model import (
+    check_pattern,
+    is_pattern,
+    parse_position,
+    pattern_matches,
+    split_position,
+)
+from headrace.operations.arguments import PLACE
 from headrace.server import schemas
 from headrace.server.http import HttpConnection
-from headrace.server.operations import parse_position
 from headrace.server.routes import check_query
 from headrace.server.routing import Parameter, Route
 from headrace.server.views import message_view
@@ -81,7 +86,7 @@ class EventStream:
             return log.start_offset if offset > log.end_offset else offset
         if start is None:
             return log.end_offset
-        position, time_ms = split_start(start)
+        position, time_ms = split_position(start)
         return self._connection.hub.engine.resolve(partition, position, time_ms=time_ms)
 
     def head(self) -> bytes:
@@ -175,7 +180,7 @@ def on_stream(connection: HttpConnection, request: Request, topic: str) -> None:
 ROUTES = [
     Route(
         "GET", "/stream/{topic}", on_stream, "Follow a topic as Server-Sent Events", "consuming",
-        (Parameter("from", "Where to begin; else from now on.", schemas.PLACE),
+        (Parameter("from", "Where to begin; else from now on.", PLACE),
          Parameter("Last-Event-ID", "Go on behind this event.", schemas.STRING, "header")),
         None,
         {"200": {"description": "Events without end.",

@@ -19,7 +19,7 @@ from headrace.broker.engine import Engine
 from headrace.errors import HeadraceError
 from headrace.server.flow import Outbox
 from headrace.server.gathering import Gathering
-from headrace.server.operations import Operations
+from headrace.server.operations import ServedOperations
 
 logger = logging.getLogger("headrace.server")
 KEEPALIVE = (
@@ -66,7 +66,7 @@ class Guest(Protocol):
 class Hub:
     """What all connections of a server share."""
 
-    def __init__(self, engine: Engine, operations: Operations, token: str | None = None):
+    def __init__(self, engine: Engine, operations: ServedOperations, token: str | None = None):
         self.engine = engine
         self.operations = operations
         self.gathering = Gathering(engine)

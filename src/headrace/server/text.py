@@ -13,7 +13,6 @@ from typing import Any
 import orjson
 
 from headrace import limits
-from headrace.broker.aio import split_start
 from headrace.broker.delivery import Delivery
 from headrace.broker.publishing import idempotency_producer
 from headrace.errors import (
@@ -25,9 +24,8 @@ from headrace.errors import (
 )
 from headrace.log.columns import Columns, expiry_of, one, time_of
 from headrace.log.interface import Append
-from headrace.model import Receipt
+from headrace.model import Receipt, parse_position, split_position
 from headrace.server.members import Memberships, WireSink
-from headrace.server.operations import parse_position
 from headrace.server.polling import wait_for
 from headrace.server.tcp import UNAUTHENTICATED_BYTES_MAX, Connection, own_mistake
 from headrace.server.turns import Turns
@@ -245,7 +243,7 @@ class TextSession:
         self._later(self._fetch(partition, position, count, min(wait, 3600.0)))
 
     async def _fetch(self, partition: Any, position: Any, count: int | None, wait: float) -> bytes:
-        where, time_ms = split_start(position)
+        where, time_ms = split_position(position)
         log = partition.log
         if isinstance(where, int) and time_ms is None and where == log.end_offset:
             offset = where

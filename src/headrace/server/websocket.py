@@ -34,12 +34,11 @@ from headrace.broker.delivery import Delivery
 from headrace.broker.subscription import Subscription
 from headrace.broker.topic import Topic
 from headrace.errors import HeadraceError, InvalidArgument, StaleDelivery
-from headrace.model import Message, Receipt
+from headrace.model import Message, Receipt, parse_position
 from headrace.server import exact, schemas
 from headrace.server.flow import Slot
 from headrace.server.http import HttpConnection
 from headrace.server.members import Memberships, WireSink
-from headrace.server.operations import parse_position
 from headrace.server.routes import (
     deliveries_in,
     extend,

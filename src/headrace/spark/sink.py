@@ -195,7 +195,7 @@ class _Task:
         return self._client
 
     def _partitions(self, topic: str) -> int:
-        return len(self.client.admin("topic", topic=topic, create=True)["partitions"])
+        return len(self.client.topic_stats(topic, create=True)["partitions"])
 
     def _send(self, piece: Piece) -> None:
         while self._under_way and (

@@ -274,7 +274,7 @@ class _Replay:
             if same:
                 self._client.create_topic(to, needed)
             else:
-                self._client.admin("topic", topic=to, create=True)
+                self._client.topic_stats(to, create=True)
             found = self._client.positions(to)
         if same and len(found[to]) < needed:
             raise InvalidArgument(

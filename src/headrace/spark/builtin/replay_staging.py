@@ -154,7 +154,7 @@ class _Sender:
         return self._client
 
     def _partitions(self, topic: str) -> int:
-        return len(self.client.admin("topic", topic=topic)["partitions"])
+        return len(self.client.topic_stats(topic)["partitions"])
 
     def add(self, batch: pa.RecordBatch) -> None:
         topics, partitions, offsets = (batch.column(name).to_pylist() for name in PLACE)

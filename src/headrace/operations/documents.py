@@ -1,4 +1,4 @@
-"""What travels as JSON: the same on the wire, in the API and in ``--json``.
+"""Values as JSON, the same on the wire, in the API and in ``--json``.
 
 Each pair of functions loses nothing: bytes that are not text travel as base64 and say so.
 """
@@ -7,9 +7,20 @@ from __future__ import annotations
 
 import base64
 import uuid
-from typing import Any
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any, get_args, get_origin
 
-from headrace.model import DeadLetter, Message, Receipt, Scheduled
+import orjson
+
+from headrace.model import (
+    DeadLetter,
+    Message,
+    ProducerIdentity,
+    Receipt,
+    Scheduled,
+    position_text,
+)
 
 
 def pack(value: bytes) -> dict[str, str]:
@@ -108,3 +119,53 @@ def put_key(properties: dict[str, str], key: bytes | None) -> None:
         properties["key64"] = base64.b64encode(key).decode()
     else:
         properties["key"] = text
+
+
+# --- by type ----------------------------------------------------------------------------------------
+_DUMPS: dict[type, Callable[[Any], Any]] = {
+    Message: message,
+    DeadLetter: letter,
+    Scheduled: scheduled,
+    Receipt: receipt,
+    datetime: position_text,
+    bytes: pack,
+}
+_LOADS: dict[Any, Callable[[Any], Any]] = {
+    Message: to_message,
+    DeadLetter: to_letter,
+    Scheduled: to_scheduled,
+    ProducerIdentity: lambda document: ProducerIdentity(int(document["id"]), document["epoch"]),
+}
+
+
+OPTIONS = (
+    orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_NON_STR_KEYS
+)
+
+
+def dumps(value: Any) -> bytes:
+    """JSON of a value that may hold messages, letters, times and bytes."""
+    return orjson.dumps(
+        value,
+        default=_dump,
+        option=OPTIONS,
+    )
+
+
+def _dump(value: Any) -> Any:
+    encode = _DUMPS.get(type(value))
+    if encode is not None:
+        return encode(value)
+    if isinstance(value, ProducerIdentity):
+        return {"id": str(value.id), "epoch": value.epoch}
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} cannot be sent")
+
+
+def load(document: Any, kind: Any) -> Any:
+    """The value of a declared type; documents that are plain dicts stay what they are."""
+    if get_origin(kind) is list and get_args(kind)[0] in _LOADS:
+        read = _LOADS[get_args(kind)[0]]
+        return [read(item) for item in document]
+    return _LOADS[kind](document) if kind in _LOADS else document

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headrace import limits
 from headrace.model import DeadLetter, Message, Receipt, Scheduled
-from headrace.wire import documents
+from headrace.operations import documents
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 VALUES = st.one_of(st.binary(max_size=40), TEXT.map(str.encode))
