@@ -95,7 +95,9 @@ class Shell:
 
     # --- crossing over ----------------------------------------------------------------------
     def _call(self, callback: Callable[..., Any], *args: Any) -> None:
-        """Run a callback on the loop, soon. Without a loop nobody is left to tell."""
+        """Run a callback on the loop, soon. Once the shell is closed, nobody is left to tell."""
+        if self._is_forked:
+            raise self._not_open()
         loop = self._loop
         if loop is not None:
             with contextlib.suppress(RuntimeError):

@@ -30,7 +30,7 @@ def test_many_acks_are_few_requests(client: BrokerClient) -> None:
     """Acknowledged one by one, they leave as runs."""
     client.publish_many("orders", [b"x"] * 5000)
     member = client.subscription("billing", "orders", prefetch=5000)
-    wire = client._async.link.wire
+    wire = client._core.link.wire
     assert wire is not None
     before = wire._next
     for _ in range(5000):
@@ -150,9 +150,9 @@ def test_a_handler_may_take_longer_than_the_ack_timeout(client: BrokerClient) ->
     client.publish("orders", b"quick").result(10)
     client.subscribe_to_subscription("billing", handler)
     wait_until(lambda: seen)
-    before = client._async.link.wire._next  # type: ignore[union-attr]
+    before = client._core.link.wire._next  # type: ignore[union-attr]
     # Eight extensions are more than two ack timeouts.
-    wait_until(lambda: client._async.link.wire._next >= before + 8)  # type: ignore[union-attr]
+    wait_until(lambda: client._core.link.wire._next >= before + 8)  # type: ignore[union-attr]
     go_on.set()
     wait_until(lambda: stats(client)["lag"] == 0)
     assert seen == [(b"slow", 1), (b"quick", 1)]

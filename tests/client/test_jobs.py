@@ -112,7 +112,7 @@ def test_waiting_can_be_longer_than_one_request(
     client: BrokerClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client asks again until its own time is up."""
-    monkeypatch.setattr("headrace.client.jobs.WAIT_S_MAX", 0.02)
+    monkeypatch.setattr("headrace.client.remote.WAIT_S_MAX", 0.02)
     client.create_topic("orders")
     started = time.monotonic()
     assert client.wait_for({"orders": {0: 0}}, timeout=0.15) is False

@@ -353,17 +353,17 @@ def test_a_topic_that_is_no_text_is_refused_at_once(server: RunningServer) -> No
     """And does not stand in the way of what follows."""
     with server.client() as client:
         for options in ({}, {"delay": 5.0}):
-            with pytest.raises(InvalidArgument, match="a topic name is a str, not bytes"):
+            with pytest.raises(InvalidArgument, match="a name is a str, not bytes"):
                 client.publish(b"orders", b"x", **options)  # type: ignore[arg-type]
         for call in (client.create_topic, lambda topic: client.publish_many(topic, [b"x"])):
-            with pytest.raises(InvalidArgument, match="takes texts and numbers"):
+            with pytest.raises(InvalidArgument, match="a name is a str, not bytes"):
                 call(b"orders")  # type: ignore[no-untyped-call]
         client.flush()
 
     async def publish() -> None:
         async with AsyncClient(*server.address) as client:
             for options in ({}, {"delay": 5.0}):
-                with pytest.raises(InvalidArgument, match="a topic name is a str, not bytes"):
+                with pytest.raises(InvalidArgument, match="a name is a str, not bytes"):
                     await client.publish(b"orders", b"x", **options)  # type: ignore[arg-type]
             await client.flush()
 

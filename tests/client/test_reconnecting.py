@@ -24,7 +24,7 @@ SEED = random.SystemRandom().randrange(1 << 32)
 
 
 def reconnects(client: BrokerClient) -> int:
-    return client._async.link.reconnects
+    return client._core.link.reconnects
 
 
 # --- coming back ----------------------------------------------------------------------------------
@@ -78,7 +78,7 @@ def test_a_topic_that_is_made_anew_is_published_to_again(client: BrokerClient) -
 
 def test_the_pauses_between_attempts_grow(client: BrokerClient, server: RunningServer) -> None:
     """It tries at once, and then less and less often."""
-    link = client._async.link
+    link = client._core.link
     attempts: list[float] = []
     dial = link._dial
 
@@ -360,7 +360,7 @@ def test_an_administrative_call_that_was_cut_off_says_that_it_may_have_been_done
                 outcome.append(error)
 
         thread = threading.Thread(target=delete)
-        wire = client._async.link.wire
+        wire = client._core.link.wire
         assert wire is not None
         before = wire._next
         thread.start()

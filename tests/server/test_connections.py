@@ -120,7 +120,7 @@ def test_a_client_keeps_up_with_an_impatient_broker() -> None:
         inbox = client.subscribe("orders")
         with pytest.raises(Exception, match="no message"):
             inbox.get(timeout=2.5)
-        assert client._async.link.reconnects == 0
+        assert client._core.link.reconnects == 0
 
 
 def test_a_peer_that_never_sent_a_heartbeat_may_be_silent() -> None:

@@ -46,8 +46,8 @@ _KNOWN_TO_BROKER = ("name", "reported_at", "stopping")
 class Pipeline:
     """The last report of one pipeline. It is kept as JSON, so that it costs what it weighs."""
 
-    __slots__ = ("content", "name", "reported_at", "run_id", "started_at", "state", "stopping",
-                 "stored_at")  # fmt: skip
+    __slots__ = ("content", "heard_at", "name", "reported_at", "run_id", "started_at", "state",
+                 "stopping", "stored_at")  # fmt: skip
 
     def __init__(self, name: str):
         self.name = name
@@ -55,22 +55,22 @@ class Pipeline:
         self.state = "running"
         self.run_id = ""
         self.started_at = self.reported_at = self.stored_at = 0
+        self.heard_at = 0.0
+        """By the monotonic clock, for liveness: a wall clock may jump."""
         self.stopping = False
 
-    def took(self, report: PipelineReport, content: bytes, now_ms: int) -> None:
+    def took(self, report: PipelineReport, content: bytes, now_ms: int, time: float) -> None:
         if report["run_id"] != self.run_id or report["state"] != "running":
             self.stopping = False  # the wish was for the run before
         self.content = content
         self.state, self.run_id = report["state"], report["run_id"]
-        self.started_at, self.reported_at = report["started_at"], now_ms
+        self.started_at, self.reported_at, self.heard_at = report["started_at"], now_ms, time
 
-    def is_stale(self, now_ms: int) -> bool:
-        return (
-            self.state == "running" and now_ms - self.reported_at > limits.PIPELINE_STALE_S * 1000
-        )
+    def is_stale(self, time: float) -> bool:
+        return self.state == "running" and time - self.heard_at > limits.PIPELINE_STALE_S
 
-    def is_up(self, now_ms: int) -> bool:
-        return self.state == "running" and not self.is_stale(now_ms)
+    def is_up(self, time: float) -> bool:
+        return self.state == "running" and not self.is_stale(time)
 
     def record(self) -> dict[str, Any]:
         return {
@@ -80,8 +80,8 @@ class Pipeline:
             "stopping": self.stopping,
         }
 
-    def stats(self, now_ms: int) -> PipelineStats:
-        stats: PipelineStats = {**self.record(), "stale": self.is_stale(now_ms)}  # type: ignore[typeddict-item]
+    def stats(self, time: float) -> PipelineStats:
+        stats: PipelineStats = {**self.record(), "stale": self.is_stale(time)}  # type: ignore[typeddict-item]
         return stats
 
 
@@ -95,8 +95,8 @@ class Pipelines:
         """The last report could not be stored, and the log says so."""
 
     def __iter__(self) -> Iterator[PipelineStats]:
-        now = self._engine.now_ms()
-        return (self._pipelines[name].stats(now) for name in sorted(self._pipelines))
+        time = self._engine.time()
+        return (self._pipelines[name].stats(time) for name in sorted(self._pipelines))
 
     def load(self) -> None:
         """Read back what pipelines reported before this start."""
@@ -122,7 +122,8 @@ class Pipelines:
         self._pipelines[name] = pipeline
         content = orjson.dumps(record)
         self._bytes += len(content) - len(pipeline.content)
-        pipeline.took(record, content, reported_at)
+        silent_s = max(self._engine.now_ms() - reported_at, 0) / 1000
+        pipeline.took(record, content, reported_at, self._engine.time() - silent_s)
         pipeline.stopping = stopping
 
     # --- reports ----------------------------------------------------------------------------
@@ -131,33 +132,38 @@ class Pipelines:
         names = {query["name"] for query in report["queries"]}
         if len(names) != len(report["queries"]):
             raise InvalidArgument("two queries have the same name", code="invalid_report")
-        now = self._engine.now_ms()
+        now, time = self._engine.now_ms(), self._engine.time()
         known = self._pipelines.get(name)
         if known is not None:
-            self._check_run(known, report, now)
+            self._check_run(known, report, time)
         self._note_progress(known, report, now)
-        content = orjson.dumps(report)
+        try:
+            content = orjson.dumps(report)
+        except TypeError as error:  # a source may hold anything that Python has
+            raise InvalidArgument(
+                f"the report is not JSON: {error}", code="invalid_report"
+            ) from None
         if len(content) > limits.PIPELINE_REPORT_BYTES_MAX:
             raise TooLarge(
                 f"the report has {len(content)} bytes, the limit is "
                 f"{limits.PIPELINE_REPORT_BYTES_MAX}; leave details out",
                 code="report_too_large",
             )
-        self._make_room(name, len(content) - (len(known.content) if known else 0), now)
+        self._make_room(name, len(content) - (len(known.content) if known else 0), time)
         pipeline = self._pipelines.pop(name, None) or Pipeline(name)
         self._pipelines[name] = pipeline
         is_new = content != pipeline.content or now - pipeline.stored_at > REPEATED_S * 1000
         self._bytes += len(content) - len(pipeline.content)
-        pipeline.took(report, content, now)
+        pipeline.took(report, content, now, time)
         if is_new:
             self._store(pipeline)
         return {"stop": pipeline.stopping}
 
-    def _check_run(self, known: Pipeline, report: PipelineReport, now: int) -> None:
+    def _check_run(self, known: Pipeline, report: PipelineReport, time: float) -> None:
         if (
             known.run_id != report["run_id"]
             and known.started_at > report["started_at"]
-            and known.is_up(now)
+            and known.is_up(time)
         ):
             raise Conflict(
                 f"a later run of pipeline {known.name!r} took its name over; stop this one, or give "
@@ -174,19 +180,20 @@ class Pipelines:
         same_run = known is not None and known.run_id == report["run_id"]
         for query in report["queries"]:
             before = last.get(query["name"], {}) if same_run else {}
-            if query.get("batch_id", -1) == before.get("batch_id", -1):
+            batch, seen = query.get("batch_id"), before.get("batch_id")
+            if batch in (None, -1, seen):
                 query["last_progress_at"] = before.get("last_progress_at")
             else:
                 query["last_progress_at"] = now
 
-    def _make_room(self, name: str, more: int, now: int) -> None:
+    def _make_room(self, name: str, more: int, time: float) -> None:
         """Forget those that ended, or fell silent, longest ago, if a bound asks for it."""
         count = len(self._pipelines) + (name not in self._pipelines)
         size = self._bytes + more
         for other in list(self._pipelines.values()):
             if count <= limits.PIPELINES_MAX and size <= limits.PIPELINES_BYTES_MAX:
                 return
-            if other.name != name and not other.is_up(now):
+            if other.name != name and not other.is_up(time):
                 del self._pipelines[other.name]
                 self._bytes -= len(other.content)
                 count -= 1
@@ -224,7 +231,7 @@ class Pipelines:
 
     # --- questions --------------------------------------------------------------------------
     def stats(self, name: str) -> PipelineStats:
-        return self._find(name).stats(self._engine.now_ms())
+        return self._find(name).stats(self._engine.time())
 
     def stop(self, name: str) -> PipelineStats:
         """Tell it with the answer to its next report. Asking twice is asking once."""

@@ -50,6 +50,13 @@ class AliasOf:
     name: str
 
 
+@dataclass(frozen=True, slots=True)
+class Code:
+    """The error code of a refusal."""
+
+    code: str
+
+
 # --- schemas that msgspec cannot say ----------------------------------------------------------------
 RESERVED: Schema = {"type": "string", "pattern": r"^(__|\.{1,2}$)"}
 """Names that belong to the broker."""
@@ -78,7 +85,7 @@ POSITION: Schema = {**PLACE, "anyOf": [OFFSET, *PLACE["anyOf"]]}
 def _existing(value: object) -> str:
     """A name to look up. One that no topic or subscription can have is simply not found."""
     if not isinstance(value, str):
-        raise InvalidArgument(f"a name is a string, not {type(value).__name__}")
+        raise InvalidArgument(f"a name is a str, not {type(value).__name__}")
     return value
 
 
@@ -113,6 +120,8 @@ TopicName = Annotated[str, Reader(check_topic_name, TOPIC)]
 """The name of a topic that a user may create."""
 ExistingTopic = Annotated[str, Reader(_existing, TOPIC)]
 """Any topic that exists, also one of the broker's own."""
+TopicFilter = Annotated[str, Reader(_existing, {"type": "string"})]
+"""Which topic is meant, where a name alone is ambiguous or a list is too long."""
 TopicPattern = Annotated[str, Reader(check_pattern, PATTERN)]
 SubscriptionName = Annotated[str, Reader(check_subscription_name, SUBSCRIPTION)]
 ExistingSubscription = Annotated[str, Reader(_existing, SUBSCRIPTION)]

@@ -20,6 +20,7 @@ from headrace.model import (
 from headrace.operations.arguments import (
     AfterOffset,
     AliasOf,
+    Code,
     ExistingSubscription,
     ExistingTopic,
     Headers,
@@ -37,6 +38,7 @@ from headrace.operations.arguments import (
     Seconds,
     SubscriptionName,
     Time,
+    TopicFilter,
     TopicName,
     TopicPattern,
     Topics,
@@ -198,7 +200,7 @@ class Operations:
         http=Http("DELETE", "/subscriptions/{subscription}", "Delete a subscription"),
     )
     async def delete_subscription(
-        self, subscription: SubscriptionName, topic: ExistingTopic | None = None
+        self, subscription: SubscriptionName, topic: TopicFilter | None = None
     ) -> None:
         """Delete a subscription and its position. Name the topic if the name is not unique."""
 
@@ -207,7 +209,7 @@ class Operations:
         runs="any node",
         http=Http("GET", "/subscriptions", "List subscriptions"),
     )
-    async def subscriptions(self, topic: ExistingTopic | None = None) -> list[SubscriptionStats]:
+    async def subscriptions(self, topic: TopicFilter | None = None) -> list[SubscriptionStats]:
         """Statistics of every subscription, or of those on one topic."""
 
     @operation(
@@ -219,7 +221,7 @@ class Operations:
         http=Http("GET", "/subscriptions/{subscription}", "Describe a subscription"),
     )
     async def subscription_stats(
-        self, subscription: SubscriptionName, topic: ExistingTopic | None = None
+        self, subscription: SubscriptionName, topic: TopicFilter | None = None
     ) -> SubscriptionStats:
         """Members, lag, messages in flight, positions and settings of a subscription."""
 
@@ -235,7 +237,7 @@ class Operations:
         subscription: SubscriptionName,
         to: Position,
         *,
-        topic: ExistingTopic | None = None,
+        topic: TopicFilter | None = None,
         partition: Partition | None = None,
     ) -> SubscriptionStats:
         """Move a subscription to ``earliest``, ``latest``, an offset or a time.
@@ -258,7 +260,7 @@ class Operations:
         subscription: SubscriptionName,
         positions: Positions,
         *,
-        topic: ExistingTopic | None = None,
+        topic: TopicFilter | None = None,
     ) -> None:
         """Mark everything before these offsets as done. The subscription never moves back."""
 
@@ -357,7 +359,7 @@ class Operations:
         *,
         offsets: Offsets | None = None,
         reason: str | None = None,
-        topic: ExistingTopic | None = None,
+        topic: TopicFilter | None = None,
         limit: Offset | None = None,
         rate: Rate | None = None,
         to: Literal["subscription", "topic"] = "subscription",
@@ -409,9 +411,10 @@ class Operations:
             ),
             Http(
                 "DELETE",
-                "/dead-letters/{subscription}/{offsets}",
-                "Purge dead letters",
+                "/dead-letters/{subscription}/{offset}",
+                "Purge a dead letter",
                 tag="dead letters",
+                rename={"offset": "offsets"},
             ),
         ),
     )
@@ -428,7 +431,7 @@ class Operations:
         http=Http("GET", "/scheduled", "List delayed messages", tag="delayed messages"),
     )
     async def scheduled(
-        self, topic: ExistingTopic | None = None, *, limit: Limit = 1000
+        self, topic: TopicFilter | None = None, *, limit: Limit = 1000
     ) -> list[Scheduled]:
         """Messages that wait for their time, soonest first."""
 
@@ -450,7 +453,9 @@ class Operations:
         runs="any node",
         errors=("pipeline_replaced", "report_too_large"),
     )
-    async def report_pipeline(self, pipeline: PipelineName, report: PipelineReport) -> StopWanted:
+    async def report_pipeline(
+        self, pipeline: PipelineName, report: Annotated[PipelineReport, Code("invalid_report")]
+    ) -> StopWanted:
         """Report how a pipeline is doing. The answer says whether somebody asked it to stop."""
 
     @operation(

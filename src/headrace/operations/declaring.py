@@ -44,7 +44,7 @@ from msgspec import UNSET
 from headrace.checking import check, schema_of
 from headrace.errors import InvalidArgument
 from headrace.operations import documents
-from headrace.operations.arguments import AliasOf, Reader, Schema
+from headrace.operations.arguments import AliasOf, Code, Reader, Schema
 
 Permission = Literal["publish", "consume", "browse", "manage", "admin", "metrics", "none"]
 """What a principal needs to be allowed; ``none``: anybody who is connected."""
@@ -70,8 +70,10 @@ class Http:
     """For arguments that only HTTP may leave out."""
 
     @property
-    def path_arguments(self) -> list[str]:
-        return [word[1:-1] for word in self.path.split("/") if word.startswith("{")]
+    def path_arguments(self) -> dict[str, str]:
+        """Name in the path -> argument."""
+        words = [word[1:-1] for word in self.path.split("/") if word.startswith("{")]
+        return {word: self.rename.get(word, word) for word in words}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,8 @@ class Argument:
     """Without ``None``, which an optional one may also be."""
     default: Any = UNSET
     """``UNSET``: it is required."""
+    code: str = "invalid_argument"
+    """Of a refusal by its type or bounds."""
     reader: Reader | None = None
     nullable: bool = False
 
@@ -92,9 +96,9 @@ class Argument:
         """The checked value. ``strict=False`` takes numbers as text."""
         if self.reader is not None:
             return self.reader.read(value)
-        if not strict and isinstance(value, str) and schema_of(self.annotation)["type"] == "array":
-            value = value.split(",")
-        return check(self.name, value, self.annotation, strict=strict)
+        if not strict and isinstance(value, str) and self.schema.get("type") == "array":
+            value = [value]
+        return check(self.name, value, self.annotation, code=self.code, strict=strict)
 
     @property
     def schema(self) -> Schema:
@@ -222,7 +226,10 @@ def operation(
         declared = Operation(
             name=name or function.__name__,
             method=function.__name__,
-            arguments={argument.name: argument for argument in arguments.values()},
+            arguments={  # where an alias stands beside its argument, the argument counts
+                argument.name: arguments.get(argument.name, argument)
+                for argument in arguments.values()
+            },
             aliases={name: a.name for name, a in arguments.items() if a.name != name},
             settings=settings,
             result=None if result is type(None) else result,
@@ -272,6 +279,7 @@ def _arguments(
                 travels_as[0] if travels_as else parameter.name,
                 annotation,
                 UNSET if parameter.default is parameter.empty else parameter.default,
+                next((note.code for note in notes if isinstance(note, Code)), "invalid_argument"),
                 next((note for note in notes if isinstance(note, Reader)), None),
                 nullable,
             ),

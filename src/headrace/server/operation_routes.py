@@ -37,7 +37,7 @@ def _handler(operation: Operation, route: Http) -> Callable[..., Any]:
         in_query.remove(SETTINGS)
 
     async def handle(connection: HttpConnection, request: Request, *words: str) -> bytes:
-        given: dict[str, Any] = dict(zip(route.path_arguments, words, strict=True))
+        given: dict[str, Any] = dict(zip(route.path_arguments.values(), words, strict=True))
         given |= check_query(request, *in_query)
         if request.method in BODY_METHODS:
             body = read(connection, request, given)
@@ -86,12 +86,12 @@ def _merge(operation: Operation, route: Http, given: dict[str, Any], body: dict[
     settings = {}
     for field, value in body.items():
         name = route.rename.get(field, field)
-        if name in given:
+        if operation.settings is not None and (name in given or name not in operation.arguments):
+            settings[field] = value
+        elif name in given:
             raise InvalidArgument(
                 f"{name} stands in the address; leave it out of the body", code="unknown_argument"
             )
-        if operation.settings is not None and name not in operation.arguments:
-            settings[name] = value
         elif name in route.rename.values() and field not in route.rename:
             raise InvalidArgument(f"unknown field {field[:40]!r}", code="unknown_argument")
         else:
@@ -119,7 +119,7 @@ def _view(value: Any) -> Any:
 
 # --- the description ----------------------------------------------------------------------------------
 def _beside_the_path(operation: Operation, route: Http) -> list[Argument]:
-    inside = route.path_arguments
+    inside = route.path_arguments.values()
     return [a for a in operation.arguments.values() if a.name not in inside]
 
 
@@ -132,6 +132,11 @@ def _operation_id(operation: Operation, route: Http) -> str:
     if route is operation.http[0]:
         return operation.name
     return f"{operation.name}_{route.path.split('/')[-1].strip('{}')}"
+
+
+def _one_of(schema: schemas.Schema) -> schemas.Schema:
+    """A path names one item of a list."""
+    return schema["items"] if schema.get("type") == "array" else schema  # type: ignore[no-any-return]
 
 
 def _route(operation: Operation, route: Http) -> Route:
@@ -165,7 +170,10 @@ def _route(operation: Operation, route: Http) -> Route:
         parameters,
         body,
         answers,
-        path_schemas={name: operation.arguments[name].schema for name in route.path_arguments},
+        path_schemas={
+            word: _one_of(operation.arguments[name].schema)
+            for word, name in route.path_arguments.items()
+        },
     )
 
 
