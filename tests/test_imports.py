@@ -16,8 +16,11 @@ LINES_MAX = 700  # above this, a file is two things
 LINE_COUNTED = {".py", ".html", ".css", ".js"}
 
 BASICS = frozenset(
-    {"model", "errors", "limits", "settings", "channels", "clock", "files", "forking", "_version"}
-)
+    {
+        "model", "errors", "limits", "settings", "checking", "channels", "clock", "files", "forking",
+        "handling", "shell",
+    }
+)  # fmt: skip
 ANYTHING = frozenset({"*"})
 
 # room -> what it may import of headrace, besides itself
@@ -25,9 +28,10 @@ ALLOWED: dict[str, frozenset[str]] = {
     **dict.fromkeys(BASICS, BASICS),
     "log": BASICS,
     "wire": BASICS,
-    "broker": BASICS | {"log"},
-    "server": BASICS | {"log", "wire", "broker"},
-    "client": BASICS | {"wire", "log.batch", "log.columns"},
+    "operations": BASICS,
+    "broker": BASICS | {"log", "operations"},
+    "server": BASICS | {"log", "wire", "broker", "operations"},
+    "client": BASICS | {"wire", "operations", "log.batch", "log.columns"},
     "spark": BASICS | {"client", "log"},
     "bench": BASICS | {"wire", "client"},
     "console": BASICS,
