@@ -66,7 +66,7 @@ else
 	done
 	url=$(grep -o 'http://[0-9.:]*' /tmp/run.log | head -n 1)
 	python3 -c "import urllib.request as u; print(u.urlopen('$url/health/live', timeout=10).read())"
-	kill -TERM -- -$broker
+	kill -TERM -$broker
 	wait $broker || true
 	cat /tmp/run.log
 
