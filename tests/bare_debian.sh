@@ -17,10 +17,10 @@ if [ "${BARE_STEP:-}" = "" ]; then
 	[ "$(id -u)" = 0 ] || { echo "This check needs root, for chroot and mount." >&2; exit 2; }
 	command -v debootstrap >/dev/null ||
 		{ echo "This check needs debootstrap: apt-get install debootstrap" >&2; exit 2; }
-	bare=$(mktemp -d)
-	trap '[ -n "${KEEP:-}" ] && echo "Kept $bare" || rm -rf --one-file-system "$bare"' EXIT
+	temporary=$(mktemp -d)
+	trap '[ -n "${KEEP:-}" ] && echo "Kept $temporary" || rm -rf --one-file-system "$temporary"' EXIT
 	trap 'exit 130' INT TERM HUP
-	BARE_STEP=outside ROOT=$root BARE=$bare \
+	BARE_STEP=outside ROOT=$root BARE=$temporary/debian \
 		unshare --mount --pid --fork --kill-child sh "$root/tests/bare_debian.sh"
 elif [ "$BARE_STEP" = outside ]; then
 	mount --make-rprivate /

@@ -29,7 +29,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "server": BASICS | {"log", "wire", "broker"},
     "client": BASICS | {"wire", "log.batch", "log.columns"},
     "spark": BASICS | {"client", "log"},
-    "bench": BASICS | {"wire", "client"},
+    "bench": BASICS | {"client"},
     "console": BASICS,
     "cli": ANYTHING,
     "testing": ANYTHING,
