@@ -61,7 +61,7 @@ format: $(VENV)/.has-dev ## format the code and apply the fixes of the linter
 	@$(BIN)/ruff check --fix-only --quiet .
 	@$(BIN)/ruff format .
 
-bench: $(VENV)/.has-run ## run the benchmarks (ARGS="…")
+bench: $(VENV)/.has-run ## run the benchmarks (ARGS="--quick net_http", ARGS="--against OTHER_CHECKOUT --quick")
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 bench-spark: $(VENV)/.has-test ## run the benchmarks of Spark, with Kafka for comparison (ARGS="--records 1000000 scan")
