@@ -35,7 +35,6 @@ main() { # a function, so that the shell reads all of the file before it runs a 
 		mkdir -p "$BARE/dev/shm" "$BARE/dev/pts"
 		mount -t tmpfs tmpfs "$BARE/dev/shm"
 		mount -t devpts -o ptmxmode=0666 devpts "$BARE/dev/pts"
-		ip link set lo up 2>/dev/null || true
 		cp /etc/resolv.conf /etc/hosts "$BARE/etc/"
 		git clone --quiet --no-local "$ROOT" "$BARE/root/headrace"
 
