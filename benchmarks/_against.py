@@ -47,13 +47,11 @@ class Worker:
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
         try:
-            self._process.wait(STOP_S)
+            self._process.communicate(timeout=STOP_S)  # the end of its input ends it
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
+            self._process.communicate()
 
     def _answer(self) -> Any:
         assert self._process.stdout is not None
@@ -73,12 +71,12 @@ class Worker:
         return float(self._answer())
 
 
-def compare(name: str, other: Path, *, quick: bool) -> dict[str, Any] | None:
+def compare(name: str, old_tree: Path, new_tree: Path, *, quick: bool) -> dict[str, Any] | None:
     """The cases of one benchmark with the samples of both checkouts; None if it cannot run here."""
     began = time.monotonic()
     with ExitStack() as stack, console.status(name) as status:
-        old = stack.enter_context(Worker(other, name, quick))
-        new = stack.enter_context(Worker(ROOT, name, quick))
+        old = stack.enter_context(Worker(old_tree, name, quick))
+        new = stack.enter_context(Worker(new_tree, name, quick))
         if old.facts is None or new.facts is None:
             return None
         olds, news = old.indexes(), new.indexes()
@@ -141,7 +139,10 @@ def against(other: Path, names: list[str], *, quick: bool, directory: Path) -> l
     """Compare, print, and write ``against.json``; returns the cases that are slower."""
     results = []
     for name in names:
-        result = compare(name, other, quick=quick)
+        if not (other / "benchmarks" / f"{name}.py").is_file():
+            console.print(f"{name}: only in the new checkout, not measured")
+            continue
+        result = compare(name, other, ROOT, quick=quick)
         if result is None:
             console.print(f"{name}: not measured")
             continue
