@@ -54,7 +54,7 @@ def number_of(payload: bytes) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LoadPlan:
     topic: str
     connections: int
     messages: int
@@ -141,7 +141,7 @@ def _step(ms: float) -> int:
 class LoadTest:
     """One test. ``run`` runs it, ``stop`` ends it early, ``figures`` holds the results so far."""
 
-    def __init__(self, plan: Plan, new_client: Callable[[], AsyncClient]):
+    def __init__(self, plan: LoadPlan, new_client: Callable[[], AsyncClient]):
         self.plan = plan
         self.figures = Figures()
         self.durability = "unknown"

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from headrace import limits
-from headrace.bench import CONNECT_S, PAYLOAD_BYTES_MIN, PERCENTILES, PUBLISH_S, LoadTest, Plan
+from headrace.bench import CONNECT_S, PAYLOAD_BYTES_MIN, PERCENTILES, PUBLISH_S, LoadPlan, LoadTest
 from headrace.cli.connecting import AsJson, Ca, Server, Token, address, count_of, print_json, say
 from headrace.client.aio import AsyncClient, make_tls
 from headrace.client.link import ConnectFailed
@@ -96,7 +96,7 @@ def bench(
     if start and server:
         raise InvalidArgument("--start starts a broker of its own: leave --server out")
     name = topic or f"bench-{secrets.token_hex(4)}"
-    plan = Plan(name, concurrent, messages, size, rate, seconds, consume, keep)
+    plan = LoadPlan(name, concurrent, messages, size, rate, seconds, consume, keep)
     limits.allow_open_files(concurrent + OPEN_FILES_SPARE)
     if start:
         with _own_broker() as (host, port):
@@ -131,7 +131,7 @@ def _own_broker() -> Iterator[tuple[str, int]]:
 
 
 # --- the test -------------------------------------------------------------------------------------
-def _run(plan: Plan, new_client: Callable[[], AsyncClient], as_json: bool) -> int:
+def _run(plan: LoadPlan, new_client: Callable[[], AsyncClient], as_json: bool) -> int:
     with asyncio.Runner(loop_factory=new_loop) as runner:
         test = runner.run(_tested(plan, new_client, as_json))
     figures = test.figures
@@ -156,7 +156,7 @@ def _run(plan: Plan, new_client: Callable[[], AsyncClient], as_json: bool) -> in
     return 0 if figures.published == plan.messages and not figures.errors and not missing else 1
 
 
-async def _tested(plan: Plan, new_client: Callable[[], AsyncClient], as_json: bool) -> LoadTest:
+async def _tested(plan: LoadPlan, new_client: Callable[[], AsyncClient], as_json: bool) -> LoadTest:
     test = LoadTest(plan, new_client)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
