@@ -16,9 +16,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from websockets.client import ClientProtocol
+from websockets.frames import Frame, Opcode
+from websockets.uri import parse_uri
+
 from benchmarks.harness import console, data_directory
 from headrace import limits
-from headrace.bench.dialects import WebSocketDialect, masked_frame
 from headrace.testing import Address, ServerProcess, server_process
 
 SOURCE = Path(__file__).parent / "native" / "load.c"
@@ -178,18 +181,26 @@ def bare(what: str) -> Iterator[Address]:
         process.communicate()
 
 
-# --- what is said over a WebSocket ----------------------------------------------------------------
+# --- WebSocket ------------------------------------------------------------------------------------
 def handshake(address: Address) -> bytes:
-    return WebSocketDialect(TOPIC, None, f"{address.host}:{address.port}").greeting()
+    protocol = ClientProtocol(parse_uri(f"ws://{address.host}:{address.port}/ws"))
+    return protocol.connect().serialize()
 
 
 def ws_publish(value: bytes = JSON_VALUE) -> bytes:
-    """A publish that is acknowledged, as a masked frame."""
-    return WebSocketDialect(TOPIC, None, "").publish(value)
+    """A publish that is acknowledged, as a frame."""
+    return _frame(b'{"type":"publish","topic":"%b","messageId":1,"data":%b}' % (_TOPIC, value))
 
 
 def ws_subscribe() -> bytes:
-    return masked_frame(1, b'{"type":"subscribe","topic":"%b","messageId":1}' % TOPIC.encode())
+    return _frame(b'{"type":"subscribe","topic":"%b","messageId":1}' % _TOPIC)
+
+
+def _frame(content: bytes) -> bytes:
+    return Frame(Opcode.TEXT, content).serialize(mask=True)
+
+
+_TOPIC = TOPIC.encode()
 
 
 class Latest:

@@ -33,7 +33,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "server": BASICS | {"log", "wire", "broker", "operations"},
     "client": BASICS | {"wire", "operations", "log.batch", "log.columns"},
     "spark": BASICS | {"client", "log"},
-    "bench": BASICS | {"wire", "client"},
+    "bench": BASICS | {"client"},
     "console": BASICS,
     "cli": ANYTHING,
     "testing": ANYTHING,

@@ -21,8 +21,6 @@ from tests.docs.sessions import TIMEOUT_S, Conversation
 TEXT = read("docs/protocol.md")
 SESSIONS = [block for block in blocks(TEXT) if "session" in block.words]
 SOURCE = ROOT / "src" / "headrace"
-NOT_OURS = SOURCE / "bench"
-"""The load test makes codes of what others answer."""
 MADE = {
     "f'invalid_{name}'": {
         "invalid_delay", "invalid_ttl", "invalid_seconds", "invalid_timeout", "invalid_wait",
@@ -112,7 +110,7 @@ def raised(*, spark: bool = False) -> dict[str, set[str]]:
     found: dict[str, set[str]] = defaultdict(set)
     for path in sorted(SOURCE.rglob("*.py")):
         text = path.read_text(encoding="utf-8")
-        if NOT_OURS not in path.parents and is_of_spark(path, text) == spark:
+        if is_of_spark(path, text) == spark:
             for node in ast.walk(ast.parse(text, str(path))):
                 for code, name in codes_of(node):
                     for each in MADE.get(code, {code}):

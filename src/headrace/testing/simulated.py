@@ -1,20 +1,20 @@
 """A disk in memory that can lose power.
 
-The whole of :class:`headrace.files.Files`, with what the page cache holds kept apart from what is on
-the platter. ``crash(random)`` keeps what was synced and, of the rest, whatever the dice say::
+It implements all of :class:`headrace.files.Files` and keeps the page cache apart from the platter.
+``crash(random)`` keeps everything that was synced and a random part of the rest::
 
     written since the last sync    each sector of the file is as it was after any of those writes
     the length of the file         as it was after any of the writes, allocations and truncations
-    names since the last           each create, rename and remove is there or not; with
-      sync_directory               ``ordered`` a prefix of them is, as journaling file systems do it
-    a directory whose own name     gone with all that is in it
+    names since the last           each create, rename and remove survives or not; with ``ordered`` a
+      sync_directory               prefix of them survives, as on a journaling file system
+    a directory whose own name     gone with its content
       is lost
 
 Sectors are independent of each other and of the length, so a file may be long and full of zeros,
 or have its end and not its middle. A sector is never worse than before: what was synced in it stays
 (disks write sectors whole). The smaller the sector, the harsher the test.
 
-``kill()`` is the end of the process alone: handles and locks are gone, nothing else is.
+``kill()`` ends only the process: it loses its handles and locks, and nothing else.
 
 A failed sync (``lose_unsynced``, which :class:`~headrace.testing.FaultyFiles` calls) does what Linux
 does: the pages read well, count as clean, the next sync succeeds, and they never reach the disk.
@@ -29,6 +29,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
+from typing import TypeVar
 
 from headrace.files import Files, Handle
 
@@ -174,6 +175,9 @@ def _rename(
             entries[name] = node
 
 
+_Node = TypeVar("_Node", _File, _Directory)
+
+
 class SimulatedHandle(Handle):
     """An open file of a :class:`SimulatedFiles`; it has no descriptor."""
 
@@ -216,13 +220,13 @@ class SimulatedFiles(Files):
                     node.crash(random, sector, garbage)
 
     def kill(self) -> None:
-        """The process ends, the machine goes on: nothing is lost but the handles."""
+        """The process ends and the machine goes on: only the handles and locks are lost."""
         self._generation += 1
         for file in self._files():
             file.locked_by = None
 
     def lose_unsynced(self, handle: Handle) -> None:
-        """Forget to write what was not synced, and never say so again."""
+        """Drop the unsynced changes without an error from any later sync."""
         self._of(handle).file.changes.clear()
 
     def put(self, path: Path, content: bytes | bytearray) -> None:
@@ -260,21 +264,20 @@ class SimulatedFiles(Files):
             node = node.entries.get(part) if isinstance(node, _Directory) else None
         return node
 
-    def _directory(self, path: Path) -> _Directory:
+    def _existing(self, path: Path, kind: type[_Node], if_other: int) -> _Node:
+        """The file or directory at ``path``; ``if_other`` is the error number for the other kind."""
         node = self._find(path)
         if node is None:
             raise _error(errno.ENOENT, path)
-        if not isinstance(node, _Directory):
-            raise _error(errno.ENOTDIR, path)
+        if not isinstance(node, kind):
+            raise _error(if_other, path)
         return node
 
+    def _directory(self, path: Path) -> _Directory:
+        return self._existing(path, _Directory, errno.ENOTDIR)
+
     def _file(self, path: Path) -> _File:
-        node = self._find(path)
-        if node is None:
-            raise _error(errno.ENOENT, path)
-        if not isinstance(node, _File):
-            raise _error(errno.EISDIR, path)
-        return node
+        return self._existing(path, _File, errno.EISDIR)
 
     def _of(self, handle: Handle, *, write: bool = False) -> SimulatedHandle:
         assert isinstance(handle, SimulatedHandle), "a handle of another file system"
