@@ -9,6 +9,7 @@ import pytest
 from headrace import limits
 from headrace.broker import staging
 from headrace.broker.applying import Piece
+from headrace.doctor.commands import examine
 from headrace.errors import (
     Closed,
     DataCorrupt,
@@ -20,7 +21,6 @@ from headrace.errors import (
     TopicNotFound,
 )
 from headrace.log.batch import encode
-from headrace.log.doctor import examine
 from headrace.testing import FaultyFiles, SimulatedFiles
 from tests.broker.rig import DATA, Answer, Rig
 

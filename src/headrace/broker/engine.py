@@ -26,7 +26,6 @@ from headrace.broker import state as entries
 from headrace.broker.cursor import Cursor
 from headrace.broker.dead_letters import DeadLetters
 from headrace.broker.delivery import Sink
-from headrace.broker.directory import DataDirectory
 from headrace.broker.events import Events
 from headrace.broker.follower import Follower
 from headrace.broker.pipelines import Pipelines
@@ -55,6 +54,7 @@ from headrace.errors import (
 )
 from headrace.files import Files
 from headrace.log.batch import LOST
+from headrace.log.directory import JOURNAL, DataDirectory
 from headrace.log.journal import Journal
 from headrace.log.memory import MemoryLog
 from headrace.log.workers import SyncFailed, Workers
@@ -76,7 +76,6 @@ logger = logging.getLogger("headrace.broker")
 
 Done = Callable[[HeadraceError | None], None]
 Start = str | int
-JOURNAL = "@subscriptions.journal"
 
 
 class Engine:

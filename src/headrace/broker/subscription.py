@@ -264,6 +264,7 @@ class Subscription:
         deadline = self._context.time() + self.settings.ack_timeout
         lease = Lease(
             self._context.next_lease_id(),
+            self,
             member,
             cursor,
             offsets,
@@ -452,11 +453,15 @@ class Subscription:
         return index
 
     def _released(self, lease: Lease, count: int) -> None:
+        self._settled(lease, count)
+        if not self._pumping and self._has_work:
+            self.wake()
+
+    def _settled(self, lease: Lease, count: int) -> None:
+        """The member no longer holds ``count`` messages of the lease; an empty lease ends."""
         lease.member.settled(lease, count)
         if not lease.mask:
             self.leases.pop(lease.id, None)
-        if not self._pumping and self._has_work:
-            self.wake()
 
     def _done(self, cursor: Cursor, offset: int) -> None:
         cursor.done(offset)
@@ -536,8 +541,7 @@ class Subscription:
         """Take back what is still out of the lease."""
         out = lease.out()
         lease.mask = 0
-        lease.member.settled(lease, len(out))
-        self.leases.pop(lease.id, None)
+        self._settled(lease, len(out))
         for index in out:
             offset = lease.offsets[index]
             attempt = lease.attempt_at(index)
@@ -569,9 +573,7 @@ class Subscription:
             held = lease.mask & (1 << bisect_left(lease.offsets, offset)) - 1
             if held:
                 lease.mask ^= held
-                lease.member.settled(lease, held.bit_count())
-                if not lease.mask:
-                    del self.leases[lease.id]
+                self._settled(lease, held.bit_count())
         self._retries.forget(cursor, offset)
         self._burying = {
             item: reason
@@ -596,8 +598,7 @@ class Subscription:
         for lease in [lease for lease in self.leases.values() if lease.cursor is cursor]:
             out = lease.mask.bit_count()
             lease.mask = 0
-            lease.member.settled(lease, out)
-            del self.leases[lease.id]
+            self._settled(lease, out)
         self._retries.forget(cursor)
         self._burying = {
             item: reason for item, reason in self._burying.items() if item[0] != cursor.number
@@ -620,9 +621,10 @@ class Subscription:
         for member in list(self.members):  # a sink may leave as it hears of it
             member.sink.closed(error)
         self.members.clear()
-        for lease in self.leases.values():
-            lease.mask = 0  # who settles now must hear that it comes too late
-        self.leases.clear()
+        for lease in list(self.leases.values()):
+            out = lease.mask.bit_count()
+            lease.mask = 0  # an ack that comes now is stale
+            self._settled(lease, out)
 
     # --- asking -----------------------------------------------------------------------------
     def lag(self) -> int:
