@@ -19,6 +19,7 @@ from headrace.channels import AsyncChannel
 from headrace.errors import Closed, DataCorrupt, HeadraceError, InvalidArgument
 from headrace.log.batch import LOST, Batch, no_collection
 from headrace.log.columns import expiry_of, many, one, time_of
+from headrace.log.interface import completed
 from headrace.model import (
     DeadLetter,
     Message,
@@ -144,13 +145,17 @@ class AsyncBroker(Jobs):
     async def _done(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         """Await an engine call that answers ``done(error)`` as its last argument."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        call(*args, lambda error: _settle(future, None, error), **kwargs)
+        await completed(lambda: call(*args, lambda error: _settle(future, None, error), **kwargs))
         await future
 
     async def _value(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Await an engine call that answers ``done(value, error)``."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        call(*args, lambda value, error: _settle(future, value, error), **kwargs)
+
+        def done(value: Any, error: HeadraceError | None) -> None:
+            _settle(future, value, error)
+
+        await completed(lambda: call(*args, done, **kwargs))
         return await future
 
     # --- topics -----------------------------------------------------------------------------
@@ -273,7 +278,9 @@ class AsyncBroker(Jobs):
         max_bytes: int = limits.READ_BYTES_DEFAULT,
     ) -> list[Message]:
         """Messages from an offset (or a time) on. Nothing is moved or acknowledged."""
-        return fetch_messages(self.engine, topic, offset, limit, partition, max_bytes)
+        return await completed(
+            lambda: fetch_messages(self.engine, topic, offset, limit, partition, max_bytes)
+        )
 
     async def fetch_values(
         self,
@@ -284,7 +291,9 @@ class AsyncBroker(Jobs):
         max_bytes: int = limits.READ_BYTES_DEFAULT,
     ) -> list[bytes]:
         """Like ``fetch``, but the plain values of about ``max_bytes``."""
-        return fetch_values(self.engine, topic, offset, partition, max_bytes)
+        return await completed(
+            lambda: fetch_values(self.engine, topic, offset, partition, max_bytes)
+        )
 
     async def fetch_batches(
         self,
@@ -295,11 +304,13 @@ class AsyncBroker(Jobs):
         max_bytes: int = limits.READ_BYTES_DEFAULT,
     ) -> list[Batch]:
         """Whole batches as they lie in the log; the first holds the offset."""
-        return fetch_batches(self.engine, topic, offset, partition, max_bytes)
+        return await completed(
+            lambda: fetch_batches(self.engine, topic, offset, partition, max_bytes)
+        )
 
     async def find(self, message_id: uuid.UUID | str) -> Message:
         """The message that an id from a receipt leads to."""
-        return self.engine.find_message(message_id)
+        return await completed(lambda: self.engine.find_message(message_id))
 
     # --- subscribing ------------------------------------------------------------------------
     async def subscribe(
@@ -361,16 +372,16 @@ class AsyncBroker(Jobs):
     ) -> None:
         """Make a subscription, or change the settings given of one that is there."""
         position, time_ms = split_start(start)
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.engine.subscribe(
-            name,
-            topic,
-            start=position,
-            start_time_ms=time_ms,
-            settings=settings,
-            done=lambda error: _settle(future, None, error),
+        await self._done(
+            lambda done: self.engine.subscribe(
+                name,
+                topic,
+                start=position,
+                start_time_ms=time_ms,
+                settings=settings,
+                done=done,
+            )
         )
-        await future
 
     async def delete_subscription(self, name: str, topic: str | None = None) -> None:
         check_subscription_name(name)
@@ -409,7 +420,8 @@ class AsyncBroker(Jobs):
         self, subscription: str, *, after: int = -1, limit: int = 100
     ) -> list[DeadLetter]:
         """Messages that the subscription gave up, oldest first."""
-        return self.engine.dead_letters.letters(subscription, after=after, limit=limit)
+        listing = self.engine.dead_letters.listing(subscription, after=after, limit=limit)
+        return await completed(listing.collect)
 
     async def redrive(
         self,

@@ -34,7 +34,6 @@ from headrace.errors import Closed, HeadraceError, InvalidArgument
 from headrace.forking import put_aside, watch
 from headrace.log.batch import Batch
 from headrace.log.columns import Columns, expiry_of, many, one, time_of
-from headrace.log.memory import MemoryLog
 from headrace.model import DeadLetter, Message, Receipt, Scheduled
 
 Result = TypeVar("Result")
@@ -298,10 +297,9 @@ class Broker:
         return self._run(self._async.producer(name))
 
     # --- reading: in the caller's thread ------------------------------------------------------
-    def _in_memory(self, topic: str) -> bool:
-        """A memory log changes under a reader, so it is read on the loop."""
-        found = self.engine.topics.find(topic)
-        return isinstance(found.partitions[0].log, MemoryLog)
+    def _on_loop(self, topic: str) -> bool:
+        """Whether the topic's logs are read on the loop only."""
+        return not self.engine.topics.find(topic).partitions[0].log.thread_safe_reads
 
     def fetch(
         self,
@@ -313,7 +311,7 @@ class Broker:
         max_bytes: int = limits.READ_BYTES_DEFAULT,
     ) -> list[Message]:
         """Messages from an offset (or a time) on. Nothing is moved or acknowledged."""
-        if self._in_memory(topic):
+        if self._on_loop(topic):
             return self._run(
                 self._async.fetch(topic, offset, limit, partition=partition, max_bytes=max_bytes)
             )
@@ -328,7 +326,7 @@ class Broker:
         max_bytes: int = limits.READ_BYTES_DEFAULT,
     ) -> list[bytes]:
         """Like ``fetch``, but the plain values of about ``max_bytes``."""
-        if self._in_memory(topic):
+        if self._on_loop(topic):
             return self._run(
                 self._async.fetch_values(topic, offset, partition=partition, max_bytes=max_bytes)
             )
@@ -343,7 +341,7 @@ class Broker:
         max_bytes: int = limits.READ_BYTES_DEFAULT,
     ) -> list[Batch]:
         """Whole batches as they lie in the log; the first holds the offset."""
-        if self._in_memory(topic):
+        if self._on_loop(topic):
             return self._run(
                 self._async.fetch_batches(topic, offset, partition=partition, max_bytes=max_bytes)
             )

@@ -13,10 +13,11 @@ from typing import Any
 
 from headrace import limits
 from headrace.broker import positions as places
-from headrace.broker.applying import unstamped
 from headrace.broker.engine import Engine
+from headrace.broker.staged_commit import unstamped
 from headrace.errors import InvalidArgument
 from headrace.log.batch import Batch, check_columns
+from headrace.log.interface import completed
 from headrace.model import check_seconds, check_subscription_name
 
 
@@ -81,7 +82,8 @@ class Jobs:
         With ``at``, a time (a datetime or milliseconds), also the ``offset`` of the first record at
         or after it; the end if there is none.
         """
-        return places.describe(self.engine, topics, time_ms(at))
+        at_ms = time_ms(at)
+        return await completed(lambda: places.describe(self.engine, topics, at_ms))
 
     async def wait_for(
         self,

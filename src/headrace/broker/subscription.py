@@ -42,6 +42,7 @@ from headrace.broker.retries import Retries
 from headrace.broker.selection import select
 from headrace.errors import Closed, DataCorrupt, HeadraceError, OffsetOutOfRange, StaleDelivery
 from headrace.log.batch import LOST, Batch
+from headrace.log.interface import ReadPending
 from headrace.model import SubscriptionSettings, check_reason, check_seconds
 
 logger = logging.getLogger("headrace.broker")
@@ -335,8 +336,12 @@ class Subscription:
     def _retry_batch(self, cursor: Cursor, offsets: list[int]) -> list[int]:
         """Hand out those that lie in the batch of the first; returns the rest."""
         try:
-            batch = cursor.partition.log.read(offsets[0], 1)[0]
-        except (OffsetOutOfRange, IndexError):
+            batch = cursor.partition.log.read_cached(offsets[0])
+        except ReadPending as pending:
+            self._retries.wait_for_log(cursor, offsets)
+            pending.then(self._fetched)
+            return []
+        except OffsetOutOfRange:
             self.tally.lost += 1
             self._done(cursor, offsets[0])
             return offsets[1:]
@@ -349,6 +354,10 @@ class Subscription:
         for index in self._share(cursor, batch, indexes):
             self._retries.add(cursor, batch.base_offset + index)
         return offsets[len(inside) :]
+
+    def _fetched(self) -> None:
+        self._retries.fetched()
+        self.wake()
 
     def _retry_at(self, due: float, cursor: Cursor, offset: int) -> None:
         self._retries.add_at(due, cursor, offset)

@@ -7,6 +7,7 @@ from typing import Any
 import orjson
 
 from headrace.errors import InvalidArgument
+from headrace.log.interface import completed
 from headrace.model import check_headers
 from headrace.server import exact, schemas
 from headrace.server.http import HttpConnection
@@ -172,7 +173,8 @@ async def on_edit_dead_letter(
         check_headers(headers)
     value = None
     if "data" in body:
-        letter = connection.hub.engine.dead_letters.show(group, number)
+        letters = connection.hub.engine.dead_letters
+        letter = await completed(lambda: letters.show(group, number))
         kept = letter.message.headers if headers is None else headers
         value = value_of(body.pop("data"), body.pop("encoding", None), kept)
     refuse_the_rest(body)
@@ -198,7 +200,8 @@ async def on_purge_dead_letter(
 ) -> bytes:
     check_query(request)
     number = _offset(offset)
-    connection.hub.engine.dead_letters.show(group, number)
+    letters = connection.hub.engine.dead_letters
+    await completed(lambda: letters.show(group, number))
     return _json(
         request,
         await _operate(connection, "purge_dead_letters", subscription=group, offsets=[number]),

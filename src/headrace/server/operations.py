@@ -13,6 +13,7 @@ from typing import Any
 from headrace import limits
 from headrace.broker.aio import AsyncBroker, split_start
 from headrace.errors import InvalidArgument
+from headrace.log.interface import completed
 from headrace.model import (
     DeadLetter,
     SubscriptionSettings,
@@ -169,7 +170,8 @@ class Operations:
         position, time_ms = split_start(where)
         engine = self.broker.engine
         place = engine.partition(topic, partition)
-        return {"offset": engine.resolve(place, position, time_ms=time_ms)}
+        offset = await completed(lambda: engine.resolve(place, position, time_ms=time_ms))
+        return {"offset": offset}
 
     async def find(self, args: Arguments) -> Any:
         message_id = args.take("id", str)
@@ -258,7 +260,8 @@ class Operations:
     async def dead_letter(self, args: Arguments) -> Any:
         name, offset = args.take("subscription", str), args.take("offset", int)
         args.end()
-        return documents.letter(self.broker.engine.dead_letters.show(name, offset))
+        letters = self.broker.engine.dead_letters
+        return documents.letter(await completed(lambda: letters.show(name, offset)))
 
     async def redrive(self, args: Arguments) -> Any:
         name = args.take("subscription", str)
