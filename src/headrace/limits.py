@@ -61,6 +61,8 @@ INDEX_INTERVAL_BYTES = 16 << 10
 PREALLOCATE_BYTES_MIN = 64 << 10
 PREALLOCATE_BYTES_MAX = 32 << 20
 READ_BYTES_DEFAULT = 1 << 20
+READ_KEPT_S = 10.0
+"""How long a log keeps records that it fetched over a network for a reader that waits for them."""
 COMMIT_BYTES_MAX = 16 << 20
 """What one write-and-sync takes at most; the rest waits for the next one."""
 COMMIT_QUEUE_BYTES_MAX = 256 << 20

@@ -8,7 +8,8 @@ import pytest
 
 from headrace import limits
 from headrace.broker import staging
-from headrace.broker.applying import Piece
+from headrace.broker.staged_commit import StagedPiece
+from headrace.doctor.commands import examine
 from headrace.errors import (
     Closed,
     DataCorrupt,
@@ -20,7 +21,6 @@ from headrace.errors import (
     TopicNotFound,
 )
 from headrace.log.batch import encode
-from headrace.log.doctor import examine
 from headrace.testing import FaultyFiles, SimulatedFiles
 from tests.broker.rig import DATA, Answer, Rig
 
@@ -271,8 +271,8 @@ def test_what_was_staged_for_a_commit_goes_with_it() -> None:
     assert rig.engine.staging._owned == {}
 
 
-def others_piece(piece: str) -> Piece:
-    parsed = Piece.parse(piece)
+def others_piece(piece: str) -> StagedPiece:
+    parsed = StagedPiece.parse(piece)
     assert parsed is not None
     return parsed[1]
 

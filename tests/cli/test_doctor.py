@@ -9,7 +9,7 @@ from typer.testing import CliRunner, Result
 
 from headrace.cli import app, main
 from headrace.files import Files
-from tests.log.directories import flip_body, make_partition, read_all, segment
+from tests.doctor.directories import flip_body, make_partition, read_all, segment
 
 FILES = Files()
 
@@ -188,7 +188,7 @@ def test_many_partitions_are_counted(data: Path) -> None:
     ("arguments", "complaint"),
     [
         ([], "name the data directory"),
-        (["nowhere"], "there is no directory nowhere [data_dir_not_found]"),
+        (["nowhere"], "directory nowhere does not exist [data_dir_not_found]"),
         (["{data}/orders/topic.json"], "is a file"),
         (["{data}/orders/0"], "is not a data directory"),
         (["{data}", "--yes"], "add --repair"),

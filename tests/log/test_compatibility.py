@@ -77,5 +77,4 @@ def test_its_indexes_and_snapshots_are_used_as_they_are() -> None:
         assert index.max_timestamp == START_MS + 1000 * (following - 1)
         snapshot = Producers.load(disk.read_file(DIRECTORY / f"{following:020d}.producers"))
         assert snapshot is not None
-        assert snapshot.epoch(7) == 2
-        assert snapshot.next_sequence(7) == following // 2
+        assert snapshot.next_sequence(7, 2) == following // 2

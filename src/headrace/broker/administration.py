@@ -15,6 +15,7 @@ from headrace.broker import positions as places
 from headrace.broker.engine import Engine
 from headrace.broker.topic import Topic
 from headrace.errors import HeadraceError, MessageNotFound
+from headrace.log.interface import completed
 from headrace.model import (
     DeadLetter,
     Message,
@@ -83,10 +84,10 @@ class Administration:
     async def offset_at(self, topic: str, at: Start, partition: int) -> int:
         position, time_ms = split_position(at)
         place = self.engine.partition(topic, partition)
-        return self.engine.resolve(place, position, time_ms=time_ms)
+        return await completed(lambda: self.engine.resolve(place, position, time_ms=time_ms))
 
     async def find(self, id: uuid.UUID) -> Message:
-        return self.engine.find_message(id)
+        return await completed(lambda: self.engine.find_message(id))
 
     # --- subscriptions ------------------------------------------------------------------------
     async def create_subscription(
@@ -142,7 +143,7 @@ class Administration:
     async def positions(
         self, topics: str | list[str], at: int | None
     ) -> dict[str, list[PartitionPosition]]:
-        return places.describe(self.engine, topics, at)
+        return await completed(lambda: places.describe(self.engine, topics, at))
 
     async def wait_for(
         self, positions: places.Positions, topics: str | list[str] | None, wait: float
@@ -162,7 +163,8 @@ class Administration:
         return [{"topic": topic, "letters": count} for topic, count in letters]
 
     async def dead_letters(self, subscription: str, after: int, limit: int) -> list[DeadLetter]:
-        found = self.engine.dead_letters.letters(subscription, after=after, limit=limit)
+        listing = self.engine.dead_letters.listing(subscription, after=after, limit=limit)
+        found = await completed(listing.collect)
         size = 0
         for count, letter in enumerate(found):  # at least one, and no more than an answer may have
             size += len(letter.message.value)
@@ -171,7 +173,8 @@ class Administration:
         return found
 
     async def dead_letter(self, subscription: str, offset: int) -> DeadLetter:
-        return self.engine.dead_letters.show(subscription, offset)
+        letters = self.engine.dead_letters
+        return await completed(lambda: letters.show(subscription, offset))
 
     async def redrive(
         self,
@@ -260,14 +263,18 @@ class Administration:
 async def done(call: Callable[..., Any], *args: Any) -> None:
     """Await a call that answers ``done(error)``, its last argument."""
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    call(*args, lambda error: settle(future, None, error))
+    await completed(lambda: call(*args, lambda error: settle(future, None, error)))
     await future
 
 
 async def answer(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Await a call that answers ``done(value, error)``."""
     future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    call(*args, lambda value, error: settle(future, value, error), **kwargs)
+
+    def done(value: Any, error: HeadraceError | None) -> None:
+        settle(future, value, error)
+
+    await completed(lambda: call(*args, done, **kwargs))
     return await future
 
 

@@ -10,17 +10,18 @@ from typing import Any, Unpack
 
 from headrace import limits
 from headrace.broker.administration import Administration, answer
-from headrace.broker.applying import unstamped
 from headrace.broker.channel import AsyncConsumer, AsyncPlainChannel
 from headrace.broker.delivery import Member
 from headrace.broker.engine import Engine
 from headrace.broker.publishing import producer_of
+from headrace.broker.staged_commit import unstamped
 from headrace.broker.subscription import Subscription
 from headrace.channels import AsyncChannel
 from headrace.errors import Closed, DataCorrupt, InvalidArgument
 from headrace.handling import AsyncHandling
 from headrace.log.batch import LOST, Batch, check_columns, no_collection
 from headrace.log.columns import expiry_of, many, one, time_of
+from headrace.log.interface import completed
 from headrace.model import (
     Message,
     Receipt,
@@ -221,7 +222,9 @@ class AsyncBroker(Operations, AsyncHandling):
         max_bytes: int = limits.READ_BYTES_DEFAULT,
     ) -> list[Message]:
         """Messages from an offset (or a time) on. Nothing is moved or acknowledged."""
-        return fetch_messages(self.engine, topic, offset, limit, partition, max_bytes)
+        return await completed(
+            lambda: fetch_messages(self.engine, topic, offset, limit, partition, max_bytes)
+        )
 
     async def fetch_values(
         self,
@@ -232,7 +235,9 @@ class AsyncBroker(Operations, AsyncHandling):
         max_bytes: int = limits.READ_BYTES_DEFAULT,
     ) -> list[bytes]:
         """Like ``fetch``, but the plain values of about ``max_bytes``."""
-        return fetch_values(self.engine, topic, offset, partition, max_bytes)
+        return await completed(
+            lambda: fetch_values(self.engine, topic, offset, partition, max_bytes)
+        )
 
     async def fetch_batches(
         self,
@@ -243,7 +248,9 @@ class AsyncBroker(Operations, AsyncHandling):
         max_bytes: int = limits.READ_BYTES_DEFAULT,
     ) -> list[Batch]:
         """Whole batches as they lie in the log; the first holds the offset."""
-        return fetch_batches(self.engine, topic, offset, partition, max_bytes)
+        return await completed(
+            lambda: fetch_batches(self.engine, topic, offset, partition, max_bytes)
+        )
 
     # --- subscribing ------------------------------------------------------------------------
     async def subscribe(

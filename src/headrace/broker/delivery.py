@@ -38,11 +38,13 @@ class Lease:
         "mask",
         "member",
         "offsets",
+        "subscription",
     )
 
     def __init__(
         self,
         id: int,
+        subscription: Subscription,
         member: Member,
         cursor: Cursor,
         offsets: Sequence[int],
@@ -51,6 +53,7 @@ class Lease:
         size: int,
     ):
         self.id = id
+        self.subscription = subscription
         self.member = member
         self.cursor = cursor
         self.offsets = offsets
@@ -138,12 +141,30 @@ class Sink(Protocol):
 
 
 class Member:
-    """One consumer of a subscription."""
+    """One consumer of a subscription.
 
-    __slots__ = ("auto_ack", "in_flight", "in_flight_bytes", "leases", "name", "prefetch", "sink")
+    ``by_id`` is the register of a connection with several members: each of them keeps its leases
+    there too, so that an ack finds its lease with one lookup.
+    """
+
+    __slots__ = (
+        "auto_ack",
+        "by_id",
+        "in_flight",
+        "in_flight_bytes",
+        "leases",
+        "name",
+        "prefetch",
+        "sink",
+    )
 
     def __init__(
-        self, name: str, sink: Sink, prefetch: int = limits.PREFETCH_DEFAULT, auto_ack: bool = False
+        self,
+        name: str,
+        sink: Sink,
+        prefetch: int = limits.PREFETCH_DEFAULT,
+        auto_ack: bool = False,
+        by_id: dict[int, Lease] | None = None,
     ):
         self.name = name
         self.sink = sink
@@ -152,6 +173,7 @@ class Member:
         self.in_flight = 0
         self.in_flight_bytes = 0
         self.leases: dict[int, Lease] = {}
+        self.by_id = by_id
 
     def room(self) -> int:
         free = self.prefetch - self.in_flight
@@ -169,6 +191,8 @@ class Member:
 
     def took(self, lease: Lease) -> None:
         self.leases[lease.id] = lease
+        if self.by_id is not None:
+            self.by_id[lease.id] = lease
         self.in_flight += lease.count
         self.in_flight_bytes += lease.bytes
 
@@ -177,6 +201,8 @@ class Member:
         self.in_flight_bytes -= lease.bytes // lease.count * count
         if not lease.mask:
             self.leases.pop(lease.id, None)
+            if self.by_id is not None:
+                self.by_id.pop(lease.id, None)
 
 
 class Tally:

@@ -25,7 +25,6 @@ from headrace.errors import Closed, HeadraceError, InvalidArgument
 from headrace.handling import Handling
 from headrace.log.batch import Batch
 from headrace.log.columns import Columns, expiry_of, many, one, time_of
-from headrace.log.memory import MemoryLog
 from headrace.model import Message, Receipt, Start, SubscriptionOptions
 from headrace.operations.blocking import BlockingOperations
 from headrace.shell import blocking
@@ -212,10 +211,9 @@ class Broker(BlockingOperations, Handling):
         return future.result()
 
     # --- reading: in the caller's thread ------------------------------------------------------
-    def _in_memory(self, topic: str) -> bool:
-        """A memory log changes under a reader, so it is read on the loop."""
-        found = self.engine.topics.find(topic)
-        return isinstance(found.partitions[0].log, MemoryLog)
+    def _on_loop(self, topic: str) -> bool:
+        """Whether the topic's logs are read on the loop only."""
+        return not self.engine.topics.find(topic).partitions[0].log.thread_safe_reads
 
     def fetch(
         self,
@@ -227,7 +225,7 @@ class Broker(BlockingOperations, Handling):
         max_bytes: int = limits.READ_BYTES_DEFAULT,
     ) -> list[Message]:
         """Messages from an offset (or a time) on. Nothing is moved or acknowledged."""
-        if self._in_memory(topic):
+        if self._on_loop(topic):
             return self._run(
                 self._core.fetch(topic, offset, limit, partition=partition, max_bytes=max_bytes)
             )
@@ -242,7 +240,7 @@ class Broker(BlockingOperations, Handling):
         max_bytes: int = limits.READ_BYTES_DEFAULT,
     ) -> list[bytes]:
         """Like ``fetch``, but the plain values of about ``max_bytes``."""
-        if self._in_memory(topic):
+        if self._on_loop(topic):
             return self._run(
                 self._core.fetch_values(topic, offset, partition=partition, max_bytes=max_bytes)
             )
@@ -257,7 +255,7 @@ class Broker(BlockingOperations, Handling):
         max_bytes: int = limits.READ_BYTES_DEFAULT,
     ) -> list[Batch]:
         """Whole batches as they lie in the log; the first holds the offset."""
-        if self._in_memory(topic):
+        if self._on_loop(topic):
             return self._run(
                 self._core.fetch_batches(topic, offset, partition=partition, max_bytes=max_bytes)
             )

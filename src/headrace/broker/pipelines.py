@@ -30,7 +30,7 @@ from headrace.broker.topic import Topic
 from headrace.errors import Conflict, HeadraceError, InvalidArgument, NotFound, TooLarge
 from headrace.log.batch import LOST
 from headrace.log.columns import Columns
-from headrace.log.interface import Append
+from headrace.log.interface import Append, Log, ReadPending
 from headrace.model import TopicSettings
 from headrace.operations.results import PipelineReport, PipelineStats, StopWanted
 
@@ -101,23 +101,28 @@ class Pipelines:
     def load(self) -> None:
         """Read back what pipelines reported before this start."""
         topic = self._engine.topics.get(TOPIC)
-        if topic is None:
-            return
-        log = topic.partitions[0].log
-        at = log.start_offset
+        if topic is not None:
+            log = topic.partitions[0].log
+            self._load(log, log.start_offset, log.end_offset)
+
+    def _load(self, log: Log, at: int, end: int) -> None:
         try:
-            while at < log.end_offset:
+            while at < end:
                 for batch in log.read(at, limits.READ_BYTES_DEFAULT):
                     if not batch.flags & LOST:
                         for value in batch.values()[max(at - batch.base_offset, 0) :]:
                             self._restore(value)
                     at = batch.end_offset
+        except ReadPending as pending:
+            pending.then(lambda: self._load(log, at, end))
         except HeadraceError as error:
             logger.warning("reports of pipelines cannot be read back: %s", error)
 
     def _restore(self, value: bytes) -> None:
         record = orjson.loads(value)
         name, reported_at, stopping = (record.pop(field) for field in _KNOWN_TO_BROKER)
+        if name in self._pipelines and self._pipelines[name].reported_at > reported_at:
+            return  # it reported while this was read
         pipeline = self._pipelines.pop(name, None) or Pipeline(name)
         self._pipelines[name] = pipeline
         content = orjson.dumps(record)

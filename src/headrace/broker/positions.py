@@ -59,13 +59,20 @@ def describe(
     The topic's incarnation tells it from an earlier one of the same name: who keeps positions needs it.
     """
     engine.check_open()
+    found = matching(engine, topics)
+    offsets: dict[Partition, int] = {}
+    if at_ms is not None:
+        partitions = [partition for topic in found for partition in topic.partitions]
+        offsets = engine.resolve_all(partitions, "earliest", time_ms=at_ms)
     return {
-        topic.name: [_describe(topic, partition, at_ms) for partition in topic.partitions]
-        for topic in matching(engine, topics)
+        topic.name: [
+            _describe(topic, partition, offsets.get(partition)) for partition in topic.partitions
+        ]
+        for topic in found
     }
 
 
-def _describe(topic: Topic, partition: Partition, at_ms: int | None) -> PartitionPosition:
+def _describe(topic: Topic, partition: Partition, offset: int | None) -> PartitionPosition:
     log = partition.log
     document: PartitionPosition = {
         "partition": partition.number,
@@ -74,8 +81,8 @@ def _describe(topic: Topic, partition: Partition, at_ms: int | None) -> Partitio
         "end": log.end_offset,
         "bytes": log.size_bytes(),
     }
-    if at_ms is not None:
-        document["offset"] = log.offset_at(at_ms)
+    if offset is not None:
+        document["offset"] = offset
     return document
 
 

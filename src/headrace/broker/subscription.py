@@ -42,6 +42,7 @@ from headrace.broker.retries import Retries
 from headrace.broker.selection import select
 from headrace.errors import Closed, DataCorrupt, HeadraceError, OffsetOutOfRange, StaleDelivery
 from headrace.log.batch import LOST, Batch
+from headrace.log.interface import ReadPending
 from headrace.model import SubscriptionSettings, check_reason, check_seconds
 from headrace.operations.results import SubscriptionStats
 
@@ -265,6 +266,7 @@ class Subscription:
         deadline = self._context.time() + self.settings.ack_timeout
         lease = Lease(
             self._context.next_lease_id(),
+            self,
             member,
             cursor,
             offsets,
@@ -335,8 +337,12 @@ class Subscription:
     def _retry_batch(self, cursor: Cursor, offsets: list[int]) -> list[int]:
         """Hand out those that lie in the batch of the first; returns the rest."""
         try:
-            batch = cursor.partition.log.read(offsets[0], 1)[0]
-        except (OffsetOutOfRange, IndexError):
+            batch = cursor.partition.log.read_cached(offsets[0])
+        except ReadPending as pending:
+            self._retries.wait_for_log(cursor, offsets)
+            pending.then(self._fetched)
+            return []
+        except OffsetOutOfRange:
             self.tally.lost += 1
             self._done(cursor, offsets[0])
             return offsets[1:]
@@ -349,6 +355,10 @@ class Subscription:
         for index in self._share(cursor, batch, indexes):
             self._retries.add(cursor, batch.base_offset + index)
         return offsets[len(inside) :]
+
+    def _fetched(self) -> None:
+        self._retries.fetched()
+        self.wake()
 
     def _retry_at(self, due: float, cursor: Cursor, offset: int) -> None:
         self._retries.add_at(due, cursor, offset)
@@ -453,11 +463,15 @@ class Subscription:
         return index
 
     def _released(self, lease: Lease, count: int) -> None:
+        self._settled(lease, count)
+        if not self._pumping and self._has_work:
+            self.wake()
+
+    def _settled(self, lease: Lease, count: int) -> None:
+        """The member no longer holds ``count`` messages of the lease; an empty lease ends."""
         lease.member.settled(lease, count)
         if not lease.mask:
             self.leases.pop(lease.id, None)
-        if not self._pumping and self._has_work:
-            self.wake()
 
     def _done(self, cursor: Cursor, offset: int) -> None:
         cursor.done(offset)
@@ -537,8 +551,7 @@ class Subscription:
         """Take back what is still out of the lease."""
         out = lease.out()
         lease.mask = 0
-        lease.member.settled(lease, len(out))
-        self.leases.pop(lease.id, None)
+        self._settled(lease, len(out))
         for index in out:
             offset = lease.offsets[index]
             attempt = lease.attempt_at(index)
@@ -570,9 +583,7 @@ class Subscription:
             held = lease.mask & (1 << bisect_left(lease.offsets, offset)) - 1
             if held:
                 lease.mask ^= held
-                lease.member.settled(lease, held.bit_count())
-                if not lease.mask:
-                    del self.leases[lease.id]
+                self._settled(lease, held.bit_count())
         self._retries.forget(cursor, offset)
         self._burying = {
             item: reason
@@ -597,8 +608,7 @@ class Subscription:
         for lease in [lease for lease in self.leases.values() if lease.cursor is cursor]:
             out = lease.mask.bit_count()
             lease.mask = 0
-            lease.member.settled(lease, out)
-            del self.leases[lease.id]
+            self._settled(lease, out)
         self._retries.forget(cursor)
         self._burying = {
             item: reason for item, reason in self._burying.items() if item[0] != cursor.number
@@ -621,9 +631,10 @@ class Subscription:
         for member in list(self.members):  # a sink may leave as it hears of it
             member.sink.closed(error)
         self.members.clear()
-        for lease in self.leases.values():
-            lease.mask = 0  # who settles now must hear that it comes too late
-        self.leases.clear()
+        for lease in list(self.leases.values()):
+            out = lease.mask.bit_count()
+            lease.mask = 0  # an ack that comes now is stale
+            self._settled(lease, out)
 
     # --- asking -----------------------------------------------------------------------------
     def lag(self) -> int:

@@ -17,10 +17,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
+from headrace.doctor.commands import examine, repair
+from headrace.doctor.dump import DumpedBatch, dump
+from headrace.doctor.findings import Action, Finding, PartitionState, Report, Severity, count
 from headrace.errors import InvalidArgument, StorageFailed
-from headrace.log.doctor import examine, repair
-from headrace.log.dump import Piece, dump
-from headrace.log.findings import Action, Finding, PartitionState, Report, Severity, count
 
 _COLOURS: dict[Severity, str] = {
     "ok": "green",
@@ -285,7 +285,7 @@ _DUMP_HEAD = ("position", "bytes", "offsets", "records", "time (UTC)", "what")
 _DUMP_ROW = "{:>12} {:>10}  {:<23} {:>9}  {:<25} {}"
 
 
-def _dump_row(piece: Piece) -> str:
+def _dump_row(piece: DumpedBatch) -> str:
     if piece.first is None or piece.end is None or piece.base_timestamp is None:
         offsets = records = time = "-"
         words = [piece.state]

@@ -30,7 +30,7 @@ from headrace.log.interface import Append
 from headrace.log.producers import Producers
 
 
-class Group:
+class CommitGroup:
     """What goes to the log together. Entries that were refused or repeated carry their answer."""
 
     __slots__ = ("batches", "entries", "offset", "timestamp")
@@ -97,9 +97,9 @@ def gather(
     last_timestamp: int,
     now_ms: int,
     producers: Producers,
-) -> tuple[Group, list[Append]]:
+) -> tuple[CommitGroup, list[Append]]:
     """One group of the entries, in order, and those that must wait for the next one."""
-    group = Group(end_offset, last_timestamp)
+    group = CommitGroup(end_offset, last_timestamp)
     run = _Run(group, now_ms)
     new: dict[int, list[Append]] = {}
     size = 0
@@ -138,7 +138,7 @@ def gather(
 class _Run:
     """Entries that are gathered into one batch."""
 
-    def __init__(self, group: Group, now_ms: int):
+    def __init__(self, group: CommitGroup, now_ms: int):
         self._group = group
         self._now_ms = now_ms
         self._entries: list[Append] = []

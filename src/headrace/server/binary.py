@@ -27,7 +27,7 @@ from headrace.errors import (
 from headrace.files import machine
 from headrace.log import batch as batches
 from headrace.log.columns import pick
-from headrace.log.interface import Log
+from headrace.log.interface import Log, ReadPending, completed
 from headrace.model import Receipt, parse_position, split_position
 from headrace.operations import documents
 from headrace.server.members import Memberships, WireSink
@@ -314,24 +314,32 @@ class BinarySession:
         size = min(max(size, 1), FETCH_BYTES_MAX)
         position, time_ms = split_position(parse_position(properties.get("offset", "earliest")))
         log = partition.log
-        if isinstance(position, int) and time_ms is None:
-            offset = position
-        else:
-            offset = self._engine.resolve(partition, position, time_ms=time_ms)
-        if offset == log.end_offset and wait:
 
-            async def poll() -> bytes:
+        def resolve() -> int:
+            if isinstance(position, int) and time_ms is None:
+                return position
+            return self._engine.resolve(partition, position, time_ms=time_ms)
+
+        async def fetch_later() -> bytes:
+            offset = await completed(resolve)
+            if offset == log.end_offset and wait:
                 await wait_for(partition, wait)
-                return b"".join(self._batches(frame.sequence, log, offset, size))
+            pieces = await completed(lambda: self._batches(frame.sequence, log, offset, size))
+            return b"".join(pieces)
 
-            self._later(frame.sequence, poll(), ordered=False)
-            return
-        if "direct" in properties and properties["direct"] == machine():
-            found = _whereabouts(log, offset)
-            if found is not None:
-                self._outbox.send(binary.encode(Type.BATCHES, frame.sequence, found))
+        try:
+            offset = resolve()
+            if offset == log.end_offset and wait:
+                self._later(frame.sequence, fetch_later(), ordered=False)
                 return
-        self._outbox.send_pieces(self._batches(frame.sequence, log, offset, size))
+            if "direct" in properties and properties["direct"] == machine():
+                found = _whereabouts(log, offset)
+                if found is not None:
+                    self._outbox.send(binary.encode(Type.BATCHES, frame.sequence, found))
+                    return
+            self._outbox.send_pieces(self._batches(frame.sequence, log, offset, size))
+        except ReadPending:
+            self._later(frame.sequence, fetch_later(), ordered=False)
 
     def _batches(self, sequence: int, log: Log, offset: int, size: int) -> list[bytes]:
         """The answer to a fetch, in the pieces in which the log has it."""

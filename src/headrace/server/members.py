@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from headrace import limits
-from headrace.broker.delivery import Delivery, Member
+from headrace.broker.delivery import Delivery, Lease, Member
 from headrace.broker.engine import Engine
 from headrace.broker.follower import Follower
 from headrace.broker.subscription import Subscription
@@ -80,6 +80,8 @@ class Memberships:
         self._write = write
         self._notify = on_closed
         self._sinks: dict[tuple[str, str | None, str], WireSink] = {}
+        self._leases: dict[int, Lease] = {}
+        """By id, what this connection's members hold."""
         outbox.on_writable = self._on_writable
 
     def __len__(self) -> int:
@@ -124,7 +126,7 @@ class Memberships:
             raise InvalidArgument(f"prefetch is from 1 to {limits.PREFETCH_MAX}, not {prefetch}")
         sink = self._new()
         sink.subscription = subscription
-        sink.member = Member(name, sink, prefetch, auto_ack)
+        sink.member = Member(name, sink, prefetch, auto_ack, self._leases)
         self._sinks[key] = sink
         subscription.join(sink.member)
         return sink
@@ -175,8 +177,7 @@ class Memberships:
 
     def of_lease(self, lease_id: int) -> Subscription:
         """The subscription whose delivery this connection holds."""
-        for sink in self._sinks.values():
-            subscription, member = sink.subscription, sink.member
-            if subscription is not None and member is not None and lease_id in member.leases:
-                return subscription
-        raise StaleDelivery("this delivery has ended: it was settled, or it timed out")
+        lease = self._leases.get(lease_id)
+        if lease is None:
+            raise StaleDelivery("this delivery has ended: it was settled, or it timed out")
+        return lease.subscription

@@ -65,9 +65,9 @@ class Metrics:
         self.commit = Histogram()
         self._registry = CollectorRegistry()
         self._registry.register(self)
-        engine = hub.engine
-        engine.topics.on_sync = self.sync.add
-        engine.topics.on_commit = self.commit.add
+        storage = hub.engine.topics.storage
+        storage.on_sync = self.sync.add
+        storage.on_commit = self.commit.add
 
     def render(self) -> tuple[bytes, str]:
         return generate_latest(self._registry), CONTENT_TYPE_LATEST

@@ -6,7 +6,7 @@ body itself. A result is JSON as HTTP shows it: messages with their data, times 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import orjson
@@ -25,7 +25,7 @@ from headrace.server.views import iso, message_view, value_of
 from headrace.wire import http
 from headrace.wire.http import Request
 
-Reader = Callable[[HttpConnection, Request, dict[str, Any]], dict[str, Any]]
+Reader = Callable[[HttpConnection, Request, dict[str, Any]], Awaitable[dict[str, Any]]]
 BODY_METHODS = ("POST", "PUT", "PATCH")
 
 
@@ -40,7 +40,7 @@ def _handler(operation: Operation, route: Http) -> Callable[..., Any]:
         given: dict[str, Any] = dict(zip(route.path_arguments.values(), words, strict=True))
         given |= check_query(request, *in_query)
         if request.method in BODY_METHODS:
-            body = read(connection, request, given)
+            body = await read(connection, request, given)
             _merge(operation, route, given, body)
         for name, value in route.defaults.items():
             given.setdefault(name, value)
@@ -55,11 +55,13 @@ def _handler(operation: Operation, route: Http) -> Callable[..., Any]:
     return handle
 
 
-def _read(connection: HttpConnection, request: Request, given: dict[str, Any]) -> dict[str, Any]:
+async def _read(
+    connection: HttpConnection, request: Request, given: dict[str, Any]
+) -> dict[str, Any]:
     return read_object(request.body)
 
 
-def _read_edited_letter(
+async def _read_edited_letter(
     connection: HttpConnection, request: Request, given: dict[str, Any]
 ) -> dict[str, Any]:
     """``{"data": ..., "encoding": ..., "headers": {...}}``; data as HTTP shows it."""
@@ -69,7 +71,7 @@ def _read_edited_letter(
     if "data" in body:
         operation = OPERATIONS["dead_letter"]
         where = operation.check({n: given[n] for n in ("subscription", "offset")}, strict=False)
-        letter = connection.hub.engine.dead_letters.show(*where.values())
+        letter = await connection.hub.operations.broker.dead_letter(**where)
         headers = body.get("headers", letter.message.headers)
         operation = OPERATIONS["edit_dead_letter"]
         headers = operation.arguments["headers"].read(headers)

@@ -24,6 +24,7 @@ from headrace.errors import (
     SubscriptionNotFound,
 )
 from headrace.log.columns import Columns, expiry_of, many
+from headrace.log.interface import ReadPending
 from headrace.model import (
     Receipt,
     check_pattern,
@@ -155,7 +156,7 @@ def first_receipt(engine: Engine, receipt: Receipt) -> Receipt:
         batch = log.read_cached(receipt.offset)
         index = receipt.offset - batch.base_offset
         first = batch.messages(receipt.topic, receipt.partition, index, index + 1)[0]
-    except (HeadraceError, OSError):  # it is not kept any more
+    except (HeadraceError, OSError, ReadPending):  # it is not kept any more, or not at hand
         return receipt
     return Receipt(
         receipt.topic,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import orjson
@@ -23,7 +24,7 @@ from headrace.errors import (
     Unauthenticated,
 )
 from headrace.log.columns import Columns, expiry_of, one, time_of
-from headrace.log.interface import Append
+from headrace.log.interface import Append, ReadPending, completed
 from headrace.model import Receipt, parse_position, split_position
 from headrace.server.members import Memberships, WireSink
 from headrace.server.polling import wait_for
@@ -238,8 +239,11 @@ class TextSession:
         wait = number_of(options.get("wait", "0"), "wait") / 1000
         position = parse_position(where)
         if isinstance(position, int) and not wait and count is None:
-            self._outbox.send(self._one(partition, position))
-            return
+            try:
+                self._outbox.send(self._one(partition, position))
+                return
+            except ReadPending:
+                pass
         self._later(self._fetch(partition, position, count, min(wait, 3600.0)))
 
     async def _fetch(self, partition: Any, position: Any, count: int | None, wait: float) -> bytes:
@@ -248,17 +252,19 @@ class TextSession:
         if isinstance(where, int) and time_ms is None and where == log.end_offset:
             offset = where
         else:
-            offset = self._engine.resolve(partition, where, time_ms=time_ms)
+            offset = await completed(
+                lambda: self._engine.resolve(partition, where, time_ms=time_ms)
+            )
         if wait and offset == log.end_offset:
             await wait_for(partition, wait)
         if count is None:
-            return self._one(partition, offset)
+            return await completed(lambda: self._one(partition, offset))
         parts: list[bytes] = []
         size = 0
         while len(parts) < min(count, limits.BATCH_RECORDS_MAX) and size < 8 << 20:
             if offset >= log.end_offset:
                 break
-            batch = log.read_cached(offset)
+            batch = await completed(partial(log.read_cached, offset))
             values = batch.values()[offset - batch.base_offset :]
             for value in values[: count - len(parts)]:
                 parts.append(text.message(offset, value))

@@ -14,6 +14,7 @@ fake                    instead of              what it is for
 :class:`InlineWorkers`  ``log.workers.Workers`` disk jobs without threads, held back on demand
 :class:`FaultyFiles`    ``files.Files``         counts every call and lets the Nth of them fail
 :class:`SimulatedFiles` ``files.Files``         a disk in memory that can lose power
+:class:`SlowStorage`    ``log.storage``         logs whose reads complete later, as over a network
 ======================  ======================  =================================================
 """
 
@@ -28,6 +29,7 @@ from headrace.testing.servers import (
     wait_until,
 )
 from headrace.testing.simulated import SimulatedFiles
+from headrace.testing.slow import SlowStorage
 from headrace.testing.time import FakeClock, FakeLoop
 from headrace.testing.workers import InlineWorkers
 
@@ -43,6 +45,7 @@ __all__ = [
     "RunningServer",
     "ServerProcess",
     "SimulatedFiles",
+    "SlowStorage",
     "running_server",
     "server_process",
     "wait_until",

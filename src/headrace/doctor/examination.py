@@ -17,9 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace import limits
-from headrace.errors import InvalidArgument
-from headrace.files import Files
-from headrace.log.findings import (
+from headrace.doctor.findings import (
     Finding,
     PartitionState,
     Report,
@@ -28,10 +26,7 @@ from headrace.log.findings import (
     offsets,
     worst,
 )
-from headrace.log.index import Index
-from headrace.log.journal import entries_in
-from headrace.log.producers import Producers
-from headrace.log.remedies import (
+from headrace.doctor.remedies import (
     FillGap,
     MoveAside,
     Remedy,
@@ -39,15 +34,16 @@ from headrace.log.remedies import (
     RewriteSegment,
     WriteIndex,
 )
+from headrace.doctor.survey import Gone, Survey, survey
+from headrace.errors import InvalidArgument
+from headrace.files import Files
+from headrace.log.directory import DELETED, JOURNAL, LOCK, SUSPECT, TOPIC_SETTINGS
+from headrace.log.index import Index
+from headrace.log.journal import entries_in
+from headrace.log.producers import Producers
 from headrace.log.segment import base_offset_of, log_name
-from headrace.log.survey import Gone, Survey, survey
 from headrace.model import check_topic_name
 
-LOCK = "@lock"
-SUSPECT = "@suspect"
-DELETED = "@deleted"
-JOURNAL = "@subscriptions.journal"
-TOPIC_SETTINGS = "topic.json"
 _ASIDE = re.compile(r"\d{20}\.torn-\d+|(\d{20}|@)[.a-z]*\.damaged(-\d+)?")
 _LEFTOVER = re.compile(rf"(\d{{20}}\..+|@.+|{re.escape(TOPIC_SETTINGS)})\.tmp")
 
@@ -278,7 +274,7 @@ class Examination:
         for number in sorted(partitions):
             if only is None or (path.name, number) in only:
                 self._partition = number
-                state = _Partition(self, path / str(number)).look()
+                state = _PartitionCheck(self, path / str(number)).look()
                 self.report.partitions.append(state)
                 records += state.end_offset
         self._partition = None
@@ -315,13 +311,13 @@ class Examination:
 
 
 @dataclass(slots=True)
-class _Segment:
+class _SegmentFile:
     base: int
     path: Path
     size: int
 
 
-class _Partition:
+class _PartitionCheck:
     """One partition under examination."""
 
     def __init__(self, examination: Examination, directory: Path):
@@ -330,7 +326,7 @@ class _Partition:
         self.add = examination.add
         self.directory = directory
         self.state = PartitionState(directory.parent.name, int(directory.name))
-        self.segments: list[_Segment] = []
+        self.segments: list[_SegmentFile] = []
         self.time = 0
         """The newest time so far."""
 
@@ -369,7 +365,7 @@ class _Partition:
             path = self.directory / name
             base = base_offset_of(name)
             if base is not None and base <= limits.OFFSET_MAX and not self.files.is_directory(path):
-                self.segments.append(_Segment(base, path, self.files.file_size(path)))
+                self.segments.append(_SegmentFile(base, path, self.files.file_size(path)))
             else:
                 others.append(path)
         bases = {segment.base for segment in self.segments}
@@ -444,7 +440,7 @@ class _Partition:
         )  # fmt: skip
         return True
 
-    def _load_index(self, segment: _Segment) -> tuple[Index | None, str | None]:
+    def _load_index(self, segment: _SegmentFile) -> tuple[Index | None, str | None]:
         path = segment.path.with_suffix(".idx")
         if not self.files.exists(path):
             return None, ""

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from headrace.doctor.dump import dump, flag_words
 from headrace.errors import InvalidArgument, NotFound
 from headrace.log.batch import AFTER_SYNC, HAS_KEYS, LOST, ZSTD
-from headrace.log.dump import dump, flag_words
 from headrace.testing import SimulatedFiles
-from tests.log.directories import (
+from tests.doctor.directories import (
     batches_of,
     cut,
     flip_body,

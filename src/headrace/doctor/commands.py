@@ -1,30 +1,30 @@
-"""The examination and repair of a data directory on which no broker runs.
+"""Examine and repair a data directory on which no broker runs.
 
 :func:`examine` reads everything and changes nothing; :func:`repair` does what a report offers, and
-only that; ``dump.dump`` lists the batches of one file. What is looked at stands in
-``examination``, what is done about it in ``remedies``.
+only that; ``dump.dump`` lists the batches of one file. ``examination`` says what is checked,
+``remedies`` what is done about it.
 
 Rules:
 - The directory's lock is held throughout, so no broker writes meanwhile.
 - A repair examines again what it is about to change, and acts only on findings that are still the
   very same: a broker may have run in between.
-- What cannot be understood is left alone and named. A batch of a newer version is not damage.
+- Files that the doctor does not understand are named and left alone. A batch of a newer version is
+  not damage.
 """
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from headrace.clock import Clock
-from headrace.errors import DirectoryLocked, InvalidArgument, NotFound, StorageFull
-from headrace.files import Files, Handle
-from headrace.log.examination import LOCK, Examination, Progress, looks_like_data, printable
-from headrace.log.findings import Action, Finding, Report
-from headrace.log.remedies import Remedy
+from headrace.doctor.examination import Examination, Progress, looks_like_data
+from headrace.doctor.findings import Action, Finding, Report
+from headrace.doctor.remedies import Remedy
+from headrace.errors import InvalidArgument, NotFound, StorageFull
+from headrace.files import Files
+from headrace.log.directory import DataDirectory
 
 
 def examine(
@@ -83,7 +83,7 @@ def _check_room(data_dir: Path, files: Files, remedies: list[Remedy]) -> None:
 def locked(data_dir: Path, files: Files) -> Iterator[None]:
     """Hold the lock of a data directory, or say why not."""
     if not files.exists(data_dir):
-        raise NotFound(f"there is no directory {data_dir}", code="data_dir_not_found")
+        raise NotFound(f"directory {data_dir} does not exist", code="data_dir_not_found")
     if not files.is_directory(data_dir):
         raise InvalidArgument(
             f"{data_dir} is a file; name the data directory, or use --dump to look into one file",
@@ -91,40 +91,12 @@ def locked(data_dir: Path, files: Files) -> Iterator[None]:
         )
     if not looks_like_data(data_dir, files):
         raise InvalidArgument(
-            f"{data_dir} is not a data directory: no broker has ever written there",
+            f"{data_dir} is not a data directory: no broker has written to it",
             code="not_a_data_directory",
         )
-    path = data_dir / LOCK
+    directory = DataDirectory(data_dir, files, Clock())
+    directory.acquire(to_read=True)
     try:
-        handle, writable = files.open(path, write=True, create=True), True
-    except OSError:
-        if not files.exists(path):
-            raise
-        # A medium that cannot be written can still be examined.
-        handle, writable = files.open(path), False
-    try:
-        if not files.lock(handle):
-            raise DirectoryLocked(
-                f"{data_dir} is in use by {_holder(files, handle)}; stop the broker there first"
-            )
-        if writable:  # so that a broker that is started now can say who is in its way
-            files.truncate(handle, 0)
-            files.write_at(handle, 0, [_this_process()])
         yield
     finally:
-        handle.close()
-
-
-def _this_process() -> bytes:
-    started_ms = Clock().now_ms()
-    return json.dumps(
-        {"pid": os.getpid(), "host": os.uname().nodename, "started_ms": started_ms}
-    ).encode()
-
-
-def _holder(files: Files, handle: Handle) -> str:
-    try:
-        content = json.loads(files.read_at(handle, 0, 4096))
-        return printable(f"process {content['pid']} on {content['host']}")
-    except (OSError, ValueError, KeyError, TypeError):
-        return "another process"
+        directory.release()

@@ -3,11 +3,11 @@
 A survey changes nothing. It turns the parts that :func:`headrace.log.segment.scan` finds into
 pieces::
 
-    Run     valid batches one behind the other, every checksum and every column looked at
-    Gone    offsets that no valid batch holds: bytes that fail their checksum, or columns that make
-            no sense in spite of it
-    Torn    the unfinished end of the last segment, by the same rule as recovery's: no batch with
-            AFTER_SYNC stands behind it
+    BatchRun  valid batches, one after the other, every checksum and every column checked
+    Gone      offsets that no valid batch holds: bytes that fail their checksum, or columns that
+              make no sense although it matches
+    Torn      the unfinished end of the last segment, by the same rule as in recovery: no batch
+              with AFTER_SYNC follows it
 
 A closed segment has no torn end: the next segment's name says how far it once reached.
 """
@@ -44,7 +44,7 @@ Progress = Callable[[int], None]
 
 
 @dataclass(slots=True)
-class Run:
+class BatchRun:
     position: int
     end_position: int
     first: int
@@ -90,7 +90,7 @@ class Survey:
     base_offset: int
     size: int
     closed: bool
-    pieces: list[Run | Gone] = field(default_factory=list)
+    pieces: list[BatchRun | Gone] = field(default_factory=list)
     torn: Torn | None = None
     trailing_bytes: int = 0
     """Bytes behind the last batch of a closed segment that stand for no offset."""
@@ -105,8 +105,8 @@ class Survey:
     last_time: int = 0
 
     @property
-    def runs(self) -> list[Run]:
-        return [piece for piece in self.pieces if isinstance(piece, Run)]
+    def runs(self) -> list[BatchRun]:
+        return [piece for piece in self.pieces if isinstance(piece, BatchRun)]
 
     @property
     def gone(self) -> list[Gone]:
@@ -197,8 +197,8 @@ class _Surveyor:
             )  # fmt: skip
             return
         last = survey.pieces[-1] if survey.pieces else None
-        if not isinstance(last, Run):
-            last = Run(part.position, part.position, head.base_offset, head.base_offset,
+        if not isinstance(last, BatchRun):
+            last = BatchRun(part.position, part.position, head.base_offset, head.base_offset,
                        head.base_timestamp, head.base_timestamp, 0, False, [])  # fmt: skip
             survey.pieces.append(last)
         last.end_position = end_position
@@ -312,8 +312,8 @@ class _Surveyor:
                 survey.torn = Torn(
                     piece.position,
                     self._data_end() - piece.position,
-                    sum(run.batches for run in behind if isinstance(run, Run)),
-                    sum(part.end - part.first for part in behind if isinstance(part, Run)),
+                    sum(run.batches for run in behind if isinstance(run, BatchRun)),
+                    sum(part.end - part.first for part in behind if isinstance(part, BatchRun)),
                 )
                 return
         if self.damage is not None and not self.damage.zeros:

@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Protocol
 
 from headrace import limits
+from headrace.doctor.findings import count
+from headrace.doctor.survey import Gone, Survey
 from headrace.errors import DataCorrupt
 from headrace.files import Files
 from headrace.log.batch import Batch, lost
-from headrace.log.findings import count
 from headrace.log.index import Index
 from headrace.log.segment import Found, scan
-from headrace.log.survey import Gone, Survey
 
 _COPY_BYTES = 4 << 20
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from headrace import limits
-from headrace.broker import applying
-from headrace.broker.applying import Piece
+from headrace.broker import staged_commit
+from headrace.broker.staged_commit import StagedPiece
 from headrace.errors import DataCorrupt
 from headrace.log.batch import LOST, encode
 from headrace.testing import FaultyFiles, SimulatedFiles
@@ -35,18 +35,18 @@ def staged_while_held(rig: Rig, *values: bytes, partition: int = 0) -> Answer:
 )  # fmt: skip
 def test_what_does_not_look_like_a_piece_is_none(text: object) -> None:
     """Ids come back from outside."""
-    assert Piece.parse(text) is None
+    assert StagedPiece.parse(text) is None
 
 
 def test_a_piece_is_read_back_from_its_id() -> None:
     """Whatever place it has."""
-    piece = Piece(limits.OFFSET_MAX, limits.BATCH_RECORDS_MAX, 4095, "a.b-c_D" * 30)
-    assert Piece.parse(piece.id((1 << 53) - 1)) == ((1 << 53) - 1, piece)
+    piece = StagedPiece(limits.OFFSET_MAX, limits.BATCH_RECORDS_MAX, 4095, "a.b-c_D" * 30)
+    assert StagedPiece.parse(piece.id((1 << 53) - 1)) == ((1 << 53) - 1, piece)
 
 
 def test_a_large_commit_is_in_memory_only_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
     """So much is under way as the window allows and one job reads; nobody sees any of it before."""
-    monkeypatch.setattr(applying, "READ_BYTES", 4_000)
+    monkeypatch.setattr(staged_commit, "READ_BYTES", 4_000)
     monkeypatch.setattr(limits, "COMMIT_WINDOW_BYTES", 8_000)
     rig = with_topic(hold=True)
     staged = [staged_while_held(rig, b"%d" % n, bytes(1000), partition=n % 3) for n in range(60)]
@@ -71,7 +71,7 @@ def test_the_loop_is_never_held_up_by_reading() -> None:
     rig = with_topic(hold=True)
     staged = staged_while_held(rig, b"x")
     finish(rig)
-    rig.engine.topics.cache.forget(rig.log("__staged").number)
+    rig.engine.topics.storage.cache.forget(rig.log("__staged").number)
     ask(rig, 0, staged.get())
     step(rig, lambda: any(held(rig)))
     reads: list[Path] = []

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.log.doctor import examine, repair
+from headrace.doctor.commands import examine, repair
 from headrace.testing import FaultyFiles, SimulatedFiles
-from tests.log.directories import (
+from tests.doctor.directories import (
     batches_of,
     flip_body,
     flip_header,

@@ -32,7 +32,7 @@ FLAG_WORDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class DumpedBatch:
     """A batch, or bytes that are none. The fields of a header are None where none can be read."""
 
     position: int
@@ -57,7 +57,7 @@ def flag_words(flags: int) -> tuple[str, ...]:
     return (*words, f"unknown {unknown:#06x}") if unknown else tuple(words)
 
 
-def dump(path: Path, files: Files | None = None) -> Iterator[Piece]:
+def dump(path: Path, files: Files | None = None) -> Iterator[DumpedBatch]:
     """Everything in the file, in order. It may be read while a broker writes it."""
     files = files or Files()
     if not files.exists(path):
@@ -92,8 +92,8 @@ def dump(path: Path, files: Files | None = None) -> Iterator[Piece]:
         handle.close()
 
 
-def _piece(position: int, size: int, state: str, batch: Batch) -> Piece:
-    return Piece(
+def _piece(position: int, size: int, state: str, batch: Batch) -> DumpedBatch:
+    return DumpedBatch(
         position,
         size,
         state,
@@ -109,11 +109,11 @@ def _piece(position: int, size: int, state: str, batch: Batch) -> Piece:
     )
 
 
-def _damage(files: Files, handle: Handle, part: Damage) -> Iterator[Piece]:
+def _damage(files: Files, handle: Handle, part: Damage) -> Iterator[DumpedBatch]:
     size = part.end - part.position
     head = None if part.zeros else parse_header(files.read_at(handle, part.position, HEADER_BYTES))
     if head is None:
-        yield Piece(part.position, size, "zeros" if part.zeros else "damaged")
+        yield DumpedBatch(part.position, size, "zeros" if part.zeros else "damaged")
         return
     batch, body_len = head
     whole = parse(files.read_at(handle, part.position, HEADER_BYTES + body_len)) is not None
@@ -122,7 +122,7 @@ def _damage(files: Files, handle: Handle, part: Damage) -> Iterator[Piece]:
     if length < size:
         rest = part.position + length
         empty = all(not any(chunk) for chunk in _chunks(files, handle, rest, part.end))
-        yield Piece(rest, part.end - rest, "zeros" if empty else "damaged")
+        yield DumpedBatch(rest, part.end - rest, "zeros" if empty else "damaged")
 
 
 def _chunks(files: Files, handle: Handle, start: int, end: int) -> Iterator[bytes]:

@@ -1,7 +1,7 @@
-"""The data directory as a whole: who owns it, and whether its last owner left it in doubt.
+"""The data directory as a whole: its lock, and whether its last owner left it in doubt.
 
 ``@lock`` is held with ``flock`` for the life of the broker and names its holder; the lock dies with
-the process, so there is no stale one. ``@suspect`` is left behind by a broker whose sync failed.
+the process, so it is never stale. ``@suspect`` is left by a broker whose sync failed.
 """
 
 from __future__ import annotations
@@ -18,9 +18,12 @@ from headrace.errors import DirectoryLocked, StorageFailed
 from headrace.files import Files, Handle
 from headrace.forking import watch
 
-logger = logging.getLogger("headrace.broker")
+logger = logging.getLogger("headrace.log")
 LOCK = "@lock"
 SUSPECT = "@suspect"
+DELETED = "@deleted"
+JOURNAL = "@subscriptions.journal"
+TOPIC_SETTINGS = "topic.json"
 HOLDER_WAIT_S = 1.0
 """Between taking the lock and writing its name into it, a holder cannot be named."""
 
@@ -31,11 +34,21 @@ class DataDirectory:
         self._files, self._clock = files, clock
         self._lock: Handle | None = None
 
-    def acquire(self) -> None:
-        """Take the lock or say who has it. Nothing else is touched before."""
+    def acquire(self, *, to_read: bool = False) -> None:
+        """Take the lock or name its holder. Nothing else is touched before.
+
+        ``to_read``: a medium that cannot be written will do.
+        """
+        path = self.path / LOCK
+        writable = True
         try:
-            self._files.make_directory(self.path)
-            handle = self._files.open(self.path / LOCK, write=True, create=True)
+            try:
+                self._files.make_directory(self.path)
+                handle = self._files.open(path, write=True, create=True)
+            except OSError:
+                if not to_read or not self._files.exists(path):
+                    raise
+                handle, writable = self._files.open(path), False
         except OSError as error:
             raise StorageFailed(
                 f"the data directory {self.path} cannot be used: {error.strerror or error}",
@@ -51,6 +64,10 @@ class DataDirectory:
             )
         self._lock = handle
         watch(self)
+        if writable:
+            self._name_holder(handle)
+
+    def _name_holder(self, handle: Handle) -> None:
         content = orjson.dumps(
             {
                 "pid": os.getpid(),
@@ -66,7 +83,7 @@ class DataDirectory:
             logger.warning("%s does not name its holder: %s", self.path / LOCK, error)
 
     def _holder(self, handle: Handle) -> str:
-        """Who has the lock; waits a moment for one that has only just taken it."""
+        """The process that has the lock; waits a moment for one that has only just taken it."""
         deadline = time.monotonic() + HOLDER_WAIT_S
         while True:
             try:
@@ -94,7 +111,7 @@ class DataDirectory:
         return self._files.exists(self.path / SUSPECT)
 
     def mark_suspect(self, why: str) -> None:
-        """Leave word for the next start. May fail itself on a failing disk; that is logged."""
+        """Tell the next start. On a failing disk this may fail too; that is logged."""
         try:
             self._files.replace(self.path / SUSPECT, [why.encode()])
         except OSError as error:
@@ -107,7 +124,7 @@ class DataDirectory:
 
 
 def _is_alive(pid: int) -> bool:
-    """Whether there is such a process. What a killed broker left in its lock names none."""
+    """Whether the process exists. The lock file of a killed broker names one that does not."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

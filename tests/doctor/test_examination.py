@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 
 from headrace import limits
+from headrace.doctor.commands import examine, repair
+from headrace.doctor.findings import Finding, Report
 from headrace.errors import DirectoryLocked, InvalidArgument, NotFound, StorageFull
 from headrace.files import Files
 from headrace.log.batch import LOST, Batch, crc32c, encode, lost
 from headrace.log.columns import Columns
-from headrace.log.doctor import examine, repair
-from headrace.log.findings import Finding, Report
 from headrace.log.index import Index
 from headrace.log.journal import frame
 from headrace.testing import FaultyFiles, SimulatedFiles
-from tests.log.directories import (
+from tests.doctor.directories import (
     DECADES_MS,
     batches_of,
     change,

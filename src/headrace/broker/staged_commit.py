@@ -17,7 +17,7 @@ import logging
 import re
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from headrace import limits
 from headrace.broker import schedule
@@ -31,22 +31,21 @@ from headrace.errors import (
 )
 from headrace.log import batch as batches
 from headrace.log.batch import COLUMNS, COMPRESSION, LOST, Batch
-from headrace.log.interface import Append
-from headrace.log.memory import MemoryLog
-from headrace.log.partition import PartitionLog
+from headrace.log.interface import Append, Log, ReadPending
 
 if TYPE_CHECKING:
     from headrace.broker.engine import Engine
 
 logger = logging.getLogger("headrace.broker")
 Done = Callable[[HeadraceError | None], None]
+Result = TypeVar("Result")
 _ID = re.compile(r"([0-9a-f]{1,16})/([0-9]{1,19})/([0-9]{1,7})/([0-9]{1,4})/([\w.-]{1,249})", re.A)
 READ_BYTES = 8 << 20
 """What one job of a worker reads, and then the piece that it is at."""
 READ_PIECES_MAX = 64
 
 
-class Piece(NamedTuple):
+class StagedPiece(NamedTuple):
     """A staged batch: where it lies, and where it is to go."""
 
     offset: int
@@ -58,7 +57,7 @@ class Piece(NamedTuple):
         return f"{incarnation:x}/{self.offset}/{self.records}/{self.partition}/{self.topic}"
 
     @classmethod
-    def parse(cls, text: object) -> tuple[int, Piece] | None:
+    def parse(cls, text: object) -> tuple[int, StagedPiece] | None:
         """(incarnation of the staging topic, piece), or None."""
         match = _ID.fullmatch(text) if isinstance(text, str) else None
         if match is None:
@@ -87,7 +86,13 @@ class Decision:
     )
 
     def __init__(
-        self, name: str, number: int, producer: int, epoch: int, pieces: list[Piece], time: int
+        self,
+        name: str,
+        number: int,
+        producer: int,
+        epoch: int,
+        pieces: list[StagedPiece],
+        time: int,
     ):
         self.name = name
         self.number = number
@@ -125,7 +130,7 @@ class Decision:
 
     @classmethod
     def of(cls, item: dict[str, Any]) -> Decision:
-        pieces = [Piece(*piece) for piece in item["pieces"]]
+        pieces = [StagedPiece(*piece) for piece in item["pieces"]]
         decision = cls(
             item["name"], item["number"], item["producer"], item["epoch"], pieces, item["time"]
         )
@@ -133,7 +138,7 @@ class Decision:
         return decision
 
 
-def target_of(engine: Engine, piece: Piece) -> Partition | None:
+def target_of(engine: Engine, piece: StagedPiece) -> Partition | None:
     """The partition that the piece is meant for; None when its topic was deleted meanwhile."""
     topic = engine.topics.get(piece.topic)
     if topic is None:
@@ -141,7 +146,7 @@ def target_of(engine: Engine, piece: Piece) -> Partition | None:
     return topic.partitions[min(piece.partition, len(topic.partitions) - 1)]
 
 
-def read_piece(log: PartitionLog | MemoryLog, piece: Piece) -> Batch | None:
+def read_piece(log: Log, piece: StagedPiece) -> Batch | None:
     """The piece's batch, under a header of its own; None when it cannot be read any more.
 
     Any thread, for a log on disk. The body is shared with whatever is cached, the header is not.
@@ -161,7 +166,7 @@ def unstamped(batch: Batch) -> Batch:
     return Batch(batch.body, batch.body_crc, batch.count, batch.flags & (COLUMNS | COMPRESSION))
 
 
-def _read_some(log: PartitionLog | MemoryLog, pieces: Sequence[Piece]) -> list[Batch | None]:
+def _read_some(log: Log, pieces: Sequence[StagedPiece]) -> list[Batch | None]:
     """The first of the pieces, so many as make ``READ_BYTES``."""
     found: list[Batch | None] = []
     size = 0
@@ -174,11 +179,41 @@ def _read_some(log: PartitionLog | MemoryLog, pieces: Sequence[Piece]) -> list[B
     return found
 
 
-class Apply:
+def read_in_background(
+    engine: Engine,
+    log: Log,
+    work: Callable[[], Result],
+    done: Callable[[Result | None, BaseException | None], None],
+) -> None:
+    """Run ``work``, which reads the log, without holding up the loop; ``done`` hears the result.
+
+    In a worker, where the log allows it. Otherwise on the loop: there the records are in memory, or
+    ``work`` is called again when the log has fetched them.
+    """
+    if log.thread_safe_reads:
+        engine.workers.submit(work, done)
+        return
+
+    def run() -> None:
+        try:
+            result = work()
+        except ReadPending as pending:
+            pending.then(run)
+        except Exception as error:
+            engine.call_soon(done, None, error)
+        else:
+            engine.call_soon(done, result, None)
+
+    run()
+
+
+class CommitRun:
+    """Stores the pieces of a decided commit, then shows them all at once."""
+
     def __init__(
         self,
         engine: Engine,
-        log: PartitionLog | MemoryLog | None,
+        log: Log | None,
         decision: Decision,
         done: Done,
     ):
@@ -186,7 +221,7 @@ class Apply:
         self._log = log
         self._decision = decision
         self._done = done
-        self._todo: deque[tuple[Piece, Partition, int]] = deque()
+        self._todo: deque[tuple[StagedPiece, Partition, int]] = deque()
         """(piece, where it goes, its first record's sequence there)."""
         self._held: dict[Partition, int] = {}
         self._reading = False
@@ -231,11 +266,10 @@ class Apply:
         self._reading = True
         pieces = [self._todo[n][0] for n in range(min(len(self._todo), READ_PIECES_MAX))]
         log = self._log
-        if isinstance(log, PartitionLog):
-            self._engine.workers.submit(lambda: _read_some(log, pieces), self._was_read)
-        else:  # in memory it is there already
-            found = [None] * len(pieces) if log is None else _read_some(log, pieces)
-            self._engine.call_soon(self._was_read, found, None)
+        if log is None:  # the topic was deleted, with all pieces
+            self._engine.call_soon(self._was_read, [None] * len(pieces), None)
+        else:
+            read_in_background(self._engine, log, lambda: _read_some(log, pieces), self._was_read)
 
     def _was_read(self, found: list[Batch | None] | None, error: BaseException | None) -> None:
         self._reading = False
@@ -252,7 +286,7 @@ class Apply:
         self._go_on()
 
     def _hand_over(
-        self, piece: Piece, partition: Partition, sequence: int, batch: Batch | None
+        self, piece: StagedPiece, partition: Partition, sequence: int, batch: Batch | None
     ) -> None:
         if batch is None:
             self._decision.lost += piece.records
