@@ -16,7 +16,18 @@ LINES_MAX = 700  # above this, a file is two things
 LINE_COUNTED = {".py", ".html", ".css", ".js"}
 
 BASICS = frozenset(
-    {"model", "errors", "limits", "settings", "channels", "clock", "files", "forking", "_version"}
+    {
+        "model",
+        "errors",
+        "limits",
+        "settings",
+        "channels",
+        "clock",
+        "files",
+        "forking",
+        "partitioning",
+        "_version",
+    }
 )
 ANYTHING = frozenset({"*"})
 

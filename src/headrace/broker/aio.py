@@ -13,12 +13,11 @@ from headrace import limits
 from headrace.broker.channel import AsyncConsumer, AsyncPlainChannel
 from headrace.broker.engine import Engine
 from headrace.broker.jobs import Jobs
-from headrace.broker.publishing import producer_of
+from headrace.broker.publishing import PublishManyOptions, PublishOptions
 from headrace.broker.topic import Topic
 from headrace.channels import AsyncChannel
 from headrace.errors import Closed, DataCorrupt, HeadraceError, InvalidArgument
 from headrace.log.batch import LOST, Batch, no_collection
-from headrace.log.columns import expiry_of, many, one, time_of
 from headrace.model import (
     DeadLetter,
     Message,
@@ -200,28 +199,21 @@ class AsyncBroker(Jobs):
         (ms) publish it later; ``ttl`` (seconds) limits how long it is delivered. A repeated
         ``idempotency_key`` or ``producer`` (id, epoch, sequence) is answered with the first receipt.
         """
-        engine = self.engine
-        now = engine.now_ms()
-        columns = one(
-            value,
-            bytes_max=engine.max_message_size,
-            key=key,
-            headers=headers,
-            id=id,
-            timestamp=timestamp,
-            expires_at=expiry_of(ttl, now),
-            target=to,
-        )
-        receipts = await self._value(
-            engine.publish,
-            topic,
-            columns,
-            partition=partition,
-            deliver_at=time_of(delay, deliver_at, now),
-            producer=producer_of(producer, idempotency_key),
-        )
-        receipt: Receipt = receipts[0]
-        return receipt
+        options: PublishOptions = {
+            "key": key,
+            "id": id,
+            "partition": partition,
+            "to": to,
+            "delay": delay,
+            "deliver_at": deliver_at,
+            "ttl": ttl,
+            "timestamp": timestamp,
+            "producer": producer,
+            "idempotency_key": idempotency_key,
+        }
+        publish = self.engine.publishing.message(topic, value, headers, **options)
+        receipts: list[Receipt] = await self._value(self.engine.publish, publish)
+        return receipts[0]
 
     async def publish_many(
         self,
@@ -238,20 +230,17 @@ class AsyncBroker(Jobs):
         producer: tuple[int, int, int] | None = None,
     ) -> list[Receipt]:
         """Store many messages together; one receipt for each partition they went to."""
-        engine = self.engine
-        columns = many(
-            values,
-            bytes_max=engine.max_message_size,
-            keys=keys,
-            headers=headers,
-            ids=ids,
-            timestamps=timestamps,
-            expires_at=expiry_of(ttl, engine.now_ms()),
-            target=to,
-        )
-        receipts: list[Receipt] = await self._value(
-            engine.publish, topic, columns, partition=partition, producer=producer
-        )
+        options: PublishManyOptions = {
+            "keys": keys,
+            "ids": ids,
+            "partition": partition,
+            "to": to,
+            "ttl": ttl,
+            "timestamps": timestamps,
+            "producer": producer,
+        }
+        publish = self.engine.publishing.messages(topic, values, headers, **options)
+        receipts: list[Receipt] = await self._value(self.engine.publish, publish)
         return receipts
 
     async def producer(self, name: str | None = None) -> tuple[int, int]:

@@ -11,7 +11,6 @@ in the deleted one is not mistaken for a position in the new.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -19,12 +18,11 @@ import orjson
 
 from headrace.errors import DataCorrupt, InvalidArgument
 from headrace.files import Files
-from headrace.log.batch import crc32c
-from headrace.log.columns import Columns, pick
 from headrace.log.interface import Log
 from headrace.log.memory import MemoryLog
 from headrace.log.partition import LogOptions, PartitionLog
 from headrace.model import TopicSettings, topic_hash
+from headrace.partitioning import Partitioner, partition_of_key
 
 logger = logging.getLogger("headrace.broker")
 META_NAME = "topic.json"
@@ -78,7 +76,7 @@ class Topic:
         self.refused = 0
         self.appending = 0
         """Records on their way into the log; they count against ``max_queue_size``."""
-        self._turn = 0
+        self._partitioner = Partitioner()
 
     def add_partition(self, log: PartitionLog | MemoryLog) -> Partition:
         partition = Partition(self.name, len(self.partitions), log)
@@ -108,30 +106,11 @@ class Topic:
 
     # --- where a record goes ----------------------------------------------------------------
     def partition_of_key(self, key: bytes) -> int:
-        return int(crc32c(key)) % len(self.partitions)
+        return partition_of_key(key, len(self.partitions))
 
     def next_partition(self) -> int:
-        """In turn, for what has no key."""
-        self._turn = (self._turn + 1) % len(self.partitions)
-        return self._turn
-
-    def spread(self, columns: Columns) -> list[tuple[int, Columns, Sequence[int]]]:
-        """The columns by partition: (partition, its columns, the indexes they came from)."""
-        everything = range(len(columns.values))
-        if len(self.partitions) == 1:
-            return [(0, columns, everything)]
-        if columns.keys is None:
-            return [(self.next_partition(), columns, everything)]
-        free = self.next_partition()
-        places: dict[int, list[int]] = {}
-        for index, key in enumerate(columns.keys):
-            number = free if key is None else self.partition_of_key(key)
-            places.setdefault(number, []).append(index)
-        if len(places) == 1:
-            return [(next(iter(places)), columns, everything)]
-        return [
-            (number, pick(columns, indexes), indexes) for number, indexes in sorted(places.items())
-        ]
+        """For a batch without keys: the next partition in turn."""
+        return self._partitioner.next(len(self.partitions))
 
     # --- asking -----------------------------------------------------------------------------
     def end_offsets(self) -> list[int]:

@@ -30,8 +30,8 @@ from headrace.errors import (
     NotFound,
     StaleDelivery,
 )
-from headrace.log.batch import LOST, Batch, crc32c, parse
-from headrace.log.columns import Columns, cut, expiry_of, many, one, pick, time_of
+from headrace.log.batch import LOST, Batch, parse
+from headrace.log.columns import Columns, cut, expiry_of, many, one, time_of
 from headrace.model import Message, Receipt, Settling, not_a_topic, parse_id
 from headrace.wire import documents
 from headrace.wire.binary import Frame, Type
@@ -362,10 +362,10 @@ class AsyncClient(Jobs):
             target=to,
         )
         producer = self.producing
-        count = await producer.learn(topic) if partition is None else 1
+        parts = await producer.spread(topic, columns, partition)
         futures: list[asyncio.Future[Receipt]] = []
         try:
-            for number, part in _spread(columns, count, partition):
+            for number, part in parts:
                 for piece in _pieces(part):
                     futures.append(self._produce(topic, piece, number))
                     if producer.is_busy:
@@ -623,21 +623,6 @@ async def _handle(message: Message, handler: Handler) -> None:
     else:
         with contextlib.suppress(StaleDelivery):
             message.ack()
-
-
-def _spread(
-    columns: Columns, count: int, partition: int | None
-) -> list[tuple[int | None, Columns]]:
-    """The columns by partition; without keys all go to the same one, chosen by the producer."""
-    if partition is not None or count == 1:
-        return [(partition or 0, columns)]
-    if columns.keys is None:
-        return [(None, columns)]
-    places: dict[int, list[int]] = {}
-    for index, key in enumerate(columns.keys):
-        number = 0 if key is None else int(crc32c(key)) % count
-        places.setdefault(number, []).append(index)
-    return [(number, pick(columns, indexes)) for number, indexes in sorted(places.items())]
 
 
 def _pieces(columns: Columns) -> list[Columns]:

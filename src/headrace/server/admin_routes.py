@@ -8,23 +8,23 @@ import orjson
 
 from headrace.errors import InvalidArgument
 from headrace.model import check_headers
-from headrace.server import exact, schemas
-from headrace.server.http import HttpConnection
+from headrace.server import exact_json, schemas
+from headrace.server.http import HttpSession
 from headrace.server.routes import check_query, read_object, refuse_the_rest, whole_in
 from headrace.server.routing import Parameter, Route
 from headrace.server.views import iso, message_view, value_of
-from headrace.wire import documents, http
-from headrace.wire.http import Request
+from headrace.wire import documents
+from headrace.wire.http import Answer, Request
 
 _TOPIC_PARAMETER = Parameter("topic", "The topic, if the name is not unique.", schemas.STRING)
 
 
-def _json(request: Request, value: Any, status: int = 200) -> bytes:
-    return http.json_answer(status, orjson.dumps(value), request.keep_alive)
+def _json(value: Any, status: int = 200) -> Answer:
+    return Answer(status, orjson.dumps(value))
 
 
 async def _operate(
-    connection: HttpConnection, operation: str, body: dict[str, Any] | None = None, **own: Any
+    session: HttpSession, operation: str, body: dict[str, Any] | None = None, **own: Any
 ) -> Any:
     """Call an operation with what the path says, and with the fields of a body beside that."""
     for name in own:
@@ -33,45 +33,45 @@ async def _operate(
                 f"{name} is said by the path, not by the body", code="unknown_argument"
             )
     given = {key: value for key, value in {**(body or {}), **own}.items() if value is not None}
-    return await connection.hub.operations.call(operation, given)
+    return await session.connection.call(operation, given)
 
 
 # --- topics -------------------------------------------------------------------------------------
-async def on_topics(connection: HttpConnection, request: Request) -> bytes:
+async def on_topics(session: HttpSession, request: Request) -> Answer:
     check_query(request)
-    return _json(request, await _operate(connection, "topics"))
+    return _json(await _operate(session, "topics"))
 
 
-async def on_topic(connection: HttpConnection, request: Request, topic: str) -> bytes:
+async def on_topic(session: HttpSession, request: Request, topic: str) -> Answer:
     check_query(request)
-    return _json(request, await _operate(connection, "topic", topic=topic))
+    return _json(await _operate(session, "topic", topic=topic))
 
 
-async def on_topic_stats(connection: HttpConnection, request: Request, topic: str) -> bytes:
-    return await on_topic(connection, request, topic)
+async def on_topic_stats(session: HttpSession, request: Request, topic: str) -> Answer:
+    return await on_topic(session, request, topic)
 
 
-async def on_create_topic(connection: HttpConnection, request: Request, topic: str) -> bytes:
+async def on_create_topic(session: HttpSession, request: Request, topic: str) -> Answer:
     check_query(request)
-    is_new = connection.hub.engine.topics.get(topic) is None
+    is_new = session.hub.engine.topics.get(topic) is None
     settings = read_object(request.body)
-    stats = await _operate(connection, "create_topic", topic=topic, settings=settings)
-    return _json(request, stats, 201 if is_new else 200)
+    stats = await _operate(session, "create_topic", topic=topic, settings=settings)
+    return _json(stats, 201 if is_new else 200)
 
 
-async def on_change_topic(connection: HttpConnection, request: Request, topic: str) -> bytes:
+async def on_change_topic(session: HttpSession, request: Request, topic: str) -> Answer:
     check_query(request)
     changes = read_object(request.body)
-    return _json(request, await _operate(connection, "change_topic", topic=topic, settings=changes))
+    return _json(await _operate(session, "change_topic", topic=topic, settings=changes))
 
 
-async def on_delete_topic(connection: HttpConnection, request: Request, topic: str) -> bytes:
+async def on_delete_topic(session: HttpSession, request: Request, topic: str) -> Answer:
     check_query(request)
-    return _json(request, await _operate(connection, "delete_topic", topic=topic))
+    return _json(await _operate(session, "delete_topic", topic=topic))
 
 
 # --- subscriptions --------------------------------------------------------------------------------
-async def on_subscribe(connection: HttpConnection, request: Request, topic: str) -> bytes:
+async def on_subscribe(session: HttpSession, request: Request, topic: str) -> Answer:
     """Make a group over the topic: ``{"group": ..., "start": ..., <setting>: ...}``."""
     check_query(request)
     body = read_object(request.body)
@@ -79,45 +79,43 @@ async def on_subscribe(connection: HttpConnection, request: Request, topic: str)
     start = body.pop("start", "earliest")
     if not isinstance(group, str) or isinstance(start, bool) or not isinstance(start, (str, int)):
         raise InvalidArgument("group is a text, start a text or an offset")
-    is_new = connection.hub.engine.subscription_or_none(group, topic) is None
+    is_new = session.hub.engine.subscription_or_none(group, topic) is None
     stats = await _operate(
-        connection,
+        session,
         "create_subscription",
         subscription=group,
         topic=topic,
         start=start,
         settings=body,
     )
-    return _json(request, stats, 201 if is_new else 200)
+    return _json(stats, 201 if is_new else 200)
 
 
-async def on_subscriptions(connection: HttpConnection, request: Request) -> bytes:
+async def on_subscriptions(session: HttpSession, request: Request) -> Answer:
     query = check_query(request, "topic")
-    return _json(request, await _operate(connection, "subscriptions", topic=query.get("topic")))
+    return _json(await _operate(session, "subscriptions", topic=query.get("topic")))
 
 
-async def on_subscription(connection: HttpConnection, request: Request, group: str) -> bytes:
+async def on_subscription(session: HttpSession, request: Request, group: str) -> Answer:
     query = check_query(request, "topic")
     return _json(
-        request,
-        await _operate(connection, "subscription", subscription=group, topic=query.get("topic")),
+        await _operate(session, "subscription", subscription=group, topic=query.get("topic")),
     )
 
 
-async def on_delete_subscription(connection: HttpConnection, request: Request, group: str) -> bytes:
+async def on_delete_subscription(session: HttpSession, request: Request, group: str) -> Answer:
     query = check_query(request, "topic")
     return _json(
-        request,
         await _operate(
-            connection, "delete_subscription", subscription=group, topic=query.get("topic")
+            session, "delete_subscription", subscription=group, topic=query.get("topic")
         ),
     )
 
 
-async def on_seek(connection: HttpConnection, request: Request, group: str) -> bytes:
+async def on_seek(session: HttpSession, request: Request, group: str) -> Answer:
     query = check_query(request, "topic")
     body = read_object(request.body) | query
-    return _json(request, await _operate(connection, "seek", body, subscription=group))
+    return _json(await _operate(session, "seek", body, subscription=group))
 
 
 # --- dead letters ---------------------------------------------------------------------------------
@@ -133,25 +131,23 @@ def _letter(document: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-async def on_dead_letter_topics(connection: HttpConnection, request: Request) -> bytes:
+async def on_dead_letter_topics(session: HttpSession, request: Request) -> Answer:
     check_query(request)
-    return _json(request, await _operate(connection, "dead_letter_topics"))
+    return _json(await _operate(session, "dead_letter_topics"))
 
 
-async def on_dead_letters(connection: HttpConnection, request: Request, group: str) -> bytes:
+async def on_dead_letters(session: HttpSession, request: Request, group: str) -> Answer:
     query = check_query(request, "after", "limit")
     after = whole_in(query, "after", -1)
     limit = whole_in(query, "limit", 100, 1, 10_000)
-    found = await _operate(connection, "dead_letters", subscription=group, after=after, limit=limit)
-    return _json(request, [_letter(document) for document in found])
+    found = await _operate(session, "dead_letters", subscription=group, after=after, limit=limit)
+    return _json([_letter(document) for document in found])
 
 
-async def on_dead_letter(
-    connection: HttpConnection, request: Request, group: str, offset: str
-) -> bytes:
+async def on_dead_letter(session: HttpSession, request: Request, group: str, offset: str) -> Answer:
     check_query(request)
-    found = await _operate(connection, "dead_letter", subscription=group, offset=_offset(offset))
-    return _json(request, _letter(found))
+    found = await _operate(session, "dead_letter", subscription=group, offset=_offset(offset))
+    return _json(_letter(found))
 
 
 def _offset(text: str) -> int:
@@ -159,12 +155,12 @@ def _offset(text: str) -> int:
 
 
 async def on_edit_dead_letter(
-    connection: HttpConnection, request: Request, group: str, offset: str
-) -> bytes:
+    session: HttpSession, request: Request, group: str, offset: str
+) -> Answer:
     """Replace what is given: ``{"data": ..., "encoding": ..., "headers": {...}}``."""
     check_query(request)
     number = _offset(offset)
-    body = exact.loads(request.body)
+    body = exact_json.loads(request.body)
     if not isinstance(body, dict):
         raise InvalidArgument("the body is a JSON object", code="invalid_json")
     headers = body.pop("headers", None)
@@ -172,103 +168,102 @@ async def on_edit_dead_letter(
         check_headers(headers)
     value = None
     if "data" in body:
-        letter = connection.hub.engine.dead_letters.show(group, number)
+        letter = session.hub.engine.dead_letters.show(group, number)
         kept = letter.message.headers if headers is None else headers
         value = value_of(body.pop("data"), body.pop("encoding", None), kept)
     refuse_the_rest(body)
-    new = await connection.hub.operations.broker.edit_dead_letter(
+    new = await session.hub.operations.broker.edit_dead_letter(
         group, number, value=value, headers=headers
     )
-    return _json(request, {"offset": new})
+    return _json({"offset": new})
 
 
-async def on_redrive(connection: HttpConnection, request: Request, group: str) -> bytes:
+async def on_redrive(session: HttpSession, request: Request, group: str) -> Answer:
     check_query(request)
     body = read_object(request.body)
-    return _json(request, await _operate(connection, "redrive", body, subscription=group))
+    return _json(await _operate(session, "redrive", body, subscription=group))
 
 
-async def on_purge_dead_letters(connection: HttpConnection, request: Request, group: str) -> bytes:
+async def on_purge_dead_letters(session: HttpSession, request: Request, group: str) -> Answer:
     check_query(request)
-    return _json(request, await _operate(connection, "purge_dead_letters", subscription=group))
+    return _json(await _operate(session, "purge_dead_letters", subscription=group))
 
 
 async def on_purge_dead_letter(
-    connection: HttpConnection, request: Request, group: str, offset: str
-) -> bytes:
+    session: HttpSession, request: Request, group: str, offset: str
+) -> Answer:
     check_query(request)
     number = _offset(offset)
-    connection.hub.engine.dead_letters.show(group, number)
+    session.hub.engine.dead_letters.show(group, number)
     return _json(
-        request,
-        await _operate(connection, "purge_dead_letters", subscription=group, offsets=[number]),
+        await _operate(session, "purge_dead_letters", subscription=group, offsets=[number]),
     )
 
 
 # --- delayed messages -----------------------------------------------------------------------------
-async def on_scheduled(connection: HttpConnection, request: Request) -> bytes:
+async def on_scheduled(session: HttpSession, request: Request) -> Answer:
     query = check_query(request, "topic", "limit")
     limit = whole_in(query, "limit", 1_000, 1, 10_000)
-    found = await _operate(connection, "scheduled", topic=query.get("topic"), limit=limit)
-    return _json(request, [{**item, "deliver_at": iso(item["deliver_at"])} for item in found])
+    found = await _operate(session, "scheduled", topic=query.get("topic"), limit=limit)
+    return _json([{**item, "deliver_at": iso(item["deliver_at"])} for item in found])
 
 
-async def on_cancel(connection: HttpConnection, request: Request, message_id: str) -> bytes:
+async def on_cancel(session: HttpSession, request: Request, message_id: str) -> Answer:
     check_query(request)
-    return _json(request, await _operate(connection, "cancel", id=message_id))
+    return _json(await _operate(session, "cancel", id=message_id))
 
 
 # --- pipelines ------------------------------------------------------------------------------------
-async def on_pipelines(connection: HttpConnection, request: Request) -> bytes:
+async def on_pipelines(session: HttpSession, request: Request) -> Answer:
     check_query(request)
-    return _json(request, await _operate(connection, "pipelines"))
+    return _json(await _operate(session, "pipelines"))
 
 
-async def on_pipeline(connection: HttpConnection, request: Request, name: str) -> bytes:
+async def on_pipeline(session: HttpSession, request: Request, name: str) -> Answer:
     check_query(request)
-    return _json(request, await _operate(connection, "pipeline", pipeline=name))
+    return _json(await _operate(session, "pipeline", pipeline=name))
 
 
-async def on_stop_pipeline(connection: HttpConnection, request: Request, name: str) -> bytes:
+async def on_stop_pipeline(session: HttpSession, request: Request, name: str) -> Answer:
     check_query(request)
-    return _json(request, await _operate(connection, "stop_pipeline", pipeline=name))
+    return _json(await _operate(session, "stop_pipeline", pipeline=name))
 
 
-async def on_forget_pipeline(connection: HttpConnection, request: Request, name: str) -> bytes:
+async def on_forget_pipeline(session: HttpSession, request: Request, name: str) -> Answer:
     check_query(request)
-    return _json(request, await _operate(connection, "forget_pipeline", pipeline=name))
+    return _json(await _operate(session, "forget_pipeline", pipeline=name))
 
 
 # --- health, metrics, description -----------------------------------------------------------------
-def on_live(connection: HttpConnection, request: Request) -> bytes:
+def on_live(session: HttpSession, request: Request) -> Answer:
     """The process runs and its loop turns: it answered."""
-    return _json(request, {"status": "ok"})
+    return _json({"status": "ok"})
 
 
-def on_ready(connection: HttpConnection, request: Request) -> bytes:
+def on_ready(session: HttpSession, request: Request) -> Answer:
     """Whether publishes would be taken now, and if not, why."""
-    reasons = readiness(connection)
+    reasons = readiness(session)
     status = "ok" if not reasons else "not ready"
-    return _json(request, {"status": status, "reasons": reasons}, 503 if reasons else 200)
+    return _json({"status": status, "reasons": reasons}, 503 if reasons else 200)
 
 
-def on_health(connection: HttpConnection, request: Request) -> bytes:
-    reasons = readiness(connection)
+def on_health(session: HttpSession, request: Request) -> Answer:
+    reasons = readiness(session)
     document = {
         "status": "ok" if not reasons else "degraded",
         "reasons": reasons,
-        "topics": len(connection.hub.engine.topics),
-        "connections": len(connection.hub.connections),
+        "topics": len(session.hub.engine.topics),
+        "connections": len(session.hub.connections),
     }
-    return _json(request, document, 503 if reasons else 200)
+    return _json(document, 503 if reasons else 200)
 
 
-def readiness(connection: HttpConnection) -> list[str]:
-    engine = connection.hub.engine
+def readiness(session: HttpSession) -> list[str]:
+    engine = session.hub.engine
     reasons = []
     if engine.failed is not None:
         reasons.append(engine.failed.message)
-    if connection.hub.draining or engine.closing:
+    if session.hub.draining or engine.closing:
         reasons.append("the broker is stopping")
     refusal = engine.guard.refusal()
     if refusal is not None:
@@ -282,24 +277,18 @@ def readiness(connection: HttpConnection) -> list[str]:
     return reasons
 
 
-def on_metrics(connection: HttpConnection, request: Request) -> bytes:
-    content, content_type = connection.hub.metrics()
-    return http.answer(200, content, content_type, keep_alive=request.keep_alive)
+def on_metrics(session: HttpSession, request: Request) -> Answer:
+    content, content_type = session.hub.metrics()
+    return Answer(200, content, content_type)
 
 
-def on_openapi(connection: HttpConnection, request: Request) -> bytes:
-    return http.json_answer(200, _openapi(), request.keep_alive)
+def on_openapi(session: HttpSession, request: Request) -> Answer:
+    if not _OPENAPI:
+        _OPENAPI.append(orjson.dumps(schemas.document(session.hub.routes.routes)))
+    return Answer(200, _OPENAPI[0])
 
 
 _OPENAPI: list[bytes] = []
-
-
-def _openapi() -> bytes:
-    if not _OPENAPI:
-        from headrace.server.site import ALL_ROUTES
-
-        _OPENAPI.append(orjson.dumps(schemas.document(ALL_ROUTES)))
-    return _OPENAPI[0]
 
 
 _OBJECT: dict[str, Any] = {"type": "object"}
