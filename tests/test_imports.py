@@ -19,7 +19,7 @@ LINE_COUNTED = {".py", ".html", ".css", ".js"}
 BASICS = frozenset(
     {
         "model", "errors", "limits", "settings", "checking", "channels", "clock", "files", "forking",
-        "handling", "shell",
+        "handling", "partitioning", "shell",
     }
 )  # fmt: skip
 ANYTHING = frozenset({"*"})

@@ -13,9 +13,11 @@ from typing import Any
 from headrace.broker.delivery import Delivery, Member
 from headrace.broker.engine import Engine
 from headrace.broker.follower import Follower
+from headrace.broker.publishing import Publish
 from headrace.broker.subscription import Subscription
 from headrace.errors import HeadraceError
 from headrace.files import Files
+from headrace.log.batch import Batch
 from headrace.log.columns import Columns, expiry_of, many, time_of
 from headrace.log.interface import ReadPending
 from headrace.log.partition import PartitionLog
@@ -253,7 +255,11 @@ class Rig:
         delay = more.pop("delay", None)
         if delay is not None:
             placing["deliver_at"] = time_of(delay, None, self.clock.now_ms())
-        return self.ask(self.engine.publish, topic, self.columns(values, **more), **placing)
+        return self.offer(topic, self.columns(values, **more), **placing)
+
+    def offer(self, topic: str, records: Columns | Batch, **placing: Any) -> Answer:
+        """Publish checked records without waiting for the answer."""
+        return self.ask(self.engine.publish, Publish(topic, records, **placing))
 
     def publish_all(self, topic: str, *values: bytes | str, **more: Any) -> list[Receipt]:
         answer = self.send(topic, *values, **more)

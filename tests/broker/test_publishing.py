@@ -20,6 +20,7 @@ from headrace.errors import (
 )
 from headrace.log.batch import encode
 from headrace.log.columns import one
+from headrace.model import Receipt
 from headrace.testing import FaultyFiles, SimulatedFiles
 from tests.broker.rig import DATA, TOPIC, Rig, damage, flip
 
@@ -90,11 +91,15 @@ def test_a_batch_goes_as_it_is(rig: Rig) -> None:
     def batch(keys: list[bytes | None] | None) -> Any:
         return encode(rig.columns([b"a", b"b", b"c", b"d"], keys=keys))
 
-    whole = rig.wait(rig.engine.publishing.publish_batch, TOPIC, batch(None))
-    assert [receipt.count for receipt in whole] == [4]
-    spread = rig.wait(rig.engine.publishing.publish_batch, TOPIC, batch([b"1", b"2", b"3", None]))
-    assert sum(receipt.count for receipt in spread) == 4
-    chosen = rig.wait(rig.engine.publishing.publish_batch, TOPIC, batch([b"1"] * 4), partition=2)
+    def stored(keys: list[bytes | None] | None, **placing: Any) -> list[Receipt]:
+        answer = rig.offer(TOPIC, batch(keys), **placing)
+        rig.run()
+        receipts: list[Receipt] = answer.get()
+        return receipts
+
+    assert [receipt.count for receipt in stored(None)] == [4]
+    assert sum(receipt.count for receipt in stored([b"1", b"2", b"3", None])) == 4
+    chosen = stored([b"1", b"1", b"1", b"1"], partition=2)
     assert [(receipt.partition, receipt.count) for receipt in chosen] == [(2, 4)]
 
 

@@ -15,6 +15,7 @@ from headrace.errors import (
 )
 from headrace.log.columns import Columns
 from headrace.model import Receipt
+from headrace.partitioning import partition_of_key
 from tests.client.rig import Rig, run, until
 
 
@@ -162,6 +163,35 @@ async def test_a_key_chooses_the_partition() -> None:
             request.store(0)
     assert all(len(found) == 1 for found in places.values())
     assert len(set.union(*places.values())) > 1
+
+
+@run
+async def test_without_a_key_a_batch_goes_to_the_next_partition() -> None:
+    """Records that leave together stay together; the next batch goes to the next partition."""
+    rig = Rig()
+    rig.partitions["orders"] = 3
+    places = []
+    for number in range(6):
+        rig.publish(b"%d" % number, b"%d, too" % number, partition=None)
+        request = await rig.one()
+        assert len(request.values) == 2
+        places.append(request.partition)
+        request.store(number)
+    assert sorted(places[:3]) == [0, 1, 2]
+    assert places[:3] == places[3:]
+
+
+@run
+async def test_records_without_a_key_among_others_go_to_one_partition() -> None:
+    """The same as of a publish to the broker: those with a key go where the key says."""
+    rig = Rig()
+    rig.partitions["orders"] = 4
+    keys = [b"a", None, b"b", None]
+    columns = Columns([b"0", b"1", b"2", b"3"], keys)
+    places = await rig.producer.spread("orders", columns, None)
+    found = {value: number for number, part in places for value in part.values}
+    assert (found[b"0"], found[b"2"]) == (partition_of_key(b"a", 4), partition_of_key(b"b", 4))
+    assert found[b"1"] == found[b"3"]
 
 
 @run

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from headrace.server.site import ALL_ROUTES
+from headrace.server.server import ALL_ROUTES
 from headrace.server.websocket import TYPES
 
 TEXT = (Path(__file__).parents[2] / "docs" / "http.md").read_text()

@@ -11,7 +11,7 @@ import pytest
 from headrace import BrokerClient
 from headrace.client.link import ConnectFailed
 from headrace.errors import Closed, HeadraceError, InvalidArgument, Unauthenticated
-from headrace.server import tcp
+from headrace.server import connection as connections
 from headrace.server.server import check_exposure
 from headrace.settings import load
 from headrace.testing import DidNotStart, RunningServer, running_server, server_process
@@ -35,7 +35,7 @@ def test_who_does_not_say_who_he_is_is_not_kept(
     guarded: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A connection without a token costs a file; it ends by itself. One that has said it stays."""
-    monkeypatch.setattr(tcp, "UNAUTHENTICATED_S", 0.2)
+    monkeypatch.setattr(connections, "UNAUTHENTICATED_S", 0.2)
     silent, known = TextSocket(guarded.address), TextSocket(guarded.address)
     known.ask(f"AUTH {WORD}")
     with pytest.raises(Closed):

@@ -6,7 +6,7 @@ import struct
 import pytest
 
 from headrace.errors import Closed
-from headrace.server import tcp
+from headrace.server import connection as connections
 from headrace.testing import RunningServer, running_server, server_process, wait_until
 from tests.contract.raw_binary import (
     CREATE_SUBSCRIPTION,
@@ -78,7 +78,7 @@ def test_a_peer_that_dies_silently_is_looked_for(server: RunningServer) -> None:
     (connection,) = server.server.hub.connections
     sock = connection._transport.get_extra_info("socket")  # type: ignore[attr-defined]
     assert server.call(sock.getsockopt, socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
-    for name, value in tcp.KEEPALIVE:
+    for name, value in connections.KEEPALIVE:
         option = getattr(socket, name)
         assert server.call(sock.getsockopt, socket.IPPROTO_TCP, option) == value
     text.close()
@@ -169,7 +169,7 @@ def test_a_broken_connection_ends_its_waiting_fetches(
     server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may have been half-closed, so it has a while for its answer; then nothing of it is left."""
-    monkeypatch.setattr(tcp, "HALF_CLOSED_S", 0.2)
+    monkeypatch.setattr(connections, "HALF_CLOSED_S", 0.2)
     text = TextSocket(server.address)
     text.ask("CREATE orders")
     text.send(b"FETCH orders 0 wait=60000\r\n")

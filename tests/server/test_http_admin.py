@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from headrace.server.site import ALL_ROUTES
+from headrace.server.server import ALL_ROUTES
 from headrace.testing import RunningServer, running_server, wait_until
 from tests.server.http_rig import TEXT, Http, http_of, target
 

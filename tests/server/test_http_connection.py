@@ -13,9 +13,11 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
+from headrace.server import connection as one_connection
 from headrace.server import flow
 from headrace.server import http as http_server
-from headrace.server.http import HttpConnection
+from headrace.server.connection import Connection
+from headrace.server.http import HttpSession
 from headrace.testing import RunningServer, running_server, wait_until
 from tests.server.http_rig import Http, RawHttp, each_byte, http_of, raw_request
 
@@ -23,8 +25,14 @@ PUBLISH = raw_request("POST", "/publish/orders", b'{"a":1}')
 HEALTH = raw_request("GET", "/health/live")
 
 
-def connections(server: RunningServer) -> list[HttpConnection]:
+def connections(server: RunningServer) -> list[Connection]:
     return server.call(lambda: list(server.server.hub.connections))  # type: ignore[arg-type]
+
+
+def waits(connection: Connection) -> bool:
+    """Whether it has requests that have not begun."""
+    session = connection.session
+    return isinstance(session, HttpSession) and bool(session._requests._waiting)
 
 
 # --- kept -----------------------------------------------------------------------------------------
@@ -221,7 +229,7 @@ def test_who_never_stops_sending_is_dropped(
     server: RunningServer, raw: RawHttp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After its answer it has a moment, not more."""
-    monkeypatch.setattr(http_server, "LINGER_S", 0.1)
+    monkeypatch.setattr(one_connection, "LINGER_S", 0.1)
     raw.send("POST /publish/orders HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999\r\n\r\n")
     assert raw.answer().status == 413
     with contextlib.suppress(OSError):  # a reset, or a broken pipe
@@ -346,7 +354,7 @@ def test_who_does_not_read_gets_nothing_put_together(
     with RawHttp(server.http_address, receive_bytes=256 << 10) as raw:
         raw.send(raw_request("GET", "/topics/orders/messages?limit=1000") * 40)
         wait_until(lambda: len(connections(server)) == 2)
-        (slow,) = [c for c in connections(server) if not c.outbox.writable or c._turns._line]
+        (slow,) = [c for c in connections(server) if not c.outbox.writable or waits(c)]
         size = server.call(lambda: slow._transport.get_write_buffer_size())
         assert size < 4 << 20
         for _ in range(40):

@@ -254,7 +254,7 @@ def test_who_goes_away_at_the_last_moment_loses_nothing(
         raw.request("GET", f"/consume/orders?wait=60000&ack={ack}")
         wait_for_members(http, 1)
         hub = server.server.hub
-        (waiter,) = server.call(lambda: [c for c in hub.connections if getattr(c, "waiting", None)])
+        (waiter,) = server.call(lambda: [c for c in hub.connections if c.long_polls])
         finish = Pull.finish
 
         def finish_and_lose(self: Pull, error: Any = None) -> None:

@@ -22,7 +22,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from headrace.server import schemas
-from headrace.server.site import ALL_ROUTES
+from headrace.server.server import ALL_ROUTES
 from headrace.testing import RunningServer, running_server, wait_until
 from tests.server.http_rig import Http, http_of
 

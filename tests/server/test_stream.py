@@ -273,7 +273,7 @@ def test_a_slow_reader_costs_a_bounded_buffer_and_is_dropped(
         (session,) = sessions(server)
         for _ in range(30):
             http.ask("POST", "/publish/batch/orders", ["x" * 1000] * 500)
-            size = server.call(lambda: session._outbox._transport.get_write_buffer_size())
+            size = server.call(lambda: session.outbox._transport.get_write_buffer_size())
             assert size < 2 << 20
         wait_until(lambda: not sessions(server))
         assert server.call(lambda: len(server.engine._followers)) == 0

@@ -249,7 +249,7 @@ def test_a_mistake_of_ours_is_one_answer(
     def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError("a mistake")
 
-    monkeypatch.setattr(websocket, "publish_arguments", fail)
+    monkeypatch.setattr(websocket, "publish_options", fail)
     monkeypatch.setattr("headrace.broker.engine.Engine.subscription", fail)
     monkeypatch.setattr("headrace.server.members.Memberships.follow", fail)
     assert ws.ask("publish", topic="orders", data=1, key="k")["code"] == "bug"

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
+from headrace.server import connection as one_connection
 from headrace.server import flow, websocket
-from headrace.server import http as http_server
 from headrace.testing import RunningServer, running_server, wait_until
 from tests.server.http_rig import Http, RawHttp, http_of, raw_request
 from tests.server.http_websocket import (
@@ -206,7 +206,7 @@ def test_the_reason_arrives_although_the_client_goes_on_sending(
     server: RunningServer, ws: WebSocket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is not lost in a reset; but there is an end to it."""
-    monkeypatch.setattr(http_server, "LINGER_S", 0.5)
+    monkeypatch.setattr(one_connection, "LINGER_S", 0.5)
     ws.raw.send(frame(TEXT, b"x" * (8 << 20)))
     assert ws.closed()[0] == 1009
     server.wait_until(lambda: not server.server.hub.connections)
@@ -280,7 +280,7 @@ def test_a_library_and_we_part_in_good_order(server: RunningServer) -> None:
 
 def test_a_stop_says_1001(monkeypatch: pytest.MonkeyPatch) -> None:
     """After what is under way was answered, without waiting for clients that do not answer."""
-    monkeypatch.setattr(http_server, "LINGER_S", 0.3)
+    monkeypatch.setattr(one_connection, "LINGER_S", 0.3)
     with running_server() as server:
         host, port = server.http_address
         silent = WebSocket(server.http_address)

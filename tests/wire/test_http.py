@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import Forbidden, HeadraceError, InvalidArgument, QueueFull, kind_of
 from headrace.wire import http
-from headrace.wire.http import HttpParser, Request
+from headrace.wire.http import Answer, HttpParser, Request
 from tests.wire.streams import CUTS, FEEDINGS, byte_by_byte, cut_at, whole
 
 BODY_BYTES_MAX = 2000
@@ -453,15 +453,14 @@ def test_many_small_pieces_cost_no_more_than_their_bytes() -> None:
 def test_an_answer_in_one_go_is_the_same_as_one_in_parts() -> None:
     """The short way and the long way write the same bytes."""
     for keep_alive in (True, False):
-        content = b'{"a":1}'
-        assert http.json_answer(200, content, keep_alive) == http.answer(
-            200, content, keep_alive=keep_alive
-        )
+        answer = Answer(200, b'{"a":1}')
+        short = answer.encode(keep_alive=keep_alive)
+        assert short == answer.encode(keep_alive=keep_alive, head_only=True) + b'{"a":1}'
 
 
 def test_an_answer_without_content_has_none() -> None:
     """204 says nothing about a length."""
-    assert re.fullmatch(rb"HTTP/1.1 204 No Content\r\nDate: [^\r]+\r\n\r\n", http.answer(204))
+    assert re.fullmatch(rb"HTTP/1.1 204 No Content\r\nDate: [^\r]+\r\n\r\n", Answer(204).encode())
 
 
 def test_every_answer_says_its_date(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -470,7 +469,11 @@ def test_every_answer_says_its_date(monkeypatch: pytest.MonkeyPatch) -> None:
     for now in (0.0, 0.9, 86_399.0):
         monkeypatch.setattr(http, "time", lambda now=now: now)
         answers.append(
-            [http.json_answer(200, b"{}"), http.answer(204), http.stream_head("text/event-stream")]
+            [
+                Answer(200, b"{}").encode(),
+                Answer(204).encode(),
+                Answer(200, b"", "text/event-stream", endless=True).encode(),
+            ]
         )
     for early, late, other in zip(*answers, strict=True):
         assert b"\r\nDate: Thu, 01 Jan 1970 00:00:00 GMT\r\n" in early
@@ -479,16 +482,16 @@ def test_every_answer_says_its_date(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_further_headers_go_into_the_head() -> None:
-    """Behind the status, in front of the rest."""
-    answer = http.with_headers(http.json_answer(200, b"{}"), {"Vary": "Origin"})
-    assert answer.startswith(b"HTTP/1.1 200 OK\r\nVary: Origin\r\nDate: ")
-    assert answer.endswith(b"\r\n\r\n{}")
+    """After its own headers, before the content."""
+    answer = Answer(200, b"{}", headers={"Allow": "GET"}).encode({"Vary": "Origin"})
+    assert answer.startswith(b"HTTP/1.1 200 OK\r\nDate: ")
+    assert answer.endswith(b"\r\nAllow: GET\r\nVary: Origin\r\n\r\n{}")
 
 
 def test_an_error_is_a_document_with_code_sentence_and_whether_to_try_again() -> None:
     """And a header for who tries again."""
     error = QueueFull("the queue is full")
-    head, _, body = http.error_answer(error, kind_of(error)).partition(b"\r\n\r\n")
+    head, _, body = http.error_answer(error, kind_of(error)).encode().partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 429 Too Many Requests\r\n")
     assert b"\r\nRetry-After: 1" in head
     assert json.loads(body) == {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
@@ -13,14 +12,13 @@ from headrace.broker.administration import Administration, answer
 from headrace.broker.channel import AsyncConsumer, AsyncPlainChannel
 from headrace.broker.delivery import Member
 from headrace.broker.engine import Engine
-from headrace.broker.publishing import producer_of
+from headrace.broker.publishing import PublishManyOptions, PublishOptions
 from headrace.broker.staged_commit import unstamped
 from headrace.broker.subscription import Subscription
 from headrace.channels import AsyncChannel
 from headrace.errors import Closed, DataCorrupt, InvalidArgument
 from headrace.handling import AsyncHandling
 from headrace.log.batch import LOST, Batch, check_columns, no_collection
-from headrace.log.columns import expiry_of, many, one, time_of
 from headrace.log.interface import completed
 from headrace.model import (
     Message,
@@ -139,17 +137,7 @@ class AsyncBroker(Operations, AsyncHandling):
         topic: str,
         value: bytes | str,
         headers: Mapping[str, str] | None = None,
-        *,
-        key: bytes | str | None = None,
-        id: uuid.UUID | str | None = None,
-        partition: int | None = None,
-        to: str | None = None,
-        delay: float | None = None,
-        deliver_at: int | None = None,
-        ttl: float | None = None,
-        timestamp: int | None = None,
-        producer: tuple[int, int, int] | None = None,
-        idempotency_key: str | None = None,
+        **options: Unpack[PublishOptions],
     ) -> Receipt:
         """Store one message; when this returns it is as durable as the topic promises.
 
@@ -157,58 +145,20 @@ class AsyncBroker(Operations, AsyncHandling):
         (ms) publish it later; ``ttl`` (seconds) limits how long it is delivered. A repeated
         ``idempotency_key`` or ``producer`` (id, epoch, sequence) is answered with the first receipt.
         """
-        engine = self.engine
-        now = engine.now_ms()
-        columns = one(
-            value,
-            bytes_max=engine.max_message_size,
-            key=key,
-            headers=headers,
-            id=id,
-            timestamp=timestamp,
-            expires_at=expiry_of(ttl, now),
-            target=to,
-        )
-        receipts = await answer(
-            engine.publish,
-            topic,
-            columns,
-            partition=partition,
-            deliver_at=time_of(delay, deliver_at, now),
-            producer=producer_of(producer, idempotency_key),
-        )
-        receipt: Receipt = receipts[0]
-        return receipt
+        publish = self.engine.publishing.message(topic, value, headers, **options)
+        receipts: list[Receipt] = await answer(self.engine.publish, publish)
+        return receipts[0]
 
     async def publish_many(
         self,
         topic: str,
         values: Sequence[bytes | str],
         headers: Sequence[Mapping[str, str] | None] | Mapping[str, str] | None = None,
-        *,
-        keys: Sequence[bytes | str | None] | None = None,
-        ids: Sequence[uuid.UUID | str | None] | None = None,
-        partition: int | None = None,
-        to: str | None = None,
-        ttl: float | None = None,
-        timestamps: Sequence[int] | None = None,
-        producer: tuple[int, int, int] | None = None,
+        **options: Unpack[PublishManyOptions],
     ) -> list[Receipt]:
         """Store many messages together; one receipt for each partition they went to."""
-        engine = self.engine
-        columns = many(
-            values,
-            bytes_max=engine.max_message_size,
-            keys=keys,
-            headers=headers,
-            ids=ids,
-            timestamps=timestamps,
-            expires_at=expiry_of(ttl, engine.now_ms()),
-            target=to,
-        )
-        receipts: list[Receipt] = await answer(
-            engine.publish, topic, columns, partition=partition, producer=producer
-        )
+        publish = self.engine.publishing.messages(topic, values, headers, **options)
+        receipts: list[Receipt] = await answer(self.engine.publish, publish)
         return receipts
 
     # --- reading ----------------------------------------------------------------------------

@@ -8,53 +8,24 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
 from headrace import limits
 from headrace.broker import aio
 from headrace.broker.aio import AsyncBroker
 from headrace.broker.channel import Consumer, PlainChannel
 from headrace.broker.engine import Engine
-from headrace.broker.publishing import producer_of
+from headrace.broker.publishing import Publish, PublishManyOptions, PublishOptions
 from headrace.channels import Channel
 from headrace.errors import Closed, HeadraceError, InvalidArgument
 from headrace.handling import Handling
 from headrace.log.batch import Batch
-from headrace.log.columns import Columns, expiry_of, many, one, time_of
 from headrace.model import Message, Receipt, Start, SubscriptionOptions
 from headrace.operations.blocking import BlockingOperations
 from headrace.shell import blocking
-
-
-class PublishOptions(TypedDict, total=False):
-    """What ``publish`` takes besides topic, value and headers; see ``AsyncBroker.publish``."""
-
-    key: bytes | str | None
-    id: uuid.UUID | str | None
-    partition: int | None
-    to: str | None
-    delay: float | None
-    deliver_at: int | None
-    ttl: float | None
-    timestamp: int | None
-    producer: tuple[int, int, int] | None
-    idempotency_key: str | None
-
-
-class PublishManyOptions(TypedDict, total=False):
-    """What ``publish_many`` takes besides topic, values and headers."""
-
-    keys: Sequence[bytes | str | None] | None
-    ids: Sequence[uuid.UUID | str | None] | None
-    partition: int | None
-    to: str | None
-    ttl: float | None
-    timestamps: Sequence[int] | None
-    producer: tuple[int, int, int] | None
 
 
 class Broker(BlockingOperations, Handling):
@@ -130,25 +101,7 @@ class Broker(BlockingOperations, Handling):
         **options: Unpack[PublishOptions],
     ) -> Receipt:
         """Store one message; see ``AsyncBroker.publish``."""
-        engine = self.engine
-        now = engine.now_ms()
-        columns = one(
-            value,
-            bytes_max=engine.max_message_size,
-            key=options.get("key"),
-            headers=headers,
-            id=options.get("id"),
-            timestamp=options.get("timestamp"),
-            expires_at=expiry_of(options.get("ttl"), now),
-            target=options.get("to"),
-        )
-        return self._publish(
-            topic,
-            columns,
-            options.get("partition"),
-            time_of(options.get("delay"), options.get("deliver_at"), now),
-            producer_of(options.get("producer"), options.get("idempotency_key")),
-        )[0]
+        return self._publish(self.engine.publishing.message(topic, value, headers, **options))[0]
 
     def publish_many(
         self,
@@ -158,29 +111,9 @@ class Broker(BlockingOperations, Handling):
         **options: Unpack[PublishManyOptions],
     ) -> list[Receipt]:
         """Store many messages together; one receipt for each partition they went to."""
-        engine = self.engine
-        columns = many(
-            values,
-            bytes_max=engine.max_message_size,
-            keys=options.get("keys"),
-            headers=headers,
-            ids=options.get("ids"),
-            timestamps=options.get("timestamps"),
-            expires_at=expiry_of(options.get("ttl"), engine.now_ms()),
-            target=options.get("to"),
-        )
-        return self._publish(
-            topic, columns, options.get("partition"), None, options.get("producer")
-        )
+        return self._publish(self.engine.publishing.messages(topic, values, headers, **options))
 
-    def _publish(
-        self,
-        topic: str,
-        columns: Columns,
-        partition: int | None,
-        deliver_at: int | None,
-        producer: tuple[int, int, int] | None,
-    ) -> list[Receipt]:
+    def _publish(self, publish: Publish) -> list[Receipt]:
         future: Future[list[Receipt]] = Future()
 
         def done(receipts: list[Receipt], error: HeadraceError | None) -> None:
@@ -191,14 +124,7 @@ class Broker(BlockingOperations, Handling):
 
         def start() -> None:
             try:
-                self._core.engine.publish(
-                    topic,
-                    columns,
-                    done,
-                    partition=partition,
-                    deliver_at=deliver_at,
-                    producer=producer,
-                )
+                self._core.engine.publish(publish, done)
             except BaseException as error:
                 future.set_exception(error)
 

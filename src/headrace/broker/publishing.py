@@ -1,20 +1,41 @@
-"""Publishing: from checked records to entries in partitions, and back to receipts.
+"""Publishing: the one door through which records enter topics, whatever protocol they came by.
 
-Refusals come first and are definite: closed, disk full, queue full. Then the records are spread over
-partitions: by key, by the producer (a repetition must find the same partition), or in turn. What goes
+::
+
+    text, binary, HTTP, WebSocket, AsyncBroker, Broker
+                     │
+                     │  message() or messages() checks a user's arguments   ─▶ Publish
+                     ▼
+    publish(Publish, done) ──▶ due later: the schedule
+                           ──▶ which partition, or which partitions
+                           ──▶ append(): closed? disk full? queue full?  ─▶ the partition's log
+                           ◀── done(receipts, error), once
+
+A caller's mistake is raised before anything changes. After that ``done`` is called exactly once, on the
+loop. An error is definite (nothing was stored) unless it is :class:`OutcomeUnknown`. A publish that goes
 to several partitions is refused as a whole before any of it is stored.
 
+Partitions: a publish names one; or each record goes where its key says; or an idempotent publish goes
+where its producer's earlier batches are, so that a repetition is recognized; or the batch goes to the
+next partition in turn (``headrace/partitioning.py``).
+
+Gathering: HTTP and WebSocket clients publish one message at a time, each on a connection of its own.
+The plain messages that arrive for a topic in one turn of the loop become one entry in its log. A topic
+with a queue limit does not gather, because it accepts or refuses each message by itself. Everything else
+that is published to the topic goes after the gathered messages.
+
 A topic in memory that only followers read is a broadcast: when it is full, the oldest records make
-room, and a follower that was too slow has missed them. With a subscription, or with nobody, they are
-kept, and it is the publisher who waits.
+room, and a follower that was too slow misses them. A subscription keeps its unread records, and so does
+a topic that nobody reads: there the publisher is refused.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+import uuid
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack, cast
 
 from headrace import limits
 from headrace.broker import state as entries
@@ -31,35 +52,298 @@ from headrace.errors import (
     StorageFull,
 )
 from headrace.log.batch import Batch
-from headrace.log.columns import Columns
+from headrace.log.columns import Columns, expiry_of, many, one, pick, time_of
 from headrace.log.interface import Append
-from headrace.model import Receipt, check_subscription_name, check_topic_name
+from headrace.model import Receipt, check_subscription_name, check_topic_name, check_value
+from headrace.partitioning import spread
 
 if TYPE_CHECKING:
     from headrace.broker.engine import Engine
 
 PublishDone = Callable[[list[Receipt], HeadraceError | None], None]
+ProducerBatch = tuple[int, int, int]
+"""(producer id, epoch, sequence of the first record)"""
 SCHEDULE_PRODUCER = 0x6865_6164_7261_6365  # "headrace"
 """The schedule publishes with this producer id, and nobody else may."""
 
 
 class Once(NamedTuple):
-    """The producer that a caller's idempotency key stands for: of one batch, whatever its keys."""
+    """The producer that stands for a caller's idempotency key: it publishes one batch."""
 
     id: int
     epoch: int = 0
     sequence: int = 0
 
 
+class PublishOptions(TypedDict, total=False):
+    """What ``publish`` takes besides topic, value and headers; see ``AsyncBroker.publish``."""
+
+    key: bytes | str | None
+    id: uuid.UUID | str | None
+    partition: int | None
+    to: str | None
+    delay: float | None
+    deliver_at: int | None
+    ttl: float | None
+    timestamp: int | None
+    producer: ProducerBatch | None
+    idempotency_key: str | None
+
+
+class PublishManyOptions(TypedDict, total=False):
+    """What ``publish_many`` takes besides topic, values and headers."""
+
+    keys: Sequence[bytes | str | None] | None
+    ids: Sequence[uuid.UUID | str | None] | None
+    partition: int | None
+    to: str | None
+    ttl: float | None
+    timestamps: Sequence[int] | None
+    producer: ProducerBatch | None
+    idempotency_key: str | None
+
+
+class Publish:
+    """Checked records on their way into a topic. ``done`` is set at the door; it must not refer to the
+    publish, because a cycle of references would keep the records long after they are stored."""
+
+    __slots__ = (
+        "count",
+        "deliver_at",
+        "done",
+        "gather",
+        "partition",
+        "producer",
+        "records",
+        "topic",
+    )
+
+    def __init__(
+        self,
+        topic: str,
+        records: Columns | Batch,
+        *,
+        partition: int | None = None,
+        deliver_at: int | None = None,
+        producer: ProducerBatch | None = None,
+        gather: bool = False,
+    ):
+        self.topic = topic
+        self.records = records
+        self.partition = partition
+        self.deliver_at = deliver_at
+        """Milliseconds since 1970; a time that has passed means now."""
+        self.producer = producer
+        self.gather = gather
+        """Values and nothing else, which may be stored together with others of this turn."""
+        self.count = len(records.values) if isinstance(records, Columns) else records.count
+        self.done: PublishDone = _nobody
+
+
+def _nobody(receipts: list[Receipt], error: HeadraceError | None) -> None:
+    raise AssertionError("a publish was answered before it came through the door")
+
+
 class Publishing:
     def __init__(self, engine: Engine, random: Random):
         self._engine = engine
         self._random = random
+        self._gathered: dict[Topic, list[Publish]] = {}
+        self._gathered_bytes = 0
         self.producers: dict[str, tuple[int, int]] = {}
         """Named idempotent producers: (id, epoch)."""
 
+    # --- from a user's arguments --------------------------------------------------------------
+    def message(
+        self,
+        topic: str,
+        value: object,
+        headers: Mapping[str, str] | None = None,
+        *,
+        gather: bool = False,
+        **options: Unpack[PublishOptions],
+    ) -> Publish:
+        """One message, checked; ``gather`` if it may be stored with others of this turn."""
+        bytes_max = self._engine.max_message_size
+        if not options and not headers:
+            return Publish(topic, Columns([check_value(value, bytes_max)]), gather=gather)
+        now = self._engine.now_ms()
+        columns = one(
+            value,
+            bytes_max=bytes_max,
+            key=options.get("key"),
+            headers=headers,
+            id=options.get("id"),
+            timestamp=options.get("timestamp"),
+            expires_at=expiry_of(options.get("ttl"), now),
+            target=options.get("to"),
+        )
+        return Publish(
+            topic,
+            columns,
+            partition=options.get("partition"),
+            deliver_at=time_of(options.get("delay"), options.get("deliver_at"), now),
+            producer=producer_of(options.get("producer"), options.get("idempotency_key")),
+        )
+
+    def messages(
+        self,
+        topic: str,
+        values: Sequence[object],
+        headers: Sequence[Mapping[str, str] | None] | Mapping[str, str] | None = None,
+        **options: Unpack[PublishManyOptions],
+    ) -> Publish:
+        """Many messages, checked."""
+        columns = many(
+            values,
+            bytes_max=self._engine.max_message_size,
+            keys=options.get("keys"),
+            headers=headers,
+            ids=options.get("ids"),
+            timestamps=options.get("timestamps"),
+            expires_at=expiry_of(options.get("ttl"), self._engine.now_ms()),
+            target=options.get("to"),
+        )
+        return Publish(
+            topic,
+            columns,
+            partition=options.get("partition"),
+            producer=producer_of(options.get("producer"), options.get("idempotency_key")),
+        )
+
+    # --- the door -----------------------------------------------------------------------------
+    def publish(self, publish: Publish, done: PublishDone) -> None:
+        """Store the records, or keep them until they are due."""
+        publish.done = done
+        self._engine.check_open()
+        if publish.producer is not None:
+            check_producer(publish.producer)
+        if publish.deliver_at is not None and publish.deliver_at > self._engine.now_ms():
+            self._delay(publish, publish.deliver_at)
+            return
+        if publish.partition is not None:
+            self._check_partition(publish.topic, publish.partition)
+        topic = self._engine.topic_for_publish(publish.topic)
+        if publish.gather and self.queue_limit(topic) is None:
+            self._gather(topic, publish)
+            return
+        if topic in self._gathered:
+            self._append_gathered(topic)
+        parts = self._parts(topic, publish)
+        if len(parts) > 1:
+            _Spread(self, topic, publish, parts).start()
+        else:
+            self._store(topic, parts[0][0], publish.records, [publish], publish.producer)
+
+    def _delay(self, publish: Publish, deliver_at: int) -> None:
+        if publish.count != 1 or publish.producer is not None:
+            raise InvalidArgument(
+                "a delayed message is published by itself, and not by an idempotent producer",
+                code="invalid_delay",
+            )
+        name, partition = check_topic_name(publish.topic), publish.partition
+        if not self._engine.auto_create_topics:
+            self._engine.topics.find(name)
+        if partition is not None:
+            self._check_partition(name, partition)
+        columns = publish.records
+        assert isinstance(columns, Columns)
+        self._engine.schedule.add(name, columns, deliver_at, partition, publish.done)
+
+    def _check_partition(self, name: str, partition: int) -> None:
+        """Refuse a partition that the topic does not have, or would not have if it were created."""
+        topic = self._engine.topics.get(check_topic_name(name))
+        if topic is not None:
+            topic.partition(partition)
+            return
+        count = self._engine.topics.defaults.partitions
+        if isinstance(partition, bool) or not isinstance(partition, int):
+            raise InvalidArgument(
+                f"a partition is a whole number, not {partition!r}", code="invalid_partition"
+            )
+        if not 0 <= partition < count:
+            raise InvalidArgument(
+                f"topic {name!r} would have no partition {partition}: a new topic has {count}",
+                code="invalid_partition",
+            )
+
+    @staticmethod
+    def _parts(topic: Topic, publish: Publish) -> list[tuple[int, Columns | Batch]]:
+        """(partition, its records)"""
+        records, count = publish.records, len(topic.partitions)
+        if publish.partition is not None:
+            return [(topic.partition(publish.partition).number, records)]
+        if count == 1:
+            return [(0, records)]
+        producer = publish.producer
+        if producer is not None and not (isinstance(producer, Once) and publish.count == 1):
+            # A repetition must find the first one: the log of a partition knows its producers.
+            return [(producer[0] % count, records)]
+        keys = records.keys if isinstance(records, Columns) else records.keys()
+        if producer is not None:
+            key = keys[0] if keys else None
+            number = producer[0] % count if key is None else topic.partition_of_key(key)
+            return [(number, records)]
+        keyless = topic.next_partition()
+        if not keys:
+            return [(keyless, records)]
+        places = spread(keys, count, keyless)
+        if len(places) == 1:
+            return [(places[0][0], records)]
+        columns = records if isinstance(records, Columns) else records.columns()
+        return [(number, pick(columns, indexes)) for number, indexes in places]
+
+    # --- gathering ----------------------------------------------------------------------------
+    def _gather(self, topic: Topic, publish: Publish) -> None:
+        if not self._gathered:
+            self._gathered_bytes = 0
+            self._engine.call_soon(self._flush)
+        self._gathered.setdefault(topic, []).append(publish)
+        assert isinstance(publish.records, Columns)
+        self._gathered_bytes += sum(map(len, publish.records.values))
+        if self._gathered_bytes > limits.BATCH_BYTES_TARGET:
+            self._flush()
+
+    def _flush(self) -> None:
+        while self._gathered:
+            self._append_gathered(next(iter(self._gathered)))
+
+    def _append_gathered(self, topic: Topic) -> None:
+        publishes = self._gathered.pop(topic)
+        number = topic.next_partition() if len(topic.partitions) > 1 else 0
+        values = [value for publish in publishes for value in publish.records.values]  # type: ignore[union-attr]
+        self._store(topic, number, Columns(values), publishes, None)
+
+    # --- storing ------------------------------------------------------------------------------
+    def _store(
+        self,
+        topic: Topic,
+        number: int,
+        records: Columns | Batch,
+        publishes: list[Publish],
+        producer: ProducerBatch | None,
+    ) -> None:
+        context = (topic.name, number, publishes)
+        self.append(topic, number, _entry(records, self._stored, producer, context))
+
+    def _stored(self, entry: Append) -> None:
+        topic, number, publishes = cast(tuple[str, int, list[Publish]], entry.context)
+        if entry.error is not None:
+            self._note(entry.error)
+            for publish in publishes:
+                publish.done([], entry.error)
+            return
+        offset = entry.first_offset
+        for publish in publishes:
+            publish.done([_receipt(topic, number, entry, offset, publish.count)], None)
+            offset += publish.count
+
+    def _note(self, error: HeadraceError) -> None:
+        if isinstance(error, StorageFull):
+            self._engine.guard.hit_the_wall()
+
     def append(self, topic: Topic, partition: int, entry: Append) -> None:
-        """Store an entry in a partition, or answer why not. The fast way in: all is checked."""
+        """Append an entry to a partition, or refuse it, now. The broker's own records enter here."""
         refusal = self.refusal(topic, entry.count)
         if refusal is not None:
             topic.refused += entry.count
@@ -71,7 +355,7 @@ class Publishing:
         topic.partitions[partition].log.append(entry)
 
     def refusal(self, topic: Topic, count: int) -> HeadraceError | None:
-        """Why the topic takes no ``count`` more records now, or None."""
+        """Why the topic does not take ``count`` more records now, or None."""
         engine = self._engine
         if engine.failed is not None or engine.closing:
             return engine.failed or Closed("the broker is closed")
@@ -94,7 +378,7 @@ class Publishing:
         return limit
 
     def backlog(self, topic: Topic) -> int:
-        """Records that some subscription has not finished; without one, all there are."""
+        """Records that a subscription has not finished; without a subscription, all records."""
         total = 0
         for partition in topic.partitions:
             low = low_water(partition)
@@ -103,7 +387,7 @@ class Publishing:
         return total
 
     def _make_room(self, topic: Topic, excess: int) -> bool:
-        """Drop the oldest records of a broadcast; False when it is none."""
+        """Drop the oldest records of a broadcast; False when the topic is none."""
         watchers = [watcher for partition in topic.partitions for watcher in partition.watchers]
         is_broadcast = (
             not topic.settings.durable
@@ -120,7 +404,7 @@ class Publishing:
         return excess <= 0
 
     def _count(self, topic: Topic, entry: Append) -> None:
-        """What is on its way into the log counts against the limit, too."""
+        """Records on their way into the log count against the limit, too."""
         topic.appending += entry.count
         done = entry.done
 
@@ -130,86 +414,7 @@ class Publishing:
 
         entry.done = finished
 
-    def publish(
-        self,
-        name: str,
-        columns: Columns,
-        done: PublishDone,
-        *,
-        partition: int | None = None,
-        deliver_at: int | None = None,
-        producer: tuple[int, int, int] | None = None,
-    ) -> None:
-        """Store checked records. ``producer`` is (id, epoch, first sequence)."""
-        self._engine.check_open()
-        if producer is not None:
-            check_producer(producer)
-        if deliver_at is not None and deliver_at > self._engine.now_ms():
-            if len(columns.values) != 1 or producer is not None:
-                raise InvalidArgument(
-                    "a delayed message is published by itself, and not by an idempotent producer",
-                    code="invalid_delay",
-                )
-            check_topic_name(name)
-            if not self._engine.auto_create_topics:
-                self._engine.topics.find(name)
-            if partition is not None:
-                self._check_partition(name, partition)
-            self._engine.schedule.add(name, columns, deliver_at, partition, done)
-            return
-        topic = self._topic(name, partition)
-        if partition is None and producer is not None and len(topic.partitions) > 1:
-            partition = _partition_of(topic, columns, producer)
-        if partition is None:
-            parts = topic.spread(columns)
-        else:
-            parts = [(topic.partition(partition).number, columns, range(len(columns.values)))]
-        _Publish(self, topic, parts, done, producer).start()
-
-    def _topic(self, name: str, partition: int | None) -> Topic:
-        """The topic, made if need be; not for a partition that it would not have."""
-        if partition is not None:
-            self._check_partition(name, partition)
-        return self._engine.topic_for_publish(name)
-
-    def _check_partition(self, name: str, partition: int) -> None:
-        topic = self._engine.topics.get(check_topic_name(name))
-        if topic is not None:
-            topic.partition(partition)
-            return
-        count = self._engine.topics.defaults.partitions
-        if isinstance(partition, bool) or not isinstance(partition, int):
-            raise InvalidArgument(
-                f"a partition is a whole number, not {partition!r}", code="invalid_partition"
-            )
-        if not 0 <= partition < count:
-            raise InvalidArgument(
-                f"topic {name!r} would have no partition {partition}: a new one has {count}",
-                code="invalid_partition",
-            )
-
-    def publish_batch(
-        self,
-        name: str,
-        batch: Batch,
-        done: PublishDone,
-        *,
-        partition: int | None = None,
-        producer: tuple[int, int, int] | None = None,
-    ) -> None:
-        """Store a checked batch as it is; spread over partitions only if its keys ask for it."""
-        self._engine.check_open()
-        if producer is not None:
-            check_producer(producer)
-        topic = self._topic(name, partition)
-        if partition is None and len(topic.partitions) > 1 and producer is None and batch.keys():
-            self.publish(name, batch.columns(), done)
-            return
-        if partition is None:
-            partition = producer[0] % len(topic.partitions) if producer else topic.next_partition()
-        number = topic.partition(partition).number
-        _Publish(self, topic, [(number, batch, range(batch.count))], done, producer).start()
-
+    # --- idempotent producers -----------------------------------------------------------------
     def producer(self, name: str | None, done: Callable[[int, int, Any], None]) -> None:
         """(id, epoch) for an idempotent producer. With a name, earlier holders are fenced off."""
         self._engine.check_open()
@@ -226,90 +431,56 @@ class Publishing:
             lambda error: done(producer_id, epoch, error),
         )
 
-    def disk_is_full(self) -> None:
-        self._engine.guard.hit_the_wall()
 
+class _Spread:
+    """One publish that goes to several partitions; ``done`` is called when all have answered."""
 
-class _Publish:
-    """One publish that may go to several partitions, answered when all have it."""
-
-    __slots__ = (
-        "_done",
-        "_error",
-        "_parts",
-        "_producer",
-        "_publishing",
-        "_receipts",
-        "_topic",
-        "_waiting",
-    )
+    __slots__ = ("_error", "_parts", "_publish", "_publishing", "_receipts", "_topic", "_waiting")
 
     def __init__(
         self,
         publishing: Publishing,
         topic: Topic,
-        parts: Sequence[tuple[int, Columns | Batch, Sequence[int]]],
-        done: PublishDone,
-        producer: tuple[int, int, int] | None,
+        publish: Publish,
+        parts: list[tuple[int, Columns | Batch]],
     ):
-        self._publishing, self._topic, self._done = publishing, topic, done
+        self._publishing, self._topic, self._publish = publishing, topic, publish
         self._parts = parts
-        self._producer = producer
         self._waiting = len(parts)
         self._receipts: list[Receipt] = []
         self._error: HeadraceError | None = None
 
     def start(self) -> None:
-        if len(self._parts) > 1 and (refusal := self._refusal()) is not None:
-            self._topic.refused += sum(len(indexes) for _, _, indexes in self._parts)
-            self._done([], refusal)
+        refusal = self._refusal()
+        if refusal is not None:
+            self._topic.refused += self._publish.count
+            self._publish.done([], refusal)
             return
-        producer_id, epoch, sequence = self._producer or (0, 0, 0)
-        for number, content, _ in self._parts:
-            entry = Append(
-                content if isinstance(content, Columns) else None,
-                content if isinstance(content, Batch) else None,
-                self._stored,
-                producer_id=producer_id,
-                producer_epoch=epoch,
-                first_sequence=sequence,
-                context=number,
-            )
+        for number, records in self._parts:
+            entry = _entry(records, self._stored, self._publish.producer, number)
             self._publishing.append(self._topic, number, entry)
 
     def _refusal(self) -> HeadraceError | None:
-        """What goes to several partitions goes to all of them or, as far as is known, to none."""
-        for number, _, _ in self._parts:
+        """All of the partitions get their records or, as far as is known, none of them does."""
+        for number, _ in self._parts:
             why = self._topic.partitions[number].log.read_only
             if why is not None:
                 return ReadOnly(why)
-        count = sum(len(indexes) for _, _, indexes in self._parts)
-        return self._publishing.refusal(self._topic, count)
+        return self._publishing.refusal(self._topic, self._publish.count)
 
     def _stored(self, entry: Append) -> None:
         self._waiting -= 1
         if entry.error is not None:
             if not isinstance(self._error, OutcomeUnknown):
                 self._error = entry.error
-            if isinstance(entry.error, StorageFull):
-                self._publishing.disk_is_full()
+            self._publishing._note(entry.error)
         else:
             number = entry.context
             assert isinstance(number, int)
-            ids = entry.columns.ids if entry.columns is not None else None
-            self._receipts.append(
-                Receipt(
-                    self._topic.name,
-                    number,
-                    entry.first_offset,
-                    entry.timestamp,
-                    entry.count,
-                    entry.duplicate,
-                    ids[0] if ids else None,
-                )
-            )
+            receipt = _receipt(self._topic.name, number, entry, entry.first_offset, entry.count)
+            self._receipts.append(receipt)
         if self._waiting == 0:
-            self._done(self._receipts, self._answer())
+            self._publish.done(self._receipts, self._answer())
 
     def _answer(self) -> HeadraceError | None:
         """A refusal is definite only if every partition refused."""
@@ -323,13 +494,23 @@ class _Publish:
         )
 
 
-def _partition_of(topic: Topic, columns: Columns, producer: tuple[int, int, int]) -> int:
-    """Where a repetition is found again: by the producer, whose sequence is the partition's."""
-    if isinstance(producer, Once) and columns.keys and len(columns.keys) == 1:
-        (key,) = columns.keys
-        if key is not None:
-            return topic.partition_of_key(key)
-    return producer[0] % len(topic.partitions)
+def _entry(
+    records: Columns | Batch,
+    done: Callable[[Append], None],
+    producer: ProducerBatch | None,
+    context: object,
+) -> Append:
+    columns, batch = (records, None) if isinstance(records, Columns) else (None, records)
+    entry = Append(columns, batch, done, context=context)
+    if producer is not None:
+        entry.producer_id, entry.producer_epoch, entry.first_sequence = producer
+    return entry
+
+
+def _receipt(topic: str, partition: int, entry: Append, offset: int, count: int) -> Receipt:
+    ids = entry.columns.ids if entry.columns is not None else None
+    id = ids[0] if ids else None
+    return Receipt(topic, partition, offset, entry.timestamp, count, entry.duplicate, id)
 
 
 def check_producer(producer: object) -> None:
@@ -357,15 +538,13 @@ def idempotency_producer(key: object) -> Once:
         digest = hashlib.sha256(key.encode()).digest()
     except ValueError:
         raise InvalidArgument(
-            f"an idempotency key is a text, not {key!r}", code="invalid_idempotency_key"
+            f"an idempotency key is a non-empty string, not {key!r}", code="invalid_idempotency_key"
         ) from None
     return Once(int.from_bytes(digest[:8], "little") | 1)
 
 
-def producer_of(
-    producer: tuple[int, int, int] | None, idempotency_key: object
-) -> tuple[int, int, int] | None:
-    """The one that was given of the two ways to be idempotent."""
+def producer_of(producer: ProducerBatch | None, idempotency_key: object) -> ProducerBatch | None:
+    """The producer, given in one of the two ways to publish idempotently."""
     if idempotency_key is None:
         return producer
     if producer is not None:

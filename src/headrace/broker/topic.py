@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Protocol
 
 from headrace.errors import InvalidArgument
-from headrace.log.batch import crc32c
-from headrace.log.columns import Columns, pick
 from headrace.log.interface import Log, TopicRecord
 from headrace.model import TopicSettings, topic_hash
+from headrace.partitioning import Partitioner, partition_of_key
 
 PUMPED_AT_ONCE_MAX = 4
 """Up to this many watchers get a new record in the turn of the loop that stored it. More of them
@@ -60,7 +59,7 @@ class Topic:
         self.refused = 0
         self.appending = 0
         """Records on their way into the log; they count against ``max_queue_size``."""
-        self._turn = 0
+        self._partitioner = Partitioner()
         self.add_partitions(logs)
 
     def add_partitions(self, logs: Iterable[Log]) -> None:
@@ -91,30 +90,11 @@ class Topic:
 
     # --- where a record goes ----------------------------------------------------------------
     def partition_of_key(self, key: bytes) -> int:
-        return int(crc32c(key)) % len(self.partitions)
+        return partition_of_key(key, len(self.partitions))
 
     def next_partition(self) -> int:
-        """In turn, for what has no key."""
-        self._turn = (self._turn + 1) % len(self.partitions)
-        return self._turn
-
-    def spread(self, columns: Columns) -> list[tuple[int, Columns, Sequence[int]]]:
-        """The columns by partition: (partition, its columns, the indexes they came from)."""
-        everything = range(len(columns.values))
-        if len(self.partitions) == 1:
-            return [(0, columns, everything)]
-        if columns.keys is None:
-            return [(self.next_partition(), columns, everything)]
-        free = self.next_partition()
-        places: dict[int, list[int]] = {}
-        for index, key in enumerate(columns.keys):
-            number = free if key is None else self.partition_of_key(key)
-            places.setdefault(number, []).append(index)
-        if len(places) == 1:
-            return [(next(iter(places)), columns, everything)]
-        return [
-            (number, pick(columns, indexes), indexes) for number, indexes in sorted(places.items())
-        ]
+        """For a batch without keys: the next partition in turn."""
+        return self._partitioner.next(len(self.partitions))
 
     # --- asking -----------------------------------------------------------------------------
     def end_offsets(self) -> list[int]:

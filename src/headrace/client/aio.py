@@ -28,8 +28,8 @@ from headrace.errors import (
     NotFound,
 )
 from headrace.handling import AsyncHandling
-from headrace.log.batch import LOST, Batch, crc32c, parse
-from headrace.log.columns import Columns, cut, expiry_of, many, one, pick, time_of
+from headrace.log.batch import LOST, Batch, parse
+from headrace.log.columns import Columns, cut, expiry_of, many, one, time_of
 from headrace.model import (
     Message,
     Receipt,
@@ -368,10 +368,10 @@ class AsyncClient(RemoteOperations, AsyncHandling):
             target=to,
         )
         producer = self.producing
-        count = await producer.learn(topic) if partition is None else 1
+        parts = await producer.spread(topic, columns, partition)
         futures: list[asyncio.Future[Receipt]] = []
         try:
-            for number, part in _spread(columns, count, partition):
+            for number, part in parts:
                 for piece in _pieces(part):
                     futures.append(self._produce(topic, piece, number))
                     if producer.is_busy:
@@ -592,21 +592,6 @@ class AsyncClient(RemoteOperations, AsyncHandling):
                 await self.unfollow(feed)
                 return
         raise NotFound(f"this client has not joined {name!r}", code="not_subscribed")
-
-
-def _spread(
-    columns: Columns, count: int, partition: int | None
-) -> list[tuple[int | None, Columns]]:
-    """The columns by partition; without keys all go to the same one, chosen by the producer."""
-    if partition is not None or count == 1:
-        return [(partition or 0, columns)]
-    if columns.keys is None:
-        return [(None, columns)]
-    places: dict[int, list[int]] = {}
-    for index, key in enumerate(columns.keys):
-        number = 0 if key is None else int(crc32c(key)) % count
-        places.setdefault(number, []).append(index)
-    return [(number, pick(columns, indexes)) for number, indexes in sorted(places.items())]
 
 
 def _pieces(columns: Columns) -> list[Columns]:

@@ -1,16 +1,16 @@
 """Publishing: small messages are gathered into batches, and each is stored exactly once.
 
-Each (topic, partition) is a :class:`_Lane`: what is published waits there while batches are under way
-and leaves together when there is room for one more, when enough has gathered, or after ``linger``. So
-an idle client sends at once and a busy one sends large batches, by itself.
+Each (topic, partition) is a :class:`_Lane`. Published records wait there while batches are under way, and
+leave together when one more batch may be sent, when enough has gathered, or after ``linger``. So an idle
+client sends at once, and a busy one sends large batches, without any tuning.
 
-Every batch has a producer id and the number of its first record. After a reconnect the unanswered
-ones are sent again, in order, with the same numbers; the broker answers what it already has with the
-first offset. A refusal that may pass (disk full, queue full) is tried again until the timeout; one
-that will not fails its messages, and those behind it go on under a new producer id, because the
-numbers of the failed ones were never used. What was gathered with a message that cannot be accepted is
-sent again without it. A broker that has forgotten the producer (its topic was made anew, or kept in
-memory) gets what it certainly does not have under a new id.
+Every batch has a producer id and the number of its first record. After a reconnect the unanswered batches
+are sent again, in order, with the same numbers; the broker answers a batch that it already has with the
+first offset. A refusal that may pass (disk full, queue full) is tried again until the timeout. Any other
+refusal fails its messages, and later messages continue under a new producer id, because the numbers of
+the failed ones were never used. Messages that were gathered with one that is invalid are sent again
+without it. A broker that has forgotten the producer (its topic was created again, or is in memory) gets
+the batches that it certainly does not have under a new id.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ from headrace.errors import (
     RequestTimeout,
     SequenceGap,
 )
-from headrace.log.batch import crc32c, encode
-from headrace.log.columns import Columns, concat
+from headrace.log.batch import encode
+from headrace.log.columns import Columns, concat, pick
 from headrace.model import Receipt
+from headrace.partitioning import Partitioner, partition_of_key, spread
 from headrace.wire.binary import Frame, Type
 
 logger = logging.getLogger("headrace.client")
@@ -45,7 +46,7 @@ RETRY_S = 0.1
 
 
 class _Item:
-    """One call's records, and who hears of them."""
+    """The records of one call, and whom to tell."""
 
     __slots__ = ("alone", "bytes", "columns", "count", "deadline", "done", "generation")
 
@@ -55,27 +56,27 @@ class _Item:
         self.deadline = deadline
         self.generation = generation
         self.alone = columns.times is not None
-        """Not gathered with others: it has its own times, or one of those it was with is refused."""
+        """Not gathered with others: it has its own times, or was in a batch that was refused."""
         self.count = len(columns.values)
         self.bytes = sum(map(len, columns.values)) + 32 * self.count
 
 
 class _Sent:
-    """A batch that is on its way."""
+    """A batch on its way."""
 
     __slots__ = ("answered", "error", "items", "raw", "unsure")
 
     def __init__(self, items: list[_Item], raw: bytes):
         self.items = items
-        """Those that still wait; none when all of them have been given up."""
+        """Those that still wait; empty when all of them were given up."""
         self.raw = raw
         self.answered = False
         self.error: HeadraceError | None = None
         self.unsure = False
-        """The connection broke before an answer came: it may be stored."""
+        """The connection broke before an answer came, so it may be stored."""
 
     def outcome(self) -> HeadraceError:
-        """What is said of it when it is given up."""
+        """The error of its records when it is given up."""
         error = self.error
         if error is None or (self.unsure and (error.retryable or isinstance(error, SequenceGap))):
             return OutcomeUnknown(
@@ -85,7 +86,7 @@ class _Sent:
 
 
 class _Lane:
-    """One partition's publishes, in order."""
+    """The publishes to one partition, in order."""
 
     def __init__(self, producer: Producer, topic: str, partition: int):
         self._producer = producer
@@ -96,7 +97,7 @@ class _Lane:
         self._scheduled: asyncio.Handle | None = None
         self._retry: asyncio.TimerHandle | None = None
         self._stopped = False
-        """A batch failed: nothing new leaves before those in flight are all answered."""
+        """A batch failed: nothing new is sent until all batches in flight are answered."""
         self._new_identity()
 
     def _new_identity(self) -> None:
@@ -130,13 +131,13 @@ class _Lane:
             self._schedule(0.0)
 
     def send(self) -> None:
-        """Send what waits, as far as there is room on the way."""
+        """Send what waits, as long as more batches may be in flight."""
         self._scheduled = None
         wire = self._producer.wire
         while self._waiting and not self._stopped and wire is not None:
             full = self._waiting_bytes >= self._producer.batch_bytes
             if len(self._in_flight) >= (IN_FLIGHT_MAX if full else 1):
-                return  # goes on when an answer comes
+                return  # continues when an answer comes
             self._send_one(wire, self._take())
 
     def _take(self) -> list[_Item]:
@@ -170,6 +171,7 @@ class _Lane:
         sent = _Sent(items, batch.raw())
         self._in_flight.append(sent)
         self._put(wire, sent)
+        self._producer.sent(self._topic, self._partition)
 
     def _put(self, wire: Wire, sent: _Sent) -> None:
         properties = {"topic": self._topic, "partition": str(self._partition)}
@@ -218,7 +220,7 @@ class _Lane:
         sent.items = []
 
     def _recover(self) -> None:
-        """Everything in flight is answered, and something failed: decide about each."""
+        """Everything in flight is answered and a batch failed: retry, or decide about each."""
         left = [sent for sent in self._in_flight if sent.items]
         self._in_flight.clear()
         if left and _may_pass(left[0]) and self._in_time(left[0]):
@@ -238,11 +240,11 @@ class _Lane:
     def _refused(self, sent: _Sent, error: HeadraceError, again: list[_Item]) -> None:
         """Fail the records of a refused batch, or have them sent again under the new identity."""
         if isinstance(error, SequenceGap) and not sent.unsure:
-            again += sent.items  # what was before it was refused, or the broker has forgotten it
+            again += sent.items  # an earlier batch was refused, or the broker has forgotten it
         elif error.retryable and self._in_time(sent):
             again += sent.items
         elif isinstance(error, InvalidArgument) and len(sent.items) > 1:
-            for item in sent.items:  # it may be about one of them, and the others are innocent
+            for item in sent.items:  # one of them may be invalid, and the others valid
                 item.alone = True
             again += sent.items
         else:
@@ -254,7 +256,7 @@ class _Lane:
         return any(item.deadline > now for item in sent.items)
 
     def resume(self) -> None:
-        """Send again what is unanswered, in order."""
+        """Send the unanswered batches again, in order."""
         if self._retry is not None:
             self._retry.cancel()
             self._retry = None
@@ -262,8 +264,8 @@ class _Lane:
         if wire is None:
             return
         self._stopped = False
-        # What was refused and then given up is not sent again. What may be stored is, even if nobody
-        # waits for it any more: the numbers of those behind it count on it.
+        # A batch that was refused and given up is not sent again. A batch that may be stored is, even if
+        # nobody waits for it any more: the numbers of later batches continue from its own.
         self._in_flight = deque(s for s in self._in_flight if s.items or s.unsure)
         for sent in self._in_flight:
             sent.answered, sent.error = False, None
@@ -271,7 +273,7 @@ class _Lane:
         self.send()
 
     def expire(self, now: float) -> None:
-        """Give up on what has waited for too long."""
+        """Give up records that have waited too long."""
         while self._waiting and self._waiting[0].deadline <= now:
             item = self._waiting.popleft()
             self._waiting_bytes -= item.bytes
@@ -325,12 +327,12 @@ class Producer:
         self._partitions: dict[str, int] = {}
         self._asking: dict[str, asyncio.Task[int]] = {}
         self._unplaced: dict[str, deque[_Item]] = {}
-        """What waits until it is known how many partitions its topic has."""
-        self._turn: dict[str, int] = {}
+        """Records that wait until the number of partitions of their topic is known."""
+        self._partitioners: dict[str, Partitioner] = {}
         self._bytes = 0
         self._generation = 0
         self._open = {0: 0}
-        """Generation -> how many of its records are not finished. Each flush begins a new one."""
+        """Generation -> number of its unfinished records. Each flush begins a new generation."""
         self._flushes: list[tuple[int, asyncio.Future[None]]] = []
         self._expiry: asyncio.TimerHandle | None = None
         self._closed = False
@@ -341,7 +343,7 @@ class Producer:
 
     # --- in ---------------------------------------------------------------------------------
     def publish(self, topic: str, columns: Columns, partition: int | None, done: Done) -> None:
-        """Records of one call, to one partition. ``done`` hears when they are stored."""
+        """Publish the records of one call to one partition. ``done`` is called when they are stored."""
         if self._closed:
             done(None, Closed("the client is closed"))
             return
@@ -371,33 +373,56 @@ class Producer:
         self._lane(topic, self._choose(topic, item.columns, count)).add(item)
 
     def _choose(self, topic: str, columns: Columns, count: int) -> int:
-        """By key, or staying with one partition until something has been sent to it."""
-        if count == 1:
-            return 0
         key = columns.keys[0] if columns.keys else None
         if key is not None:
-            return int(crc32c(key)) % count
-        turn = self._turn.get(topic, 0)
-        self._turn[topic] = turn + 1
-        return (turn // 64) % count
+            return partition_of_key(key, count)
+        return self._partitioner(topic).current(count)
+
+    def _partitioner(self, topic: str) -> Partitioner:
+        found = self._partitioners.get(topic)
+        if found is None:
+            found = self._partitioners[topic] = Partitioner()
+        return found
+
+    def sent(self, topic: str, partition: int) -> None:
+        """A batch has left: the next records without a key go to the next partition."""
+        count = self._partitions.get(topic, 1)
+        if count > 1 and self._partitioner(topic).current(count) == partition:
+            self._partitioner(topic).next(count)
+
+    async def spread(
+        self, topic: str, columns: Columns, partition: int | None
+    ) -> list[tuple[int | None, Columns]]:
+        """(partition, its records) for each partition that the records go to.
+
+        None as the partition leaves the choice to ``publish``: no record has a key.
+        """
+        count = await self.learn(topic) if partition is None else 1
+        if partition is not None or count == 1:
+            return [(partition or 0, columns)]
+        if columns.keys is None:
+            return [(None, columns)]
+        keyless = self._partitioner(topic).current(count)
+        places = spread(columns.keys, count, keyless)
+        return [(number, pick(columns, indexes)) for number, indexes in places]
 
     @property
     def is_busy(self) -> bool:
-        """Whether it is better to wait for something before publishing more."""
+        """Whether a caller should wait for an answer before it publishes more."""
         return self._bytes > BUFFER_BYTES_MAX // 2
 
     @property
     def is_idle(self) -> bool:
-        """Whether everything that was published is stored, or has failed."""
+        """Whether everything published so far is stored or has failed."""
         return not self._bytes
 
     async def learn(self, topic: str) -> int:
-        """How many partitions the topic has; asked once, and again after a reconnect."""
+        """The number of partitions of the topic; asked once, and again after a reconnect."""
         known = self._partitions.get(topic)
         return await asyncio.shield(self._learning(topic)) if known is None else known
 
     def forget(self, topic: str) -> None:
-        """Something was refused for good: the topic may not be what it was."""
+        """A publish was refused for good: the topic may have changed."""
         self._partitions.pop(topic, None)
 
     def _learning(self, topic: str) -> asyncio.Task[int]:
@@ -408,7 +433,7 @@ class Producer:
         return task
 
     async def _learn(self, topic: str) -> int:
-        """Ask, again and again for as long as somebody waits; then let go of what waits, in order."""
+        """Ask until there is an answer or nobody waits for it; then place the records, in order."""
         try:
             while True:
                 try:
@@ -445,7 +470,7 @@ class Producer:
         self._open[item.generation] -= 1
 
     def progressed(self) -> None:
-        """Wake who flushes, if everything from before the flush is finished."""
+        """End a flush if everything that was published before it is finished."""
         if not self._flushes:
             return
         for generation in [g for g, count in self._open.items() if not count]:

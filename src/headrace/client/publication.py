@@ -1,4 +1,4 @@
-"""A publish on its way, as who has called ``publish`` holds it."""
+"""What ``publish`` returns: a publish on its way."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from headrace.errors import HeadraceError, RequestTimeout
 from headrace.model import Receipt
 
 _lock = threading.Lock()
-"""One for all: it is held for a moment, and most publications are never waited for."""
+"""One lock for all publications: each holds it for a moment, and few are ever waited for."""
 
 
 def renew_lock() -> None:
-    """In a child process: whoever held the lock is not here."""
+    """In a forked child: the thread that held the lock does not exist there."""
     global _lock
     _lock = threading.Lock()
 
 
 class Publication:
-    """A publish on its way. ``result()`` waits for its receipt, or raises what went wrong.
+    """A publish on its way. ``result()`` waits for its receipt, or raises its error.
 
-    A ``concurrent.futures.Future`` costs a lock and a condition each; most of these are never
-    waited for, so the event is made only when somebody does.
+    A ``concurrent.futures.Future`` has a lock and a condition of its own. Nobody waits for most
+    publications, so the event is created only for those that are waited for.
     """
 
     __slots__ = ("_callbacks", "_error", "_event", "_is_done", "_receipt", "_waited")

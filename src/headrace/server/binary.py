@@ -1,20 +1,19 @@
 """The binary protocol's types. ``PUBLISH`` is ``on_publish``, found in a table.
 
-Answers carry the number of their request. They leave in the order of the requests, but for a fetch
-that waits: it answers when there is something, and does not hold up the others.
+Answers carry the number of their request. They leave in the order of the requests, except the answer to
+a fetch that waits: it leaves when there is something to fetch, and does not hold up the others.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 import orjson
 
-from headrace import limits
 from headrace.broker.delivery import Delivery
+from headrace.broker.publishing import Publish
 from headrace.errors import (
     HeadraceError,
     InvalidArgument,
@@ -26,15 +25,15 @@ from headrace.errors import (
 )
 from headrace.files import machine
 from headrace.log import batch as batches
+from headrace.log.batch import Batch
 from headrace.log.columns import pick
 from headrace.log.interface import Log, ReadPending, completed
 from headrace.model import Receipt, parse_position, split_position
 from headrace.operations import documents
+from headrace.server.arguments import number_of, publish_arguments, seconds_of
+from headrace.server.connection import Connection, RequestSession
 from headrace.server.members import Memberships, WireSink
 from headrace.server.polling import wait_for
-from headrace.server.tcp import UNAUTHENTICATED_BYTES_MAX, Connection, own_mistake
-from headrace.server.text import number_of, publish_arguments, seconds_of
-from headrace.server.turns import Turns
 from headrace.wire import binary
 from headrace.wire.binary import BinaryParser, Frame, Type
 
@@ -65,25 +64,18 @@ def _error(error: HeadraceError) -> dict[str, str]:
     }
 
 
-class BinarySession:
+class BinarySession(RequestSession[Frame]):
     protocol = "binary"
+    login = "send AUTH first"
 
     def __init__(self, connection: Connection):
-        self._connection = connection
-        self._hub = connection.hub
-        self._engine = connection.hub.engine
-        self._outbox = connection.outbox
-        self._parser = BinaryParser()
+        super().__init__(connection, BinaryParser())
         self._memberships = Memberships(
-            self._engine, self._outbox, self._deliver, self._subscription_closed
-        )
-        self._turns: Turns[Frame | HeadraceError] = Turns(
-            self._outbox, self._handle, _depends, patient=True
+            self.engine, self.outbox, self._deliver, self._subscription_closed
         )
         self._batched: set[WireSink] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
         self._waiting = 0
-        """How many of them answer out of order, whenever they are ready."""
+        """Requests that are answered out of order, whenever they are ready."""
         self._client = connection.peer
         self._heartbeat: asyncio.TimerHandle | None = None
 
@@ -91,42 +83,32 @@ class BinarySession:
     def feed(self, data: bytes) -> None:
         if self._heartbeat is not None:
             self._expect_life()
-        for frame in self._parser.feed(data):
-            self._turns.add(frame)
-        if self._parser.error is not None:
-            self._turns.add(self._parser.error)
-        elif (
-            not self._connection.authenticated and self._parser.buffered > UNAUTHENTICATED_BYTES_MAX
-        ):
-            self._turns.add(Unauthenticated("send AUTH first"))
+        super().feed(data)
 
-    def _handle(self, frame: Frame | HeadraceError) -> None:
-        connection = self._connection
-        if connection.closing:
-            return
-        if isinstance(frame, HeadraceError):
-            self._outbox.send(failure(0, frame))
-            connection.close()
-            return
-        if not connection.authenticated and frame.type not in (Type.AUTH, Type.HEARTBEAT):
-            self._outbox.send(failure(frame.sequence, Unauthenticated("send AUTH first")))
-            connection.close()
-            return
-        try:
-            handler = TYPES.get(frame.type)
-            if handler is None:
-                raise InvalidArgument(
-                    f"there is no request of type {frame.type}", code="unknown_command"
-                )
-            handler(self, frame)
-        except HeadraceError as error:
-            self._outbox.send(failure(frame.sequence, error))
+    def depends(self, item: Frame) -> bool:
+        return item.type not in _INDEPENDENT
+
+    def is_open(self, item: Frame) -> bool:
+        return item.type in (Type.AUTH, Type.HEARTBEAT)
+
+    def begin(self, item: Frame) -> None:
+        handler = TYPES.get(item.type)
+        if handler is None:
+            raise InvalidArgument(
+                f"there is no request of type {item.type}", code="unknown_command"
+            )
+        handler(self, item)
+
+    def fail(self, item: Frame, error: HeadraceError) -> None:
+        self.outbox.send(failure(item.sequence, error))
+
+    def end(self, error: HeadraceError) -> None:
+        self.outbox.send(failure(0, error))
+        self.connection.close()
 
     def lost(self) -> None:
         if self._heartbeat is not None:
             self._heartbeat.cancel()
-        for task in self._tasks:
-            task.cancel()
         self._memberships.leave_all()
 
     def _expect_life(self) -> None:
@@ -134,11 +116,11 @@ class BinarySession:
         if self._heartbeat is not None:
             self._heartbeat.cancel()
         loop = asyncio.get_running_loop()
-        self._heartbeat = loop.call_later(self._hub.heartbeat_s, self._silent)
+        self._heartbeat = loop.call_later(self.hub.heartbeat_s, self._silent)
 
     def _silent(self) -> None:
-        if self._outbox.reading:
-            self._connection.abort()
+        if self.outbox.reading:
+            self.connection.abort()
         else:  # it may have said much that we have not read
             self._expect_life()
 
@@ -153,22 +135,12 @@ class BinarySession:
                 code="too_many_waiting",
             )
         self._waiting += not ordered
-        fill = self._outbox.reserve().fill if ordered else self._outbox.write
+        fill = self.outbox.reserve().fill if ordered else self._answer_out_of_order
+        self.connection.answer_later(work, fill, lambda error: failure(sequence, error))
 
-        async def run() -> None:
-            try:
-                answer = await work
-            except HeadraceError as error:
-                answer = failure(sequence, error)
-            except Exception:
-                answer = failure(sequence, own_mistake(self._connection.peer))
-            finally:
-                self._waiting -= not ordered
-            fill(answer)
-
-        task = asyncio.get_running_loop().create_task(run())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def _answer_out_of_order(self, answer: bytes) -> None:
+        self._waiting -= 1
+        self.outbox.write(answer)
 
     # --- topics and administration --------------------------------------------------------------
     def on_create_topic(self, frame: Frame) -> None:
@@ -179,7 +151,7 @@ class BinarySession:
         topic = _need(properties, "topic")
 
         async def create() -> bytes:
-            await self._hub.operations.call("create_topic", {"topic": topic, "settings": settings})
+            await self.connection.call("create_topic", {"topic": topic, "settings": settings})
             return success(frame.sequence, {"topic": topic})
 
         self._later(frame.sequence, create())
@@ -194,89 +166,67 @@ class BinarySession:
         operation = request.pop("op", None)
 
         async def administer() -> bytes:
-            result = await self._hub.operations.call(operation, request)
+            result = await self.connection.call(operation, request)
             return success(frame.sequence, None, documents.dumps(result))
 
         self._later(frame.sequence, administer(), ordered=operation not in TAKES_LONG)
 
     def on_auth(self, frame: Frame) -> None:
-        if not self._hub.is_token(_need(frame.properties, "token")):
-            self._outbox.send(failure(frame.sequence, Unauthenticated("this is not the token")))
-            self._connection.close()
-            return
-        self._connection.authenticated = True
-        self._outbox.send(success(frame.sequence))
+        if self.connection.authenticate(_need(frame.properties, "token")):
+            self.outbox.send(success(frame.sequence))
+        else:
+            self.fail(frame, Unauthenticated("wrong token"))
+            self.connection.close()
 
     def on_heartbeat(self, frame: Frame) -> None:
         if self._heartbeat is None:
             self._expect_life()
         # Past the order: it says that the connection lives, not that what is before it is done.
-        interval = {"interval": f"{self._hub.heartbeat_s:g}"}
-        self._outbox.write(binary.encode(Type.HEARTBEAT, frame.sequence, interval))
+        interval = {"interval": f"{self.hub.heartbeat_s:g}"}
+        self.outbox.write(binary.encode(Type.HEARTBEAT, frame.sequence, interval))
 
     # --- publishing -------------------------------------------------------------------------
     def on_publish(self, frame: Frame) -> None:
-        options = dict(frame.properties)
-        topic = _need(options, "topic")
+        given = dict(frame.properties)
+        topic = _need(given, "topic")
         for name in ("topic", "client_id", "subscription", "offset"):
-            options.pop(name, None)
-        key64 = options.pop("key64", None)
-        columns, how = publish_arguments(frame.body, options, self._engine)
-        if key64 is not None:
-            columns.keys = [_base64(key64)]
-        slot = self._outbox.reserve(len(frame.body) + 256)
-
-        def done(receipts: list[Receipt], error: HeadraceError | None) -> None:
-            if error is not None:
-                slot.fill(failure(frame.sequence, error))
-            else:
-                slot.fill(success(frame.sequence, _receipt(receipts[0])))
-
-        try:
-            self._engine.publish(topic, columns, done, **how)
-        except HeadraceError as error:
-            slot.fill(failure(frame.sequence, error))
+            given.pop(name, None)
+        headers, options = publish_arguments(given)
+        build = self.engine.publishing.message
+        self._publish(frame, build(topic, frame.body, headers, **options))
 
     def on_publish_batch(self, frame: Frame) -> None:
-        properties = frame.properties
-        topic = _need(properties, "topic")
-        batch = batches.check(frame.body, message_bytes_max=self._engine.max_message_size)
-        partition = None
-        if "partition" in properties:
-            partition = number_of(properties["partition"], "partition")
+        topic, partition, batch = self._batch_in(frame)
         producer = None
         if batch.producer_id:
             producer = (batch.producer_id, batch.producer_epoch, batch.first_sequence)
-        slot = self._outbox.reserve(len(frame.body) + 256)
+        self._publish(frame, Publish(topic, batch, partition=partition, producer=producer))
+
+    def _batch_in(self, frame: Frame) -> tuple[str, int | None, Batch]:
+        """(topic, partition, batch) of a frame whose body is a batch."""
+        properties = frame.properties
+        topic = _need(properties, "topic")
+        batch = batches.check(frame.body, message_bytes_max=self.engine.max_message_size)
+        return topic, _number_in(properties, "partition"), batch
+
+    def _publish(self, frame: Frame, publish: Publish) -> None:
+        slot = self.outbox.reserve(len(frame.body) + 256)
 
         def done(receipts: list[Receipt], error: HeadraceError | None) -> None:
             if error is not None:
                 slot.fill(failure(frame.sequence, error))
-            elif len(receipts) == 1:
-                slot.fill(success(frame.sequence, _receipt(receipts[0])))
             else:
-                body = orjson.dumps([_receipt(receipt) for receipt in receipts])
-                slot.fill(success(frame.sequence, _receipt(receipts[0]), body))
+                many = orjson.dumps([_receipt(r) for r in receipts]) if len(receipts) > 1 else b""
+                slot.fill(success(frame.sequence, _receipt(receipts[0]), many))
 
-        try:
-            self._engine.publishing.publish_batch(
-                topic, batch, done, partition=partition, producer=producer
-            )
-        except HeadraceError as error:
-            slot.fill(failure(frame.sequence, error))
+        self.connection.publish(publish, done)
 
     def on_stage(self, frame: Frame) -> None:
-        """A batch that nobody is to see before its commit."""
+        """A batch that nobody sees before its commit."""
         properties = frame.properties
-        topic = _need(properties, "topic")
-        batch = batches.check(frame.body, message_bytes_max=self._engine.max_message_size)
-        partition = None
-        if "partition" in properties:
-            partition = number_of(properties["partition"], "partition")
-        name, number = properties.get("name"), None
-        if "number" in properties:
-            number = number_of(properties["number"], "number")
-        slot = self._outbox.reserve(len(frame.body) + 256)
+        topic, partition, batch = self._batch_in(frame)
+        name, number = properties.get("name"), _number_in(properties, "number")
+        delayed = properties.get("delayed") == "true"
 
         def done(piece: str | None, error: HeadraceError | None) -> None:
             if error is not None:
@@ -284,28 +234,23 @@ class BinarySession:
             else:
                 slot.fill(success(frame.sequence, {"piece": str(piece)}))
 
+        slot = self.outbox.reserve(len(frame.body) + 256)
         try:
-            self._engine.staging.stage(
-                topic,
-                partition,
-                batch,
-                done,
-                name=name,
-                number=number,
-                delayed=properties.get("delayed") == "true",
+            self.engine.staging.stage(
+                topic, partition, batch, done, name=name, number=number, delayed=delayed
             )
         except HeadraceError as error:
-            slot.fill(failure(frame.sequence, error))
+            done(None, error)
 
     # --- reading ----------------------------------------------------------------------------
     def on_fetch(self, frame: Frame) -> None:
         properties = frame.properties
-        partition = self._engine.partition(
+        partition = self.engine.partition(
             _need(properties, "topic"), number_of(properties.get("partition", "0"), "partition")
         )
         if "incarnation" in properties:  # that topic, and no later one of the same name
             wanted = number_of(properties["incarnation"], "incarnation")
-            if self._engine.topics.find(partition.topic).incarnation != wanted:
+            if self.engine.topics.find(partition.topic).incarnation != wanted:
                 raise TopicNotFound(
                     f"topic {partition.topic!r} was deleted and made again", code="topic_replaced"
                 )
@@ -318,7 +263,7 @@ class BinarySession:
         def resolve() -> int:
             if isinstance(position, int) and time_ms is None:
                 return position
-            return self._engine.resolve(partition, position, time_ms=time_ms)
+            return self.engine.resolve(partition, position, time_ms=time_ms)
 
         async def fetch_later() -> bytes:
             offset = await completed(resolve)
@@ -335,9 +280,9 @@ class BinarySession:
             if "direct" in properties and properties["direct"] == machine():
                 found = _whereabouts(log, offset)
                 if found is not None:
-                    self._outbox.send(binary.encode(Type.BATCHES, frame.sequence, found))
+                    self.outbox.send(binary.encode(Type.BATCHES, frame.sequence, found))
                     return
-            self._outbox.send_pieces(self._batches(frame.sequence, log, offset, size))
+            self.outbox.send_pieces(self._batches(frame.sequence, log, offset, size))
         except ReadPending:
             self._later(frame.sequence, fetch_later(), ordered=False)
 
@@ -361,7 +306,7 @@ class BinarySession:
         }
 
         async def create() -> bytes:
-            await self._hub.operations.call("create_subscription", request)
+            await self.connection.call("create_subscription", request)
             return success(frame.sequence, {"subscription": name, "topic": topic})
 
         self._later(frame.sequence, create())
@@ -371,7 +316,8 @@ class BinarySession:
         name = _need(properties, "subscription")
 
         async def delete() -> bytes:
-            await self._hub.operations.broker.delete_subscription(name, properties.get("topic"))
+            arguments = {"subscription": name, "topic": properties.get("topic")}
+            await self.connection.call("delete_subscription", arguments)
             return success(frame.sequence, {"subscription": name})
 
         self._later(frame.sequence, delete())
@@ -383,18 +329,18 @@ class BinarySession:
         name = properties.get("subscription")
         # The answer goes out before the first delivery: it is sent here, and joining only schedules.
         if name is None:
-            credit = number_of(properties["credit"], "credit") if "credit" in properties else None
+            credit = _number_in(properties, "credit")
             channel = properties.get("channel", "")
             sink = self._memberships.follow(_need(properties, "topic"), channel, credit)
         else:
-            subscription = self._engine.subscription(name, properties.get("topic"))
+            subscription = self.engine.subscription(name, properties.get("topic"))
             prefetch = number_of(properties.get("prefetch", "100"), "prefetch")
             auto = properties.get("ack", "auto") == "auto"
             sink = self._memberships.join(subscription, self._client, prefetch, auto)
         if batched:
             self._batched.add(sink)
         answer = {} if sink.subscription is None else {"topic": sink.subscription.pattern}
-        self._outbox.send(success(frame.sequence, answer))
+        self.outbox.send(success(frame.sequence, answer))
 
     def on_unsubscribe(self, frame: Frame) -> None:
         properties = frame.properties
@@ -404,7 +350,7 @@ class BinarySession:
             self._memberships.pause(topic, name)
         else:
             self._memberships.leave(topic, name, properties.get("channel", ""))
-        self._outbox.send(success(frame.sequence))
+        self.outbox.send(success(frame.sequence))
 
     def on_credit(self, frame: Frame) -> None:
         """Room for more of a plain subscription. It is not answered."""
@@ -416,7 +362,7 @@ class BinarySession:
     def _subscription_closed(self, sink: WireSink, error: HeadraceError | None) -> None:
         self._batched.discard(sink)
         properties = _source(sink) | ({} if error is None else _error(error))
-        self._outbox.deliver(binary.encode(Type.CLOSED, 0, properties))
+        self.outbox.deliver(binary.encode(Type.CLOSED, 0, properties))
 
     def _deliver(self, sink: WireSink, delivery: Delivery) -> None:
         if sink in self._batched:
@@ -440,7 +386,7 @@ class BinarySession:
                     Type.DATA, message.offset, properties, message.value, message.timestamp
                 )
             )
-        self._outbox.deliver(b"".join(parts))
+        self.outbox.deliver(b"".join(parts))
 
     def _deliver_batch(self, sink: WireSink, delivery: Delivery) -> None:
         """One frame with a whole batch, as it lies in the log where nothing must be left out."""
@@ -464,7 +410,7 @@ class BinarySession:
             if not (isinstance(indexes, range) and indexes.step == 1):
                 offsets = ",".join([str(base + index) for index in indexes])
                 properties["offsets"] = offsets
-        self._outbox.deliver(binary.encode(Type.DELIVER, base + indexes[0], properties, raw))
+        self.outbox.deliver(binary.encode(Type.DELIVER, base + indexes[0], properties, raw))
 
     # --- settling ---------------------------------------------------------------------------
     def on_ack(self, frame: Frame) -> None:
@@ -474,7 +420,7 @@ class BinarySession:
             subscription.ack_up_to(lease_id, offset)
         else:
             subscription.ack(lease_id, offset)
-        self._outbox.send(success(frame.sequence))
+        self.outbox.send(success(frame.sequence))
 
     def on_nack(self, frame: Frame) -> None:
         properties = frame.properties
@@ -485,14 +431,14 @@ class BinarySession:
             subscription.release(lease_id, offset)
         else:
             subscription.nack(lease_id, offset, delay, properties.get("reason", "nack"))
-        self._outbox.send(success(frame.sequence))
+        self.outbox.send(success(frame.sequence))
 
     def on_extend(self, frame: Frame) -> None:
         properties = frame.properties
         lease_id = number_of(_need(properties, "lease"), "lease")
         seconds = seconds_of(properties["seconds"], "seconds") if "seconds" in properties else None
         granted = self._memberships.of_lease(lease_id).extend(lease_id, seconds)
-        self._outbox.send(success(frame.sequence, {"seconds": f"{granted:g}"}))
+        self.outbox.send(success(frame.sequence, {"seconds": f"{granted:g}"}))
 
     def on_settle(self, frame: Frame) -> None:
         """Acks in bulk. What is stale among them is counted in the answer, not an error."""
@@ -503,7 +449,7 @@ class BinarySession:
                 stale += subscription.ack_run(lease_id, first, last)
             except StaleDelivery:
                 stale += max(last - first + 1, 1)
-        self._outbox.send(success(frame.sequence, {"stale": str(stale)} if stale else None))
+        self.outbox.send(success(frame.sequence, {"stale": str(stale)} if stale else None))
 
 
 TYPES: dict[int, Callable[[BinarySession, Frame], None]] = {
@@ -526,11 +472,6 @@ _INDEPENDENT = {
 }
 
 
-def _depends(frame: Frame | HeadraceError) -> bool:
-    """Whether what came before must be done first."""
-    return isinstance(frame, HeadraceError) or frame.type not in _INDEPENDENT
-
-
 def _settings(frame: Frame) -> dict[str, Any]:
     """Settings travel as a JSON object in the body."""
     if not frame.body:
@@ -549,6 +490,10 @@ def _need(properties: Mapping[str, str], name: str) -> str:
     if not value:
         raise InvalidArgument(f"the property {name!r} is missing", code="missing_property")
     return value
+
+
+def _number_in(properties: Mapping[str, str], name: str) -> int | None:
+    return number_of(properties[name], name) if name in properties else None
 
 
 def _delivery(properties: Mapping[str, str]) -> tuple[int, int]:
@@ -614,13 +559,3 @@ def _receipt(receipt: Receipt) -> dict[str, str]:
     if receipt.duplicate:
         properties["duplicate"] = "true"
     return properties
-
-
-def _base64(text: str) -> bytes:
-    try:
-        key = base64.b64decode(text, validate=True)
-    except ValueError:
-        raise InvalidArgument("key64 is not base64", code="invalid_key") from None
-    if len(key) > limits.KEY_BYTES_MAX:
-        raise InvalidArgument(f"a key has at most {limits.KEY_BYTES_MAX} bytes")
-    return key

@@ -1,9 +1,13 @@
-"""Flow control: answers in order, and a bound on what a connection may cost.
+"""Flow control: requests and answers in order, and a bound on what a connection may cost.
 
-Both ways. A client that *floods* is not read from while too much of what it sent is unanswered, so
-the socket slows it down. A client that *does not read* is not read from either and gets no deliveries
-once the transport's buffer is full, and is dropped when that lasts, or when the answers that were under
-way exceed a hard bound.
+The broker stops reading from a client that *floods* while too many of its requests are unanswered, so
+the socket slows it down. A client that *does not read* gets no deliveries once the transport's buffer is
+full, and its requests are not read either; it is dropped when that lasts, or when the unsent answers
+exceed a hard bound.
+
+:class:`Outbox` keeps the answers in the order of the requests. :class:`RequestQueue` keeps the requests
+in order: publishes follow each other without waiting, which makes pipelining fast, and any other request
+waits until everything before it is answered. A fetch after a publish sees the published message.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
 UNANSWERED_BYTES_HIGH = 8 << 20
 UNANSWERED_BYTES_LOW = 2 << 20
@@ -21,10 +26,12 @@ WRITE_BYTES_LOW = 256 << 10
 WRITE_BYTES_HARD = 192 << 20
 """One answer may be a whole fetch of 128 MiB; more than this is never held for one client."""
 PIECE_BYTES_MIN = 16 << 10
-"""Pieces of this size on average are handed over one by one, smaller ones are joined before."""
+"""Pieces of this size on average are written one by one; smaller pieces are joined first."""
 STALLED_S = 30.0
 STALLED_BYTES_MIN = 64 << 10
-"""Who has taken this much in the meantime is slow, not gone."""
+"""A client that has taken this much in the meantime is slow, not gone."""
+
+Item = TypeVar("Item")
 
 
 class Slot:
@@ -43,7 +50,7 @@ class Slot:
 
 
 class Outbox:
-    """Answers leave in the order of their commands, whenever they are ready."""
+    """Sends answers in the order of their requests, whenever they are ready."""
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop):
         self._transport = transport
@@ -53,16 +60,16 @@ class Outbox:
         self._reading = True
         self._held = False
         self._sending = False
-        """What is ready goes out in this turn of the loop."""
+        """The answers that are ready leave in this turn of the loop."""
         self._late: list[bytes] = []
-        """Deliveries that wait for the answers of this turn."""
+        """Deliveries that wait for the answers of this turn of the loop."""
         self._stalled: asyncio.TimerHandle | None = None
         self._stalled_bytes = 0
         self.writable = True
         self.closed = False
         self.on_writable: Callable[[], None] = lambda: None
         self.before_idle: Callable[[], None] = lambda: None
-        """Everything is answered; more may be asked before ``on_idle``."""
+        """Called when everything is answered, before ``on_idle``; it may begin more requests."""
         self.on_idle: Callable[[], None] = lambda: None
         transport.set_write_buffer_limits(WRITE_BYTES_HIGH, WRITE_BYTES_LOW)
 
@@ -72,7 +79,7 @@ class Outbox:
 
     @property
     def busy(self) -> bool:
-        """Whether something is unanswered, or waits for its turn."""
+        """Whether a request is unanswered, or waits for others."""
         return bool(self._slots) or self._held
 
     @property
@@ -81,12 +88,12 @@ class Outbox:
 
     @property
     def reading(self) -> bool:
-        """Whether commands are read, or wait in the socket."""
+        """Whether requests are read; else they wait in the socket."""
         return self._reading
 
     # --- answers ----------------------------------------------------------------------------
     def reserve(self, cost: int = 64) -> Slot:
-        """A place for an answer that is not ready; ``cost`` is what the command holds meanwhile."""
+        """A place for an answer that is not ready; ``cost`` is the memory its request holds."""
         slot = Slot(self, cost)
         self._slots.append(slot)
         self._cost += cost
@@ -94,12 +101,12 @@ class Outbox:
         return slot
 
     def hold(self, held: bool) -> None:
-        """Whether commands wait for their turn: none are read meanwhile."""
+        """Whether requests wait for others; while they do, no more are read."""
         self._held = held
         self._regulate()
 
     def _regulate(self) -> None:
-        """Read, or do not, by what is unanswered."""
+        """Pause or resume reading, by the cost of the unanswered requests."""
         if self.closed:
             return
         if self._reading:
@@ -121,7 +128,7 @@ class Outbox:
             self._transport.resume_reading()
 
     def send(self, data: bytes) -> None:
-        """An answer that is ready now: at once, or behind those that are not."""
+        """Send an answer that is ready: at once, or after those that are not ready yet."""
         if self._slots:
             self.reserve(len(data)).fill(data)
         else:
@@ -130,8 +137,8 @@ class Outbox:
             self.write(data)
 
     def send_pieces(self, pieces: list[bytes]) -> None:
-        """The same for one large answer in pieces: they are joined only where that costs less than
-        handing them over one by one."""
+        """Send one large answer in pieces. They are joined only where writing them one by one costs
+        more."""
         if self._slots or self._late or sum(map(len, pieces)) < PIECE_BYTES_MIN * len(pieces):
             self.send(b"".join(pieces))
         elif not self.closed:
@@ -148,7 +155,7 @@ class Outbox:
             self._rest()
             if not self._reading:
                 self._regulate()
-        else:  # the others are often ready in the same turn of the loop: one system call for all
+        else:  # others are often ready in the same turn of the loop: one system call for all
             self._sending = True
             self._loop.call_soon(self._send_ready)
 
@@ -166,15 +173,15 @@ class Outbox:
         self._regulate()
 
     def _rest(self) -> None:
-        """If everything is answered, and nothing waits for its turn, there is nothing to do."""
+        """Tell those who wait until everything is answered."""
         if not self._slots:
             self.before_idle()
             if not self._slots and not self._held:
                 self.on_idle()
 
     def deliver(self, data: bytes) -> None:
-        """A delivery. Who awaits an answer gets that first, if this turn of the loop brings it:
-        a message that a client published and follows comes behind the word that it is stored."""
+        """Send a delivery, after the answers that this turn of the loop brings: a client that
+        publishes to a topic it follows hears that its message is stored before it gets it."""
         if self._late:
             self._late.append(data)
         elif self._slots:
@@ -188,7 +195,7 @@ class Outbox:
         self.write(b"".join(late))
 
     def write(self, data: bytes) -> None:
-        """Past the order: what carries its own number."""
+        """Write past the order, for data that carries its own number."""
         if self.closed or not data:
             return
         self._transport.write(data)
@@ -201,7 +208,7 @@ class Outbox:
     # --- the transport's word ---------------------------------------------------------------
     def pause_writing(self) -> None:
         self.writable = False
-        self._regulate()  # who does not read its answers is not asked for more commands
+        self._regulate()  # a client that does not read its answers may not send more requests
         if self._stalled is None:
             self._watch()
 
@@ -226,7 +233,7 @@ class Outbox:
         self._rest()
 
     def abort(self) -> None:
-        """It does not read: drop it, with what was buffered for it."""
+        """Drop a client that does not read, with everything that is buffered for it."""
         self._transport.abort()
 
     def close(self) -> None:
@@ -235,3 +242,57 @@ class Outbox:
         if self._stalled is not None:
             self._stalled.cancel()
             self._stalled = None
+
+
+class RequestQueue(Generic[Item]):
+    """Begins the requests of a connection in order.
+
+    ``depends`` tells whether a request must see the effect of those before it. Such a request waits until
+    everything is answered and until the client reads, so that no large answer is made for a client that
+    does not take it; and all later requests wait with it. While it is under way, nothing passes it. While
+    requests wait, the socket is not read, so the queue holds no more than what had already arrived.
+    """
+
+    def __init__(
+        self, outbox: Outbox, handle: Callable[[Item], None], depends: Callable[[Item], bool]
+    ):
+        self._outbox = outbox
+        self._handle = handle
+        self._depends = depends
+        self._waiting: deque[Item] = deque()
+        self._barrier = False
+        """A request that others may depend on is under way."""
+        self._resuming = False
+        outbox.before_idle = self._resume
+
+    def add(self, item: Item) -> None:
+        if self._waiting or self._must_wait(item):
+            self._waiting.append(item)
+            self._outbox.hold(True)
+        else:
+            self._begin(item)
+
+    def _must_wait(self, item: Item) -> bool:
+        outbox = self._outbox
+        if outbox.unanswered or not outbox.writable:
+            return self._barrier or self._depends(item)
+        return False
+
+    def _begin(self, item: Item) -> None:
+        self._handle(item)
+        self._barrier = bool(self._outbox.unanswered) and self._depends(item)
+
+    def _resume(self) -> None:
+        """Everything is answered: begin the next requests, up to one that must wait again."""
+        if (
+            self._resuming or not self._waiting
+        ):  # a request that is answered at once leads here, too
+            return
+        self._resuming = True
+        try:
+            while self._waiting and not self._must_wait(self._waiting[0]):
+                self._begin(self._waiting.popleft())
+        finally:
+            self._resuming = False
+        if not self._waiting:
+            self._outbox.hold(False)

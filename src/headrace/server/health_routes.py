@@ -7,45 +7,44 @@ from typing import Any
 import orjson
 
 from headrace.server import schemas
-from headrace.server.http import HttpConnection
+from headrace.server.http import HttpSession
 from headrace.server.routing import Route
-from headrace.wire import http
-from headrace.wire.http import Request
+from headrace.wire.http import Answer, Request
 
 
-def _json(request: Request, value: Any, status: int = 200) -> bytes:
-    return http.json_answer(status, orjson.dumps(value), request.keep_alive)
+def _json(value: Any, status: int = 200) -> Answer:
+    return Answer(status, orjson.dumps(value))
 
 
-def on_live(connection: HttpConnection, request: Request) -> bytes:
+def on_live(session: HttpSession, request: Request) -> Answer:
     """The process runs and its loop turns: it answered."""
-    return _json(request, {"status": "ok"})
+    return _json({"status": "ok"})
 
 
-def on_ready(connection: HttpConnection, request: Request) -> bytes:
+def on_ready(session: HttpSession, request: Request) -> Answer:
     """Whether publishes would be taken now, and if not, why."""
-    reasons = readiness(connection)
+    reasons = readiness(session)
     status = "ok" if not reasons else "not ready"
-    return _json(request, {"status": status, "reasons": reasons}, 503 if reasons else 200)
+    return _json({"status": status, "reasons": reasons}, 503 if reasons else 200)
 
 
-def on_health(connection: HttpConnection, request: Request) -> bytes:
-    reasons = readiness(connection)
+def on_health(session: HttpSession, request: Request) -> Answer:
+    reasons = readiness(session)
     document = {
         "status": "ok" if not reasons else "degraded",
         "reasons": reasons,
-        "topics": len(connection.hub.engine.topics),
-        "connections": len(connection.hub.connections),
+        "topics": len(session.hub.engine.topics),
+        "connections": len(session.hub.connections),
     }
-    return _json(request, document, 503 if reasons else 200)
+    return _json(document, 503 if reasons else 200)
 
 
-def readiness(connection: HttpConnection) -> list[str]:
-    engine = connection.hub.engine
+def readiness(session: HttpSession) -> list[str]:
+    engine = session.hub.engine
     reasons = []
     if engine.failed is not None:
         reasons.append(engine.failed.message)
-    if connection.hub.draining or engine.closing:
+    if session.hub.draining or engine.closing:
         reasons.append("the broker is stopping")
     refusal = engine.guard.refusal()
     if refusal is not None:
@@ -59,24 +58,18 @@ def readiness(connection: HttpConnection) -> list[str]:
     return reasons
 
 
-def on_metrics(connection: HttpConnection, request: Request) -> bytes:
-    content, content_type = connection.hub.metrics()
-    return http.answer(200, content, content_type, keep_alive=request.keep_alive)
+def on_metrics(session: HttpSession, request: Request) -> Answer:
+    content, content_type = session.hub.metrics()
+    return Answer(200, content, content_type)
 
 
-def on_openapi(connection: HttpConnection, request: Request) -> bytes:
-    return http.json_answer(200, _openapi(), request.keep_alive)
+def on_openapi(session: HttpSession, request: Request) -> Answer:
+    if not _OPENAPI:
+        _OPENAPI.append(orjson.dumps(schemas.document(session.hub.routes.routes)))
+    return Answer(200, _OPENAPI[0])
 
 
 _OPENAPI: list[bytes] = []
-
-
-def _openapi() -> bytes:
-    if not _OPENAPI:
-        from headrace.server.site import ALL_ROUTES
-
-        _OPENAPI.append(orjson.dumps(schemas.document(ALL_ROUTES)))
-    return _OPENAPI[0]
 
 
 _HEALTH = {

@@ -1,22 +1,18 @@
-"""HTTP on its own port: one connection, its requests in order.
+"""HTTP on its own port: the session that reads requests and writes answers.
 
-Publishes follow each other without waiting; everything else waits for what came before it, as on the
-TCP port, and until the client has read its earlier answers. What a request means is in ``routes``, who
-may ask is in ``origins``; this file is the socket, the order, authentication and errors.
+Publishes follow each other without waiting; any other request waits for those before it, as on the TCP
+port, and until the client has read its earlier answers. ``routes`` and ``operation_routes`` say what a
+request means, ``origins`` which web pages may send it.
 
-A connection ends in one of three ways. *In good order* (``close``): what is unanswered is answered
-first. *After a request that was not read to its end*: the answer is sent, then what the client goes on
-sending is thrown away for a while, because a reset would reach it before the answer. *At once*
-(``abort``).
+Clients that publish send the same head again and again. Everything that follows from the head alone is
+found out once and kept in ``Request.memo``, which all requests with the same head share: that it is
+admitted, its route, and what it says about a publish.
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
-import logging
-from collections.abc import Callable
-from typing import cast
+from collections.abc import Mapping
 
 from headrace.errors import (
     HeadraceError,
@@ -25,215 +21,92 @@ from headrace.errors import (
     Unauthenticated,
     kind_of,
 )
-from headrace.server.flow import Outbox, Slot
-from headrace.server.origins import Origins
-from headrace.server.routing import Handler, RouteTable
+from headrace.server.connection import Connection, RequestSession
+from headrace.server.flow import Slot
 from headrace.server.schemas import OPEN_PATHS
-from headrace.server.tcp import Hub, Session, keep_alive, own_mistake
-from headrace.server.turns import Turns
 from headrace.wire import http
-from headrace.wire.http import HttpParser, KnownHeads, Request
+from headrace.wire.http import Answer, HttpParser, Request
 
-logger = logging.getLogger("headrace.server")
 BODY_BYTES_MAX = 64 << 20
-LINGER_S = 2.0
 STALLED_REQUEST_S = 60.0
-"""Half a request is not kept for ever: who sends nothing more of it for so long is dropped."""
+"""A client that sends nothing more of an incomplete request for this long is dropped."""
 TOKEN_IN_ADDRESS = ("ws", "stream")
-"""Where a browser cannot set headers. Nothing of the address is ever logged."""
+"""Paths for which a browser cannot set headers. Addresses are never logged."""
 
 
-class HttpConnection(asyncio.Protocol):
-    """Also the home of a WebSocket once the client has asked for one."""
+class HttpSession(RequestSession[Request]):
+    protocol = "http"
 
-    def __init__(self, hub: Hub, site: Site):
-        self.hub = hub
-        self.site = site
-        self._parser = HttpParser(BODY_BYTES_MAX, self._check_head, site.heads)
-        self.outbox: Outbox = None  # type: ignore[assignment]
-        self._transport: asyncio.Transport = None  # type: ignore[assignment]
-        self._turns: Turns[Request | HeadraceError] = None  # type: ignore[assignment]
-        self._tasks: set[asyncio.Task[None]] = set()
-        self.session: Session | None = None
-        """A WebSocket or an event stream that has taken the connection over."""
-        self.waiting: set[Callable[[], None]] = set()
-        """Long polls; calling one ends its waiting. Nobody waits for a client that goes away."""
-        self.closing = False
-        self.leaving = False
-        """The client has said that it says no more, or we have: not a time for long polls."""
-        self._watch: asyncio.TimerHandle | None = None
-        self._heard = False
-        self._unread = False
-        """The client may be in the midst of sending something that will not be read."""
-        self.peer = "?"
-
-    # --- the socket -------------------------------------------------------------------------
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        self.outbox = Outbox(self._transport, asyncio.get_running_loop())
-        self._turns = Turns(self.outbox, self._handle, _depends, patient=True)
+    def __init__(self, connection: Connection):
+        self._http = HttpParser(BODY_BYTES_MAX, self._admit, connection.hub.known_heads)
+        super().__init__(connection, self._http)
         self.outbox.on_idle = self._encourage
-        hub = self.hub
-        if hub.draining or len(hub.connections) >= hub.max_connections:
-            hub.refused += 1
-            self._transport.abort()
-            return
-        hub.accepted += 1
-        hub.connections.add(self)
-        address = transport.get_extra_info("peername")
-        self.peer = f"{address[0]}:{address[1]}" if address else "?"
-        keep_alive(transport.get_extra_info("socket"))
-        self._look()
+        self._heard = False
+        self._watch = asyncio.get_running_loop().call_later(STALLED_REQUEST_S, self._look)
+
+    # --- in ---------------------------------------------------------------------------------
+    def feed(self, data: bytes) -> None:
+        self._heard = True
+        super().feed(data)
+        if self._http.expects_continue and not self.outbox.unanswered:
+            self._encourage()
+
+    def _encourage(self) -> None:
+        """Tell a client that asked first that it may send its body."""
+        if self._http.expects_continue and not self.connection.closing:
+            self._http.expects_continue = False
+            self.outbox.write(http.CONTINUE)
 
     def _look(self) -> None:
-        """Now and then: does a request that has begun go on?"""
-        if self.session is not None or self.closing:
+        """Now and then: does an incomplete request go on?"""
+        if self.connection.session is not self or self.connection.closing:
             return
-        if self._parser.is_inside and not self._heard and self.outbox.reading:
-            self._turns.add(
+        if self._http.is_inside and not self._heard and self.outbox.reading:
+            self._requests.add(
                 RequestTimeout("the rest of the request did not come", code="request_stalled")
             )
         self._heard = False
         self._watch = asyncio.get_running_loop().call_later(STALLED_REQUEST_S, self._look)
 
-    @property
-    def protocol(self) -> str:
-        return "http" if self.session is None else self.session.protocol
+    def lost(self) -> None:
+        self._watch.cancel()
 
-    def data_received(self, data: bytes) -> None:
-        try:
-            if self.session is not None:
-                self.session.feed(data)
-            elif not self.closing:
-                self._heard = True
-                if self._turns.are_free and self._parser.is_between:
-                    known = self.site.heads.look(data)
-                    if known is not None and "express" in known[0].memo:
-                        self._express(known[0], data[len(data) - known[1] :])
-                        return
-                for request in self._parser.feed(data):
-                    self._turns.add(request)
-                if self._parser.error is not None:
-                    self._turns.add(self._parser.error)
-                elif not self.outbox.unanswered:
-                    self._encourage()
-        except Exception:
-            logger.exception("connection %s failed", self.peer)
-            self._transport.abort()
-
-    def _encourage(self) -> None:
-        """Say to a client that asks first that it may send its body."""
-        if self._parser.expects_continue and not self.closing:
-            self._parser.expects_continue = False
-            self.outbox.write(http.CONTINUE)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.closing = True
-        self.hub.left(self)
-        self.outbox.close()
-        if self._watch is not None:
-            self._watch.cancel()
-        for task in tuple(self._tasks):
-            task.cancel()
-        if self.session is not None:
-            self.session.lost()
-
-    def pause_writing(self) -> None:
-        self.outbox.pause_writing()
-
-    def resume_writing(self) -> None:
-        self.outbox.resume_writing()
-
-    def eof_received(self) -> bool:
-        """A client that has said everything may still want its answers; but it may also be gone."""
-        self._stop_waiting()
-        is_plain = self._transport.get_extra_info("sslcontext") is None
-        if self.outbox.unanswered and self.session is None and is_plain:
-            self.outbox.on_idle = self._transport.close
-            return True
-        return False
-
-    def _stop_waiting(self) -> None:
-        self.leaving = True
-        for stop in tuple(self.waiting):
-            stop()
-
-    # --- ending -----------------------------------------------------------------------------
-    def close(self) -> None:
-        """What is unanswered is answered, then the connection closes."""
-        self.closing = True
-        self._stop_waiting()
-        if self.outbox.unanswered:
-            self.outbox.on_idle = self._leave
-        else:
-            self._leave()
-
-    def _leave(self) -> None:
-        going_away = getattr(self.session, "going_away", None)
-        if self._unread or (going_away is not None and going_away()):
-            self.linger()
-        else:
-            self._transport.close()
-
-    def hang_up(self) -> None:
-        """Everything has been said, on both sides."""
-        self.closing = True
-        self._transport.close()
-
-    def linger(self) -> None:
-        """Nothing more is said; the other side gets a little time to hear the last word."""
-        self.closing = True
-        if self._transport.can_write_eof():
-            self._transport.write_eof()
-        asyncio.get_running_loop().call_later(LINGER_S, self._transport.close)
-
-    def abort(self) -> None:
-        self._transport.abort()
-
-    def take_rest(self) -> bytes:
-        """What came behind the request that changed the protocol."""
-        rest, self._parser = self._parser.rest, _NO_MORE_HTTP
-        return rest or b""
+    def hand_over(self) -> bytes:
+        """Another session takes the connection; returns what came after the last request."""
+        self._watch.cancel()
+        # Nothing may hold on to this session: ten thousand parsers are 20 MB.
+        self.outbox.on_idle = self.outbox.before_idle = lambda: None
+        return self._http.rest or b""
 
     # --- requests ---------------------------------------------------------------------------
-    def _check_head(self, request: Request) -> None:
-        """Nobody's body is kept before it is known that he may send one."""
-        self.site.origins.admit(request)
-        self._authenticate(request)
+    def depends(self, item: Request) -> bool:
+        return not (item.method == "POST" and item.words[0] == "publish")
 
-    def _handle(self, request: Request | HeadraceError) -> None:
-        if self.closing:
-            return
-        if isinstance(request, HeadraceError):
-            self._unread = True
-            self.outbox.send(http.error_answer(request, kind_of(request), keep_alive=False))
-            self.close()
-            return
-        cors: dict[str, str] = {}
-        try:
-            way = request.memo.get("way")
-            if way is None:  # else the very same head was admitted before
-                cors = self.site.origins.admit(request)
-                self._authenticate(request)
-                self._check_readable(request)
-                way = request.memo["way"] = (*self.site.find(request), cors)
-            handler, parameters, cors = way
-            self._dispatch(request, handler, parameters, cors)
-        except HeadraceError as error:
-            self._unread = request.refusal is not None
-            self._answer_error(request, error, cors)
-        except Exception:
-            self._answer_error(request, own_mistake(self.peer), cors)
+    def begin(self, item: Request) -> None:
+        route = item.memo.get("route")
+        if route is None:
+            self._admit(item)
+            self._check_readable(item)
+            route = item.memo["route"] = self.hub.routes.find(item.method, item.words)
+        handler, parameters = route
+        answer = handler(self, item, *parameters)
+        if isinstance(answer, Answer):
+            self.finish(item, answer)
+        elif answer is not None:  # a coroutine; None: the handler answers by itself
+            slot = self.reserve(item)
+            self.connection.answer_later(
+                answer,
+                lambda answer: self.finish(item, answer, slot),
+                lambda error: self._error(item, error),
+            )
 
-    def _express(self, request: Request, body: bytes) -> None:
-        """Another of many that differ in their bodies only: the way to its handler is known."""
-        try:
-            handler, parameter = request.memo["express"]
-            handler(self, request, parameter, body)
-        except HeadraceError as error:
-            self._answer_error(request, error, {})
-        except Exception:
-            self._answer_error(request, own_mistake(self.peer), {})
+    def _admit(self, request: Request) -> None:
+        """Check page and token, once for each head. The parser asks before it keeps any of a body."""
+        memo = request.memo
+        if "admitted" not in memo:
+            memo["cors"] = self.hub.origins.admit(request)
+            self._authenticate(request)
+            memo["admitted"] = True
 
     def _authenticate(self, request: Request) -> None:
         if not self.hub.needs_token or request.path in OPEN_PATHS or request.method == "OPTIONS":
@@ -253,97 +126,40 @@ class HttpConnection(asyncio.Protocol):
                 "bodies are not compressed here; a topic may be", code="unsupported_media_type"
             )
 
-    def _dispatch(
-        self, request: Request, handler: Handler, parameters: list[str], cors: dict[str, str]
-    ) -> None:
-        result = handler(self, request, *parameters)
-        if result is None:
-            return  # it answers by itself
-        if isinstance(result, bytes):
-            self._finish(request, result, cors, None)
-        elif inspect.isawaitable(result):
-            slot = self.reserve(request)
-
-            async def run() -> None:
-                try:
-                    content: bytes = await result
-                except HeadraceError as error:
-                    content = self._error(request, error)
-                except Exception:
-                    content = self._error(request, own_mistake(self.peer))
-                self._finish(request, content, cors, slot)
-
-            task = asyncio.get_running_loop().create_task(run())
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
+    # --- answers ----------------------------------------------------------------------------
     def reserve(self, request: Request) -> Slot:
-        """For a handler that answers by itself; see ``published`` and ``publish_failed``."""
+        """The place of an answer that comes later."""
         return self.outbox.reserve(len(request.body) + 256)
 
-    def _finish(
-        self, request: Request, content: bytes, cors: dict[str, str], slot: Slot | None
-    ) -> None:
-        if request.method == "HEAD":
-            content = content[: content.index(b"\r\n\r\n") + 4]
-        extra = cors
+    def finish(self, request: Request, answer: Answer, slot: Slot | None = None) -> None:
+        """Send the answer, in its place; it may be the last one."""
+        extra: Mapping[str, str] | None = request.memo.get("cors")
         if request.version == "1.0" and request.keep_alive:
-            extra = {**cors, "Connection": "keep-alive"}
-        if extra:
-            content = http.with_headers(content, extra)
-        is_last = not request.keep_alive and self.session is None
+            extra = {**(extra or {}), "Connection": "keep-alive"}
+        keep_alive = request.keep_alive
+        content = answer.encode(extra, keep_alive=keep_alive, head_only=request.method == "HEAD")
+        is_last = not keep_alive and self.connection.session is self
         if is_last:
-            self.closing = True
+            self.connection.closing = True
         if slot is None:
             self.outbox.send(content)
         else:
             slot.fill(content)
         if is_last:
-            self.close()
+            self.connection.close()
 
-    def _error(self, request: Request, error: HeadraceError) -> bytes:
+    def fail(self, item: Request, error: HeadraceError, slot: Slot | None = None) -> None:
+        if item.refusal is not None:
+            self.connection.unread = True
+        self.finish(item, self._error(item, error), slot)
+
+    def _error(self, request: Request, error: HeadraceError) -> Answer:
         headers = {}
         if error.code == "method_not_allowed":
-            headers["Allow"] = ", ".join(self.site.methods(request))
-        return http.error_answer(
-            error, kind_of(error), keep_alive=request.keep_alive, headers=headers
-        )
+            headers["Allow"] = ", ".join(self.hub.routes.methods(request.words))
+        return http.error_answer(error, kind_of(error), headers)
 
-    def _answer_error(self, request: Request, error: HeadraceError, cors: dict[str, str]) -> None:
-        self._finish(request, self._error(request, error), cors, None)
-
-    def publish_failed(self, request: Request, slot: Slot, error: HeadraceError) -> None:
-        """Like an error that a handler raises, for one that answers into its slot."""
-        self.published(request, slot, self._error(request, error))
-
-    def published(self, request: Request, slot: Slot, content: bytes) -> None:
-        if "express" in request.memo:
-            slot.fill(content)
-        else:
-            cors = self.site.origins.admit(request) if "origin" in request.headers else {}
-            self._finish(request, content, cors, slot)
-
-
-def _depends(request: Request | HeadraceError) -> bool:
-    return isinstance(request, HeadraceError) or not (
-        request.method == "POST" and request.words[0] == "publish"
-    )
-
-
-_NO_MORE_HTTP = HttpParser(0)
-"""In the place of a parser that is not needed any more: ten thousand of them are 20 MB."""
-
-
-class Site:
-    """The routes and the policy that all connections share."""
-
-    def __init__(self, routes: RouteTable, origins: Origins):
-        self._routes = routes
-        self.origins = origins
-        self.heads = KnownHeads()
-
-    def find(self, request: Request) -> tuple[Handler, list[str]]:
-        return self._routes.find(request.method, request.words)
-
-    def methods(self, request: Request) -> list[str]:
-        return self._routes.methods(request.words)
+    def end(self, error: HeadraceError) -> None:
+        self.connection.unread = True
+        self.outbox.send(http.error_answer(error, kind_of(error)).encode(keep_alive=False))
+        self.connection.close()

@@ -26,7 +26,7 @@ from headrace.broker.subscription import Subscription
 from headrace.model import INTERNAL_PREFIX
 
 if TYPE_CHECKING:
-    from headrace.server.tcp import Hub
+    from headrace.server.connection import Hub
 
 PREFIX = "message_broker_"
 PIPELINES = "headrace_pipeline_"

@@ -17,15 +17,14 @@ from headrace.model import DeadLetter, Message, Scheduled
 from headrace.operations import documents
 from headrace.operations.catalog import OPERATIONS
 from headrace.operations.declaring import SETTINGS, Argument, Http, Operation
-from headrace.server import exact, schemas
-from headrace.server.http import HttpConnection
+from headrace.server import exact_json, schemas
+from headrace.server.http import HttpSession
 from headrace.server.routes import check_query, read_object
 from headrace.server.routing import Parameter, Route
 from headrace.server.views import iso, message_view, value_of
-from headrace.wire import http
-from headrace.wire.http import Request
+from headrace.wire.http import Answer, Request
 
-Reader = Callable[[HttpConnection, Request, dict[str, Any]], Awaitable[dict[str, Any]]]
+Reader = Callable[[HttpSession, Request, dict[str, Any]], Awaitable[dict[str, Any]]]
 BODY_METHODS = ("POST", "PUT", "PATCH")
 
 
@@ -36,42 +35,40 @@ def _handler(operation: Operation, route: Http) -> Callable[..., Any]:
     if SETTINGS in in_query:
         in_query.remove(SETTINGS)
 
-    async def handle(connection: HttpConnection, request: Request, *words: str) -> bytes:
+    async def handle(session: HttpSession, request: Request, *words: str) -> Answer:
         given: dict[str, Any] = dict(zip(route.path_arguments.values(), words, strict=True))
         given |= check_query(request, *in_query)
         if request.method in BODY_METHODS:
-            body = await read(connection, request, given)
+            body = await read(session, request, given)
             _merge(operation, route, given, body)
         for name, value in route.defaults.items():
             given.setdefault(name, value)
-        result = await connection.hub.operations.run(operation, given, strict=False)
+        result = await session.connection.run(operation, given)
         status = 201 if isinstance(result, New) else 200
         answer = orjson.dumps(
             operation.document(given, result), default=_view, option=documents.OPTIONS
         )
-        return http.json_answer(status, answer, request.keep_alive)
+        return Answer(status, answer)
 
     handle.__name__ = f"on_{_operation_id(operation, route)}"
     return handle
 
 
-async def _read(
-    connection: HttpConnection, request: Request, given: dict[str, Any]
-) -> dict[str, Any]:
+async def _read(session: HttpSession, request: Request, given: dict[str, Any]) -> dict[str, Any]:
     return read_object(request.body)
 
 
 async def _read_edited_letter(
-    connection: HttpConnection, request: Request, given: dict[str, Any]
+    session: HttpSession, request: Request, given: dict[str, Any]
 ) -> dict[str, Any]:
     """``{"data": ..., "encoding": ..., "headers": {...}}``; data as HTTP shows it."""
-    body = exact.loads(request.body)
+    body = exact_json.loads(request.body)
     if not isinstance(body, dict):
         raise InvalidArgument("the body is a JSON object", code="invalid_json")
     if "data" in body:
         operation = OPERATIONS["dead_letter"]
         where = operation.check({n: given[n] for n in ("subscription", "offset")}, strict=False)
-        letter = await connection.hub.operations.broker.dead_letter(**where)
+        letter = await session.hub.operations.broker.dead_letter(**where)
         headers = body.get("headers", letter.message.headers)
         operation = OPERATIONS["edit_dead_letter"]
         headers = operation.arguments["headers"].read(headers)

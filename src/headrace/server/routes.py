@@ -13,17 +13,15 @@ from headrace.broker.aio import fetch_messages
 from headrace.broker.dead_letters import REASON_CHARS_MAX
 from headrace.broker.delivery import Delivery
 from headrace.broker.engine import Engine
-from headrace.broker.publishing import idempotency_producer
+from headrace.broker.publishing import PublishOptions
 from headrace.broker.pull import Pull
 from headrace.broker.subscription import Subscription
-from headrace.broker.topic import Topic
 from headrace.errors import (
     HeadraceError,
     InvalidArgument,
     StaleDelivery,
     SubscriptionNotFound,
 )
-from headrace.log.columns import Columns, expiry_of, many
 from headrace.log.interface import ReadPending
 from headrace.model import (
     Receipt,
@@ -33,23 +31,19 @@ from headrace.model import (
     parse_position,
 )
 from headrace.operations.arguments import PLACE
-from headrace.server import exact, schemas
-from headrace.server.flow import Slot
-from headrace.server.http import HttpConnection
+from headrace.server import exact_json, schemas
+from headrace.server.arguments import publish_options, seconds_of
+from headrace.server.http import HttpSession
 from headrace.server.routing import Parameter, Route
-from headrace.server.tcp import own_mistake
-from headrace.server.text import publish_arguments, seconds_of
 from headrace.server.views import (
     CONTENT_TYPE,
     delivery_views,
     is_json_type,
-    key_of,
     message_view,
+    receipt_json,
     receipt_view,
-    stored_receipt,
 )
-from headrace.wire import http
-from headrace.wire.http import Request
+from headrace.wire.http import Answer, Request
 
 HEADER_PREFIX = "x-header-"
 CARRIED = ("traceparent", "tracestate")
@@ -63,100 +57,53 @@ WAIT_MS_MAX = 60_000
 
 
 # --- publishing ---------------------------------------------------------------------------------
-def on_publish(connection: HttpConnection, request: Request, topic: str) -> None:
+def on_publish(session: HttpSession, request: Request, topic: str) -> None:
     """One message: the body. JSON is kept as it is; other types keep their bytes."""
-    engine = connection.hub.engine
+    from_head = request.memo.get("publish")
+    if from_head is None:
+        from_head = request.memo["publish"] = _publish_head(request)
+    is_json, headers, options = from_head
     body = request.body
-    headers = message_headers(request)
-    content_type = request.headers.get("content-type")
-    if is_json_type(content_type):
+    if is_json:
         read_json(body)
-    elif content_type != UNSAID:
-        headers[CONTENT_TYPE] = content_type or ""
-    if not headers and not request.query and "idempotency-key" not in request.headers:
-        if is_json_type(content_type) and request.is_ordinary:
-            request.memo["express"] = (_publish_express, topic)
-        _publish_plain(connection, request, topic, body)
-        return
-    connection.hub.gathering.flush()
-    options = check_query(request, *_PUBLISH_QUERY)
-    options |= {f"h.{name}": value for name, value in headers.items()}
-    key64 = options.pop("key64", None)
-    columns, how = publish_arguments(body, options, engine)
-    if key64 is not None:
-        columns.keys = [key_of(key64)]
-    how["producer"] = _producer(request)
-    slot = connection.reserve(request)
+    build = session.engine.publishing.message
+    publish = build(topic, body, headers, gather=True, **options)
+    slot = session.reserve(request)
 
     def done(receipts: list[Receipt], error: HeadraceError | None) -> None:
         if error is not None:
-            connection.publish_failed(request, slot, error)
+            session.fail(request, error, slot)
             return
-        status = 202 if receipts[0].offset < 0 else 200
-        content = orjson.dumps(receipt_view(first_receipt(engine, receipts[0])))
-        connection.published(request, slot, http.json_answer(status, content, request.keep_alive))
+        receipt = receipts[0]
+        if receipt.duplicate:
+            receipt = first_receipt(session.engine, receipt)
+        status = 202 if receipt.offset < 0 else 200
+        session.finish(request, Answer(status, receipt_json(receipt)), slot)
 
-    _publish(connection, request, slot, topic, columns, done, **how)
-
-
-def _publish(
-    connection: HttpConnection,
-    request: Request,
-    slot: Slot,
-    topic: str,
-    columns: Columns,
-    done: Callable[[list[Receipt], HeadraceError | None], None],
-    **how: Any,
-) -> None:
-    try:
-        connection.hub.engine.publish(topic, columns, done, **how)
-    except HeadraceError as error:
-        connection.publish_failed(request, slot, error)
-    except Exception:
-        connection.publish_failed(request, slot, own_mistake(connection.peer))
+    session.connection.publish(publish, done)
 
 
-def _publish_express(connection: HttpConnection, request: Request, topic: str, body: bytes) -> None:
-    """The same as the request before it, but for the JSON in its body."""
-    read_json(body)
-    _publish_plain(connection, request, topic, body)
-
-
-def _publish_plain(connection: HttpConnection, request: Request, name: str, body: bytes) -> None:
-    """A body and nothing else."""
-    hub = connection.hub
-    if len(body) > hub.engine.max_message_size:
-        publish_arguments(body, {}, hub.engine)  # raises, with the words that all use
-    topic = hub.engine.topic_for_publish(name)
-    slot = connection.outbox.reserve(len(body) + 256)
-
-    def stored(
-        topic: Topic, partition: int, offset: int, timestamp: int, error: HeadraceError | None
-    ) -> None:
-        if error is not None:
-            connection.publish_failed(request, slot, error)
-            return
-        content = stored_receipt(topic, partition, offset, timestamp).encode()
-        connection.published(request, slot, http.json_answer(200, content, request.keep_alive))
-
-    hub.gathering.add(topic, body, stored)
-
-
-def _producer(request: Request) -> tuple[int, int, int] | None:
-    key = request.headers.get("idempotency-key")
-    return None if key is None else idempotency_producer(key)
+def _publish_head(request: Request) -> tuple[bool, dict[str, str], PublishOptions]:
+    """(whether the body is JSON, the message's headers, its options)"""
+    headers = message_headers(request)
+    content_type = request.headers.get("content-type")
+    is_json = is_json_type(content_type)
+    if not is_json and content_type != UNSAID:
+        headers[CONTENT_TYPE] = content_type or ""
+    options = publish_options(check_query(request, *_PUBLISH_QUERY))
+    if "idempotency-key" in request.headers:
+        options["idempotency_key"] = request.headers["idempotency-key"]
+    return is_json, headers, options
 
 
 def first_receipt(engine: Engine, receipt: Receipt) -> Receipt:
-    """What the first publish was answered with: a repetition is not told when that was."""
-    if not receipt.duplicate:
-        return receipt
+    """The receipt of the first publish, for a repetition: the log does not say when that was."""
     try:
         log = engine.partition(receipt.topic, receipt.partition).log
         batch = log.read_cached(receipt.offset)
         index = receipt.offset - batch.base_offset
         first = batch.messages(receipt.topic, receipt.partition, index, index + 1)[0]
-    except (HeadraceError, OSError, ReadPending):  # it is not kept any more, or not at hand
+    except (HeadraceError, OSError, ReadPending):  # retention dropped it, or it is not at hand
         return receipt
     return Receipt(
         receipt.topic,
@@ -169,43 +116,36 @@ def first_receipt(engine: Engine, receipt: Receipt) -> Receipt:
     )
 
 
-def on_publish_batch(connection: HttpConnection, request: Request, topic: str) -> None:
+def on_publish_batch(session: HttpSession, request: Request, topic: str) -> None:
     """Many messages: a JSON array, or a line each (application/x-ndjson)."""
-    engine = connection.hub.engine
+    engine = session.engine
     query = check_query(request, "key", "partition", "to", "ttl")
     values = _batch_values(request)
-    ttl = seconds_of(query["ttl"], "ttl") if "ttl" in query else None
-    columns = many(
-        values,
-        bytes_max=engine.max_message_size,
-        keys=[query["key"]] * len(values) if "key" in query else None,
-        headers=message_headers(request) or None,
-        expires_at=expiry_of(ttl, engine.now_ms()),
-        target=query.get("to"),
-    )
     partition = whole_in(query, "partition") if "partition" in query else None
-    producer = _producer(request)
-    connection.hub.gathering.flush()
-    slot = connection.reserve(request)
+    publish = engine.publishing.messages(
+        topic,
+        values,
+        message_headers(request) or None,
+        keys=[query["key"]] * len(values) if "key" in query else None,
+        partition=partition,
+        to=query.get("to"),
+        ttl=seconds_of(query["ttl"], "ttl") if "ttl" in query else None,
+        idempotency_key=request.headers.get("idempotency-key"),
+    )
+    slot = session.reserve(request)
 
     def done(receipts: list[Receipt], error: HeadraceError | None) -> None:
         if error is not None:
-            connection.publish_failed(request, slot, error)
+            session.fail(request, error, slot)
             return
-        firsts = [first_receipt(engine, receipt) for receipt in receipts]
-        content = orjson.dumps(
-            {
-                "published": sum(receipt.count for receipt in firsts),
-                "receipts": [
-                    {**receipt_view(receipt), "count": receipt.count} for receipt in firsts
-                ],
-            }
-        )
-        connection.published(request, slot, http.json_answer(200, content, request.keep_alive))
+        firsts = [first_receipt(engine, r) if r.duplicate else r for r in receipts]
+        content = {
+            "published": sum(receipt.count for receipt in firsts),
+            "receipts": [{**receipt_view(receipt), "count": receipt.count} for receipt in firsts],
+        }
+        session.finish(request, Answer(200, orjson.dumps(content)), slot)
 
-    _publish(
-        connection, request, slot, topic, columns, done, partition=partition, producer=producer
-    )
+    session.connection.publish(publish, done)
 
 
 def _batch_values(request: Request) -> list[bytes]:
@@ -220,10 +160,10 @@ def _batch_values(request: Request) -> list[bytes]:
             "a batch is a JSON array (application/json) or lines of JSON (application/x-ndjson)",
             code="unsupported_media_type",
         )
-    items = exact.loads(request.body)
+    items = exact_json.loads(request.body)
     if not isinstance(items, list):
         raise InvalidArgument("a batch is a JSON array of messages", code="invalid_json")
-    return list(map(exact.dumps, items))
+    return list(map(exact_json.dumps, items))
 
 
 def message_headers(request: Request) -> dict[str, str]:
@@ -279,31 +219,31 @@ def whole_in(
 
 
 # --- consuming ----------------------------------------------------------------------------------
-async def on_consume(connection: HttpConnection, request: Request, topic: str) -> bytes:
+async def on_consume(session: HttpSession, request: Request, topic: str) -> Answer:
     """The next message of a group; 204 when there is none."""
     query = check_query(request, "group", "wait", "ack")
-    views = await _pull(connection, query, topic, limit=1)
+    views = await _pull(session, query, topic, limit=1)
     if not views:
-        return http.answer(204, keep_alive=request.keep_alive)
-    return http.json_answer(200, orjson.dumps(views[0]), request.keep_alive)
+        return Answer(204)
+    return Answer(200, orjson.dumps(views[0]))
 
 
-async def on_consume_batch(connection: HttpConnection, request: Request, topic: str) -> bytes:
+async def on_consume_batch(session: HttpSession, request: Request, topic: str) -> Answer:
     """Up to ``limit`` messages of a group, perhaps none."""
     query = check_query(request, "group", "wait", "ack", "limit")
     limit = whole_in(query, "limit", 10, 1, 10_000)
-    views = await _pull(connection, query, topic, limit=limit)
-    return http.json_answer(200, orjson.dumps(views), request.keep_alive)
+    views = await _pull(session, query, topic, limit=limit)
+    return Answer(200, orjson.dumps(views))
 
 
 async def _pull(
-    connection: HttpConnection, query: dict[str, str], topic: str, *, limit: int
+    session: HttpSession, query: dict[str, str], topic: str, *, limit: int
 ) -> list[dict[str, Any]]:
     wait = whole_in(query, "wait", 0, 0, WAIT_MS_MAX)
     ack = query.get("ack", "auto")
     if ack not in ("auto", "manual"):
         raise InvalidArgument("ack is 'auto' or 'manual'")
-    subscription = await group_of(connection, topic, query.get("group", "default"))
+    subscription = await group_of(session, topic, query.get("group", "default"))
     loop = asyncio.get_running_loop()
     future: asyncio.Future[list[Delivery]] = loop.create_future()
 
@@ -317,9 +257,9 @@ async def _pull(
 
     pull = Pull(subscription, loop, limit, done)
     # A client that ends its side, or a broker that stops, does not wait for more.
-    connection.waiting.add(pull.finish)
+    session.connection.long_polls.add(pull.finish)
     try:
-        pull.start(0 if connection.leaving else wait / 1000)
+        pull.start(0 if session.connection.leaving else wait / 1000)
         deliveries = await future
         views = [
             view
@@ -333,37 +273,37 @@ async def _pull(
         pull.cancel()
         raise
     finally:
-        connection.waiting.discard(pull.finish)
+        session.connection.long_polls.discard(pull.finish)
 
 
-async def group_of(connection: HttpConnection, topic: str, group: str) -> Subscription:
+async def group_of(session: HttpSession, topic: str, group: str) -> Subscription:
     """The group over the topic, made at the earliest message if it is not there."""
-    found = known_group(connection, topic, group)
+    found = known_group(session, topic, group)
     if found is not None:
         return found
-    await connection.hub.operations.broker.create_subscription(group, topic, start="earliest")
-    return connection.hub.engine.subscription(group, topic)
+    await session.connection.call("create_subscription", {"subscription": group, "topic": topic})
+    return session.engine.subscription(group, topic)
 
 
-def known_group(connection: HttpConnection, topic: str, group: str) -> Subscription | None:
+def known_group(session: HttpSession, topic: str, group: str) -> Subscription | None:
     check_subscription_name(group)
     check_pattern(topic)
-    return connection.hub.engine.subscription_or_none(group, topic)
+    return session.engine.subscription_or_none(group, topic)
 
 
 def _settle(
-    connection: HttpConnection,
+    session: HttpSession,
     request: Request,
     topic: str,
     settle: Callable[[Subscription, int, int], None],
     body: dict[str, Any],
-) -> bytes:
+) -> Answer:
     query = check_query(request, "group")
     group = text_in(body, "group", "default")
     deliveries = [parse_delivery(item) for item in deliveries_in(body)]
     refuse_the_rest(body)
     group = query.get("group", group)
-    subscription = known_group(connection, topic, group)
+    subscription = known_group(session, topic, group)
     if subscription is None:
         raise SubscriptionNotFound(f"there is no group {group!r} over {topic!r}")
     stale = []
@@ -375,7 +315,7 @@ def _settle(
     if len(stale) == len(deliveries):
         raise StaleDelivery("the delivery has ended: it was settled already, or its time was up")
     content = orjson.dumps({"settled": len(deliveries) - len(stale), "stale": stale})
-    return http.json_answer(200, content, request.keep_alive)
+    return Answer(200, content)
 
 
 def deliveries_in(body: dict[str, Any]) -> list[object]:
@@ -423,14 +363,14 @@ def seconds_in(body: dict[str, Any], name: str, high: float) -> float | None:
     return None if value is None else check_seconds(name, value, high)
 
 
-def on_ack(connection: HttpConnection, request: Request, topic: str) -> bytes:
+def on_ack(session: HttpSession, request: Request, topic: str) -> Answer:
     def ack(subscription: Subscription, lease: int, offset: int) -> None:
         subscription.ack(lease, offset)
 
-    return _settle(connection, request, topic, ack, read_object(request.body))
+    return _settle(session, request, topic, ack, read_object(request.body))
 
 
-def on_nack(connection: HttpConnection, request: Request, topic: str) -> bytes:
+def on_nack(session: HttpSession, request: Request, topic: str) -> Answer:
     body = read_object(request.body)
     delay = seconds_in(body, "delay", limits.DELAY_S_MAX)
     reason = text_in(body, "reason", "nack")[:REASON_CHARS_MAX]
@@ -438,17 +378,17 @@ def on_nack(connection: HttpConnection, request: Request, topic: str) -> bytes:
     def nack(subscription: Subscription, lease: int, offset: int) -> None:
         subscription.nack(lease, offset, delay, reason)
 
-    return _settle(connection, request, topic, nack, body)
+    return _settle(session, request, topic, nack, body)
 
 
-def on_extend(connection: HttpConnection, request: Request, topic: str) -> bytes:
+def on_extend(session: HttpSession, request: Request, topic: str) -> Answer:
     body = read_object(request.body)
     seconds = seconds_in(body, "seconds", limits.ACK_TIMEOUT_S_MAX)
 
     def longer(subscription: Subscription, lease: int, offset: int) -> None:
         extend(subscription, lease, offset, seconds)
 
-    return _settle(connection, request, topic, longer, body)
+    return _settle(session, request, topic, longer, body)
 
 
 def extend(subscription: Subscription, lease: int, offset: int, seconds: float | None) -> None:
@@ -458,22 +398,22 @@ def extend(subscription: Subscription, lease: int, offset: int, seconds: float |
 
 
 # --- reading ------------------------------------------------------------------------------------
-def on_fetch(connection: HttpConnection, request: Request, topic: str) -> bytes:
+def on_fetch(session: HttpSession, request: Request, topic: str) -> Answer:
     """Messages from an offset or a time on; nothing is consumed."""
     query = check_query(request, "from", "limit", "partition")
     limit = whole_in(query, "limit", 100, 1, 10_000)
     partition = whole_in(query, "partition")
     start = parse_position(query.get("from", "earliest"))
-    engine = connection.hub.engine
+    engine = session.engine
     found = fetch_messages(engine, topic, start, limit, partition, 4 << 20)
     content = orjson.dumps([message_view(message) for message in found])
-    return http.json_answer(200, content, request.keep_alive)
+    return Answer(200, content)
 
 
-async def on_find(connection: HttpConnection, request: Request, message_id: str) -> bytes:
+async def on_find(session: HttpSession, request: Request, message_id: str) -> Answer:
     check_query(request)
-    message = await connection.hub.operations.broker.find(message_id)
-    return http.json_answer(200, orjson.dumps(message_view(message)), request.keep_alive)
+    message = await session.hub.operations.broker.find(message_id)
+    return Answer(200, orjson.dumps(message_view(message)))
 
 
 _DATA = {"description": "Any JSON; other content types keep their bytes."}

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.errors import InvalidArgument, NotFound
+from headrace.wire.http import Answer
 
 Handler = Callable[..., Any]
 
@@ -91,7 +92,5 @@ class RouteTable:
         return [m for m in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE") if m in found]
 
 
-def _options(connection: Any, request: Any, allowed: str) -> bytes:
-    from headrace.wire import http
-
-    return http.answer(204, headers={"Allow": allowed}, keep_alive=request.keep_alive)
+def _options(session: Any, request: Any, allowed: str) -> Answer:
+    return Answer(204, headers={"Allow": allowed})

@@ -17,6 +17,7 @@ import signal
 import socket
 import ssl
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,14 @@ from headrace import limits
 from headrace.broker.aio import AsyncBroker
 from headrace.broker.engine import Engine
 from headrace.errors import HeadraceError, InvalidArgument
+from headrace.server import health_routes, operation_routes, routes, stream, websocket
 from headrace.server.binary import BinarySession
-from headrace.server.http import HttpConnection
+from headrace.server.connection import Connection, Hub, Session
+from headrace.server.http import HttpSession
 from headrace.server.metrics import Metrics
 from headrace.server.operations import ServedOperations
-from headrace.server.site import make_site
-from headrace.server.tcp import Connection, Hub
+from headrace.server.origins import Origins
+from headrace.server.routing import Route, RouteTable
 from headrace.server.text import TextSession
 from headrace.settings import Settings
 
@@ -39,6 +42,24 @@ SWITCH_INTERVAL_S = 0.0005
 """The loop must not wait 5 ms for its turn when a disk thread has computed something."""
 COLLECT_AFTER = (20_000, 20, 20)
 EXIT_FAILED = 70
+
+
+ALL_ROUTES: list[Route] = [
+    *routes.ROUTES,
+    *stream.ROUTES,
+    *websocket.ROUTES,
+    *operation_routes.ROUTES,
+    *health_routes.ROUTES,
+]
+"""Of the HTTP port."""
+
+
+def text_or_binary(connection: Connection, data: bytes) -> Session:
+    """The TCP port: a text command begins with a letter, or with blanks before it. A frame begins with
+    its length, whose first byte is never that high."""
+    first = data[0]
+    is_text = 0x41 <= first <= 0x5A or 0x61 <= first <= 0x7A or first in b"\r\n \t"
+    return TextSession(connection) if is_text else BinarySession(connection)
 
 
 class Server:
@@ -63,14 +84,17 @@ class Server:
             on_failed=self._on_failed,
         )
         self.broker = AsyncBroker.around(self.engine)
-        self.hub = Hub(self.engine, ServedOperations(self.engine), settings.token)
+        local_only = settings.token is None and not settings.insecure
+        self.hub = Hub(
+            self.engine,
+            ServedOperations(self.engine),
+            settings.token,
+            RouteTable(ALL_ROUTES),
+            Origins(settings.allowed_origins, local_only=local_only),
+        )
         self.hub.max_connections = settings.max_connections
         self.hub.heartbeat_s = settings.heartbeat_interval
         self.hub.metrics = Metrics(self.hub).render
-        self._site = make_site(
-            settings.allowed_origins,
-            local_only=settings.token is None and not settings.insecure,
-        )
 
     @property
     def is_tls(self) -> bool:
@@ -80,19 +104,18 @@ class Server:
     async def start(self) -> None:
         self.engine.open()
         try:
-            await self._listen("tcp", self._settings.port, self._connection)
-            await self._listen("http", self._settings.http_port, self._http_connection)
+            await self._listen("tcp", self._settings.port, text_or_binary)
+            await self._listen("http", self._settings.http_port, lambda c, _: HttpSession(c))
         except BaseException:
             await self.broker.close()
             raise
 
-    def _connection(self) -> Connection:
-        return Connection(self.hub, TextSession, BinarySession)
+    async def _listen(
+        self, name: str, port: int, open_session: Callable[[Connection, bytes], Session]
+    ) -> None:
+        def factory() -> Connection:
+            return Connection(self.hub, name, open_session)
 
-    def _http_connection(self) -> HttpConnection:
-        return HttpConnection(self.hub, self._site)
-
-    async def _listen(self, name: str, port: int, factory: Any) -> None:
         host = self._settings.host
         loop = asyncio.get_running_loop()
         try:

@@ -28,12 +28,13 @@ from headrace.model import (
 )
 from headrace.operations.arguments import PLACE
 from headrace.server import schemas
-from headrace.server.http import HttpConnection
+from headrace.server.connection import Connection, Session
+from headrace.server.http import HttpSession
 from headrace.server.routes import check_query
 from headrace.server.routing import Parameter, Route
 from headrace.server.views import message_view
 from headrace.wire import http
-from headrace.wire.http import Request
+from headrace.wire.http import Answer, Request
 
 COMMENT_S = 15.0
 AT_ONCE = 500
@@ -44,14 +45,13 @@ NO_PARTITION = "-"
 _LINE_END = re.compile(rb"\r\n|\r|\n")
 
 
-class EventStream:
-    """A follower that writes events. It has taken the connection over."""
+class EventStream(Session):
+    """A follower that writes events. It has taken the connection over from HTTP."""
 
     protocol = "sse"
 
-    def __init__(self, connection: HttpConnection, topic: str):
-        self._connection = connection
-        self._outbox = connection.outbox
+    def __init__(self, connection: Connection, topic: str):
+        super().__init__(connection)
         self._positions: dict[str, int] = {}
         self._topic = topic
         self.follower: Follower | None = None
@@ -59,7 +59,7 @@ class EventStream:
 
     def start(self, known: dict[str, int] | None, start: Any) -> None:
         """Begin at what the last event said, else at ``start``, else now; raises before anything."""
-        engine = self._connection.hub.engine
+        engine = self.engine
         check_pattern(self._topic)
         if not is_pattern(self._topic):
             engine.topic_for_publish(self._topic)
@@ -75,7 +75,7 @@ class EventStream:
         self.follower = engine.follow(self._topic, self)
         for partition, offset in places:
             self.follower.move(partition, offset)
-        self._outbox.on_writable = self.follower.wake
+        self.outbox.on_writable = self.follower.wake
         self._timer = asyncio.get_running_loop().call_later(COMMENT_S, self._comment)
 
     def _place(self, partition: Partition, known: dict[str, int] | None, start: Any) -> int:
@@ -87,14 +87,14 @@ class EventStream:
         if start is None:
             return log.end_offset
         position, time_ms = split_position(start)
-        return self._connection.hub.engine.resolve(partition, position, time_ms=time_ms)
+        return self.engine.resolve(partition, position, time_ms=time_ms)
 
     def head(self) -> bytes:
         return b"retry: 1000\nid: %b\n\n" % self._id()
 
     # --- Sink -------------------------------------------------------------------------------
     def room(self) -> int:
-        return AT_ONCE if self._outbox.writable and not self._connection.closing else 0
+        return AT_ONCE if self.outbox.writable and not self.connection.closing else 0
 
     def deliver(self, delivery: Delivery) -> None:
         parts = []
@@ -109,7 +109,7 @@ class EventStream:
                 # JSON has line ends only between its tokens; an event has them as further lines.
                 data = _LINE_END.sub(b"\ndata: ", data)
             parts.append(b"id: %b\ndata: %b\n\n" % (self._id(), data))
-        self._outbox.write(b"".join(parts))
+        self.outbox.write(b"".join(parts))
 
     def _id(self) -> bytes:
         parts = [f"{key}:{offset}" for key, offset in self._positions.items()]
@@ -118,8 +118,8 @@ class EventStream:
     def closed(self, error: HeadraceError | None) -> None:
         if error is not None:
             data = orjson.dumps(http.error_document(error))
-            self._outbox.write(b"event: error\ndata: %b\n\n" % data)
-            self._connection.close()
+            self.outbox.write(b"event: error\ndata: %b\n\n" % data)
+            self.connection.close()
 
     # --- Session ------------------------------------------------------------------------------
     def feed(self, data: bytes) -> None:
@@ -129,11 +129,11 @@ class EventStream:
         if self._timer is not None:
             self._timer.cancel()
         if self.follower is not None:
-            self._connection.hub.engine.unfollow(self.follower)
+            self.engine.unfollow(self.follower)
 
     def _comment(self) -> None:
-        if self._outbox.writable:
-            self._outbox.write(b": alive\n\n")
+        if self.outbox.writable:
+            self.outbox.write(b": alive\n\n")
         self._timer = asyncio.get_running_loop().call_later(COMMENT_S, self._comment)
 
 
@@ -163,18 +163,18 @@ def parse_event_id(text: str | None) -> dict[str, int] | None:
     return positions
 
 
-def on_stream(connection: HttpConnection, request: Request, topic: str) -> None:
+def on_stream(session: HttpSession, request: Request, topic: str) -> Answer:
     query = check_query(request, "from")
     known = parse_event_id(request.headers.get("last-event-id"))
     start = parse_position(query["from"]) if "from" in query else None
     if is_pattern(topic) and isinstance(start, int):
         raise InvalidArgument("from is 'earliest', 'latest' or a time, or an offset of one topic")
-    cors = connection.site.origins.admit(request)
-    stream = EventStream(connection, topic)
+    stream = EventStream(session.connection, topic)
     stream.start(known, start)
-    connection.session = stream
-    head = http.stream_head("text/event-stream", {"X-Accel-Buffering": "no", **cors})
-    connection.outbox.send(head + stream.head())
+    session.hand_over()
+    session.connection.session = stream
+    headers = {"X-Accel-Buffering": "no"}
+    return Answer(200, stream.head(), "text/event-stream", headers, endless=True)
 
 
 ROUTES = [

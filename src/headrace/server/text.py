@@ -1,12 +1,11 @@
 """The text protocol's verbs. ``PUB`` is ``on_pub``, found in a table.
 
-Publishes come as runs; a run is one entry in the log and one place among the answers. Everything that
-has to wait for something else runs as a task and keeps its place in the order.
+Publishes come as runs; a run is one entry in the log and one place among the answers. A command that has
+to wait for something runs as a task and keeps its place in the order.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
@@ -15,21 +14,15 @@ import orjson
 
 from headrace import limits
 from headrace.broker.delivery import Delivery
-from headrace.broker.publishing import idempotency_producer
-from headrace.errors import (
-    HeadraceError,
-    InvalidArgument,
-    OffsetOutOfRange,
-    StorageFull,
-    Unauthenticated,
-)
-from headrace.log.columns import Columns, expiry_of, one, time_of
-from headrace.log.interface import Append, ReadPending, completed
+from headrace.broker.publishing import Publish
+from headrace.errors import HeadraceError, InvalidArgument, OffsetOutOfRange, Unauthenticated
+from headrace.log.columns import Columns
+from headrace.log.interface import ReadPending, completed
 from headrace.model import Receipt, parse_position, split_position
+from headrace.server.arguments import number_of, publish_arguments, seconds_of
+from headrace.server.connection import Connection, RequestSession
 from headrace.server.members import Memberships, WireSink
 from headrace.server.polling import wait_for
-from headrace.server.tcp import UNAUTHENTICATED_BYTES_MAX, Connection, own_mistake
-from headrace.server.turns import Turns
 from headrace.wire import text
 from headrace.wire.text import Command, Run, TextParser
 
@@ -44,176 +37,70 @@ HELP = (
 )
 
 
-def number_of(text_: str, name: str) -> int:
-    if text_.isascii() and text_.isdigit() and len(text_) <= 20:
-        return int(text_)
-    raise InvalidArgument(f"{name} is a whole number, not {text_[:40]!r}", code="bad_command")
-
-
-def seconds_of(text_: str, name: str) -> float:
-    try:
-        value = float(text_)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= limits.DELAY_S_MAX:
-        raise InvalidArgument(f"{name} is a number of seconds, not {text_[:40]!r}")
-    return value
-
-
-def publish_arguments(
-    value: bytes, options: dict[str, str], engine: Any
-) -> tuple[Columns, dict[str, Any]]:
-    """A message with the options that text and binary publishes have in common."""
-    now = engine.now_ms()
-    headers: dict[str, str] = {}
-    given: dict[str, str] = {}
-    for name, content in options.items():
-        if name.startswith("h."):
-            headers[name[2:]] = content
-        elif name in _PUBLISH_OPTIONS:
-            given[name] = content
-        else:
-            headers[name] = content
-    delay = seconds_of(given["delay"], "delay") if "delay" in given else None
-    deliver_at = number_of(given["deliver_at"], "deliver_at") if "deliver_at" in given else None
-    ttl = seconds_of(given["ttl"], "ttl") if "ttl" in given else None
-    columns = one(
-        value,
-        bytes_max=engine.max_message_size,
-        key=given.get("key"),
-        headers=headers,
-        id=given.get("id"),
-        timestamp=number_of(given["timestamp"], "timestamp") if "timestamp" in given else None,
-        expires_at=expiry_of(ttl, now),
-        target=given.get("to"),
-    )
-    producer: tuple[int, int, int] | None = None
-    if given.get("idempotency_key"):
-        producer = idempotency_producer(given["idempotency_key"])
-    elif "producer_id" in given:
-        producer = (
-            number_of(given["producer_id"], "producer_id"),
-            number_of(given.get("producer_epoch", "0"), "producer_epoch"),
-            number_of(given.get("producer_sequence", "0"), "producer_sequence"),
-        )
-    return columns, {
-        "partition": number_of(given["partition"], "partition") if "partition" in given else None,
-        "deliver_at": time_of(delay, deliver_at, now),
-        "producer": producer,
-    }
-
-
-_PUBLISH_OPTIONS = {
-    "key", "id", "partition", "to", "delay", "deliver_at", "ttl", "timestamp", "idempotency_key",
-    "producer_id", "producer_epoch", "producer_sequence",
-}  # fmt: skip
-
-
-class TextSession:
+class TextSession(RequestSession[Run | Command]):
     protocol = "text"
+    login = "say AUTH <token> first"
 
     def __init__(self, connection: Connection):
-        self._connection = connection
-        self._hub = connection.hub
-        self._engine = connection.hub.engine
-        self._outbox = connection.outbox
-        self._parser = TextParser(self._engine.max_message_size)
+        super().__init__(connection, TextParser(connection.hub.engine.max_message_size))
         self._memberships = Memberships(
-            self._engine, self._outbox, self._deliver, self._subscription_closed
+            self.engine, self.outbox, self._deliver, self._subscription_closed
         )
-        self._turns: Turns[Run | Command | HeadraceError] = Turns(
-            self._outbox, self._handle, _depends, patient=True
-        )
-        self._tasks: set[asyncio.Task[None]] = set()
 
     # --- in ---------------------------------------------------------------------------------
-    def feed(self, data: bytes) -> None:
-        for item in self._parser.feed(data):
-            self._turns.add(item)
-        if self._parser.error is not None:
-            self._turns.add(self._parser.error)
-        elif (
-            not self._connection.authenticated and self._parser.buffered > UNAUTHENTICATED_BYTES_MAX
-        ):
-            self._turns.add(Unauthenticated("say AUTH <token> first"))
+    def depends(self, item: Run | Command) -> bool:
+        return not isinstance(item, Run) and item.verb != "PUB"
 
-    def _handle(self, item: Run | Command | HeadraceError) -> None:
-        connection = self._connection
-        if connection.closing:
-            return
-        if isinstance(item, HeadraceError):
-            self._fail(item)
-            connection.close()
-            return
-        if not connection.authenticated and not _is_open(item):
-            self._fail(Unauthenticated("say AUTH <token> first"))
-            connection.close()
-            return
-        try:
-            if isinstance(item, Run):
-                self._publish_run(item)
-            else:
-                self._command(item)
-        except HeadraceError as error:
-            count = len(item.values) if isinstance(item, Run) else 1
-            self._outbox.send(text.error_run(error, count))
+    def is_open(self, item: Run | Command) -> bool:
+        return isinstance(item, Command) and item.verb in ("AUTH", "PING", "HELP", "QUIT")
+
+    def begin(self, item: Run | Command) -> None:
+        if isinstance(item, Run):
+            self._publish_run(item)
+        else:
+            handler = VERBS.get(item.verb)
+            if handler is None:
+                raise InvalidArgument(
+                    f"there is no command {item.verb[:40]!r}; HELP lists them",
+                    code="unknown_command",
+                )
+            handler(self, item)
+
+    def fail(self, item: Run | Command, error: HeadraceError) -> None:
+        count = len(item.values) if isinstance(item, Run) else 1
+        self.outbox.send(text.error_run(error, count))
+
+    def end(self, error: HeadraceError) -> None:
+        self.outbox.send(text.error(error))
+        self.connection.close()
 
     def lost(self) -> None:
-        for task in self._tasks:
-            task.cancel()
         self._memberships.leave_all()
-
-    def _fail(self, error: HeadraceError) -> None:
-        self._outbox.send(text.error(error))
-
-    def _command(self, command: Command) -> None:
-        handler = VERBS.get(command.verb)
-        if handler is None:
-            raise InvalidArgument(
-                f"there is no command {command.verb[:40]!r}; HELP lists them",
-                code="unknown_command",
-            )
-        handler(self, command)
 
     def _later(self, work: Coroutine[Any, Any, bytes]) -> None:
         """Answer when the work is done, in the command's place."""
-        slot = self._outbox.reserve()
-
-        async def run() -> None:
-            try:
-                answer = await work
-            except HeadraceError as error:
-                answer = text.error(error)
-            except Exception:
-                answer = text.error(own_mistake(self._connection.peer))
-            slot.fill(answer)
-
-        task = asyncio.get_running_loop().create_task(run())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self.connection.answer_later(work, self.outbox.reserve().fill, text.error)
 
     # --- publishing -------------------------------------------------------------------------
     def _publish_run(self, run: Run) -> None:
-        engine = self._engine
-        topic = engine.topic_for_publish(run.topic)
-        number = topic.next_partition() if len(topic.partitions) > 1 else 0
-        entry = Append(Columns(run.values), None, self._stored)
-        entry.context = self._outbox.reserve(entry.bytes)
-        engine.append(topic, number, entry)
+        count = len(run.values)
+        slot = self.outbox.reserve(sum(map(len, run.values)) + 64 * count)
 
-    def _stored(self, entry: Append) -> None:
-        if entry.error is None:
-            answer = text.ok_run(entry.first_offset, entry.count)
-        else:
-            if isinstance(entry.error, StorageFull):
-                self._engine.guard.hit_the_wall()
-            answer = text.error_run(entry.error, entry.count)
-        entry.context.fill(answer)  # type: ignore[attr-defined]
+        def done(receipts: list[Receipt], error: HeadraceError | None) -> None:
+            if error is not None:
+                slot.fill(text.error_run(error, count))
+            else:
+                slot.fill(text.ok_run(receipts[0].offset, count))
+
+        # The parser has checked the sizes of the values.
+        self.connection.publish(Publish(run.topic, Columns(run.values)), done)
 
     def on_pub(self, command: Command) -> None:
         assert command.payload is not None
-        columns, how = publish_arguments(command.payload, command.options, self._engine)
-        slot = self._outbox.reserve(len(command.payload))
+        headers, options = publish_arguments(command.options)
+        build = self.engine.publishing.message
+        publish = build(command.words[0], command.payload, headers, **options)
+        slot = self.outbox.reserve(len(command.payload))
 
         def done(receipts: list[Receipt], error: HeadraceError | None) -> None:
             if error is not None:
@@ -223,16 +110,13 @@ class TextSession:
             else:
                 slot.fill(text.ok(receipts[0].offset))
 
-        try:
-            self._engine.publish(command.words[0], columns, done, **how)
-        except HeadraceError as error:
-            slot.fill(text.error(error))
+        self.connection.publish(publish, done)
 
     # --- reading ----------------------------------------------------------------------------
     def on_fetch(self, command: Command) -> None:
         topic, where = _two(command, "FETCH <topic> <offset>")
         options = command.options
-        partition = self._engine.partition(
+        partition = self.engine.partition(
             topic, number_of(options.get("partition", "0"), "partition")
         )
         count = number_of(options["count"], "count") if "count" in options else None
@@ -240,7 +124,7 @@ class TextSession:
         position = parse_position(where)
         if isinstance(position, int) and not wait and count is None:
             try:
-                self._outbox.send(self._one(partition, position))
+                self.outbox.send(self._one(partition, position))
                 return
             except ReadPending:
                 pass
@@ -252,9 +136,7 @@ class TextSession:
         if isinstance(where, int) and time_ms is None and where == log.end_offset:
             offset = where
         else:
-            offset = await completed(
-                lambda: self._engine.resolve(partition, where, time_ms=time_ms)
-            )
+            offset = await completed(lambda: self.engine.resolve(partition, where, time_ms=time_ms))
         if wait and offset == log.end_offset:
             await wait_for(partition, wait)
         if count is None:
@@ -289,23 +171,24 @@ class TextSession:
         group = options.get("group")
         if group is None:
             self._memberships.follow(topic)
-            self._outbox.send(text.done())
+            self.outbox.send(text.done())
             return
         prefetch = number_of(options.get("prefetch", "100"), "prefetch")
         auto = options.get("ack", "manual") == "auto"
-        start = parse_position(options.get("start", "earliest"))
+        start = options.get("start", "earliest")
 
         async def join() -> bytes:
-            await self._hub.operations.broker.create_subscription(group, topic, start=start)
-            subscription = self._engine.subscription(group, topic)
-            self._memberships.join(subscription, self._connection.peer, prefetch, auto)
+            arguments = {"subscription": group, "topic": topic, "start": start}
+            await self.connection.call("create_subscription", arguments)
+            subscription = self.engine.subscription(group, topic)
+            self._memberships.join(subscription, self.connection.peer, prefetch, auto)
             return text.done()
 
         self._later(join())
 
     def on_unsub(self, command: Command) -> None:
         self._memberships.leave(_word(command, "UNSUB <topic>"), command.options.get("group"))
-        self._outbox.send(text.done())
+        self.outbox.send(text.done())
 
     def _deliver(self, sink: WireSink, delivery: Delivery) -> None:
         lease, batch, attempts = delivery.lease, delivery.batch, delivery.attempts
@@ -317,16 +200,16 @@ class TextSession:
             token = "-" if lease is None else f"{lease.id}.{offset}"
             attempt = attempts if isinstance(attempts, int) else attempts[place]
             parts.append(text.delivered(offset, values[index], topic, partition, token, attempt))
-        self._outbox.deliver(b"".join(parts))
+        self.outbox.deliver(b"".join(parts))
 
     def _subscription_closed(self, sink: WireSink, error: HeadraceError | None) -> None:
         if error is not None:
-            self._outbox.deliver(text.error(error))
+            self.outbox.deliver(text.error(error))
 
     def on_ack(self, command: Command) -> None:
         lease_id, offset = _token(command)
         self._memberships.of_lease(lease_id).ack(lease_id, offset)
-        self._outbox.send(text.done())
+        self.outbox.send(text.done())
 
     def on_nack(self, command: Command) -> None:
         lease_id, offset = _token(command)
@@ -334,14 +217,14 @@ class TextSession:
         delay = seconds_of(options["delay"], "delay") if "delay" in options else None
         reason = options.get("reason", "nack")
         self._memberships.of_lease(lease_id).nack(lease_id, offset, delay, reason)
-        self._outbox.send(text.done())
+        self.outbox.send(text.done())
 
     def on_extend(self, command: Command) -> None:
         lease_id, _ = _token(command)
         options = command.options
         seconds = seconds_of(options["seconds"], "seconds") if "seconds" in options else None
         granted = self._memberships.of_lease(lease_id).extend(lease_id, seconds)
-        self._outbox.send(text.done(f"{granted:g}"))
+        self.outbox.send(text.done(f"{granted:g}"))
 
     # --- the rest ---------------------------------------------------------------------------
     def on_create(self, command: Command) -> None:
@@ -349,7 +232,7 @@ class TextSession:
         settings = {name: _literal(value) for name, value in command.options.items()}
 
         async def create() -> bytes:
-            await self._hub.operations.call("create_topic", {"topic": topic, "settings": settings})
+            await self.connection.call("create_topic", {"topic": topic, "settings": settings})
             return text.done()
 
         self._later(create())
@@ -358,14 +241,14 @@ class TextSession:
         topic = _word(command, "DELETE <topic>")
 
         async def delete() -> bytes:
-            await self._hub.operations.broker.delete_topic(topic)
+            await self.connection.call("delete_topic", {"topic": topic})
             return text.done()
 
         self._later(delete())
 
     def on_topics(self, command: Command) -> None:
         async def listing() -> bytes:
-            stats = await self._hub.operations.call("topics", {})
+            stats = await self.connection.call("topics", {})
             return text.listing(
                 f"{s['topic']} partitions={len(s['partitions'])} messages={s['messages']}"
                 for s in stats
@@ -376,7 +259,7 @@ class TextSession:
     def on_groups(self, command: Command) -> None:
         async def listing() -> bytes:
             arguments = {"topic": command.words[0]} if command.words else {}
-            stats = await self._hub.operations.call("subscriptions", arguments)
+            stats = await self.connection.call("subscriptions", arguments)
             return text.listing(
                 f"{s['name']} topic={s['topic']} lag={s['lag']} members={s['members']}"
                 for s in stats
@@ -389,34 +272,32 @@ class TextSession:
 
         async def stats() -> bytes:
             return text.document(
-                orjson.dumps(await self._hub.operations.call("topic", {"topic": topic}))
+                orjson.dumps(await self.connection.call("topic", {"topic": topic}))
             )
 
         self._later(stats())
 
     def on_info(self, command: Command) -> None:
         async def info() -> bytes:
-            return text.document(orjson.dumps(await self._hub.operations.call("info", {})))
+            return text.document(orjson.dumps(await self.connection.call("info", {})))
 
         self._later(info())
 
     def on_ping(self, command: Command) -> None:
-        self._outbox.send(b"PONG\r\n")
+        self.outbox.send(b"PONG\r\n")
 
     def on_help(self, command: Command) -> None:
-        self._outbox.send(text.listing(HELP))
+        self.outbox.send(text.listing(HELP))
 
     def on_auth(self, command: Command) -> None:
-        if not self._hub.is_token(_word(command, "AUTH <token>")):
-            self._fail(Unauthenticated("this is not the token"))
-            self._connection.close()
-            return
-        self._connection.authenticated = True
-        self._outbox.send(text.done())
+        if self.connection.authenticate(_word(command, "AUTH <token>")):
+            self.outbox.send(text.done())
+        else:
+            self.end(Unauthenticated("wrong token"))
 
     def on_quit(self, command: Command) -> None:
-        self._outbox.send(text.done("bye"))
-        self._connection.close()
+        self.outbox.send(text.done("bye"))
+        self.connection.close()
 
 
 VERBS: dict[str, Callable[[TextSession, Command], None]] = {
@@ -424,16 +305,6 @@ VERBS: dict[str, Callable[[TextSession, Command], None]] = {
     for name, handler in vars(TextSession).items()
     if name.startswith("on_")
 }
-
-
-def _depends(item: Run | Command | HeadraceError) -> bool:
-    """Whether what came before must be done first: so for all but publishes."""
-    return not isinstance(item, Run) and not (isinstance(item, Command) and item.verb == "PUB")
-
-
-def _is_open(item: Run | Command) -> bool:
-    """What may be said before AUTH."""
-    return isinstance(item, Command) and item.verb in ("AUTH", "PING", "HELP", "QUIT")
 
 
 def _word(command: Command, usage: str) -> str:

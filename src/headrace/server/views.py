@@ -19,10 +19,9 @@ from typing import Any
 import orjson
 
 from headrace.broker.delivery import Delivery
-from headrace.broker.topic import Topic
 from headrace.errors import InvalidArgument
-from headrace.model import Message, Receipt, check_key
-from headrace.server import exact
+from headrace.model import Message, Receipt, check_key, topic_hash
+from headrace.server import exact_json
 
 CONTENT_TYPE = "content-type"
 
@@ -65,7 +64,7 @@ def value_of(data: Any, encoding: object, headers: Mapping[str, str]) -> bytes:
         raise InvalidArgument("encoding is 'base64', or is left out", code="invalid_value")
     if isinstance(data, str) and not is_json_type(headers.get(CONTENT_TYPE)):
         return data.encode()
-    return exact.dumps(data)
+    return exact_json.dumps(data)
 
 
 def key_of(text: str) -> bytes:
@@ -115,19 +114,22 @@ def receipt_view(receipt: Receipt) -> dict[str, Any]:
     return view
 
 
-def stored_receipt(topic: Topic, partition: int, offset: int, timestamp: int) -> str:
-    """The JSON of a message that was just stored, put together by hand: it is made for each publish."""
-    low = f"{0b10 << 62 | offset:016x}"
+def receipt_json(receipt: Receipt) -> bytes:
+    """The JSON of a receipt. That of a message that was just stored is put together by hand, because
+    it is made for each publish."""
+    if receipt.offset < 0 or receipt.duplicate or receipt._id is not None:
+        return orjson.dumps(receipt_view(receipt))
+    low = f"{0b10 << 62 | receipt.offset:016x}"
     return (
-        f"{_receipt_head(topic.hash, partition)}{low[:4]}-{low[4:]}"
-        f'","topic":"{topic.name}","partition":{partition},"offset":{offset},'
-        f'"timestamp":"{_iso(timestamp)}"}}'
-    )
+        f"{_receipt_head(receipt.topic, receipt.partition)}{low[:4]}-{low[4:]}"
+        f'","topic":"{receipt.topic}","partition":{receipt.partition},"offset":{receipt.offset},'
+        f'"timestamp":"{_iso(receipt.timestamp)}"}}'
+    ).encode()
 
 
 @lru_cache(maxsize=4096)
-def _receipt_head(topic_hash: int, partition: int) -> str:
-    text = f"{topic_hash:012x}"
+def _receipt_head(topic: str, partition: int) -> str:
+    text = f"{topic_hash(topic):012x}"
     return f'{{"id":"{text[:8]}-{text[8:]}-{0x8000 | partition:04x}-'
 
 

@@ -31,13 +31,14 @@ from websockets.server import ServerProtocol
 from headrace import limits
 from headrace.broker.dead_letters import REASON_CHARS_MAX
 from headrace.broker.delivery import Delivery
+from headrace.broker.publishing import PublishOptions
 from headrace.broker.subscription import Subscription
-from headrace.broker.topic import Topic
 from headrace.errors import HeadraceError, InvalidArgument, StaleDelivery
-from headrace.model import Message, Receipt, parse_position
-from headrace.server import exact, schemas
-from headrace.server.flow import Slot
-from headrace.server.http import HttpConnection
+from headrace.model import Message, Receipt
+from headrace.server import exact_json, schemas
+from headrace.server.arguments import publish_options
+from headrace.server.connection import Connection, Hub, Session
+from headrace.server.http import HttpSession
 from headrace.server.members import Memberships, WireSink
 from headrace.server.routes import (
     deliveries_in,
@@ -48,15 +49,11 @@ from headrace.server.routes import (
     text_in,
 )
 from headrace.server.routing import Route
-from headrace.server.tcp import Hub, own_mistake
-from headrace.server.text import publish_arguments
 from headrace.server.views import (
     CONTENT_TYPE,
     Views,
-    key_of,
     message_view,
-    receipt_view,
-    stored_receipt,
+    receipt_json,
     value_of,
 )
 from headrace.wire.http import Request
@@ -85,22 +82,19 @@ def frame_of(message: Message) -> bytes:
 _views: WeakKeyDictionary[Hub, Views] = WeakKeyDictionary()
 
 
-class WebSocketSession:
+class WebSocketSession(Session):
     protocol = "websocket"
+    hears_goodbye = True
 
-    def __init__(self, connection: HttpConnection, protocol: Protocol):
-        self._connection = connection
-        self._hub = connection.hub
-        self._engine = connection.hub.engine
-        self._outbox = connection.outbox
+    def __init__(self, connection: Connection, protocol: Protocol):
+        super().__init__(connection)
         self._protocol = protocol
         self._frames = PlainFrames()
-        self._views = _views.setdefault(self._hub, Views(lambda message: frame_of(message)))
+        self._views = _views.setdefault(self.hub, Views(lambda message: frame_of(message)))
         self._memberships = Memberships(
-            self._engine, self._outbox, self._deliver, self._subscription_closed
+            self.engine, self.outbox, self._deliver, self._subscription_closed
         )
         self._last_task: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
         self._partial: bytearray | None = None
         self._ping = asyncio.get_running_loop().call_later(PING_S, self._send_ping)
         self._ponged = True
@@ -108,7 +102,7 @@ class WebSocketSession:
     # --- frames -----------------------------------------------------------------------------
     @property
     def _is_open(self) -> bool:
-        return self._protocol.state is State.OPEN and not self._connection.closing
+        return self._protocol.state is State.OPEN and not self.connection.closing
 
     def feed(self, data: bytes) -> None:
         for piece, is_text in self._frames.cut(data):
@@ -117,7 +111,7 @@ class WebSocketSession:
             elif self._is_open:
                 self._text(piece)
         self._flush()
-        self._say_goodbye()
+        self._end_if_over()
 
     def _feed_library(self, data: bytes) -> None:
         protocol = self._protocol
@@ -127,19 +121,19 @@ class WebSocketSession:
                 self._frame(event)
         self._flush()
 
-    def _say_goodbye(self) -> None:
+    def _end_if_over(self) -> None:
         protocol = self._protocol
         if protocol.eof_sent:
             self._memberships.leave_all()
             if protocol.close_rcvd is not None:  # both have said goodbye
-                self._connection.hang_up()
-            elif not self._connection.closing:
-                self._connection.linger()
+                self.connection.hang_up()
+            elif not self.connection.closing:
+                self.connection.linger()
 
     def _flush(self) -> None:
         for chunk in self._protocol.data_to_send():
             if chunk:
-                self._outbox.write(chunk)
+                self.outbox.write(chunk)
 
     def _frame(self, frame: Frame) -> None:
         if frame.opcode is Opcode.PONG:
@@ -159,7 +153,7 @@ class WebSocketSession:
 
     def _send_ping(self) -> None:
         if not self._ponged:
-            self._connection.abort()  # it has not answered the last one
+            self.connection.abort()  # it has not answered the last one
             return
         if self._is_open:
             self._ponged = False
@@ -167,7 +161,7 @@ class WebSocketSession:
             self._flush()
             self._ping = asyncio.get_running_loop().call_later(PING_S, self._send_ping)
 
-    def going_away(self) -> bool:
+    def say_goodbye(self) -> bool:
         """The server stops: say so. Whether there is an answer to wait for."""
         if self._protocol.state is not State.OPEN:
             return False
@@ -178,14 +172,12 @@ class WebSocketSession:
 
     def lost(self) -> None:
         self._ping.cancel()
-        for task in tuple(self._tasks):
-            task.cancel()
         self._memberships.leave_all()
 
     # --- commands ---------------------------------------------------------------------------
     def _text(self, content: bytes) -> None:
         try:
-            commands = exact.loads(content)
+            commands = exact_json.loads(content)
         except InvalidArgument as error:
             if _is_utf8(content):
                 self._fail(None, error)
@@ -219,13 +211,13 @@ class WebSocketSession:
         except HeadraceError as error:
             self._fail(message_id, error)
         except Exception:
-            self._fail(message_id, own_mistake(self._connection.peer))
+            self._fail(message_id, self.connection.bug())
 
     def _answer(self, message_id: object, document: dict[str, Any]) -> bytes:
         """A success: for who wants to know."""
         if message_id is None or self._protocol.state is not State.OPEN:
             return b""
-        return text_frame(exact.dumps({**document, "messageId": message_id}))
+        return text_frame(exact_json.dumps({**document, "messageId": message_id}))
 
     def _error(self, message_id: object, error: HeadraceError) -> bytes:
         if self._protocol.state is not State.OPEN:
@@ -237,17 +229,17 @@ class WebSocketSession:
             "message": error.message,
             "retryable": error.retryable,
         }
-        return text_frame(exact.dumps(document))
+        return text_frame(exact_json.dumps(document))
 
     def _ok(self, message_id: object, document: dict[str, Any]) -> None:
-        self._outbox.write(self._answer(message_id, document))
+        self.outbox.write(self._answer(message_id, document))
 
     def _fail(self, message_id: object, error: HeadraceError) -> None:
-        self._outbox.write(self._error(message_id, error))
+        self.outbox.write(self._error(message_id, error))
 
     def _in_turn(self, message_id: object, work: Callable[[], dict[str, Any]]) -> None:
-        """At once, unless something that was asked for earlier is still under way."""
-        if not self._tasks:
+        """At once, unless an earlier command is still under way."""
+        if self._last_task is None or self._last_task.done():
             self._ok(message_id, work())
             return
 
@@ -259,24 +251,17 @@ class WebSocketSession:
     def _later(
         self, message_id: object, work: Callable[[], Coroutine[Any, Any, dict[str, Any]]]
     ) -> None:
-        """Answer when the work is done; one after the other, as they were asked for."""
-        slot = self._outbox.reserve()
+        """Answer when the work is done; one command after the other."""
         before = self._last_task
 
-        async def run() -> None:
-            try:
-                if before is not None and not before.done():
-                    await asyncio.wait([before])
-                slot.fill(self._answer(message_id, await work()))
-            except HeadraceError as error:
-                slot.fill(self._error(message_id, error))
-            except Exception:
-                slot.fill(self._error(message_id, own_mistake(self._connection.peer)))
+        async def run() -> bytes:
+            if before is not None and not before.done():
+                await asyncio.wait([before])
+            return self._answer(message_id, await work())
 
-        task = asyncio.get_running_loop().create_task(run())
-        self._last_task = task
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._last_task = self.connection.answer_later(
+            run(), self.outbox.reserve().fill, lambda error: self._error(message_id, error)
+        )
 
     # --- publishing -------------------------------------------------------------------------
     def on_publish(self, command: dict[str, Any], message_id: object) -> None:
@@ -284,7 +269,7 @@ class WebSocketSession:
         if "data" not in command:
             raise InvalidArgument("a publish has 'data'", code="missing_argument")
         headers: dict[str, str] = {}
-        options: dict[str, str] = {}
+        options: PublishOptions = {}
         if command.keys() <= _PLAIN:  # as most are
             value = value_of(command["data"], None, headers)
         else:
@@ -293,61 +278,26 @@ class WebSocketSession:
             if encoding is not None:
                 headers.setdefault(CONTENT_TYPE, "application/octet-stream")
             options = _options(command)
-        slot = self._outbox.reserve(len(value) + 256)
+        build = self.engine.publishing.message
         try:
-            if options or headers:
-                self._publish(topic, value, options, headers, message_id, slot)
-            else:
-                self._publish_plain(topic, value, message_id, slot)
-        except HeadraceError as error:
-            slot.fill(self._error(message_id, error))
-        except Exception:
-            slot.fill(self._error(message_id, own_mistake(self._connection.peer)))
-
-    def _publish(
-        self,
-        topic: str,
-        value: bytes,
-        options: dict[str, str],
-        headers: dict[str, str],
-        message_id: object,
-        slot: Slot,
-    ) -> None:
-        options |= {f"h.{name}": text for name, text in headers.items()}
-        key64 = options.pop("key64", None)
-        columns, how = publish_arguments(value, options, self._engine)
-        if key64 is not None:
-            columns.keys = [key_of(key64)]
+            publish = build(topic, value, headers, gather=True, **options)
+        except HeadraceError as error:  # answered in its place, like every publish
+            self.outbox.send(self._error(message_id, error))
+            return
+        slot = self.outbox.reserve(len(value) + 256)
 
         def done(receipts: list[Receipt], error: HeadraceError | None) -> None:
-            if error is not None:
-                slot.fill(self._error(message_id, error))
-                return
-            view = receipt_view(first_receipt(self._engine, receipts[0]))
-            slot.fill(self._answer(message_id, {"type": "published", **view}))
-
-        self._hub.gathering.flush()
-        self._engine.publish(topic, columns, done, **how)
-
-    def _publish_plain(self, name: str, value: bytes, message_id: object, slot: Slot) -> None:
-        engine = self._engine
-        if len(value) > engine.max_message_size:
-            publish_arguments(value, {}, engine)  # raises, with the words that all use
-        topic = engine.topic_for_publish(name)
-
-        def stored(
-            topic: Topic, partition: int, offset: int, timestamp: int, error: HeadraceError | None
-        ) -> None:
             if error is not None:
                 slot.fill(self._error(message_id, error))
             elif message_id is None or self._protocol.state is not State.OPEN:
                 slot.fill(b"")
             else:
-                receipt = stored_receipt(topic, partition, offset, timestamp)
-                content = f'{{"type":"published",{receipt[1:-1]},"messageId":'.encode()
-                slot.fill(text_frame(b"%b%b}" % (content, exact.dumps(message_id))))
+                receipt = receipts[0]
+                if receipt.duplicate:
+                    receipt = first_receipt(self.engine, receipt)
+                slot.fill(_published(receipt, message_id))
 
-        self._hub.gathering.add(topic, value, stored)
+        self.connection.publish(publish, done)
 
     # --- subscribing ------------------------------------------------------------------------
     def on_subscribe(self, command: dict[str, Any], message_id: object) -> None:
@@ -357,7 +307,11 @@ class WebSocketSession:
             return
         group, ack = text_in(command, "group", ""), text_in(command, "ack", "auto")
         prefetch = command.get("prefetch", 100)
-        start = parse_position(command.get("start", "earliest"))
+        start = command.get("start", "earliest")
+        if isinstance(start, bool) or not isinstance(start, (str, int)):
+            raise InvalidArgument(
+                "start is 'earliest', 'latest', an offset or a time", code="invalid_offset"
+            )
         if isinstance(prefetch, bool) or not isinstance(prefetch, int):
             raise InvalidArgument("prefetch is a whole number")
         if ack not in ("auto", "manual"):
@@ -371,9 +325,10 @@ class WebSocketSession:
     async def _join(
         self, topic: str, group: str, start: Any, prefetch: int, auto: bool
     ) -> dict[str, Any]:
-        await self._hub.operations.broker.create_subscription(group, topic, start=start)
-        subscription = self._engine.subscription(group, topic)
-        self._memberships.join(subscription, self._connection.peer, prefetch, auto)
+        arguments = {"subscription": group, "topic": topic, "start": start}
+        await self.connection.call("create_subscription", arguments)
+        subscription = self.engine.subscription(group, topic)
+        self._memberships.join(subscription, self.connection.peer, prefetch, auto)
         return {"type": "subscribed", "topic": topic, "group": group}
 
     def on_unsubscribe(self, command: dict[str, Any], message_id: object) -> None:
@@ -387,7 +342,7 @@ class WebSocketSession:
 
     def _deliver(self, sink: WireSink, delivery: Delivery) -> None:
         if delivery.lease is None and delivery.attempts == 1:
-            self._outbox.deliver(self._views.of(delivery))
+            self.outbox.deliver(self._views.of(delivery))
             return
         lease = delivery.lease
         parts = []
@@ -397,7 +352,7 @@ class WebSocketSession:
             if sink.subscription is not None:
                 view["group"] = sink.subscription.name
             parts.append(text_frame(orjson.dumps(view)))
-        self._outbox.deliver(b"".join(parts))
+        self.outbox.deliver(b"".join(parts))
 
     def _subscription_closed(self, sink: WireSink, error: HeadraceError | None) -> None:
         if error is not None:
@@ -447,7 +402,7 @@ class WebSocketSession:
         )
 
     def on_ping(self, command: dict[str, Any], message_id: object) -> None:
-        self._outbox.write(text_frame(exact.dumps({"type": "pong", "messageId": message_id})))
+        self.outbox.write(text_frame(exact_json.dumps({"type": "pong", "messageId": message_id})))
 
 
 TYPES: dict[str, Callable[[WebSocketSession, dict[str, Any], object], None]] = {
@@ -486,7 +441,7 @@ def _headers(command: dict[str, Any]) -> dict[str, str]:
 _PLAIN = {"type", "topic", "data", "messageId"}
 
 
-def _options(command: dict[str, Any]) -> dict[str, str]:
+def _options(command: dict[str, Any]) -> PublishOptions:
     options = {}
     for names, kinds in ((_TEXTS, (str,)), (_NUMBERS, (int, float))):
         for name in names:
@@ -495,17 +450,23 @@ def _options(command: dict[str, Any]) -> dict[str, str]:
                 continue
             no_key = name == "idempotency_key" and not value
             if isinstance(value, bool) or not isinstance(value, kinds) or no_key:
-                kind = "a text" if kinds == (str,) else "a number"
+                kind = "a string" if kinds == (str,) else "a number"
                 raise InvalidArgument(f"{name} is {kind}, not {str(value)[:40]!r}")
             options[name] = str(value)
-    return options
+    return publish_options(options)
+
+
+def _published(receipt: Receipt, message_id: object) -> bytes:
+    content, answered = receipt_json(receipt)[1:-1], exact_json.dumps(message_id)
+    return text_frame(b'{"type":"published",%b,"messageId":%b}' % (content, answered))
 
 
 _HANDSHAKE = ("host", "connection", "upgrade", "origin")
 
 
-def on_websocket(connection: HttpConnection, request: Request) -> None:
+def on_websocket(session: HttpSession, request: Request) -> None:
     """Take the connection over after a proper handshake."""
+    connection = session.connection
     protocol = ServerProtocol(logger=_QUIET)
     lines = ["GET /ws HTTP/1.1"]
     lines += [
@@ -538,11 +499,10 @@ def on_websocket(connection: HttpConnection, request: Request) -> None:
         max_size=connection.hub.engine.max_message_size * 4 // 3 + FRAME_BYTES_SPARE,
         logger=_QUIET,
     )
-    session = WebSocketSession(connection, frames)
-    connection.session = session
-    rest = connection.take_rest()
+    rest = session.hand_over()
+    websocket = connection.session = WebSocketSession(connection, frames)
     if rest:
-        session.feed(rest)
+        websocket.feed(rest)
 
 
 _QUIET = logging.getLogger("headrace.server.websocket")

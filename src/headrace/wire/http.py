@@ -11,7 +11,7 @@ that request's ``refusal``: it is known whom to answer, and the rest of its body
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from email.utils import formatdate
 from http import HTTPStatus
 from time import time
@@ -72,11 +72,6 @@ class Request:
         return request
 
     @property
-    def is_ordinary(self) -> bool:
-        """Whether its answer needs no header that others would not have."""
-        return self.keep_alive and self.version == "1.1" and "origin" not in self.headers
-
-    @property
     def has_body(self) -> bool:
         """Whether the head announces one."""
         headers = self.headers
@@ -97,16 +92,13 @@ class KnownHeads:
     def __init__(self) -> None:
         self._requests: dict[bytes, tuple[Request, int]] = {}
 
-    def look(self, data: bytes) -> tuple[Request, int] | None:
-        """An earlier request with this head, and the size of its body; that is all there is behind it."""
+    def find(self, data: bytes) -> Request | None:
+        """The request in the data, if its head is known and nothing follows its body."""
         start = data.find(b"\r\n\r\n", 0, self.BYTES_MAX) + 4
         known = self._requests.get(data[:start])
-        return known if known is not None and len(data) - start == known[1] else None
-
-    def find(self, data: bytes) -> Request | None:
-        """The request that this is, if its head is known and its body is all there is behind it."""
-        known = self.look(data)
-        return None if known is None else known[0].again(data[len(data) - known[1] :])
+        if known is None or len(data) - start != known[1]:
+            return None
+        return known[0].again(data[start:])
 
     def learn(self, data: bytes, request: Request) -> None:
         """What was the only one in its piece, and was parsed without a complaint."""
@@ -162,9 +154,8 @@ class HttpParser:
         """What came behind a request to change the protocol: it is not HTTP any more."""
 
     @property
-    def is_between(self) -> bool:
-        """Whether what comes next begins a request."""
-        return not (self._in_head or self._in_body or self._ended or self.rest is not None)
+    def buffered(self) -> int:
+        return len(self._body)
 
     @property
     def is_inside(self) -> bool:
@@ -377,46 +368,51 @@ def _json_head(status: int) -> bytes:
     return head
 
 
-def json_answer(status: int, content: bytes, keep_alive: bool = True) -> bytes:
-    """The common case, put together in one go."""
-    end = b"\r\n\r\n" if keep_alive else b"\r\nConnection: close\r\n\r\n"
-    return b"%b%d%b%b" % (_json_head(status), len(content), end, content)
+class Answer:
+    """An answer to a request; it becomes bytes when it is sent."""
 
+    __slots__ = ("content", "content_type", "endless", "headers", "status")
 
-def answer(
-    status: int,
-    content: bytes = b"",
-    content_type: str = JSON,
-    *,
-    headers: dict[str, str] | None = None,
-    keep_alive: bool = True,
-    head_only: bool = False,
-) -> bytes:
-    lines = [_status_line(status)]
-    if content or status not in (204, 304):
-        lines.append(f"Content-Type: {content_type}")
-        lines.append(f"Content-Length: {len(content)}")
-    for name, value in (headers or {}).items():
-        lines.append(f"{name}: {value}")
-    if not keep_alive:
-        lines.append("Connection: close")
-    head = "\r\n".join(lines).encode() + b"\r\n\r\n"
-    return head if head_only else head + content
+    def __init__(
+        self,
+        status: int,
+        content: bytes = b"",
+        content_type: str = JSON,
+        headers: Mapping[str, str] | None = None,
+        *,
+        endless: bool = False,
+    ):
+        self.status = status
+        self.content = content
+        self.content_type = content_type
+        self.headers = headers
+        self.endless = endless
+        """More content follows until the connection closes."""
 
-
-def with_headers(answer: bytes, headers: dict[str, str]) -> bytes:
-    """A finished answer with further headers."""
-    status, end, rest = answer.partition(b"\r\n")
-    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    return status + end + lines.encode() + rest
-
-
-def stream_head(content_type: str, headers: dict[str, str] | None = None) -> bytes:
-    """The head of an answer without end: the connection is the message."""
-    lines = [_status_line(200), f"Content-Type: {content_type}", "Cache-Control: no-store"]
-    lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
-    lines += ["Connection: close"]
-    return "\r\n".join(lines).encode() + b"\r\n\r\n"
+    def encode(
+        self,
+        extra: Mapping[str, str] | None = None,
+        *,
+        keep_alive: bool = True,
+        head_only: bool = False,
+    ) -> bytes:
+        """The bytes, with ``extra`` headers that concern the connection and not the content."""
+        content = self.content
+        if not (extra or self.headers or head_only) and self.content_type is JSON and content:
+            end = b"\r\n\r\n" if keep_alive else b"\r\nConnection: close\r\n\r\n"
+            return b"%b%d%b%b" % (_json_head(self.status), len(content), end, content)
+        lines = [_status_line(self.status)]
+        if self.endless:
+            lines += [f"Content-Type: {self.content_type}", "Cache-Control: no-store"]
+        elif content or self.status not in (204, 304):
+            lines += [f"Content-Type: {self.content_type}", f"Content-Length: {len(content)}"]
+        for headers in (self.headers, extra):
+            if headers:
+                lines += [f"{name}: {value}" for name, value in headers.items()]
+        if not keep_alive or self.endless:
+            lines.append("Connection: close")
+        head = "\r\n".join(lines).encode() + b"\r\n\r\n"
+        return head if head_only else head + content
 
 
 _STATUS_BY_KIND = {
@@ -464,12 +460,8 @@ def error_document(error: HeadraceError) -> dict[str, Any]:
 
 
 def error_answer(
-    error: HeadraceError,
-    kind: str,
-    *,
-    keep_alive: bool = True,
-    headers: dict[str, str] | None = None,
-) -> bytes:
+    error: HeadraceError, kind: str, headers: Mapping[str, str] | None = None
+) -> Answer:
     status = status_of(error, kind)
     extra = dict(headers or {})
     if status in (429, 503) and error.retryable:
@@ -478,5 +470,4 @@ def error_answer(
         extra.setdefault("WWW-Authenticate", 'Bearer realm="headrace"')
     if status == 426:
         extra |= {"Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
-    content = orjson.dumps(error_document(error))
-    return answer(status, content, headers=extra, keep_alive=keep_alive)
+    return Answer(status, orjson.dumps(error_document(error)), headers=extra)

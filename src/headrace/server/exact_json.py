@@ -1,8 +1,8 @@
-"""JSON that is taken apart and put together again, with all its digits.
+"""JSON that keeps all its digits when it is decoded and encoded again.
 
-``orjson`` is fast and makes a float of a whole number beyond 64 bits. Ids that are such numbers exist,
-and a broker does not change what it carries; so where a run of digits is long enough to be one, the
-standard library does the work.
+``orjson`` is fast, but turns a whole number of more than 64 bits into a float. Some ids are such numbers,
+and a broker must not change what it carries. So the standard library decodes any JSON with a run of
+digits that is long enough to be one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LONG = re.compile(rb"[0-9]{19}")
 
 
 def loads(content: bytes, hint: str = "") -> Any:
-    """The value, or :class:`InvalidArgument`; ``hint`` stands behind the complaint."""
+    """The value, or :class:`InvalidArgument`; ``hint`` is added to its sentence."""
     try:
         value = orjson.loads(content)
         return json.loads(content) if _LONG.search(content) else value
@@ -28,7 +28,7 @@ def loads(content: bytes, hint: str = "") -> Any:
 
 
 def dumps(value: Any) -> bytes:
-    """Any value that ``loads`` gave, or a part of it."""
+    """Encode a value that ``loads`` returned, or a part of it."""
     try:
         return orjson.dumps(value)
     except TypeError:

@@ -1,0 +1,73 @@
+"""Arguments that arrive as text, in text commands, binary properties and HTTP queries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from headrace import limits
+from headrace.broker.publishing import PublishOptions
+from headrace.errors import InvalidArgument
+from headrace.server.views import key_of
+
+
+def number_of(text: str, name: str) -> int:
+    if text.isascii() and text.isdigit() and len(text) <= 20:
+        return int(text)
+    raise InvalidArgument(f"{name} is a whole number, not {text[:40]!r}", code="bad_command")
+
+
+def seconds_of(text: str, name: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= limits.DELAY_S_MAX:
+        raise InvalidArgument(f"{name} is a number of seconds, not {text[:40]!r}")
+    return value
+
+
+def _as_it_is(text: str, name: str) -> str:
+    return text
+
+
+PUBLISH_OPTIONS: dict[str, Callable[[str, str], Any]] = {
+    "key": _as_it_is,
+    "key64": lambda text, name: key_of(text),
+    "id": _as_it_is,
+    "to": _as_it_is,
+    "partition": number_of,
+    "delay": seconds_of,
+    "deliver_at": number_of,
+    "ttl": seconds_of,
+    "timestamp": number_of,
+    "idempotency_key": _as_it_is,
+    "producer_id": number_of,
+    "producer_epoch": number_of,
+    "producer_sequence": number_of,
+}
+
+
+def publish_options(given: Mapping[str, str]) -> PublishOptions:
+    """The options of a publish by their names on the wire; all of them must be known."""
+    options = {name: PUBLISH_OPTIONS[name](text, name) for name, text in given.items()}
+    key = options.pop("key64", None)
+    if key is not None:
+        options["key"] = key
+    producer_id = options.pop("producer_id", None)
+    epoch, sequence = options.pop("producer_epoch", 0), options.pop("producer_sequence", 0)
+    if producer_id is not None and "idempotency_key" not in options:
+        options["producer"] = (producer_id, epoch, sequence)
+    return cast(PublishOptions, options)
+
+
+def publish_arguments(given: Mapping[str, str]) -> tuple[dict[str, str], PublishOptions]:
+    """(headers, options): ``h.<name>`` is a header, and so is any name that is no option."""
+    headers: dict[str, str] = {}
+    options: dict[str, str] = {}
+    for name, text in given.items():
+        if name not in PUBLISH_OPTIONS:
+            headers[name.removeprefix("h.")] = text
+        elif text or name != "idempotency_key":  # an empty one is none
+            options[name] = text
+    return headers, publish_options(options)
