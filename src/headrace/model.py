@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import lru_cache
@@ -371,6 +371,45 @@ class Receipt:
         span = f"{self.offset}" if self.count == 1 else f"{self.offset}..{self.offsets[-1]}"
         again = " (again)" if self.duplicate else ""
         return f"<Receipt {self.topic}/{self.partition}@{span}{again}>"
+
+
+ProducerBatch = tuple[int, int, int]
+"""(producer id, epoch, sequence of the first record)"""
+
+
+class PublishOptions(TypedDict, total=False):
+    """What ``publish`` takes besides topic, value and headers."""
+
+    key: bytes | str | None
+    """The same key, the same partition, and so the same order."""
+    id: uuid.UUID | str | None
+    partition: int | None
+    to: str | None
+    """The one subscription that it is meant for."""
+    delay: float | None
+    """Seconds until it is published."""
+    deliver_at: int | None
+    """When it is published, in milliseconds since 1970."""
+    ttl: float | None
+    """Seconds for which it is delivered."""
+    timestamp: int | None
+    """Its own time, in milliseconds since 1970."""
+    producer: ProducerBatch | None
+    """A repetition is answered with the first receipt."""
+    idempotency_key: str | None
+    """The same, for callers that have a key of their own."""
+
+
+class PublishManyOptions(TypedDict, total=False):
+    """What ``publish_many`` takes besides topic, values and headers."""
+
+    keys: Sequence[bytes | str | None] | None
+    ids: Sequence[uuid.UUID | str | None] | None
+    partition: int | None
+    to: str | None
+    ttl: float | None
+    timestamps: Sequence[int] | None
+    producer: ProducerBatch | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,6 +140,23 @@ def blocking(
     return forward
 
 
+def nowait(
+    method: Callable[Concatenate[Any, Parameters], Coroutine[Any, Any, Result]],
+) -> Callable[Concatenate[Any, Parameters], Future[Result]]:
+    """A method of a core as a method of its shell that does not wait, so that many can be under way."""
+    name = method.__name__
+
+    @functools.wraps(method)
+    def forward(
+        self: Any, /, *args: Parameters.args, **kwargs: Parameters.kwargs
+    ) -> Future[Result]:
+        future: Future[Result] = self._begin(getattr(self._core, name)(*args, **kwargs))
+        return future
+
+    forward.__name__ = f"{name}_nowait"
+    return forward
+
+
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
     asyncio.set_event_loop(loop)
     loop.run_forever()

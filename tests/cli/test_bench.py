@@ -128,7 +128,7 @@ def test_messages_have_the_size_asked_for_and_the_topic_can_be_kept(server: Runn
 def test_a_topic_that_existed_is_not_deleted(server: RunningServer) -> None:
     """--topic may name a topic in use: the test publishes to it and keeps it."""
     with server.client() as client:
-        client.publish("orders", b"precious").result()
+        client.publish("orders", b"precious")
     result = run(server, "-c", 2, "-n", 10, "--topic", "orders")
     assert result.exit_code == 0
     assert "The messages are in topic orders." in result.stdout

@@ -132,7 +132,7 @@ def test_keys_go_where_clients_put_them(server: RunningServer, client: BrokerCli
     )
     writer.commit([writer.write(iter([rows]))])
     for number, key in enumerate(keys[:20]):
-        partition = client.publish("out", key, key=key).result(10).partition
+        partition = client.publish("out", key, key=key).partition
         found = content(client, partition=partition)
         assert found.count(key.encode()) == 11, number
 

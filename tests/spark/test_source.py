@@ -33,7 +33,7 @@ def test_all_columns(spark: SparkSession, server: RunningServer, client: BrokerC
     """Found with no registration; what Spark shows is what a client gets."""
     client.create_topic("orders", partitions=2, compression="zstd")
     for number in range(5):
-        client.publish("orders", f"one {number}", {"n": str(number)}, key=f"k{number}").result()
+        client.publish("orders", f"one {number}", {"n": str(number)}, key=f"k{number}")
     many = [b"many %d" % number + b"." * 50 for number in range(100)]
     keys = [None if number % 3 else b"key" for number in range(100)]
     client.publish_many("orders", many, keys=keys, headers={"a": "b", "c": "dé"}, partition=1)
@@ -201,7 +201,7 @@ def test_errors_say_what_to_do(
     complaint: str,
 ) -> None:
     """They reach the user through Spark."""
-    client.publish("orders", b"x").result()
+    client.publish("orders", b"x")
     with pytest.raises(PySparkException) as failed:
         reading(spark, server, **options).load().count()
     assert complaint in str(failed.value)

@@ -70,7 +70,7 @@ def test_what_there_is(opened: Callable[[], Store], client: BrokerClient) -> Non
     client.create_topic("orders.us")
     client.create_topic("other")
     fill(client, "orders.eu", 30, partition=1)
-    client.publish("orders.us", b"later", delay=100).result()
+    client.publish("orders.us", b"later", delay=100)
     told = client.positions(["orders.*"])
     store = opened()
     found = store.topics(["orders.*"])

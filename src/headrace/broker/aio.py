@@ -8,20 +8,22 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from headrace import limits
-from headrace.broker.administration import Administration, answer
+from headrace.broker.administration import Administration, answer, settle
 from headrace.broker.channel import AsyncConsumer, AsyncPlainChannel
 from headrace.broker.delivery import Member
 from headrace.broker.engine import Engine
-from headrace.broker.publishing import PublishManyOptions, PublishOptions
+from headrace.broker.publishing import Publish
 from headrace.broker.staged_commit import unstamped
 from headrace.broker.subscription import Subscription
 from headrace.channels import AsyncChannel
-from headrace.errors import Closed, DataCorrupt, InvalidArgument
-from headrace.handling import AsyncHandling
+from headrace.errors import Closed, DataCorrupt, HeadraceError, InvalidArgument
+from headrace.facade import AsyncFacade
 from headrace.log.batch import LOST, Batch, check_columns, no_collection
 from headrace.log.interface import completed
 from headrace.model import (
     Message,
+    PublishManyOptions,
+    PublishOptions,
     Receipt,
     Start,
     SubscriptionOptions,
@@ -65,7 +67,7 @@ def open_engine(data_dir: str | Path | None, loop: Any, options: dict[str, Any])
     return Engine(path, loop, topic_defaults=defaults, **mine, **injected)
 
 
-class AsyncBroker(Operations, AsyncHandling):
+class AsyncBroker(Operations, AsyncFacade):
     """A broker in this process. ``async with AsyncBroker.open("./data") as broker: ...``
 
     ``None`` as the directory keeps everything in memory.
@@ -77,6 +79,7 @@ class AsyncBroker(Operations, AsyncHandling):
         self._engine: Engine | None = None
         self._channels: list[AsyncChannel] = []
         self._members = 0
+        self._handlers: dict[asyncio.Task[None], str] = {}
         self._closed: asyncio.Event | None = None
         """Set when it is closed; there is one from the first ``close`` on."""
 
@@ -125,6 +128,7 @@ class AsyncBroker(Operations, AsyncHandling):
         if self._closed is None:
             if engine.closing:
                 return  # by whoever opened it
+            await self._stop_handlers()
             for channel in list(self._channels):
                 channel.close()
             self._closed = asyncio.Event()
@@ -149,6 +153,36 @@ class AsyncBroker(Operations, AsyncHandling):
         receipts: list[Receipt] = await answer(self.engine.publish, publish)
         return receipts[0]
 
+    def publish_nowait(
+        self,
+        topic: str,
+        value: bytes | str,
+        headers: Mapping[str, str] | None = None,
+        **options: Unpack[PublishOptions],
+    ) -> asyncio.Future[Receipt]:
+        """Publish without waiting; the future gets the receipt, or the error."""
+        publish = self.engine.publishing.message(topic, value, headers, **options)
+        future: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
+
+        def done(receipts: list[Receipt], error: HeadraceError | None) -> None:
+            settle(future, receipts[0] if receipts else None, error)
+
+        self.engine.publish(publish, done)
+        return future
+
+    async def publish_batch(
+        self, topic: str, batch: Batch, *, partition: int | None = None
+    ) -> Receipt:
+        """Store a whole batch.
+
+        Without a partition, records that have a key go where it belongs; the receipt is the first
+        one's.
+        """
+        check_columns(batch, self.engine.max_message_size)
+        publish = Publish(topic, unstamped(batch), partition=partition)
+        receipts: list[Receipt] = await answer(self.engine.publish, publish)
+        return receipts[0]
+
     async def publish_many(
         self,
         topic: str,
@@ -170,11 +204,25 @@ class AsyncBroker(Operations, AsyncHandling):
         *,
         partition: int = 0,
         max_bytes: int = limits.READ_BYTES_DEFAULT,
+        wait: float = 0.0,
     ) -> list[Message]:
-        """Messages from an offset (or a time) on. Nothing is moved or acknowledged."""
+        """Messages from an offset (or a time) on. Nothing is moved or acknowledged.
+
+        ``wait``: seconds to wait for the first one if there is none yet. Fewer than ``limit`` may come
+        although there are more; the last one's offset plus one goes on.
+        """
+        at = await self._wait_at(topic, offset, partition, wait)
         return await completed(
-            lambda: fetch_messages(self.engine, topic, offset, limit, partition, max_bytes)
+            lambda: fetch_messages(self.engine, topic, at, limit, partition, max_bytes)
         )
+
+    async def _wait_at(self, topic: str, offset: Start, partition: int, wait: float) -> Start:
+        """The position to read from, once there is something to read or the time is up."""
+        if not wait:
+            return offset
+        at = await self.offset_at(topic, offset, partition=partition)
+        await self.wait_for({topic: {partition: at}}, timeout=wait)
+        return at
 
     async def fetch_values(
         self,
@@ -183,11 +231,11 @@ class AsyncBroker(Operations, AsyncHandling):
         *,
         partition: int = 0,
         max_bytes: int = limits.READ_BYTES_DEFAULT,
+        wait: float = 0.0,
     ) -> list[bytes]:
         """Like ``fetch``, but the plain values of about ``max_bytes``."""
-        return await completed(
-            lambda: fetch_values(self.engine, topic, offset, partition, max_bytes)
-        )
+        at = await self._wait_at(topic, offset, partition, wait)
+        return await completed(lambda: fetch_values(self.engine, topic, at, partition, max_bytes))
 
     async def fetch_batches(
         self,
@@ -196,11 +244,11 @@ class AsyncBroker(Operations, AsyncHandling):
         *,
         partition: int = 0,
         max_bytes: int = limits.READ_BYTES_DEFAULT,
+        wait: float = 0.0,
     ) -> list[Batch]:
         """Whole batches as they lie in the log; the first holds the offset."""
-        return await completed(
-            lambda: fetch_batches(self.engine, topic, offset, partition, max_bytes)
-        )
+        at = await self._wait_at(topic, offset, partition, wait)
+        return await completed(lambda: fetch_batches(self.engine, topic, at, partition, max_bytes))
 
     # --- subscribing ------------------------------------------------------------------------
     async def subscribe(
@@ -231,7 +279,6 @@ class AsyncBroker(Operations, AsyncHandling):
         *,
         start: Start = "earliest",
         prefetch: int = limits.PREFETCH_DEFAULT,
-        member: str | None = None,
         auto_extend: bool = False,
         **settings: Unpack[SubscriptionOptions],
     ) -> AsyncConsumer:
@@ -241,9 +288,7 @@ class AsyncBroker(Operations, AsyncHandling):
         deadlines are extended until they are settled.
         """
         subscription = await self._find_or_create(name, topic, start, settings)
-        consumer = AsyncConsumer(
-            subscription, member or self._next_member(), check_prefetch(prefetch)
-        )
+        consumer = AsyncConsumer(subscription, self._next_member(), check_prefetch(prefetch))
         consumer.on_close = self._close_consumer
         subscription.join(consumer.member)
         if auto_extend:

@@ -18,17 +18,25 @@ from headrace.broker import aio
 from headrace.broker.aio import AsyncBroker
 from headrace.broker.channel import Consumer, PlainChannel
 from headrace.broker.engine import Engine
-from headrace.broker.publishing import Publish, PublishManyOptions, PublishOptions
+from headrace.broker.publishing import Publish, PublishDone
 from headrace.channels import Channel
 from headrace.errors import Closed, HeadraceError, InvalidArgument
-from headrace.handling import Handling
+from headrace.facade import BlockingFacade
 from headrace.log.batch import Batch
-from headrace.model import Message, Receipt, Start, SubscriptionOptions
+from headrace.model import (
+    Message,
+    PublishManyOptions,
+    PublishOptions,
+    Receipt,
+    Start,
+    SubscriptionOptions,
+)
 from headrace.operations.blocking import BlockingOperations
-from headrace.shell import blocking
+from headrace.publication import Publication
+from headrace.shell import blocking, nowait
 
 
-class Broker(BlockingOperations, Handling):
+class Broker(BlockingOperations, BlockingFacade):
     """A broker in this process. ``with Broker.open("./data") as broker: ...``
 
     Without a directory everything is kept in memory. Keyword options are ``auto_create_topics``,
@@ -101,7 +109,24 @@ class Broker(BlockingOperations, Handling):
         **options: Unpack[PublishOptions],
     ) -> Receipt:
         """Store one message; see ``AsyncBroker.publish``."""
-        return self._publish(self.engine.publishing.message(topic, value, headers, **options))[0]
+        return self.publish_nowait(topic, value, headers, **options).result()
+
+    def publish_nowait(
+        self,
+        topic: str,
+        value: bytes | str,
+        headers: Mapping[str, str] | None = None,
+        **options: Unpack[PublishOptions],
+    ) -> Publication:
+        """Publish without waiting; ``result()`` of what is returned waits for the receipt."""
+        publish = self.engine.publishing.message(topic, value, headers, **options)
+        publication = Publication()
+
+        def done(receipts: list[Receipt], error: HeadraceError | None) -> None:
+            publication.settle(receipts[0] if receipts else None, error)
+
+        self._begin_publish(publish, done)
+        return publication
 
     def publish_many(
         self,
@@ -111,9 +136,7 @@ class Broker(BlockingOperations, Handling):
         **options: Unpack[PublishManyOptions],
     ) -> list[Receipt]:
         """Store many messages together; one receipt for each partition they went to."""
-        return self._publish(self.engine.publishing.messages(topic, values, headers, **options))
-
-    def _publish(self, publish: Publish) -> list[Receipt]:
+        publish = self.engine.publishing.messages(topic, values, headers, **options)
         future: Future[list[Receipt]] = Future()
 
         def done(receipts: list[Receipt], error: HeadraceError | None) -> None:
@@ -122,11 +145,15 @@ class Broker(BlockingOperations, Handling):
             else:
                 future.set_result(receipts)
 
+        self._begin_publish(publish, done)
+        return future.result()
+
+    def _begin_publish(self, publish: Publish, done: PublishDone) -> None:
         def start() -> None:
             try:
                 self._core.engine.publish(publish, done)
-            except BaseException as error:
-                future.set_exception(error)
+            except HeadraceError as error:
+                done([], error)
 
         if threading.current_thread() is self._thread:
             raise InvalidArgument("do not publish from a callback of the broker's own loop")
@@ -134,7 +161,9 @@ class Broker(BlockingOperations, Handling):
             if self._loop is None:
                 raise self._not_open()
             self._loop.call_soon_threadsafe(start)
-        return future.result()
+
+    publish_batch = blocking(AsyncBroker.publish_batch)
+    publish_batch_nowait = nowait(AsyncBroker.publish_batch)
 
     # --- reading: in the caller's thread ------------------------------------------------------
     def _on_loop(self, topic: str) -> bool:
@@ -149,11 +178,14 @@ class Broker(BlockingOperations, Handling):
         *,
         partition: int = 0,
         max_bytes: int = limits.READ_BYTES_DEFAULT,
+        wait: float = 0.0,
     ) -> list[Message]:
         """Messages from an offset (or a time) on. Nothing is moved or acknowledged."""
-        if self._on_loop(topic):
+        if wait or self._on_loop(topic):
             return self._run(
-                self._core.fetch(topic, offset, limit, partition=partition, max_bytes=max_bytes)
+                self._core.fetch(
+                    topic, offset, limit, partition=partition, max_bytes=max_bytes, wait=wait
+                )
             )
         return aio.fetch_messages(self.engine, topic, offset, limit, partition, max_bytes)
 
@@ -164,11 +196,14 @@ class Broker(BlockingOperations, Handling):
         *,
         partition: int = 0,
         max_bytes: int = limits.READ_BYTES_DEFAULT,
+        wait: float = 0.0,
     ) -> list[bytes]:
         """Like ``fetch``, but the plain values of about ``max_bytes``."""
-        if self._on_loop(topic):
+        if wait or self._on_loop(topic):
             return self._run(
-                self._core.fetch_values(topic, offset, partition=partition, max_bytes=max_bytes)
+                self._core.fetch_values(
+                    topic, offset, partition=partition, max_bytes=max_bytes, wait=wait
+                )
             )
         return aio.fetch_values(self.engine, topic, offset, partition, max_bytes)
 
@@ -179,11 +214,14 @@ class Broker(BlockingOperations, Handling):
         *,
         partition: int = 0,
         max_bytes: int = limits.READ_BYTES_DEFAULT,
+        wait: float = 0.0,
     ) -> list[Batch]:
         """Whole batches as they lie in the log; the first holds the offset."""
-        if self._on_loop(topic):
+        if wait or self._on_loop(topic):
             return self._run(
-                self._core.fetch_batches(topic, offset, partition=partition, max_bytes=max_bytes)
+                self._core.fetch_batches(
+                    topic, offset, partition=partition, max_bytes=max_bytes, wait=wait
+                )
             )
         return aio.fetch_batches(self.engine, topic, offset, partition, max_bytes)
 
@@ -223,7 +261,6 @@ class Broker(BlockingOperations, Handling):
         *,
         start: Start = "earliest",
         prefetch: int = limits.PREFETCH_DEFAULT,
-        member: str | None = None,
         auto_extend: bool = False,
         **settings: Unpack[SubscriptionOptions],
     ) -> Consumer:
@@ -233,7 +270,7 @@ class Broker(BlockingOperations, Handling):
 
         async def join() -> Consumer:
             subscription = await core._find_or_create(name, topic, start, settings)
-            consumer = Consumer(subscription, member or core._next_member(), prefetch, self._call)
+            consumer = Consumer(subscription, core._next_member(), prefetch, self._call)
             consumer.on_close = self._close_consumer
             subscription.join(consumer.member)
             if auto_extend:
@@ -270,3 +307,4 @@ class Broker(BlockingOperations, Handling):
             self._run(on_loop())
 
     stage = blocking(AsyncBroker.stage)
+    stage_nowait = nowait(AsyncBroker.stage)

@@ -32,10 +32,9 @@ a topic that nobody reads: there the publisher is refused.
 from __future__ import annotations
 
 import hashlib
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, cast
 
 from headrace import limits
 from headrace.broker import state as entries
@@ -54,15 +53,21 @@ from headrace.errors import (
 from headrace.log.batch import Batch
 from headrace.log.columns import Columns, expiry_of, many, one, pick, time_of
 from headrace.log.interface import Append
-from headrace.model import Receipt, check_subscription_name, check_topic_name, check_value
+from headrace.model import (
+    ProducerBatch,
+    PublishManyOptions,
+    PublishOptions,
+    Receipt,
+    check_subscription_name,
+    check_topic_name,
+    check_value,
+)
 from headrace.partitioning import spread
 
 if TYPE_CHECKING:
     from headrace.broker.engine import Engine
 
 PublishDone = Callable[[list[Receipt], HeadraceError | None], None]
-ProducerBatch = tuple[int, int, int]
-"""(producer id, epoch, sequence of the first record)"""
 SCHEDULE_PRODUCER = 0x6865_6164_7261_6365  # "headrace"
 """The schedule publishes with this producer id, and nobody else may."""
 
@@ -73,34 +78,6 @@ class Once(NamedTuple):
     id: int
     epoch: int = 0
     sequence: int = 0
-
-
-class PublishOptions(TypedDict, total=False):
-    """What ``publish`` takes besides topic, value and headers; see ``AsyncBroker.publish``."""
-
-    key: bytes | str | None
-    id: uuid.UUID | str | None
-    partition: int | None
-    to: str | None
-    delay: float | None
-    deliver_at: int | None
-    ttl: float | None
-    timestamp: int | None
-    producer: ProducerBatch | None
-    idempotency_key: str | None
-
-
-class PublishManyOptions(TypedDict, total=False):
-    """What ``publish_many`` takes besides topic, values and headers."""
-
-    keys: Sequence[bytes | str | None] | None
-    ids: Sequence[uuid.UUID | str | None] | None
-    partition: int | None
-    to: str | None
-    ttl: float | None
-    timestamps: Sequence[int] | None
-    producer: ProducerBatch | None
-    idempotency_key: str | None
 
 
 class Publish:
@@ -191,6 +168,8 @@ class Publishing:
         topic: str,
         values: Sequence[object],
         headers: Sequence[Mapping[str, str] | None] | Mapping[str, str] | None = None,
+        *,
+        idempotency_key: str | None = None,
         **options: Unpack[PublishManyOptions],
     ) -> Publish:
         """Many messages, checked."""
@@ -208,7 +187,7 @@ class Publishing:
             topic,
             columns,
             partition=options.get("partition"),
-            producer=producer_of(options.get("producer"), options.get("idempotency_key")),
+            producer=producer_of(options.get("producer"), idempotency_key),
         )
 
     # --- the door -----------------------------------------------------------------------------

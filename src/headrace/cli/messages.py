@@ -99,7 +99,7 @@ def publish(
             delay=delay,
             ttl=ttl,
             partition=partition,
-        ).result()
+        )
     if as_json:
         document = documents.receipt(receipt)
         if receipt.offset < 0:  # it has no place yet

@@ -24,27 +24,27 @@ from headrace.errors import (
     Conflict,
     DataCorrupt,
     HeadraceError,
-    InvalidArgument,
     NotFound,
 )
-from headrace.handling import AsyncHandling
-from headrace.log.batch import LOST, Batch, parse
+from headrace.facade import AsyncFacade
+from headrace.log.batch import LOST, Batch, encode, parse
 from headrace.log.columns import Columns, cut, expiry_of, many, one, time_of
 from headrace.model import (
     Message,
+    PublishManyOptions,
+    PublishOptions,
     Receipt,
     Settling,
     Start,
     SubscriptionOptions,
+    check_value,
     not_a_topic,
-    parse_id,
     position_text,
 )
 from headrace.operations import documents
 from headrace.wire.binary import Frame, Type
 
 logger = logging.getLogger("headrace.client")
-FETCH_BYTES_DEFAULT = 1 << 20
 _GOING_DOWN = ("closed", "broker_failed")
 """Why a broker ends a subscription that comes back with the next one."""
 
@@ -61,7 +61,36 @@ def make_tls(tls: bool | ssl.SSLContext, ca: str | None) -> ssl.SSLContext | Non
     return ssl.create_default_context(cafile=ca)
 
 
-class AsyncClient(RemoteOperations, AsyncHandling):
+_ALONE = ("delay", "deliver_at", "idempotency_key", "producer")
+
+
+def goes_alone(options: PublishOptions) -> bool:
+    """Whether a publish cannot be gathered with others."""
+    return bool(options) and any(options.get(name) is not None for name in _ALONE)
+
+
+def record(
+    value: bytes | str,
+    headers: Mapping[str, str] | None,
+    options: PublishOptions,
+    bytes_max: int,
+) -> Columns:
+    """One checked message."""
+    if not options and not headers:
+        return Columns([check_value(value, bytes_max)])
+    return one(
+        value,
+        bytes_max=bytes_max,
+        key=options.get("key"),
+        headers=headers,
+        id=options.get("id"),
+        timestamp=options.get("timestamp"),
+        expires_at=expiry_of(options.get("ttl"), Clock().now_ms()),
+        target=options.get("to"),
+    )
+
+
+class AsyncClient(RemoteOperations, AsyncFacade):
     """A client of one broker. ``async with AsyncClient("localhost", 9999) as client: ...``
 
     ``linger`` (seconds) and ``batch_bytes`` say how long and how much publishes are gathered;
@@ -107,6 +136,7 @@ class AsyncClient(RemoteOperations, AsyncHandling):
         self._producer: Producer | None = None
         self._feeds: dict[tuple[str, str | None, str], Feed] = {}
         self._channels = 0
+        self._handlers: dict[asyncio.Task[None], str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def anew(self) -> AsyncClient:
@@ -149,6 +179,7 @@ class AsyncClient(RemoteOperations, AsyncHandling):
         link, producer = self._link, self._producer
         if link is None or producer is None:
             return
+        await self._stop_handlers()
         if not producer.is_idle and link.refused is None:
             # Also while the broker is away: it may be back in a moment.
             with contextlib.suppress(TimeoutError):
@@ -220,33 +251,38 @@ class AsyncClient(RemoteOperations, AsyncHandling):
         stats = await self.topic_stats(topic, create=True)
         return len(stats["partitions"])
 
-    def send(
+    async def publish(
         self,
         topic: str,
         value: bytes | str,
         headers: Mapping[str, str] | None = None,
-        *,
-        key: bytes | str | None = None,
-        id: uuid.UUID | str | None = None,
-        partition: int | None = None,
-        to: str | None = None,
-        ttl: float | None = None,
-        timestamp: int | None = None,
+        **options: Unpack[PublishOptions],
+    ) -> Receipt:
+        """Store one message; when this returns it is as durable as the topic promises.
+
+        ``to`` names the one subscription it is meant for; ``delay`` (seconds) or ``deliver_at``
+        (ms) publish it later; ``ttl`` (seconds) limits how long it is delivered. A repeated
+        ``idempotency_key`` or ``producer`` (id, epoch, sequence) is answered with the first receipt.
+        Publishes that run at the same time travel together.
+        """
+        return await self.publish_nowait(topic, value, headers, **options)
+
+    def publish_nowait(
+        self,
+        topic: str,
+        value: bytes | str,
+        headers: Mapping[str, str] | None = None,
+        **options: Unpack[PublishOptions],
     ) -> asyncio.Future[Receipt]:
-        """Publish without waiting; the future hears when it is stored."""
+        """Publish without waiting; the future gets the receipt, or the error."""
         if not isinstance(topic, str):
             raise not_a_topic(topic)
-        columns = one(
-            value,
-            bytes_max=self._max_message_size,
-            key=key,
-            headers=headers,
-            id=id,
-            timestamp=timestamp,
-            expires_at=expiry_of(ttl, Clock().now_ms()),
-            target=to,
-        )
-        return self._produce(topic, columns, partition)
+        if goes_alone(options):
+            return asyncio.get_running_loop().create_task(
+                self.publish_alone(topic, value, headers, options)
+            )
+        columns = record(value, headers, options, self._max_message_size)
+        return self._produce(topic, columns, options.get("partition"))
 
     def _produce(
         self, topic: str, columns: Columns, partition: int | None
@@ -272,70 +308,31 @@ class AsyncClient(RemoteOperations, AsyncHandling):
         else:
             self._producer.publish(topic, columns, partition, done)
 
-    async def publish(
-        self,
-        topic: str,
-        value: bytes | str,
-        headers: Mapping[str, str] | None = None,
-        *,
-        delay: float | None = None,
-        deliver_at: int | None = None,
-        idempotency_key: str | None = None,
-        **options: Any,
-    ) -> Receipt:
-        """Store one message; when this returns it is as durable as the topic promises.
-
-        Options as for ``AsyncBroker.publish``. Publishes that run at the same time travel together.
-        """
-        if delay is None and deliver_at is None and idempotency_key is None:
-            return await self.send(topic, value, headers, **options)
-        if not isinstance(topic, str):
-            raise not_a_topic(topic)
-        return await self._publish_alone(
-            topic,
-            value,
-            headers,
-            time_of(delay, deliver_at, Clock().now_ms()),
-            idempotency_key,
-            options,
-        )
-
-    async def _publish_alone(
+    async def publish_alone(
         self,
         topic: str,
         value: bytes | str,
         headers: Mapping[str, str] | None,
-        deliver_at: int | None,
-        idempotency_key: str | None,
-        options: dict[str, Any],
+        options: PublishOptions,
     ) -> Receipt:
-        """Delayed and by an idempotency key: not gathered, and safe to send again."""
-        key = options.pop("key", None)
-        message_id = options.pop("id", None)
-        if deliver_at is not None and message_id is None:
-            message_id = uuid.uuid4()  # how the broker knows it again
-        ttl = options.pop("ttl", None)
-        columns = one(
-            value,
-            bytes_max=self._max_message_size,
-            key=key,
-            headers=headers,
-            id=message_id,
-            timestamp=options.pop("timestamp", None),
-            target=options.pop("to", None),
-        )
+        """Publish in a frame of its own. The broker knows it again, so it is safe to send again."""
+        deliver_at = time_of(options.get("delay"), options.get("deliver_at"), Clock().now_ms())
+        if deliver_at is not None and options.get("id") is None:
+            options["id"] = uuid.uuid4()
+        columns = record(value, headers, options, self._max_message_size)
+        producer = options.get("producer") or (None, None, None)
         properties = {"topic": topic} | {f"h.{n}": v for n, v in (headers or {}).items()}
-        partition = options.pop("partition", None)
-        if options:
-            raise InvalidArgument(f"publish does not know {', '.join(options)}")
         optional = {
-            "id": None if message_id is None else str(parse_id(message_id)),
-            "partition": partition,
+            "id": str(uuid.UUID(bytes=columns.ids[0])) if columns.ids else None,
+            "partition": options.get("partition"),
             "deliver_at": deliver_at,
-            "ttl": ttl,
-            "idempotency_key": idempotency_key,
+            "ttl": options.get("ttl"),
+            "idempotency_key": options.get("idempotency_key"),
             "to": columns.targets[0].decode() if columns.targets else None,
             "timestamp": columns.times[0] if columns.times else None,
+            "producer_id": producer[0],
+            "producer_epoch": producer[1],
+            "producer_sequence": producer[2],
         }
         properties |= {n: str(v) for n, v in optional.items() if v is not None}
         if columns.keys:
@@ -348,25 +345,24 @@ class AsyncClient(RemoteOperations, AsyncHandling):
         topic: str,
         values: Sequence[bytes | str],
         headers: Sequence[Mapping[str, str] | None] | Mapping[str, str] | None = None,
-        *,
-        keys: Sequence[bytes | str | None] | None = None,
-        ids: Sequence[uuid.UUID | str | None] | None = None,
-        partition: int | None = None,
-        to: str | None = None,
-        ttl: float | None = None,
-        timestamps: Sequence[int] | None = None,
+        **options: Unpack[PublishManyOptions],
     ) -> list[Receipt]:
         """Store many messages; receipts in the order in which they were put into partitions."""
         columns = many(
             values,
             bytes_max=self._max_message_size,
-            keys=keys,
+            keys=options.get("keys"),
             headers=headers,
-            ids=ids,
-            timestamps=timestamps,
-            expires_at=expiry_of(ttl, Clock().now_ms()),
-            target=to,
+            ids=options.get("ids"),
+            timestamps=options.get("timestamps"),
+            expires_at=expiry_of(options.get("ttl"), Clock().now_ms()),
+            target=options.get("to"),
         )
+        partition, identity = options.get("partition"), options.get("producer")
+        if identity is not None:
+            batch = encode(columns)
+            batch.producer_id, batch.producer_epoch, batch.first_sequence = identity
+            return [await self.publish_batch(topic, batch, partition=partition)]
         producer = self.producing
         parts = await producer.spread(topic, columns, partition)
         futures: list[asyncio.Future[Receipt]] = []
@@ -394,7 +390,7 @@ class AsyncClient(RemoteOperations, AsyncHandling):
         offset: Start = "earliest",
         *,
         partition: int = 0,
-        max_bytes: int = FETCH_BYTES_DEFAULT,
+        max_bytes: int = limits.READ_BYTES_DEFAULT,
         wait: float = 0.0,
     ) -> list[Batch]:
         """Whole batches as they lie in the log; ``wait`` seconds for the first if there is none."""
@@ -429,7 +425,7 @@ class AsyncClient(RemoteOperations, AsyncHandling):
         limit: int = 1000,
         *,
         partition: int = 0,
-        max_bytes: int = FETCH_BYTES_DEFAULT,
+        max_bytes: int = limits.READ_BYTES_DEFAULT,
         wait: float = 0.0,
     ) -> list[Message]:
         """Messages from an offset (or a time) on. Nothing is moved or acknowledged.
@@ -458,7 +454,7 @@ class AsyncClient(RemoteOperations, AsyncHandling):
         offset: Start = "earliest",
         *,
         partition: int = 0,
-        max_bytes: int = FETCH_BYTES_DEFAULT,
+        max_bytes: int = limits.READ_BYTES_DEFAULT,
         wait: float = 0.0,
     ) -> list[bytes]:
         """Like ``fetch``, but the plain values of about ``max_bytes``."""

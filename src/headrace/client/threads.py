@@ -1,7 +1,6 @@
 """``BrokerClient``: a broker over the network, for programs that use threads.
 
-A shell (``shell.py``) around ``AsyncClient``. ``publish`` does not wait: it returns a :class:`Publication`
-to wait on, and publishes that follow each other travel together.
+A shell (``shell.py``) around ``AsyncClient``.
 """
 
 from __future__ import annotations
@@ -9,31 +8,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-import uuid
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
-from concurrent.futures import Future
 from functools import partial
 from typing import Any, Unpack
 
 from headrace import limits
 from headrace.channels import Channel
-from headrace.client.aio import AsyncClient
+from headrace.client.aio import AsyncClient, goes_alone, record
 from headrace.client.consumer import Consumer, Feed
-from headrace.client.publication import Publication, renew_lock
-from headrace.clock import Clock
 from headrace.errors import Closed, HeadraceError, NotFound, OutcomeUnknown
-from headrace.handling import Handling
-from headrace.log.batch import Batch
-from headrace.log.columns import Columns, expiry_of, one
-from headrace.model import Receipt, Start, SubscriptionOptions, not_a_topic
+from headrace.facade import BlockingFacade
+from headrace.log.columns import Columns
+from headrace.model import PublishOptions, Receipt, Start, SubscriptionOptions, not_a_topic
 from headrace.operations.blocking import BlockingOperations
-from headrace.shell import blocking
+from headrace.publication import Publication, renew_lock
+from headrace.shell import blocking, nowait
 
 FAILED_KEPT_MAX = 100
 
 
-class BrokerClient(BlockingOperations, Handling):
+class BrokerClient(BlockingOperations, BlockingFacade):
     """A client of one broker::
 
         client = BrokerClient(host='localhost', port=9999, client_id='publisher-1')
@@ -150,56 +145,38 @@ class BrokerClient(BlockingOperations, Handling):
         topic: str,
         value: bytes | str,
         headers: Mapping[str, str] | None = None,
-        *,
-        key: bytes | str | None = None,
-        id: uuid.UUID | str | None = None,
-        partition: int | None = None,
-        to: str | None = None,
-        delay: float | None = None,
-        deliver_at: int | None = None,
-        ttl: float | None = None,
-        timestamp: int | None = None,
-        idempotency_key: str | None = None,
+        **options: Unpack[PublishOptions],
+    ) -> Receipt:
+        """Store one message and wait for its receipt; see ``AsyncClient.publish``."""
+        return self.publish_nowait(topic, value, headers, **options).result()
+
+    def publish_nowait(
+        self,
+        topic: str,
+        value: bytes | str,
+        headers: Mapping[str, str] | None = None,
+        **options: Unpack[PublishOptions],
     ) -> Publication:
-        """Publish without waiting; ``.result()`` of what is returned waits for the receipt."""
+        """Publish without waiting; ``result()`` of what is returned waits for the receipt.
+
+        Publishes that follow each other travel together. An error that nobody waits for is raised by
+        ``flush``.
+        """
         loop = self._loop
         if loop is None:
             raise self._not_open()
         if not isinstance(topic, str):
             raise not_a_topic(topic)
         publication = Publication()
-        if delay is not None or deliver_at is not None or idempotency_key is not None:
-            work = partial(
-                self._core.publish,
-                topic,
-                value,
-                headers,
-                key=key,
-                id=id,
-                partition=partition,
-                to=to,
-                delay=delay,
-                deliver_at=deliver_at,
-                ttl=ttl,
-                timestamp=timestamp,
-                idempotency_key=idempotency_key,
-            )
+        if goes_alone(options):
+            work = partial(self._core.publish_alone, topic, value, headers, options)
             self._alone.add(publication)
             self._call(self._start_alone, work, publication)
             if self._loop is not loop and publication in self._alone:
                 raise _closed()
             return publication
-        columns = one(
-            value,
-            bytes_max=self._core._max_message_size,
-            key=key,
-            headers=headers,
-            id=id,
-            timestamp=timestamp,
-            expires_at=expiry_of(ttl, Clock().now_ms()),
-            target=to,
-        )
-        self._outgoing.append((topic, columns, partition, publication))
+        columns = record(value, headers, options, self._core._max_message_size)
+        self._outgoing.append((topic, columns, options.get("partition"), publication))
         if not self._sending:
             self._sending = True
             self._call(self._send)
@@ -241,13 +218,6 @@ class BrokerClient(BlockingOperations, Handling):
         publication.settle(receipt, error)
         if error is not None and not publication._waited and len(self._failed) < FAILED_KEPT_MAX:
             self._failed.append(publication)
-
-    def publish_text(
-        self, topic: str, text: str, headers: Mapping[str, str] | None = None, **properties: str
-    ) -> Receipt:
-        """Store a text and wait for it; further keyword arguments become headers."""
-        merged = {**(headers or {}), **{name: str(value) for name, value in properties.items()}}
-        return self.publish(topic, text.encode(), merged).result()
 
     publish_many = blocking(AsyncClient.publish_many)
 
@@ -324,28 +294,9 @@ class BrokerClient(BlockingOperations, Handling):
     # --- batches ----------------------------------------------------------------------------
     stage = blocking(AsyncClient.stage)
 
-    def stage_nowait(
-        self,
-        topic: str,
-        batch: Batch,
-        *,
-        partition: int | None = None,
-        name: str | None = None,
-        number: int | None = None,
-        delayed: bool = False,
-    ) -> Future[str]:
-        """``stage`` without waiting, so that many can be under way."""
-        return self._begin(
-            self._core.stage(
-                topic, batch, partition=partition, name=name, number=number, delayed=delayed
-            )
-        )
-
-    def publish_batch_nowait(
-        self, topic: str, batch: Batch, *, partition: int | None = None
-    ) -> Future[Receipt]:
-        """Store a whole batch, at least once, without waiting. Sent in the order of the calls."""
-        return self._begin(self._core.publish_batch(topic, batch, partition=partition))
+    stage_nowait = nowait(AsyncClient.stage)
+    publish_batch = blocking(AsyncClient.publish_batch)
+    publish_batch_nowait = nowait(AsyncClient.publish_batch)
 
 
 def _closed() -> Closed:

@@ -138,7 +138,7 @@ def _one_of(schema: schemas.Schema) -> schemas.Schema:
     return schema["items"] if schema.get("type") == "array" else schema
 
 
-def _route(operation: Operation, route: Http) -> Route:
+def route_of(operation: Operation, route: Http) -> Route:
     arguments = _beside_the_path(operation, route)
     body = None
     parameters: tuple[Parameter, ...] = ()
@@ -176,4 +176,6 @@ def _route(operation: Operation, route: Http) -> Route:
     )
 
 
-ROUTES = [_route(operation, route) for operation in OPERATIONS.values() for route in operation.http]
+ROUTES = [
+    route_of(operation, route) for operation in OPERATIONS.values() for route in operation.http
+]

@@ -13,7 +13,6 @@ from headrace.broker.aio import fetch_messages
 from headrace.broker.dead_letters import REASON_CHARS_MAX
 from headrace.broker.delivery import Delivery
 from headrace.broker.engine import Engine
-from headrace.broker.publishing import PublishOptions
 from headrace.broker.pull import Pull
 from headrace.broker.subscription import Subscription
 from headrace.errors import (
@@ -24,6 +23,7 @@ from headrace.errors import (
 )
 from headrace.log.interface import ReadPending
 from headrace.model import (
+    PublishOptions,
     Receipt,
     check_pattern,
     check_seconds,

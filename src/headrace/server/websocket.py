@@ -31,10 +31,9 @@ from websockets.server import ServerProtocol
 from headrace import limits
 from headrace.broker.dead_letters import REASON_CHARS_MAX
 from headrace.broker.delivery import Delivery
-from headrace.broker.publishing import PublishOptions
 from headrace.broker.subscription import Subscription
 from headrace.errors import HeadraceError, InvalidArgument, StaleDelivery
-from headrace.model import Message, Receipt
+from headrace.model import Message, PublishOptions, Receipt
 from headrace.server import exact_json, schemas
 from headrace.server.arguments import publish_options
 from headrace.server.connection import Connection, Hub, Session

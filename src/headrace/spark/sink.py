@@ -49,10 +49,10 @@ from pyspark.sql.datasource import (
 )
 
 from headrace import limits
-from headrace.client.publication import Publication
 from headrace.client.threads import BrokerClient
 from headrace.errors import Closed, HeadraceError, InvalidArgument
 from headrace.model import check_subscription_name
+from headrace.publication import Publication
 from headrace.spark.checkpoints import sync_offsets
 from headrace.spark.connecting import connect
 from headrace.spark.options import CONNECTION, Connection, Given, wrong
@@ -231,7 +231,7 @@ class _Task:
         for index, value in enumerate(batch.values()):
             if len(self._under_way) >= UNDER_WAY_MAX:
                 self._wait_for_one()
-            one = self.client.publish(
+            one = self.client.publish_nowait(
                 piece.topic,
                 value,
                 headers[index] if headers else None,

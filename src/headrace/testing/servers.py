@@ -5,7 +5,7 @@ Both listen on free ports of this machine, remove their data directory at the en
 environment and the config file of the user who runs the tests::
 
     with running_server(max_message_size="64KB") as server, server.client() as client:
-        client.publish("orders", b"one").result()
+        client.publish("orders", b"one")
         server.restart()
         assert client.fetch("orders")[0].value == b"one"
 

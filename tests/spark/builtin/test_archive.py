@@ -78,7 +78,7 @@ def test_topics_into_a_table(
 
     client.change_topic("shop.orders", partitions=3)
     client.publish_many("shop.orders", [b"more"] * 7, partition=2)
-    client.publish("shop.refunds", b"a new topic").result()
+    client.publish("shop.refunds", b"a new topic")
     run(spark, server, table, "shop.*")
     second = lake.describe(str(table))
     assert second.rows == 49
@@ -119,7 +119,7 @@ def test_the_wrong_log(server: RunningServer, client: BrokerClient, tmp_path: Pa
     """A table that holds more than the log has is of another log."""
     import pyarrow as pa
 
-    client.publish("orders", b"x").result()
+    client.publish("orders", b"x")
     rows = pa.table({
         "topic": ["orders"] * 3,
         "partition": pa.array([0] * 3, pa.int32()),

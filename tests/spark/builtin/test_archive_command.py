@@ -43,7 +43,7 @@ def test_from_topic_to_proof(
         "orders": {"0": [[0, 100]]}
     }
 
-    client.publish("orders", b"one more").result()
+    client.publish("orders", b"one more")
     good = headrace("archive", "verify", table)
     assert good.code == 0
     assert good.lines == [
@@ -75,7 +75,7 @@ def test_compact(headrace: Command, tmp_path: Path) -> None:
 
 def test_mistakes(headrace: Command, client: BrokerClient, tmp_path: Path) -> None:
     """Each is a sentence, before Spark is started."""
-    client.publish("orders", b"x").result()
+    client.publish("orders", b"x")
     for arguments, message in (
         (["run", "nowhere", "--to", tmp_path / "t"], "there is no topic 'nowhere'"),
         (["run", "orders", "--to", "s3://bucket/x"], "is not a directory"),

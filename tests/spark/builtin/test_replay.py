@@ -55,7 +55,7 @@ def test_a_topic_interrupted_and_resumed(
     first = replay(spark, "orders", "copy", rate="100/s", tell=tell, stop=stop, **given)
     assert (first.steps_done, first.steps, first.offsets) == (2, 3, 300)
     assert len(everything(client, "copy")) == first.rows == first.offsets_done < 300
-    client.publish("orders", b"too late").result()
+    client.publish("orders", b"too late")
 
     # As after a crash between a commit and the note of it: the step is tried again.
     note = tmp_path / "again.json"
@@ -176,7 +176,7 @@ def test_mistakes(
 ) -> None:
     """Nothing is made and no name is taken."""
     client.create_topic("wide", 3)
-    client.publish("wide", b"x", partition=2).result()
+    client.publish("wide", b"x", partition=2)
     client.create_topic("narrow", 1)
     given: dict[str, Any] = {
         "connection": {"servers": f"{server.host}:{server.port}"}, "state": str(tmp_path),

@@ -48,7 +48,7 @@ def test_deliveries_are_shown(headrace: Command, client: BrokerClient) -> None:
         b'{"minute":"2026-01-31T12:00:00Z","subscription":"email","topic":"orders","delivered":7,'
         b'"acked":5,"nacked":2,"redelivered":1,"latency_avg_ms":1.5,"latency_p99_ms":20,'
         b'"latency_max_ms":12000,"lag":3,"dead_letters":{"no stock":1}}',
-    ).result()
+    )
     shown = headrace("traffic", "show", "--deliveries")
     assert " ".join(shown.rows[1]) == (
         "2026-01-31 12:00 email 7 5 2 1 2 ms / 20 ms / 12.0 s 3 1 no stock"

@@ -124,9 +124,9 @@ def first(bench: Bench) -> dict[str, RunningJob]:
     path = bench.write("all.toml", FILE)
     with bench.server.client() as client:
         client.create_topic("orders", partitions=2)
-        client.publish("notes", b"one two", key=b"east").result()
-        client.publish("notes", b"really?", key=b"no such topic").result()
-        client.publish("notes", b"w " * 30, key=b"west").result()
+        client.publish("notes", b"one two", key=b"east")
+        client.publish("notes", b"really?", key=b"no such topic")
+        client.publish("notes", b"w " * 30, key=b"west")
     bench.publish("orders", *ORDERS)
     bench.publish("orders", RUBBISH, partition=1)
     bench.publish("shipments.eu", {"order_id": "1", "at": "2026-01-01T09:00:00Z"})
