@@ -90,7 +90,7 @@ def shape(kind: type, name: str) -> tuple[list[tuple[str, Any, Any, str]], str]:
     return parameters, result.replace("asyncio.Future[Receipt]", "Publication")
 
 
-@pytest.mark.parametrize("name", shared_methods())
+@pytest.mark.parametrize("name", list(shared_methods()))
 def test_a_method_takes_and_returns_the_same_in_all_four(name: str) -> None:
     """The same parameters in the same order with the same defaults and types, and the same result."""
     shapes = [shape(kind, name) for kind in FOUR]
@@ -145,7 +145,8 @@ def test_a_declaration_and_an_implementation_are_enough(
     with running_server() as server:
         hub = server.server.hub
         monkeypatch.setattr(hub, "routes", RouteTable([*hub.routes.routes, route]))
-        with server.client() as client, http_of(server) as http:
+        http = http_of(server)
+        with server.client() as client:
             assert client.echo_topic("orders", times=2) == ["orders", "orders"]  # type: ignore[attr-defined]
             assert http.ok("GET", "/topics/orders/echo?times=3") == {"echoed": ["orders"] * 3}
             answer = http.ask("GET", "/topics/orders/echo?times=0")

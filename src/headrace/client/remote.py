@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from headrace import limits
 from headrace.client.link import ConnectionLost, Link
 from headrace.errors import BrokerFailed, Closed, HeadraceError, OutcomeUnknown
 from headrace.log.batch import Batch
 from headrace.model import Receipt, check_seconds
-from headrace.operations.arguments import Positions, Topics
+from headrace.operations.arguments import AliasOf, Positions, Seconds, Topics
 from headrace.operations.catalog import Operations
 from headrace.operations.declaring import Operation
 from headrace.wire.binary import Frame, Type
@@ -81,7 +81,11 @@ class RemoteOperations(Operations):
             await asyncio.sleep(pause)
 
     async def wait_for(
-        self, positions: Positions, *, topics: Topics | None = None, timeout: float
+        self,
+        positions: Positions,
+        *,
+        topics: Topics | None = None,
+        timeout: Annotated[Seconds, AliasOf("wait")],
     ) -> bool:
         check_seconds("timeout", timeout, limits.DELAY_S_MAX)
         loop = asyncio.get_running_loop()
