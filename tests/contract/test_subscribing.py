@@ -3,7 +3,6 @@
 import functools
 import itertools
 import operator
-import time
 from datetime import datetime
 
 import pytest
@@ -171,15 +170,10 @@ def test_a_message_does_not_outlive_its_time(session: Session) -> None:
 
 # --- delayed --------------------------------------------------------------------------------------
 def test_a_delayed_message_comes_when_its_time_has_come(session: Session) -> None:
-    """After a message that was published before the delay was over."""
+    """Behind what was published meanwhile."""
     inbox = session.subscribe("orders")
-    for delay in (0.3, 1.0, 5.0):  # a busy machine may need longer than a short delay to publish
-        due = time.monotonic() + delay
-        assert session.publish("orders", b"later", delay=delay).offset == -1
-        session.publish("orders", b"now")
-        if time.monotonic() < due:
-            break
-        inbox.values(2)
+    assert session.publish("orders", b"later", delay=0.3).offset == -1
+    session.publish("orders", b"now")
     assert inbox.values(2) == [b"now", b"later"]
 
 
