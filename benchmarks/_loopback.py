@@ -1,7 +1,7 @@
-"""What the benchmarks over the network share: a server process, the native load generator, its files.
+"""Shared by the benchmarks over the network: a server process and the native load generator.
 
-The generator is ``native/load.c``, compiled here with gcc; it is told what to send in files. Everything
-is on the loopback interface, the broker in a process of its own, and so is whoever talks to it.
+The generator is ``native/load.c``, compiled here with gcc; it reads the requests from files. Everything
+runs over the loopback interface, with the broker and its clients in processes of their own.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ assert len(JSON_VALUE) == 100
 
 
 def missing(*commands: str) -> list[str]:
-    """Which of the commands this machine lacks. It is said, not hidden."""
+    """The commands that this machine lacks; each is reported."""
     absent = [command for command in commands if shutil.which(command) is None]
     for command in absent:
         console.print(f"[yellow]{command} is not installed: what needs it is not measured[/yellow]")
@@ -45,7 +45,7 @@ def missing(*commands: str) -> list[str]:
 
 @contextmanager
 def broker(**settings: Any) -> Iterator[ServerProcess]:
-    """A broker with its data on the real disk, and a topic that is synced before each ack."""
+    """A broker with its data on the real disk and a topic that syncs before each receipt."""
     with (
         data_directory() as directory,
         server_process(directory / "data", retention_hours="none", **settings) as process,
@@ -121,7 +121,7 @@ class Load:
     def listening(
         self, address: Address, unit: str, connections: int, greeting: bytes, answers: int = 1
     ) -> Iterator[Listeners]:
-        """Connections that have said ``greeting`` and were answered; from now on they count."""
+        """Connections that have sent ``greeting`` and got its answer; then they count what comes."""
         command = self._command(
             "listen", address, unit, connections, answers, self._file("listen", greeting)
         )
@@ -147,7 +147,7 @@ class Listeners:
         return self._process.stdout.readline().strip()
 
     def counts(self) -> dict[str, float]:
-        """What came since the last time."""
+        """The counts since the last call."""
         assert self._process.stdin is not None
         self._process.stdin.write("\n")
         found: dict[str, float] = json.loads(self._line())
@@ -156,7 +156,7 @@ class Listeners:
 
 @contextmanager
 def loading() -> Iterator[Load | None]:
-    """The generator, compiled; None where there is no compiler."""
+    """The compiled generator; None without a compiler."""
     if missing("gcc"):
         yield None
         return
@@ -169,7 +169,7 @@ def loading() -> Iterator[Load | None]:
 
 @contextmanager
 def bare(what: str) -> Iterator[Address]:
-    """A server of ``benchmarks._bare`` in a process of its own: what the machine allows."""
+    """A server of ``benchmarks._bare`` in a process of its own, to show what the machine allows."""
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks._bare", what], stdout=subprocess.PIPE, text=True
     )
@@ -204,7 +204,7 @@ _TOPIC = TOPIC.encode()
 
 
 class Latest:
-    """One measurement that is judged in two ways: ``take`` takes it, ``again`` gives the same."""
+    """One measurement with two targets: ``take`` measures, ``again`` returns the same value."""
 
     def __init__(self, measure: Callable[[], float]):
         self._measure = measure
@@ -223,5 +223,5 @@ def kilobytes_each(before: int, after: int, connections: int) -> float:
 
 
 def allow_open_files() -> int:
-    """As many as may be, for this process and those it starts. Returns how many that is."""
+    """Raise the limit of open files for this process and its children; returns the limit."""
     return limits.allow_open_files(100_000)

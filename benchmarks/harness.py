@@ -41,7 +41,7 @@ class Case:
     when ``relative`` is set."""
     relative: bool = False
     is_repeated: bool = False
-    """Not measured: it gives again what another case has measured in this round."""
+    """It measures nothing, and returns the value of another case of this round."""
     samples: list[float] = field(default_factory=list)
 
     @property
@@ -50,7 +50,7 @@ class Case:
 
 
 class Benchmark:
-    """A named list of cases with what they need around them."""
+    """A named list of cases."""
 
     def __init__(
         self,
@@ -66,10 +66,10 @@ class Benchmark:
         self.cases = cases
         self.repeat = repeat
         self.is_shuffled = is_shuffled
-        """Each round in another order: for cases that leave something behind for the next one (a
-        heap, a compiled method), so that it is not always the same one that gets it."""
+        """Whether each round has another order: for cases that affect the next one (a heap, a
+        compiled method), so that it is not always the same next one."""
         self.facts = facts or {}
-        """What else the written result should say; it goes before what it says of the machine."""
+        """Additional facts for the written result; they override those about the machine."""
 
     def run(self, *, quick: bool) -> None:
         repeat = min(self.repeat, 3) if quick else self.repeat
@@ -199,7 +199,7 @@ def write(benchmark: Benchmark, directory: Path) -> None:
 
 @contextmanager
 def data_directory() -> Iterator[Path]:
-    """A folder on the real disk, gone afterwards."""
+    """A folder on the real disk, removed afterwards."""
     base = ROOT / "bench-data"
     base.mkdir(exist_ok=True)
     path = Path(tempfile.mkdtemp(dir=base))

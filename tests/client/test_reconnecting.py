@@ -5,11 +5,11 @@ import random
 import threading
 import time
 from collections import Counter
-from itertools import pairwise
 
 import pytest
 
 from headrace import AsyncClient, BrokerClient
+from headrace.client.link import BACKOFF_S
 from headrace.client.threads import Publication
 from headrace.errors import (
     HeadraceError,
@@ -76,22 +76,25 @@ def test_a_topic_that_is_made_anew_is_published_to_again(client: BrokerClient) -
     assert client.publish("orders", b"z", key="0").partition == 0
 
 
-def test_the_pauses_between_attempts_grow(client: BrokerClient, server: RunningServer) -> None:
-    """It tries at once, and then less and less often."""
+def test_the_pauses_between_attempts_grow(
+    client: BrokerClient, server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client tries again almost at once, and then after longer and longer pauses."""
     link = client._core.link
-    attempts: list[float] = []
-    dial = link._dial
+    pauses: list[float] = []
+    sleep = asyncio.sleep
 
-    async def counted() -> object:
-        attempts.append(time.monotonic())
-        return await dial()
+    async def recorded(delay: float, *more: object) -> object:
+        if asyncio.current_task() is link._keeper:
+            pauses.append(delay)
+        return await sleep(delay, *more)
 
-    link._dial = counted  # type: ignore[method-assign,assignment]
+    monkeypatch.setattr(asyncio, "sleep", recorded)
     server.stop()
-    wait_until(lambda: len(attempts) >= 6)
-    pauses = [b - a for a, b in pairwise(attempts)]
-    assert pauses[0] < 0.3
-    assert pauses[-1] > 2 * pauses[0]
+    wait_until(lambda: len(pauses) >= 6)
+    for pause, longest in zip(pauses, BACKOFF_S, strict=False):
+        assert longest / 2 <= pause <= longest
+    assert list(BACKOFF_S) == sorted(BACKOFF_S)
     server.start()
     wait_until(lambda: client.is_connected)
     assert client.topics() == []

@@ -165,7 +165,7 @@ async def _tested(plan: LoadPlan, new_client: Callable[[], AsyncClient], as_json
         try:
             await test.run()
         except ConnectFailed as error:
-            raise ConnectFailed(f"{error}; --start starts one for this test") from None
+            raise ConnectFailed(f"{error} (--start starts a broker for this test)") from None
     return test
 
 
