@@ -103,7 +103,10 @@ def test_attempts_of_a_lease() -> None:
     """One number for all, or one for each."""
     cursor: Any = SimpleNamespace()
     assert Lease(1, OWNER, Member("m", Inbox()), cursor, range(3), 2, 0.0, 0).attempt_at(1) == 2
-    assert Lease(1, OWNER, Member("m", Inbox()), cursor, range(3), [1, 5, 2], 0.0, 0).attempt_at(1) == 5
+    assert (
+        Lease(1, OWNER, Member("m", Inbox()), cursor, range(3), [1, 5, 2], 0.0, 0).attempt_at(1)
+        == 5
+    )
 
 
 def test_members_of_one_connection_share_a_register_of_leases() -> None:
@@ -121,7 +124,6 @@ def test_members_of_one_connection_share_a_register_of_leases() -> None:
     groups[1].seek(groups[1].cursors[(TOPIC, 0)], 1)
     groups[2].close()
     assert by_id == {}
-
 
 
 # --- deadlines and retries ------------------------------------------------------------------------

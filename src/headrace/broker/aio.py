@@ -467,7 +467,8 @@ class AsyncBroker(Jobs):
     # --- delayed messages -------------------------------------------------------------------
     async def scheduled(self, topic: str | None = None, *, limit: int = 1000) -> list[Scheduled]:
         """Messages that wait for their time, soonest first."""
-        return self.engine.schedule.waiting(topic, check_capacity(limit, "limit"))
+        check_capacity(limit, "limit")
+        return await completed(lambda: self.engine.schedule.waiting(topic, limit))
 
     async def cancel(self, message_id: uuid.UUID | str) -> None:
         """A delayed message will not be published."""

@@ -245,9 +245,7 @@ class DeadLetters:
 class Listing:
     """A page of letters. Where the log still fetches them, ``collect`` is called again."""
 
-    def __init__(
-        self, topic: Topic, cursor: Cursor, after: int, limit: int, where: Select | None
-    ):
+    def __init__(self, topic: Topic, cursor: Cursor, after: int, limit: int, where: Select | None):
         self._topic, self._cursor = topic, cursor
         self._after, self._limit, self._where = after, limit, where
         self._found: list[DeadLetter] = []
@@ -337,6 +335,15 @@ class _Redrive:
             self._finish(self._error or self._left_out)
             return
         self._after = letters[-1].offset
+        # While the log was fetching, others may have dealt with some of them.
+        letters = [
+            letter
+            for letter in letters
+            if self._wanted(letter) and not self._cursor.is_done(letter.offset)
+        ]
+        if not letters:
+            self._engine.call_soon(self.step)
+            return
         waiting = len(letters)
 
         def stored(letter: DeadLetter, error: HeadraceError | None) -> None:

@@ -113,9 +113,11 @@ class Engine:
         """About to close: members that leave now are sent away."""
         self.directory = None if data_dir is None else DataDirectory(data_dir, files, self._clock)
         self.guard = DiskGuard(data_dir, disk_reserve_bytes, files, loop)
-        if storage is None and data_dir is None:
+        if storage is not None:
+            pass
+        elif data_dir is None:
             storage = MemoryStorage(clock=self._clock, loop=loop)
-        elif storage is None:
+        else:
             storage = DiskStorage(
                 data_dir,
                 files=files,

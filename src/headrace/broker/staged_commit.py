@@ -86,7 +86,13 @@ class Decision:
     )
 
     def __init__(
-        self, name: str, number: int, producer: int, epoch: int, pieces: list[StagedPiece], time: int
+        self,
+        name: str,
+        number: int,
+        producer: int,
+        epoch: int,
+        pieces: list[StagedPiece],
+        time: int,
     ):
         self.name = name
         self.number = number

@@ -395,7 +395,11 @@ class Staging:
     def expire_orphans(self) -> None:
         """What was staged a day ago and never committed belongs to a job that is gone."""
         now = self._engine.now_ms()
-        self.expire(now - limits.STAGED_KEPT_S * 1000)
+        try:
+            self.expire(now - limits.STAGED_KEPT_S * 1000)
+        except ReadPending as pending:
+            pending.then(self.expire_orphans)
+            return
         self._forget_names(now - limits.COMMIT_NAMES_KEPT_S * 1000)
         self._let_go_of_files()
 
@@ -407,11 +411,7 @@ class Staging:
         log = home.partitions[0].log
         if self._cursor().position == log.end_offset:
             return 0
-        try:
-            return self._expire_to(log.offset_at(before_ms))
-        except ReadPending as pending:
-            pending.then(lambda: self.expire(before_ms))
-            return 0
+        return self._expire_to(log.offset_at(before_ms))
 
     def _expire_to(self, end: int) -> int:
         cursor = self._cursor()

@@ -175,6 +175,11 @@ class Subscription:
                 break
 
     @property
+    def is_fetching(self) -> bool:
+        """Whether a log still fetches messages that were asked for."""
+        return self._reading.is_fetching or self._retries.is_fetching
+
+    @property
     def _has_work(self) -> bool:
         return bool(self._retries.ready or self._reading)
 

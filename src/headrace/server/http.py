@@ -16,7 +16,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 from headrace.errors import (
     HeadraceError,
@@ -25,6 +25,7 @@ from headrace.errors import (
     Unauthenticated,
     kind_of,
 )
+from headrace.log.interface import ReadPending, completed
 from headrace.server.flow import Outbox, Slot
 from headrace.server.origins import Origins
 from headrace.server.routing import Handler, RouteTable
@@ -256,7 +257,11 @@ class HttpConnection(asyncio.Protocol):
     def _dispatch(
         self, request: Request, handler: Handler, parameters: list[str], cors: dict[str, str]
     ) -> None:
-        result = handler(self, request, *parameters)
+        result: Any
+        try:
+            result = handler(self, request, *parameters)
+        except ReadPending:  # it has done nothing yet: call it again when the log has the records
+            result = completed(lambda: handler(self, request, *parameters))
         if result is None:
             return  # it answers by itself
         if isinstance(result, bytes):
@@ -266,12 +271,15 @@ class HttpConnection(asyncio.Protocol):
 
             async def run() -> None:
                 try:
-                    content: bytes = await result
+                    content: bytes | None = await result
                 except HeadraceError as error:
                     content = self._error(request, error)
                 except Exception:
                     content = self._error(request, own_mistake(self.peer))
-                self._finish(request, content, cors, slot)
+                if content is None:  # it has answered by itself
+                    slot.fill(b"")
+                else:
+                    self._finish(request, content, cors, slot)
 
             task = asyncio.get_running_loop().create_task(run())
             self._tasks.add(task)
