@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from headrace import limits
-from headrace.broker.channel import AsyncConsumer, AsyncPlainChannel
+from headrace.broker.channel import AsyncEmbeddedConsumer, AsyncPlainChannel
 from headrace.broker.engine import Engine
 from headrace.broker.jobs import Jobs
 from headrace.broker.publishing import producer_of
@@ -331,7 +331,7 @@ class AsyncBroker(Jobs):
     async def unsubscribe(self, topic: str) -> None:
         """Close the plain channels of the topic."""
         for channel in [c for c in self._channels if c.topic == topic]:
-            if not isinstance(channel, AsyncConsumer):
+            if not isinstance(channel, AsyncEmbeddedConsumer):
                 channel.close()
 
     async def subscription(
@@ -343,12 +343,12 @@ class AsyncBroker(Jobs):
         prefetch: int = limits.PREFETCH_DEFAULT,
         member: str | None = None,
         **settings: Any,
-    ) -> AsyncConsumer:
+    ) -> AsyncEmbeddedConsumer:
         """Join a durable subscription, made if it is not there yet."""
         await self.create_subscription(name, topic, start=start, **settings)
         self._members += 1
         subscription = self.engine.subscription(name, topic)
-        consumer = AsyncConsumer(
+        consumer = AsyncEmbeddedConsumer(
             subscription, member or f"member-{self._members}", check_prefetch(prefetch)
         )
         consumer.on_close = self._close_consumer
@@ -362,7 +362,7 @@ class AsyncBroker(Jobs):
         self._channels.append(channel)
 
     def _close_consumer(self, channel: AsyncChannel) -> None:
-        assert isinstance(channel, AsyncConsumer)
+        assert isinstance(channel, AsyncEmbeddedConsumer)
         self._channels.remove(channel)
         channel.leave()
         channel.closed(None)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace import limits
@@ -129,7 +130,7 @@ class Delivery:
 
 
 class Sink(Protocol):
-    """Whatever stands behind a member: a channel, a connection, a waiting request."""
+    """The receiving end of a member: a channel, a connection, a waiting request."""
 
     def room(self) -> int:
         """How many messages it can take now."""
@@ -137,7 +138,7 @@ class Sink(Protocol):
     def deliver(self, delivery: Delivery) -> None: ...
 
     def closed(self, error: HeadraceError | None) -> None:
-        """There will be no more: it was removed, its topic or the broker is gone."""
+        """No more messages come: the subscription, its topic or the broker is gone."""
 
 
 class Member:
@@ -205,41 +206,28 @@ class Member:
                 self.by_id.pop(lease.id, None)
 
 
+@dataclass(slots=True)
 class Tally:
-    """Plain counters of a subscription; metrics read them when they are asked."""
+    """Plain counters of a subscription; metrics read them on request."""
 
-    __slots__ = (
-        "acked",
-        "dead_lettered",
-        "delivered",
-        "expired",
-        "lost",
-        "nacked",
-        "redelivered",
-        "skipped",
-        "timeouts",
-    )
+    delivered: int = 0
+    redelivered: int = 0
+    acked: int = 0
+    nacked: int = 0
+    timeouts: int = 0
+    dead_lettered: int = 0
+    expired: int = 0
+    """Passed over because their time to live had ended."""
+    skipped: int = 0
+    """Passed over because they were meant for another subscription."""
+    lost: int = 0
+    """Given up by a repair of the log."""
 
-    def __init__(self) -> None:
-        self.delivered = 0
-        self.redelivered = 0
-        self.acked = 0
-        self.nacked = 0
-        self.timeouts = 0
-        self.dead_lettered = 0
-        self.expired = 0
-        """Passed over because their time to live had ended."""
-        self.skipped = 0
-        """Passed over because they were meant for another subscription."""
-        self.lost = 0
-        """Given up by a repair of the log."""
-
-    def as_dict(self) -> dict[str, int]:
-        return {name: getattr(self, name) for name in self.__slots__}
+    as_dict = asdict
 
 
 class Context(Protocol):
-    """What a subscription needs of the engine around it."""
+    """The part of the engine that a subscription uses."""
 
     def time(self) -> float: ...
 

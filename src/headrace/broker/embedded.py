@@ -25,7 +25,7 @@ from typing import Any, TypedDict, TypeVar, Unpack
 from headrace import limits
 from headrace.broker import aio
 from headrace.broker.aio import AsyncBroker, Start
-from headrace.broker.channel import Consumer, PlainChannel
+from headrace.broker.channel import EmbeddedConsumer, PlainChannel
 from headrace.broker.engine import Engine
 from headrace.broker.publishing import producer_of
 from headrace.channels import Channel
@@ -377,7 +377,7 @@ class Broker:
     def unsubscribe(self, topic: str) -> None:
         """Close the plain channels of the topic."""
         for channel in list(self._channels):
-            if channel.topic == topic and not isinstance(channel, Consumer):
+            if channel.topic == topic and not isinstance(channel, EmbeddedConsumer):
                 channel.close()
 
     def subscription(
@@ -389,16 +389,16 @@ class Broker:
         prefetch: int = limits.PREFETCH_DEFAULT,
         member: str | None = None,
         **settings: Any,
-    ) -> Consumer:
+    ) -> EmbeddedConsumer:
         """Join a durable subscription, made if it is not there yet."""
         aio.check_prefetch(prefetch)
 
-        async def join() -> Consumer:
+        async def join() -> EmbeddedConsumer:
             await self._async.create_subscription(name, topic, start=start, **settings)
             subscription = self.engine.subscription(name, topic)
             self._members += 1
             label = member or f"member-{self._members}"
-            consumer = Consumer(subscription, label, prefetch, self._call)
+            consumer = EmbeddedConsumer(subscription, label, prefetch, self._call)
             consumer.on_close = self._close_consumer
             subscription.join(consumer.member)
             return consumer
@@ -408,7 +408,7 @@ class Broker:
         return consumer
 
     def _close_consumer(self, channel: Channel) -> None:
-        assert isinstance(channel, Consumer)
+        assert isinstance(channel, EmbeddedConsumer)
 
         def leave() -> None:
             channel.leave()

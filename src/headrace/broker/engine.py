@@ -33,7 +33,7 @@ from headrace.broker.publishing import Publishing
 from headrace.broker.retention import DiskGuard, Retention
 from headrace.broker.schedule import Schedule
 from headrace.broker.staging import Staging
-from headrace.broker.state import Loaded, State
+from headrace.broker.state import Loaded, StateJournal
 from headrace.broker.subscription import Subscription
 from headrace.broker.topic import Partition, Topic
 from headrace.broker.topics import Topics
@@ -130,7 +130,7 @@ class Engine:
         defaults = topic_defaults or TopicSettings()
         self.topics = Topics(storage, defaults, clock=self._clock, random=self._random)
         journal = None if data_dir is None else Journal(files, data_dir / JOURNAL, entries.MAGIC)
-        self.state = State(journal, loop, self.workers, self._snapshot, self.fail)
+        self.state = StateJournal(journal, loop, self.workers, self._snapshot, self.fail)
         self.retention = Retention(self.topics, self._clock, loop)
         self.publishing = Publishing(self, self._random)
         self.append = self.publishing.append

@@ -1,12 +1,12 @@
-"""What a repair does to the files of a partition, each remedy whole or not at all.
+"""The remedies for the files of a partition, each applied whole or not at all.
 
 Rules:
-- Offsets never change. What was destroyed is replaced by batches with the flag LOST, which stand
-  for exactly the offsets that are gone; everything else is copied byte for byte.
+- Offsets never change. Destroyed records are replaced by batches with the flag LOST, which stand for
+  exactly the offsets that are gone; everything else is copied byte for byte.
 - Nothing that could be data is deleted. A segment that is written anew is first copied to
   ``<name>.damaged-<n>``. (Copied, not renamed: a crash between two renames would leave a partition
   without the segment.)
-- What was written is read back and compared before it takes the old file's place.
+- A new file is read back and compared before it takes the old file's place.
 - An index is removed before the log under it changes, so that no crash leaves one that fits by
   chance.
 """

@@ -16,6 +16,7 @@ import orjson
 from headrace import limits
 from headrace.broker.aio import split_start
 from headrace.broker.delivery import Delivery
+from headrace.broker.positions import news_in
 from headrace.errors import (
     HeadraceError,
     InvalidArgument,
@@ -32,7 +33,6 @@ from headrace.log.interface import Log, ReadPending, completed
 from headrace.model import Receipt
 from headrace.server.members import Memberships, WireSink
 from headrace.server.operations import parse_position
-from headrace.server.polling import wait_for
 from headrace.server.tcp import UNAUTHENTICATED_BYTES_MAX, Connection, own_mistake
 from headrace.server.text import number_of, publish_arguments, seconds_of
 from headrace.server.turns import Turns
@@ -324,7 +324,7 @@ class BinarySession:
         async def fetch_later() -> bytes:
             offset = await completed(resolve)
             if offset == log.end_offset and wait:
-                await wait_for(partition, wait)
+                await news_in([partition], wait)
             pieces = await completed(lambda: self._batches(frame.sequence, log, offset, size))
             return b"".join(pieces)
 

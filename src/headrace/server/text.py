@@ -16,6 +16,7 @@ import orjson
 from headrace import limits
 from headrace.broker.aio import split_start
 from headrace.broker.delivery import Delivery
+from headrace.broker.positions import news_in
 from headrace.broker.publishing import idempotency_producer
 from headrace.errors import (
     HeadraceError,
@@ -29,7 +30,6 @@ from headrace.log.interface import Append, ReadPending, completed
 from headrace.model import Receipt
 from headrace.server.members import Memberships, WireSink
 from headrace.server.operations import parse_position
-from headrace.server.polling import wait_for
 from headrace.server.tcp import UNAUTHENTICATED_BYTES_MAX, Connection, own_mistake
 from headrace.server.turns import Turns
 from headrace.wire import text
@@ -258,7 +258,7 @@ class TextSession:
                 lambda: self._engine.resolve(partition, where, time_ms=time_ms)
             )
         if wait and offset == log.end_offset:
-            await wait_for(partition, wait)
+            await news_in([partition], wait)
         if count is None:
             return await completed(lambda: self._one(partition, offset))
         parts: list[bytes] = []
