@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace import limits
@@ -26,43 +27,25 @@ if TYPE_CHECKING:
     from headrace.broker.subscription import Subscription
 
 
+@dataclass(slots=True, eq=False)
 class Lease:
     """Messages out with one member until they are settled or the deadline passes."""
 
-    __slots__ = (
-        "attempts",
-        "bytes",
-        "count",
-        "cursor",
-        "deadline",
-        "id",
-        "mask",
-        "member",
-        "offsets",
-        "subscription",
-    )
+    id: int
+    subscription: Subscription
+    member: Member
+    cursor: Cursor
+    offsets: Sequence[int]
+    attempts: int | list[int]
+    deadline: float
+    bytes: int
+    count: int = 0
+    mask: int = 0
+    """A bit for each offset that is still out."""
 
-    def __init__(
-        self,
-        id: int,
-        subscription: Subscription,
-        member: Member,
-        cursor: Cursor,
-        offsets: Sequence[int],
-        attempts: int | list[int],
-        deadline: float,
-        size: int,
-    ):
-        self.id = id
-        self.subscription = subscription
-        self.member = member
-        self.cursor = cursor
-        self.offsets = offsets
-        self.attempts = attempts
-        self.count = len(offsets)
+    def __post_init__(self) -> None:
+        self.count = len(self.offsets)
         self.mask = (1 << self.count) - 1
-        self.deadline = deadline
-        self.bytes = size
 
     def index(self, offset: int) -> int:
         """Which bit is the offset's; -1 when the lease never had it."""
@@ -87,25 +70,16 @@ class Lease:
         return [index for index in range(self.count) if mask >> index & 1]
 
 
+@dataclass(slots=True, eq=False)
 class Delivery:
     """Records of one batch for one sink. ``lease`` is None where nothing is to be acknowledged."""
 
-    __slots__ = ("attempts", "batch", "indexes", "lease", "partition", "topic")
-
-    def __init__(
-        self,
-        topic: str,
-        partition: int,
-        batch: Batch,
-        indexes: Sequence[int],
-        lease: Lease | None = None,
-    ):
-        self.topic = topic
-        self.partition = partition
-        self.batch = batch
-        self.indexes = indexes
-        self.lease = lease
-        self.attempts: int | list[int] = 1 if lease is None else lease.attempts
+    topic: str
+    partition: int
+    batch: Batch
+    indexes: Sequence[int]
+    lease: Lease | None = None
+    attempts: int | list[int] = 1
 
     def __len__(self) -> int:
         return len(self.indexes)
@@ -123,9 +97,7 @@ class Delivery:
                 settling=settling,
                 lease=lease,
             )
-        attempts = self.attempts
-        if isinstance(attempts, int):
-            attempts = [attempts] * len(indexes)
+        attempts = repeat(self.attempts) if isinstance(self.attempts, int) else self.attempts
         return batch.pick(self.topic, self.partition, indexes, attempts, settling, lease)
 
 
@@ -141,40 +113,20 @@ class Sink(Protocol):
         """No more messages come: the subscription, its topic or the broker is gone."""
 
 
+@dataclass(slots=True, eq=False)
 class Member:
-    """One consumer of a subscription.
+    """One consumer of a subscription."""
 
-    ``by_id`` is the register of a connection with several members: each of them keeps its leases
-    there too, so that an ack finds its lease with one lookup.
-    """
-
-    __slots__ = (
-        "auto_ack",
-        "by_id",
-        "in_flight",
-        "in_flight_bytes",
-        "leases",
-        "name",
-        "prefetch",
-        "sink",
-    )
-
-    def __init__(
-        self,
-        name: str,
-        sink: Sink,
-        prefetch: int = limits.PREFETCH_DEFAULT,
-        auto_ack: bool = False,
-        by_id: dict[int, Lease] | None = None,
-    ):
-        self.name = name
-        self.sink = sink
-        self.prefetch = prefetch
-        self.auto_ack = auto_ack
-        self.in_flight = 0
-        self.in_flight_bytes = 0
-        self.leases: dict[int, Lease] = {}
-        self.by_id = by_id
+    name: str
+    sink: Sink
+    prefetch: int = limits.PREFETCH_DEFAULT
+    auto_ack: bool = False
+    by_id: dict[int, Lease] | None = None
+    """The register of a connection with several members. Each of them keeps its leases there too,
+    so that an ack finds its lease with one lookup."""
+    in_flight: int = 0
+    in_flight_bytes: int = 0
+    leases: dict[int, Lease] = field(default_factory=dict)
 
     def room(self) -> int:
         free = self.prefetch - self.in_flight

@@ -451,6 +451,11 @@ class Engine:
     def subscription_or_none(self, name: str, pattern: str) -> Subscription | None:
         return self._subscriptions.get((pattern, name))
 
+    def keeper(self, name: str, topic: str) -> Subscription:
+        """The hidden subscription that knows which records of a topic are done, made if needed."""
+        found = self._subscriptions.get((topic, name))
+        return found or self.subscribe(name, topic, start="earliest", internal=True)
+
     def subscription(self, name: str, pattern: str | None = None) -> Subscription:
         """By name and topic, or by name alone where that is unambiguous."""
         if pattern is not None:

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from headrace import limits
+from headrace.broker.cursor import Cursor
 from headrace.broker.publishing import SCHEDULE_PRODUCER as PRODUCER_ID
 from headrace.broker.topic import Topic
 from headrace.errors import HeadraceError, InvalidArgument, MessageNotFound, QueueFull
@@ -143,12 +144,8 @@ class Schedule:
         undone = self._cursor().undone(log.end_offset)
         self._read([at for at in undone if at >= log.start_offset], take, loaded)
 
-    def _cursor(self) -> Any:
-        engine = self._engine
-        keeper = engine.subscription_or_none(KEEPER, TOPIC)
-        if keeper is None:
-            keeper = engine.subscribe(KEEPER, TOPIC, start="earliest", internal=True)
-        return keeper.cursors[(TOPIC, 0)]
+    def _cursor(self) -> Cursor:
+        return self._engine.keeper(KEEPER, TOPIC).cursors[(TOPIC, 0)]
 
     def _take(self, message: Message) -> _Waiting | None:
         """A record of the topic waits; None: it does not say for what."""

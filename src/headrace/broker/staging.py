@@ -229,11 +229,7 @@ class Staging:
             )
 
     def _cursor(self) -> Cursor:
-        engine = self._engine
-        keeper = engine.subscription_or_none(KEEPER, TOPIC)
-        if keeper is None:
-            keeper = engine.subscribe(KEEPER, TOPIC, start="earliest", internal=True)
-        return keeper.cursors[(TOPIC, 0)]
+        return self._engine.keeper(KEEPER, TOPIC).cursors[(TOPIC, 0)]
 
     # --- committing -------------------------------------------------------------------------
     def commit(self, name: str, number: int, pieces: list[Any], done: CommitDone) -> None:

@@ -260,8 +260,9 @@ class Subscription:
             self.activity.first(self._now_ms - batch.max_timestamp, count)
         self.tally.delivered += count
         if member.auto_ack:
-            delivery = Delivery(partition.topic, partition.number, batch, indexes)
-            delivery.attempts = attempts
+            delivery = Delivery(
+                partition.topic, partition.number, batch, indexes, attempts=attempts
+            )
             self.tally.acked += count
             partition.consumed += count
             self._done_all(cursor, offsets)
@@ -282,7 +283,9 @@ class Subscription:
         member.took(lease)
         self._deadlines.add(lease)
         self._arm(deadline)
-        member.sink.deliver(Delivery(partition.topic, partition.number, batch, indexes, lease))
+        member.sink.deliver(
+            Delivery(partition.topic, partition.number, batch, indexes, lease, attempts)
+        )
 
     # --- order by key -----------------------------------------------------------------------
     def _hand_out_ordered(

@@ -54,7 +54,7 @@ import gc
 import struct
 import sys
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import accumulate, chain, pairwise, repeat
 from operator import sub
@@ -365,24 +365,10 @@ class Batch:
         """Message objects for the records ``start:stop:step``."""
         stop = self.count if stop is None else stop
         cut = slice(start, stop, step)
-        keys, headers, times, ids = self.keys(), self.headers(), self.times(), self.ids()
-        base = self.base_offset
+        offsets = range(self.base_offset + start, self.base_offset + stop, step)
         with no_collection(stop - start):
-            return list(
-                map(
-                    Message,
-                    repeat(topic),
-                    repeat(partition),
-                    range(base + start, base + stop, step),
-                    repeat(self.base_timestamp) if times is None else times[cut],
-                    repeat(None) if keys is None else keys[cut],
-                    self.values()[cut],
-                    repeat(None) if headers is None else headers[cut],
-                    repeat(None) if ids is None else ids[cut],
-                    repeat(attempt),
-                    repeat(settling),
-                    repeat(lease),
-                )
+            return self._messages(
+                topic, partition, offsets, lambda c: c[cut], repeat(attempt), settling, lease
             )
 
     def pick(
@@ -390,28 +376,41 @@ class Batch:
         topic: str,
         partition: int,
         indexes: Sequence[int],
-        attempts: Sequence[int],
+        attempts: Iterable[int],
         settling: Settling | None = None,
         lease: Any = None,
         offsets: Sequence[int] | None = None,
     ) -> list[Message]:
         """Message objects for some records, each with its own attempt (and offset, if given)."""
+        if offsets is None:
+            offsets = [self.base_offset + index for index in indexes]
+        return self._messages(
+            topic, partition, offsets, lambda c: [c[i] for i in indexes], attempts, settling, lease
+        )
 
-        def some(column: Sequence[Any] | None) -> Iterable[Any]:
-            return repeat(None) if column is None else [column[index] for index in indexes]
-
-        times = self.times()
+    def _messages(
+        self,
+        topic: str,
+        partition: int,
+        offsets: Sequence[int],
+        some: Callable[[Sequence[Any]], Sequence[Any]],
+        attempts: Iterable[int],
+        settling: Settling | None,
+        lease: Any,
+    ) -> list[Message]:
+        """``some`` takes the wanted records out of a column."""
+        keys, headers, times, ids = self.keys(), self.headers(), self.times(), self.ids()
         return list(
             map(
                 Message,
                 repeat(topic),
                 repeat(partition),
-                [self.base_offset + index for index in indexes] if offsets is None else offsets,
+                offsets,
                 repeat(self.base_timestamp) if times is None else some(times),
-                some(self.keys()),
+                repeat(None) if keys is None else some(keys),
                 some(self.values()),
-                some(self.headers()),
-                some(self.ids()),
+                repeat(None) if headers is None else some(headers),
+                repeat(None) if ids is None else some(ids),
                 attempts,
                 repeat(settling),
                 repeat(lease),
