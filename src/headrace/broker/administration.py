@@ -218,7 +218,7 @@ class Administration:
 
     # --- delayed messages -------------------------------------------------------------------
     async def scheduled(self, topic: str | None, limit: int) -> list[Scheduled]:
-        return self.engine.schedule.waiting(topic, limit)
+        return await completed(lambda: self.engine.schedule.waiting(topic, limit))
 
     async def cancel(self, id: uuid.UUID) -> None:
         await done(self.engine.schedule.cancel, id)

@@ -9,7 +9,7 @@ from typing import Any, Unpack
 
 from headrace import limits
 from headrace.broker.administration import Administration, answer, settle
-from headrace.broker.channel import AsyncConsumer, AsyncPlainChannel
+from headrace.broker.channel import AsyncEmbeddedConsumer, AsyncPlainChannel
 from headrace.broker.delivery import Member
 from headrace.broker.engine import Engine
 from headrace.broker.publishing import Publish
@@ -269,7 +269,7 @@ class AsyncBroker(Operations, AsyncFacade):
     async def unsubscribe(self, topic: str) -> None:
         """Close the plain channels of the topic."""
         for channel in [c for c in self._channels if c.topic == topic]:
-            if not isinstance(channel, AsyncConsumer):
+            if not isinstance(channel, AsyncEmbeddedConsumer):
                 channel.close()
 
     async def subscription(
@@ -281,14 +281,16 @@ class AsyncBroker(Operations, AsyncFacade):
         prefetch: int = limits.PREFETCH_DEFAULT,
         auto_extend: bool = False,
         **settings: Unpack[SubscriptionOptions],
-    ) -> AsyncConsumer:
+    ) -> AsyncEmbeddedConsumer:
         """Join a durable subscription. With a topic, it is created if it does not exist.
 
         ``prefetch``: how many messages may be out with this member at a time. ``auto_extend``: their
         deadlines are extended until they are settled.
         """
         subscription = await self._find_or_create(name, topic, start, settings)
-        consumer = AsyncConsumer(subscription, self._next_member(), check_prefetch(prefetch))
+        consumer = AsyncEmbeddedConsumer(
+            subscription, self._next_member(), check_prefetch(prefetch)
+        )
         consumer.on_close = self._close_consumer
         subscription.join(consumer.member)
         if auto_extend:
@@ -321,7 +323,7 @@ class AsyncBroker(Operations, AsyncFacade):
         self._channels.append(channel)
 
     def _close_consumer(self, channel: AsyncChannel) -> None:
-        assert isinstance(channel, AsyncConsumer)
+        assert isinstance(channel, AsyncEmbeddedConsumer)
         self._channels.remove(channel)
         channel.leave()
         channel.closed(None)

@@ -49,7 +49,7 @@ class Cursor:
         self.position = position
         self.next = position
         self.high = position
-        """Behind the highest done offset: nothing at or above it is done."""
+        """The offset after the highest done one: nothing at or above it is done."""
         self.attempts: dict[int, int] = {}
         """Failed deliveries so far, of what is not done."""
         self.blocked: str | None = None
@@ -149,7 +149,7 @@ class Cursor:
             self._chunks.clear()
 
     def failed(self, offset: int, attempt: int) -> None:
-        """Remember that delivery number ``attempt`` of the offset came to nothing."""
+        """Remember that delivery number ``attempt`` of the offset failed."""
         self.attempts[offset] = attempt
         if not self._rewrite:
             self._fresh_attempts[offset] = attempt
@@ -235,7 +235,7 @@ class Cursor:
         self._fresh_attempts.clear()
 
     def take_delta(self) -> bytes:
-        """What has changed since the last call, for the journal."""
+        """The changes since the last call, for the journal."""
         if self._rewrite:
             payload = self.snapshot()
         else:

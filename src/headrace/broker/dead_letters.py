@@ -118,8 +118,7 @@ class DeadLetters:
             topic = engine.create_topic(
                 name, TopicSettings(durable=durable, retention_hours=None), internal=True
             )
-        if engine.subscription_or_none(KEEPER, name) is None:
-            engine.subscribe(KEEPER, name, start="earliest", internal=True)
+        engine.keeper(KEEPER, name)
         return topic
 
     # --- listing ----------------------------------------------------------------------------
@@ -135,7 +134,7 @@ class DeadLetters:
             topic = engine.topics.get(candidate)
             if topic is not None and keeper is None and candidate != name:
                 # A crash came before it was in the journal.
-                keeper = engine.subscribe(KEEPER, candidate, start="earliest", internal=True)
+                keeper = engine.keeper(KEEPER, candidate)
             if topic is not None and keeper is not None:
                 return topic, keeper, keeper.cursors[(candidate, 0)]
         raise SubscriptionNotFound(
@@ -335,6 +334,15 @@ class _Redrive:
             self._finish(self._error or self._left_out)
             return
         self._after = letters[-1].offset
+        # While the log was fetching, others may have dealt with some of them.
+        letters = [
+            letter
+            for letter in letters
+            if self._wanted(letter) and not self._cursor.is_done(letter.offset)
+        ]
+        if not letters:
+            self._engine.call_soon(self.step)
+            return
         waiting = len(letters)
 
         def stored(letter: DeadLetter, error: HeadraceError | None) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Unpack
 from headrace import limits
 from headrace.broker import aio
 from headrace.broker.aio import AsyncBroker
-from headrace.broker.channel import Consumer, PlainChannel
+from headrace.broker.channel import EmbeddedConsumer, PlainChannel
 from headrace.broker.engine import Engine
 from headrace.broker.publishing import Publish, PublishDone
 from headrace.channels import Channel
@@ -263,14 +263,14 @@ class Broker(BlockingOperations, BlockingFacade):
         prefetch: int = limits.PREFETCH_DEFAULT,
         auto_extend: bool = False,
         **settings: Unpack[SubscriptionOptions],
-    ) -> Consumer:
+    ) -> EmbeddedConsumer:
         """Join a durable subscription. With a topic, it is created if it does not exist."""
         aio.check_prefetch(prefetch)
         core = self._core
 
-        async def join() -> Consumer:
+        async def join() -> EmbeddedConsumer:
             subscription = await core._find_or_create(name, topic, start, settings)
-            consumer = Consumer(subscription, core._next_member(), prefetch, self._call)
+            consumer = EmbeddedConsumer(subscription, core._next_member(), prefetch, self._call)
             consumer.on_close = self._close_consumer
             subscription.join(consumer.member)
             if auto_extend:
@@ -285,7 +285,7 @@ class Broker(BlockingOperations, BlockingFacade):
         return consumer
 
     def _close_consumer(self, channel: Channel) -> None:
-        assert isinstance(channel, Consumer)
+        assert isinstance(channel, EmbeddedConsumer)
 
         def leave() -> None:
             channel.leave()

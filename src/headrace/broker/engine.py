@@ -33,7 +33,7 @@ from headrace.broker.publishing import Publishing
 from headrace.broker.retention import DiskGuard, Retention
 from headrace.broker.schedule import Schedule
 from headrace.broker.staging import Staging
-from headrace.broker.state import Loaded, State
+from headrace.broker.state import Loaded, StateJournal
 from headrace.broker.subscription import Subscription
 from headrace.broker.topic import Partition, Topic
 from headrace.broker.topics import Topics
@@ -113,9 +113,11 @@ class Engine:
         """About to close: members that leave now are sent away."""
         self.directory = None if data_dir is None else DataDirectory(data_dir, files, self._clock)
         self.guard = DiskGuard(data_dir, disk_reserve_bytes, files, loop)
-        if storage is None and data_dir is None:
+        if storage is not None:
+            pass
+        elif data_dir is None:
             storage = MemoryStorage(clock=self._clock, loop=loop)
-        elif storage is None:
+        else:
             storage = DiskStorage(
                 data_dir,
                 files=files,
@@ -128,7 +130,7 @@ class Engine:
         defaults = topic_defaults or TopicSettings()
         self.topics = Topics(storage, defaults, clock=self._clock, random=self._random)
         journal = None if data_dir is None else Journal(files, data_dir / JOURNAL, entries.MAGIC)
-        self.state = State(journal, loop, self.workers, self._snapshot, self.fail)
+        self.state = StateJournal(journal, loop, self.workers, self._snapshot, self.fail)
         self.retention = Retention(self.topics, self._clock, loop)
         self.publishing = Publishing(self, self._random)
         self.append = self.publishing.append
@@ -449,6 +451,11 @@ class Engine:
 
     def subscription_or_none(self, name: str, pattern: str) -> Subscription | None:
         return self._subscriptions.get((pattern, name))
+
+    def keeper(self, name: str, topic: str) -> Subscription:
+        """The hidden subscription that knows which records of a topic are done, made if needed."""
+        found = self._subscriptions.get((topic, name))
+        return found or self.subscribe(name, topic, start="earliest", internal=True)
 
     def subscription(self, name: str, pattern: str | None = None) -> Subscription:
         """By name and topic, or by name alone where that is unambiguous."""

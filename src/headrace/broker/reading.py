@@ -38,6 +38,10 @@ class Reading:
     def __bool__(self) -> bool:
         return bool(self._queue)
 
+    @property
+    def is_fetching(self) -> bool:
+        return bool(self._pending)
+
     def advanced(self, cursor: Cursor) -> None:
         """There may be something to read at the cursor."""
         if self._enqueue(cursor):

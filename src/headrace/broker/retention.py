@@ -1,8 +1,8 @@
-"""What may be forgotten, and whether there is room for more.
+"""Deletes old records, and refuses publishes while the disk is full.
 
 :class:`Retention` deletes whole closed segments by age and by size, oldest first; never the one being
 written, and, where the topic says ``retain_unread``, never what a subscription has not finished. In
-memory topics it lets go of what every subscription is done with.
+memory topics it drops what every subscription has finished.
 
 :class:`DiskGuard` refuses publishes while free space is below the reserve, before anything is
 appended, and lets them through again when there is a quarter more than that. Acks, positions and
@@ -97,7 +97,7 @@ class Retention:
         self.deleted_bytes += before - log.size_bytes()
 
     def drop_done(self, partition: Partition) -> None:
-        """Delete what every subscription is done with, now; one file in each turn of the loop."""
+        """Delete now what every subscription has finished; one segment in each turn of the loop."""
         log, low = partition.log, low_water(partition)
         if low is None or self._timer is None:
             return
@@ -114,7 +114,7 @@ class Retention:
 
     # --- memory -----------------------------------------------------------------------------
     def trim(self, partition: Partition) -> None:
-        """A position moved in a memory topic: soon let go of what nobody needs."""
+        """A position moved in a memory topic: soon drop what every subscription has finished."""
         if not self._trims:
             self._loop.call_soon(self._trim)
         self._trims.add(partition)

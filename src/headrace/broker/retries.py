@@ -33,6 +33,10 @@ class Retries:
         yield from ((cursor, offset) for _, _, cursor, offset in self._later)
         yield from self._pending
 
+    @property
+    def is_fetching(self) -> bool:
+        return bool(self._pending)
+
     def add(self, cursor: Cursor, offset: int) -> None:
         self.ready.append((cursor, offset))
 

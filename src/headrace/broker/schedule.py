@@ -23,11 +23,13 @@ import logging
 import uuid
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from headrace import limits
+from headrace.broker.cursor import Cursor
 from headrace.broker.publishing import SCHEDULE_PRODUCER as PRODUCER_ID
 from headrace.broker.topic import Topic
 from headrace.errors import HeadraceError, InvalidArgument, MessageNotFound, QueueFull
@@ -79,6 +81,8 @@ class Schedule:
         self._moving: set[int] = set()
         self._timer: Any = None
         self._rounding = False
+        self._when_loaded: list[Callable[[], None]] | None = None
+        """Callbacks that wait until the log has been read; None when it has."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -90,6 +94,7 @@ class Schedule:
         if topic is None:
             return
         self._rounding = True  # until everything is read, nothing is published
+        self._when_loaded = []
         self._load_published(
             [
                 (partition.log, last[0])
@@ -129,19 +134,18 @@ class Schedule:
             return True
 
         def loaded() -> None:
+            callbacks, self._when_loaded = self._when_loaded, None
             self._drop(published)
             self._go_on_when_durable()
+            for callback in callbacks or ():
+                callback()
 
         log = self._engine.partition(TOPIC).log
         undone = self._cursor().undone(log.end_offset)
         self._read([at for at in undone if at >= log.start_offset], take, loaded)
 
-    def _cursor(self) -> Any:
-        engine = self._engine
-        keeper = engine.subscription_or_none(KEEPER, TOPIC)
-        if keeper is None:
-            keeper = engine.subscribe(KEEPER, TOPIC, start="earliest", internal=True)
-        return keeper.cursors[(TOPIC, 0)]
+    def _cursor(self) -> Cursor:
+        return self._engine.keeper(KEEPER, TOPIC).cursors[(TOPIC, 0)]
 
     def _take(self, message: Message) -> _Waiting | None:
         """A record of the topic waits; None: it does not say for what."""
@@ -232,14 +236,20 @@ class Schedule:
         self._read(list(range(start, stop)), take, self._arm)
 
     def waiting(self, topic: str | None = None, limit: int = 1000) -> list[Scheduled]:
-        """What waits, soonest first."""
+        """The messages that wait, soonest first."""
+        self._check_loaded()
         chosen = (w for w in self._waiting.values() if topic is None or w.control["topic"] == topic)
         soonest = heapq.nsmallest(limit, chosen, key=lambda w: (w.deliver_at, w.offset))
         return [Scheduled(w.id, w.control["topic"], w.deliver_at) for w in soonest]
 
+    def _check_loaded(self) -> None:
+        if self._when_loaded is not None:
+            raise ReadPending(self._when_loaded.append)
+
     def cancel(self, message_id: uuid.UUID, done: Callable[[HeadraceError | None], None]) -> None:
         """It will not be published. :class:`MessageNotFound` if it was, or never waited."""
         self._engine.check_open()
+        self._check_loaded()
         offset = self._by_id.get(message_id)
         if offset is None:
             parts = split_id(message_id)
@@ -348,8 +358,7 @@ class Schedule:
                 if not batch.flags & LOST:
                     messages = batch.pick(TOPIC, 0, indexes, [1] * len(indexes))
             except ReadPending as pending:
-                place = at
-                pending.then(lambda: self._read(offsets, take, done, place))
+                pending.then(partial(self._read, offsets, take, done, at))
                 return
             except (HeadraceError, OSError) as error:
                 logger.error("a delayed message cannot be read: %s", error)

@@ -1,14 +1,14 @@
 """A decided commit on its way into its partitions. See ``staging.py`` for the whole of it.
 
-Pieces are read in a worker, a few megabytes at a time, and handed to their partitions in order; so much
-is under way at once as ``COMMIT_WINDOW_BYTES`` allows, whatever the commit weighs, and the loop only
-passes it on. The ends of all partitions are held from the beginning and released together.
+Pieces are read in a worker, a few megabytes at a time, and handed to their partitions in order. At most
+``COMMIT_WINDOW_BYTES`` are under way at once, however large the commit is, and the loop only passes them
+on. The ends of all partitions are held from the beginning and released together.
 
-A partition knows by the producer's sequence how much of the commit it has, so that this can be begun
-again at any point: after an error, and after a crash.
+A partition knows by the producer's sequence how much of the commit it has, so a run can begin again at
+any point: after an error, and after a crash.
 
 A piece that cannot be read any more, though it was whole when its commit was decided, is stored as a
-batch that is *lost*: the commit is shown, and whoever reads it hears explicitly which records are gone.
+batch that is *lost*: the commit is shown, and readers get an explicit error for those records.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import logging
 import re
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from headrace import limits
@@ -41,7 +42,7 @@ Done = Callable[[HeadraceError | None], None]
 Result = TypeVar("Result")
 _ID = re.compile(r"([0-9a-f]{1,16})/([0-9]{1,19})/([0-9]{1,7})/([0-9]{1,4})/([\w.-]{1,249})", re.A)
 READ_BYTES = 8 << 20
-"""What one job of a worker reads, and then the piece that it is at."""
+"""One job of a worker reads this much, and finishes its last piece."""
 READ_PIECES_MAX = 64
 
 
@@ -69,47 +70,28 @@ class StagedPiece(NamedTuple):
         return int(incarnation, 16), piece
 
 
+@dataclass(slots=True, eq=False)
 class Decision:
     """A commit that will happen, or has."""
 
-    __slots__ = (
-        "after",
-        "epoch",
-        "finished",
-        "lost",
-        "name",
-        "number",
-        "pieces",
-        "producer",
-        "time",
-        "waiters",
+    name: str
+    number: int
+    producer: int
+    epoch: int
+    pieces: list[StagedPiece]
+    time: int
+    finished: bool = False
+    lost: int = 0
+    """Records that could not be read any more."""
+    waiters: list[tuple[bool, Callable[[bool, HeadraceError | None], None]]] = field(
+        default_factory=list
     )
-
-    def __init__(
-        self,
-        name: str,
-        number: int,
-        producer: int,
-        epoch: int,
-        pieces: list[StagedPiece],
-        time: int,
-    ):
-        self.name = name
-        self.number = number
-        self.producer = producer
-        self.epoch = epoch
-        self.pieces = pieces
-        self.time = time
-        self.finished = False
-        self.lost = 0
-        """Records that could not be read any more."""
-        self.waiters: list[tuple[bool, Callable[[bool, HeadraceError | None], None]]] = []
-        """(whether it was the first, done) of those who wait for it."""
-        self.after: list[Done] = []
-        """What waits to be decided under the same name."""
+    """(whether it was the first, done) of the callers that wait for it."""
+    after: list[Done] = field(default_factory=list)
+    """Commits of the same name that are decided after it."""
 
     def answer(self, error: HeadraceError | None) -> None:
-        """Tell all who wait; those behind it are decided now, whatever became of this one."""
+        """Tell all that wait; the commits after it are decided now, whatever became of this one."""
         waiters, self.waiters = self.waiters, []
         after, self.after = self.after, []
         for first, done in waiters:
@@ -130,12 +112,9 @@ class Decision:
 
     @classmethod
     def of(cls, item: dict[str, Any]) -> Decision:
+        known = {name: item[name] for name in ("name", "number", "producer", "epoch", "time")}
         pieces = [StagedPiece(*piece) for piece in item["pieces"]]
-        decision = cls(
-            item["name"], item["number"], item["producer"], item["epoch"], pieces, item["time"]
-        )
-        decision.finished = item["finished"]
-        return decision
+        return cls(**known, pieces=pieces, finished=item["finished"])
 
 
 def target_of(engine: Engine, piece: StagedPiece) -> Partition | None:
@@ -167,7 +146,7 @@ def unstamped(batch: Batch) -> Batch:
 
 
 def _read_some(log: Log, pieces: Sequence[StagedPiece]) -> list[Batch | None]:
-    """The first of the pieces, so many as make ``READ_BYTES``."""
+    """The first of the pieces, up to about ``READ_BYTES``."""
     found: list[Batch | None] = []
     size = 0
     for piece in pieces:

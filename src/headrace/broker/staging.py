@@ -229,11 +229,7 @@ class Staging:
             )
 
     def _cursor(self) -> Cursor:
-        engine = self._engine
-        keeper = engine.subscription_or_none(KEEPER, TOPIC)
-        if keeper is None:
-            keeper = engine.subscribe(KEEPER, TOPIC, start="earliest", internal=True)
-        return keeper.cursors[(TOPIC, 0)]
+        return self._engine.keeper(KEEPER, TOPIC).cursors[(TOPIC, 0)]
 
     # --- committing -------------------------------------------------------------------------
     def commit(self, name: str, number: int, pieces: list[Any], done: CommitDone) -> None:
@@ -395,7 +391,11 @@ class Staging:
     def expire_orphans(self) -> None:
         """What was staged a day ago and never committed belongs to a job that is gone."""
         now = self._engine.now_ms()
-        self.expire(now - limits.STAGED_KEPT_S * 1000)
+        try:
+            self.expire(now - limits.STAGED_KEPT_S * 1000)
+        except ReadPending as pending:
+            pending.then(self.expire_orphans)
+            return
         self._forget_names(now - limits.COMMIT_NAMES_KEPT_S * 1000)
         self._let_go_of_files()
 
@@ -407,11 +407,7 @@ class Staging:
         log = home.partitions[0].log
         if self._cursor().position == log.end_offset:
             return 0
-        try:
-            return self._expire_to(log.offset_at(before_ms))
-        except ReadPending as pending:
-            pending.then(lambda: self.expire(before_ms))
-            return 0
+        return self._expire_to(log.offset_at(before_ms))
 
     def _expire_to(self, end: int) -> int:
         cursor = self._cursor()

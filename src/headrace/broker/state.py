@@ -1,4 +1,4 @@
-"""What subscriptions there are and where they stand, kept in one journal.
+"""Subscriptions and their positions, kept in one journal.
 
 Payloads (``log.journal`` frames and checksums them), by their first byte:
 
@@ -11,18 +11,18 @@ Payloads (``log.journal`` frames and checksums them), by their first byte:
 
 Definitions are durable before the caller hears of them. Positions are written together for all
 subscriptions, at most ``FLUSH_S`` after they changed: a crash may cost the last acks, and the
-messages come again. ``flush`` is the barrier for who needs more.
+messages come again. ``flush`` is the barrier for callers that need more.
 
 When the journal cannot be written (no room), nothing is lost in memory and it is tried again; when
-its *sync* fails the broker stops, as for any other failed sync. Behind ``close`` nothing is written:
-the directory may be somebody else's by then.
+its *sync* fails the broker stops, as for any other failed sync. After ``close`` nothing is written:
+the directory may belong to another process by then.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -31,7 +31,7 @@ from headrace.broker.cursor import Cursor
 from headrace.clock import Loop
 from headrace.errors import Closed, HeadraceError, OutcomeUnknown, refused_by_disk
 from headrace.log.journal import Journal
-from headrace.log.workers import Lane, SyncFailed, Workers
+from headrace.log.workers import Lane, Workers
 
 logger = logging.getLogger("headrace.broker")
 MAGIC = b"headrace subscriptions 1"
@@ -41,12 +41,11 @@ RETRY_S = 1.0
 Done = Callable[[HeadraceError | None], None]
 
 
-class Entry:
-    __slots__ = ("done", "payload")
+class Entry(NamedTuple):
+    """Something to be written; without a payload, a request to write all positions."""
 
-    def __init__(self, payload: bytes | None, done: Done | None):
-        self.payload = payload
-        self.done = done
+    payload: bytes | None
+    done: Done | None
 
 
 def define(
@@ -131,7 +130,7 @@ def remember(producers: dict[str, tuple[int, int]], name: str, known: tuple[int,
         del producers[next(iter(producers))]
 
 
-class State:
+class StateJournal:
     """The journal and what is to go into it. ``journal`` None: nothing is kept."""
 
     def __init__(
@@ -275,6 +274,3 @@ class State:
             done()
 
         self.flush(closed)
-
-
-__all__ = ["Entry", "Loaded", "State", "SyncFailed"]

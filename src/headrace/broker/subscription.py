@@ -124,7 +124,7 @@ class Subscription:
         if cursor is None:
             return
         if at_once and not self._pumping:
-            self._pumping = True  # for whoever would wake it: it is up
+            self._pumping = True  # so that nothing wakes it twice
             self._reading.advanced(cursor)
             self.pump()
         else:
@@ -132,7 +132,7 @@ class Subscription:
 
     # --- members ----------------------------------------------------------------------------
     def join(self, member: Member) -> None:
-        if self.closed:  # nobody would ever tell the member
+        if self.closed:  # the member would never be told
             raise Closed(f"subscription {self.name!r} is closed")
         self.members.add(member)
         self.wake()
@@ -162,7 +162,7 @@ class Subscription:
 
     # --- handing out ------------------------------------------------------------------------
     def pump(self) -> None:
-        """Hand out what there is to whoever has room."""
+        """Hand out messages to the members that have room."""
         self._pumping = False
         if self.closed:
             return
@@ -174,6 +174,11 @@ class Subscription:
                 self._hand_out_fresh(*found)
             else:
                 break
+
+    @property
+    def is_fetching(self) -> bool:
+        """Whether a log still fetches messages that were asked for."""
+        return self._reading.is_fetching or self._retries.is_fetching
 
     @property
     def _has_work(self) -> bool:
@@ -256,8 +261,9 @@ class Subscription:
             self.activity.first(self._now_ms - batch.max_timestamp, count)
         self.tally.delivered += count
         if member.auto_ack:
-            delivery = Delivery(partition.topic, partition.number, batch, indexes)
-            delivery.attempts = attempts
+            delivery = Delivery(
+                partition.topic, partition.number, batch, indexes, attempts=attempts
+            )
             self.tally.acked += count
             partition.consumed += count
             self._done_all(cursor, offsets)
@@ -278,7 +284,9 @@ class Subscription:
         member.took(lease)
         self._deadlines.add(lease)
         self._arm(deadline)
-        member.sink.deliver(Delivery(partition.topic, partition.number, batch, indexes, lease))
+        member.sink.deliver(
+            Delivery(partition.topic, partition.number, batch, indexes, lease, attempts)
+        )
 
     # --- order by key -----------------------------------------------------------------------
     def _hand_out_ordered(
@@ -571,28 +579,16 @@ class Subscription:
         self._reading.advanced(cursor)
 
     def advance(self, cursor: Cursor, offset: int) -> None:
-        """Everything before the offset is done, whoever has it; never moves back.
+        """Everything before the offset is done, whichever member holds it; never moves back.
 
-        It is what a reader says that keeps its own position. A member that settles one of these
-        afterwards hears that its delivery has ended.
+        For readers that keep their own position. A member that settles one of these messages
+        afterwards gets :class:`StaleDelivery`.
         """
         if offset <= cursor.position:
             return
         count = cursor.undone_count(offset)
-        for lease in [lease for lease in self.leases.values() if lease.cursor is cursor]:
-            held = lease.mask & (1 << bisect_left(lease.offsets, offset)) - 1
-            if held:
-                lease.mask ^= held
-                self._settled(lease, held.bit_count())
-        self._retries.forget(cursor, offset)
-        self._burying = {
-            item: reason
-            for item, reason in self._burying.items()
-            if item[0] != cursor.number or item[1] >= offset
-        }
         cursor.done_run(cursor.position, offset)
-        for item in self._order.forget(cursor, offset):
-            self._retries.add(*item)
+        self._forget(cursor, offset)
         if cursor.next < offset:
             cursor.blocked = None
             self._reading.forget(cursor)
@@ -603,20 +599,26 @@ class Subscription:
         if self._has_work:
             self.wake()
 
-    def _forget(self, cursor: Cursor) -> None:
-        """Drop everything that is under way at the cursor."""
+    def _forget(self, cursor: Cursor, before: int | None = None) -> None:
+        """Drop everything that is under way at the cursor, or only what lies before an offset."""
         for lease in [lease for lease in self.leases.values() if lease.cursor is cursor]:
-            out = lease.mask.bit_count()
-            lease.mask = 0
-            self._settled(lease, out)
-        self._retries.forget(cursor)
+            gone = lease.mask
+            if before is not None:
+                gone &= (1 << bisect_left(lease.offsets, before)) - 1
+            if gone:
+                lease.mask ^= gone
+                self._settled(lease, gone.bit_count())
+        self._retries.forget(cursor, before)
         self._burying = {
-            item: reason for item, reason in self._burying.items() if item[0] != cursor.number
+            item: reason
+            for item, reason in self._burying.items()
+            if item[0] != cursor.number or (before is not None and item[1] >= before)
         }
-        for item in self._order.forget(cursor):
+        for item in self._order.forget(cursor, before):
             self._retries.add(*item)
-        self._reading.forget(cursor)
-        if self._has_work:  # who had these has room for others now
+        if before is None:
+            self._reading.forget(cursor)
+        if self._has_work:  # the members that had these have room for others now
             self.wake()
 
     def close(self, error: HeadraceError | None = None) -> None:
@@ -628,7 +630,7 @@ class Subscription:
             self._timer = None
         for cursor in self.cursors.values():
             cursor.partition.watchers.remove(self)
-        for member in list(self.members):  # a sink may leave as it hears of it
+        for member in list(self.members):  # a sink may leave when it is told
             member.sink.closed(error)
         self.members.clear()
         for lease in list(self.leases.values()):

@@ -1,6 +1,6 @@
-"""The batches of one segment file, one by one, for a person who looks into it.
+"""The batches of one segment file, one by one, for a person to read.
 
-Works on any file of batches: a segment, and also what recovery and repair keep beside it
+Works on any file of batches: a segment, and also the files that recovery and repair keep beside it
 (``.torn-<n>``, ``.damaged-<n>``), from whatever offset that begins at.
 """
 
@@ -61,7 +61,7 @@ def dump(path: Path, files: Files | None = None) -> Iterator[DumpedBatch]:
     """Everything in the file, in order. It may be read while a broker writes it."""
     files = files or Files()
     if not files.exists(path):
-        raise NotFound(f"there is no file {path}", code="file_not_found")
+        raise NotFound(f"file {path} does not exist", code="file_not_found")
     if files.is_directory(path):
         raise InvalidArgument(
             f"{path} is a directory; name a segment, for example "

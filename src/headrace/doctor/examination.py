@@ -1,11 +1,11 @@
-"""Looking at a data directory: every file in it, and what is to be said about it.
+"""Looks at every file of a data directory and reports findings.
 
-What is checked: every checksum of every batch, its columns, that offsets are gapless within and
-across segments, that times do not run backwards, that indexes, snapshots, the journal and the
-settings can be read. A finding that something can be done about is offered with its remedy.
+The checks: every checksum of every batch, its columns, that offsets are gapless within and across
+segments, that times do not run backwards, that indexes, snapshots, the journal and the settings can
+be read. A finding that can be repaired is offered with its remedy.
 
-Where the rules for tolerating something live elsewhere (recovery, the journal), they are followed
-here: what the next start takes for a torn write must not be called damage, nor the other way round.
+The rules for what is tolerated are those of recovery and the journal: a torn write must not be called
+damage here if the next start calls it torn, nor the other way round.
 """
 
 from __future__ import annotations
@@ -164,9 +164,9 @@ class Examination:
             if base_offset_of(name) is not None
         )
 
-    # --- what may lie anywhere --------------------------------------------------------------
+    # --- files in any directory --------------------------------------------------------------
     def add_other(self, path: Path) -> None:
-        """A file that is none of those that belong in its directory."""
+        """A file that does not belong in its directory."""
         directory = self.files.is_directory(path)
         size = 0 if directory else self.files.file_size(path)
         if _LEFTOVER.fullmatch(path.name) and not directory:
@@ -294,7 +294,7 @@ class Examination:
         except FileNotFoundError:
             self.add(
                 "damage" if in_use else "warning", "settings_missing", path,
-                f"the topic's settings are not there: {consequence}",
+                f"the topic's settings do not exist: {consequence}",
             )  # fmt: skip
             return
         except OSError as error:
@@ -379,7 +379,7 @@ class _PartitionCheck:
             elif base not in bases:
                 self.add(
                     "note", "index_orphan", path,
-                    "an index whose segment is not there; nothing reads it",
+                    "an index without its segment; nothing reads it",
                     bytes=self.files.file_size(path),
                 )  # fmt: skip
         self.segments.sort(key=lambda segment: segment.base)
@@ -405,7 +405,7 @@ class _PartitionCheck:
             )  # fmt: skip
 
     def _survey(self, number: int) -> tuple[Survey | None, str | None]:
-        """The segment and what is wrong with its index: None nothing, '' it is not there."""
+        """The segment, and the trouble with its index: None for none, '' if it does not exist."""
         segment = self.segments[number]
         try:
             index, trouble = self._load_index(segment)
@@ -463,7 +463,7 @@ class _PartitionCheck:
         else:
             self.add(
                 "note", "index_missing", path,
-                "the index of this segment is not there; it is made anew when somebody reads there",
+                "the index of this segment does not exist; the next read there makes it",
                 WriteIndex(path, found.index),
             )  # fmt: skip
 
@@ -511,7 +511,7 @@ class _PartitionCheck:
         if found.trailing_bytes:
             self.add(
                 "warning", "trailing_bytes", found.path,
-                f"{found.trailing_bytes:,} bytes behind the last batch are no batch; no offset is "
+                f"{found.trailing_bytes:,} bytes after the last batch are no batch; no offset is "
                 "missing, and nothing reads them",
                 bytes=found.trailing_bytes,
             )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What an examination of a data directory says: findings, partitions, totals.
+"""The report of an examination: findings, partitions, totals.
 
 A finding has a stable ``code``, a severity and a sentence that says what it means and what to do:
 
@@ -28,7 +28,7 @@ class Finding:
     topic: str | None = None
     partition: int | None = None
     first: int | None = None
-    """The first offset concerned, and ``end`` the one behind the last."""
+    """The first offset concerned, and ``end`` the one after the last."""
     end: int | None = None
     bytes: int = 0
     repairable: bool = False
@@ -120,7 +120,7 @@ class Report:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Made of what JSON knows."""
+        """As plain values, for JSON."""
         return {
             "data_dir": str(self.data_dir),
             "severity": self.severity,

@@ -1,12 +1,12 @@
-"""What a repair does to the files of a partition, each remedy whole or not at all.
+"""The remedies for the files of a partition, each applied whole or not at all.
 
 Rules:
-- Offsets never change. What was destroyed is replaced by batches with the flag LOST, which stand
-  for exactly the offsets that are gone; everything else is copied byte for byte.
+- Offsets never change. Destroyed records are replaced by batches with the flag LOST, which stand for
+  exactly the offsets that are gone; everything else is copied byte for byte.
 - Nothing that could be data is deleted. A segment that is written anew is first copied to
   ``<name>.damaged-<n>``. (Copied, not renamed: a crash between two renames would leave a partition
   without the segment.)
-- What was written is read back and compared before it takes the old file's place.
+- A new file is read back and compared before it takes the old file's place.
 - An index is removed before the log under it changes, so that no crash leaves one that fits by
   chance.
 """
@@ -14,7 +14,6 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -60,7 +59,7 @@ class RewriteSegment:
             files.remove(index_path)
             files.sync_directory(path.parent)
         aside = aside_path(files, path)
-        _write(files, aside, _copy(files, path, 0, survey.size))
+        files.replace(aside, _copy(files, path, 0, survey.size))
         index = _write_segment(
             files, path, survey.base_offset, survey.end_offset, self._content(files)
         )
@@ -187,36 +186,11 @@ def _copy(files: Files, path: Path, start: int, end: int) -> Iterator[bytes]:
         handle.close()
 
 
-def _write(files: Files, path: Path, content: Iterable[bytes]) -> None:
-    """As ``Files.replace``, for what may be too large to be held in memory."""
-    temporary = _write_temporary(files, path, content)
-    files.rename(temporary, path)
-    files.sync_directory(path.parent)
-
-
-def _write_temporary(files: Files, path: Path, content: Iterable[bytes]) -> Path:
-    temporary = path.with_name(path.name + ".tmp")
-    handle = files.open(temporary, write=True, create=True)
-    try:
-        files.truncate(handle, 0)
-        position = 0
-        for chunk in content:
-            position += files.write_at(handle, position, [chunk])
-        files.sync(handle)
-    except OSError:
-        with suppress(OSError):
-            files.remove(temporary)
-        raise
-    finally:
-        handle.close()
-    return temporary
-
-
 def _write_segment(
     files: Files, path: Path, base_offset: int, end_offset: int, content: Iterable[bytes]
 ) -> Index:
     """Write a segment, prove that it is one without a flaw, and only then put it in place."""
-    temporary = _write_temporary(files, path, content)
+    temporary = files.write_temporary(path, content)
     index = Index(base_offset)
     handle = files.open(temporary)
     try:

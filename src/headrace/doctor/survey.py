@@ -1,4 +1,4 @@
-"""One segment read as a whole: what of it is log, what is gone, what was never finished.
+"""One segment, read as a whole: valid batches, lost offsets, and an unfinished end.
 
 A survey changes nothing. It turns the parts that :func:`headrace.log.segment.scan` finds into
 pieces::
@@ -93,7 +93,7 @@ class Survey:
     pieces: list[BatchRun | Gone] = field(default_factory=list)
     torn: Torn | None = None
     trailing_bytes: int = 0
-    """Bytes behind the last batch of a closed segment that stand for no offset."""
+    """Bytes after the last batch of a closed segment that stand for no offset."""
     index: Index = field(init=False)
     """Made of the valid batches."""
     disagreement: str | None = None
@@ -300,20 +300,20 @@ class _Surveyor:
             survey.disagreement = "it is empty"
 
     def _find_torn(self) -> None:
-        """Recovery's rule: from the first damage behind the last AFTER_SYNC on, all is torn."""
+        """Recovery's rule: from the first damage after the last AFTER_SYNC on, all is torn."""
         survey = self.survey
         pieces = survey.pieces
         vouched = max((n for n, piece in enumerate(pieces) if piece.after_sync), default=-1)
         for number in range(vouched + 1, len(pieces)):
             piece = pieces[number]
             if isinstance(piece, Gone) and piece.cause == "checksum":
-                behind = pieces[number + 1 :]
+                following = pieces[number + 1 :]
                 survey.pieces = pieces[:number]
                 survey.torn = Torn(
                     piece.position,
                     self._data_end() - piece.position,
-                    sum(run.batches for run in behind if isinstance(run, BatchRun)),
-                    sum(part.end - part.first for part in behind if isinstance(part, BatchRun)),
+                    sum(run.batches for run in following if isinstance(run, BatchRun)),
+                    sum(part.end - part.first for part in following if isinstance(part, BatchRun)),
                 )
                 return
         if self.damage is not None and not self.damage.zeros:

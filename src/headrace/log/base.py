@@ -59,7 +59,7 @@ class BaseLog:
         """The entries are stored: tell readers, unless they are hidden, then the publishers."""
         try:
             if shown:
-                self.on_advance()  # first: whoever waits for the message has waited longest
+                self.on_advance()  # first: readers that wait for the message have waited longest
         finally:
             for entry in entries:
                 entry.done(entry)

@@ -1,4 +1,4 @@
-"""The columnar batch: what is appended, kept, read, sent and handed to Spark.
+"""The columnar batch: it is appended, kept, read, sent and handed to Spark.
 
 Little-endian. A header of 64 bytes, then a body whose length is a multiple of 8::
 
@@ -34,7 +34,7 @@ bytes, pad. The whole column is built and taken apart by builtins (``accumulate`
 
 Three more flags belong to the broker alone. ``AFTER_SYNC`` (0x8000): when this batch was written, all
 bytes before it were known to be on disk; so damage *before* such a batch is damage, while damage
-behind the last one is a torn write that nobody was promised. ``LOST`` (0x4000): the batch has no
+after the last one is a torn write that was never confirmed. ``LOST`` (0x4000): the batch has no
 columns and stands for ``count`` records that were destroyed and given up by ``headrace doctor``.
 ``STAGED`` (0x2000): it waits for its commit; its header says when it came, and its times, if it has
 such a column, are as the client made them.
@@ -44,7 +44,7 @@ Rules:
   after its checksums match.
 - The body never changes after it was made, but for ``commit.clamp_times``. The header is made anew when
   the broker stamps it, so stamping does not touch, copy or sum the body.
-Rejected: rows one behind the other (three times slower both ways and of no use to Arrow); numpy (a
+Rejected: rows one after the other (three times slower both ways and of no use to Arrow); numpy (a
 dependency of 60 MB for what builtins do at memory speed).
 """
 
@@ -54,7 +54,7 @@ import gc
 import struct
 import sys
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import accumulate, chain, pairwise, repeat
 from operator import sub
@@ -166,7 +166,7 @@ def encode(columns: Columns) -> Batch:
             code="batch_too_large",
         )
     batch = Batch(body, crc32c(body), count, flags)
-    if count <= _VALUES_KEPT_MAX:  # whoever follows the tail need not decode it again
+    if count <= _VALUES_KEPT_MAX:  # readers at the end need not decode it again
         batch._values = list(values)
     return batch
 
@@ -214,7 +214,7 @@ class Batch:
 
     @property
     def end_offset(self) -> int:
-        """The offset behind the last record."""
+        """The offset after the last record."""
         return self.base_offset + self.count
 
     @property
@@ -241,7 +241,7 @@ class Batch:
         return self.header() + self._body
 
     def pack(self) -> None:
-        """Compress the body, where that gains something. Anything but a new batch is not touched."""
+        """Compress the body of a new batch, where that makes it smaller."""
         body = self._body
         if self.flags & (COMPRESSION | LOST) or len(body) < limits.COMPRESS_BYTES_MIN:
             return
@@ -255,7 +255,7 @@ class Batch:
 
     # --- columns ----------------------------------------------------------------------------
     def plain(self) -> bytes:
-        """The body, unpacked. What was lost has none, and that is an explicit error."""
+        """The body, unpacked. A lost batch has none, and that is an explicit error."""
         if not self.flags & (COMPRESSION | LOST):
             return self._body
         if self.flags & LOST:
@@ -274,7 +274,7 @@ class Batch:
         return self._values
 
     def forget(self) -> None:
-        """Let go of what was decoded; it will be again when somebody asks."""
+        """Drop the decoded columns; they are decoded again on request."""
         self._values = self._keys = self._plain = None
 
     def column(self, flag: int) -> int:
@@ -365,24 +365,10 @@ class Batch:
         """Message objects for the records ``start:stop:step``."""
         stop = self.count if stop is None else stop
         cut = slice(start, stop, step)
-        keys, headers, times, ids = self.keys(), self.headers(), self.times(), self.ids()
-        base = self.base_offset
+        offsets = range(self.base_offset + start, self.base_offset + stop, step)
         with no_collection(stop - start):
-            return list(
-                map(
-                    Message,
-                    repeat(topic),
-                    repeat(partition),
-                    range(base + start, base + stop, step),
-                    repeat(self.base_timestamp) if times is None else times[cut],
-                    repeat(None) if keys is None else keys[cut],
-                    self.values()[cut],
-                    repeat(None) if headers is None else headers[cut],
-                    repeat(None) if ids is None else ids[cut],
-                    repeat(attempt),
-                    repeat(settling),
-                    repeat(lease),
-                )
+            return self._messages(
+                topic, partition, offsets, lambda c: c[cut], repeat(attempt), settling, lease
             )
 
     def pick(
@@ -390,28 +376,41 @@ class Batch:
         topic: str,
         partition: int,
         indexes: Sequence[int],
-        attempts: Sequence[int],
+        attempts: Iterable[int],
         settling: Settling | None = None,
         lease: Any = None,
         offsets: Sequence[int] | None = None,
     ) -> list[Message]:
         """Message objects for some records, each with its own attempt (and offset, if given)."""
+        if offsets is None:
+            offsets = [self.base_offset + index for index in indexes]
+        return self._messages(
+            topic, partition, offsets, lambda c: [c[i] for i in indexes], attempts, settling, lease
+        )
 
-        def some(column: Sequence[Any] | None) -> Iterable[Any]:
-            return repeat(None) if column is None else [column[index] for index in indexes]
-
-        times = self.times()
+    def _messages(
+        self,
+        topic: str,
+        partition: int,
+        offsets: Sequence[int],
+        some: Callable[[Sequence[Any]], Sequence[Any]],
+        attempts: Iterable[int],
+        settling: Settling | None,
+        lease: Any,
+    ) -> list[Message]:
+        """``some`` takes the wanted records out of a column."""
+        keys, headers, times, ids = self.keys(), self.headers(), self.times(), self.ids()
         return list(
             map(
                 Message,
                 repeat(topic),
                 repeat(partition),
-                [self.base_offset + index for index in indexes] if offsets is None else offsets,
+                offsets,
                 repeat(self.base_timestamp) if times is None else some(times),
-                some(self.keys()),
+                repeat(None) if keys is None else some(keys),
                 some(self.values()),
-                some(self.headers()),
-                some(self.ids()),
+                repeat(None) if headers is None else some(headers),
+                repeat(None) if ids is None else some(ids),
                 attempts,
                 repeat(settling),
                 repeat(lease),
@@ -467,11 +466,11 @@ def _binary_end(plain: bytes, start: int, count: int) -> int:
     size = 4 * (count + 1)
     base = start + size + (-size & 7)
     if base > len(plain):
-        raise DataCorrupt("a column of the batch reaches behind its body")
+        raise DataCorrupt("a column of the batch ends after its body")
     total = int.from_bytes(plain[start + size - 4 : start + size], "little", signed=True)
     end = base + total + (-total & 7)
     if total < 0 or end > len(plain):
-        raise DataCorrupt("a column of the batch reaches behind its body")
+        raise DataCorrupt("a column of the batch ends after its body")
     return end
 
 
@@ -487,7 +486,7 @@ def _layout(plain: bytes, count: int, flags: int) -> dict[int, int]:
         starts[HAS_HEADERS] = at
         size = 4 * (count + 1)
         if at + size > len(plain):
-            raise DataCorrupt("the header column of the batch reaches behind its body")
+            raise DataCorrupt("the header column of the batch ends after its body")
         total = int.from_bytes(plain[at + size - 4 : at + size], "little", signed=True)
         if not 0 <= total <= len(plain):
             raise DataCorrupt("the header column of the batch makes no sense")
@@ -498,7 +497,7 @@ def _layout(plain: bytes, count: int, flags: int) -> dict[int, int]:
             starts[flag] = at
             at += width * count
             if at > len(plain):
-                raise DataCorrupt("a column of the batch reaches behind its body")
+                raise DataCorrupt("a column of the batch ends after its body")
     if flags & HAS_TARGETS:
         starts[HAS_TARGETS] = at
         at = _binary_end(plain, at, count)
@@ -591,7 +590,7 @@ def parse(raw: bytes, at: int = 0) -> Batch | None:
 
 
 def complete(batch: Batch, body_len: int, body: bytes) -> Batch | None:
-    """What :func:`parse_header` has found, with its body, which is not copied; None if that is damaged."""
+    """The batch of :func:`parse_header` with its body, which is not copied; None if it is damaged."""
     if len(body) != body_len or crc32c(body) != batch.body_crc:
         return None
     batch._body = body
@@ -631,7 +630,7 @@ def _check_columns(batch: Batch, message_bytes_max: int) -> None:
     plain, count = batch.plain(), batch.count
     end = batch.column(-1)
     if end != len(plain):
-        raise DataCorrupt("there are bytes behind the last column")
+        raise DataCorrupt("the body has bytes after the last column")
     size = _check_offsets(plain, 0, count, message_bytes_max)
     if size > message_bytes_max:
         raise TooLarge(

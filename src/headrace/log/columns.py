@@ -1,14 +1,14 @@
 """The records of a batch before it is encoded, and how a user's arguments become them.
 
-:func:`one` and :func:`many` are the only way from what somebody wants to publish to records that can
-be stored: all checks are here, so every front end refuses the same things with the same words, and
-nothing behind this line has to doubt a type or a size. ``many`` looks at whole columns with builtins;
+Every published message passes :func:`one` or :func:`many`. All checks are here, so every front end
+refuses the same things with the same words, and
+later code need not doubt a type or a size. ``many`` looks at whole columns with builtins;
 a loop per record runs only for columns that need one (headers, keys).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, repeat
 from typing import Any
 
@@ -50,6 +50,8 @@ class Columns:
         self.targets = targets
 
 
+_NAMES = ("values", "keys", "headers", "times", "ids", "expiry", "targets")
+"""In the order of the constructor's arguments."""
 _OPTIONAL: tuple[tuple[str, Any], ...] = (
     ("keys", None),
     ("headers", None),
@@ -61,36 +63,18 @@ _OPTIONAL: tuple[tuple[str, Any], ...] = (
 
 def cut(columns: Columns, start: int, stop: int) -> Columns:
     """The records ``start:stop``."""
-
-    def some(column: Sequence[Any] | None) -> Sequence[Any] | None:
-        return None if column is None else column[start:stop]
-
-    return Columns(
-        columns.values[start:stop],
-        some(columns.keys),
-        some(columns.headers),
-        some(columns.times),
-        some(columns.ids),
-        some(columns.expiry),
-        some(columns.targets),
-    )
+    return _each(columns, lambda column: column[start:stop])
 
 
 def pick(columns: Columns, indexes: Sequence[int]) -> Columns:
     """The records at the indexes."""
+    return _each(columns, lambda column: [column[index] for index in indexes])
 
-    def some(column: Sequence[Any] | None) -> list[Any] | None:
-        return None if column is None else [column[index] for index in indexes]
 
-    return Columns(
-        [columns.values[index] for index in indexes],
-        some(columns.keys),
-        some(columns.headers),
-        some(columns.times),
-        some(columns.ids),
-        some(columns.expiry),
-        some(columns.targets),
-    )
+def _each(columns: Columns, some: Callable[[Sequence[Any]], Sequence[Any]]) -> Columns:
+    """The same part of every column."""
+    parts: list[Any] = [getattr(columns, name) for name in _NAMES]
+    return Columns(*[None if part is None else some(part) for part in parts])  # type: ignore[arg-type]
 
 
 def concat(parts: Sequence[Columns]) -> Columns:

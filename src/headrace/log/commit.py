@@ -1,4 +1,4 @@
-"""The group commit's arithmetic: what waits becomes batches with offsets, times and verdicts.
+"""The group commit's arithmetic: waiting entries become batches with offsets, times and verdicts.
 
 Pure: no files, no clock, no loop. The disk log and the memory log both use it, so a repeated batch, a
 gap or a clock that runs backwards mean the same in both.
@@ -31,7 +31,7 @@ from headrace.log.producers import Producers
 
 
 class CommitGroup:
-    """What goes to the log together. Entries that were refused or repeated carry their answer."""
+    """The batches of one commit. Entries that were refused or repeated carry their answer."""
 
     __slots__ = ("batches", "entries", "offset", "timestamp")
 
@@ -185,7 +185,7 @@ def _parts(columns: Columns) -> list[Columns]:
 def _is_new(entry: Append, new: dict[int, list[Append]], producers: Producers) -> bool:
     """Whether an idempotent entry is to be stored; if not, its answer is set.
 
-    ``new`` holds what this very group stores already: not in the table before it is durable.
+    ``new`` holds what this group stores already; it is in the table only when it is durable.
     """
     epoch = entry.producer_epoch
     earlier = new.get(entry.producer_id, [])

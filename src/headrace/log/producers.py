@@ -1,4 +1,4 @@
-"""What a partition remembers of its idempotent producers.
+"""The idempotent producers that a partition remembers.
 
 A producer numbers its records in each partition: 0, 1, 2… A batch says the number of its first
 record. The broker keeps the last few batches of each producer, so that a batch sent again (because

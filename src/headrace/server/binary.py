@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 
 from headrace.broker.delivery import Delivery
+from headrace.broker.positions import news_in
 from headrace.broker.publishing import Publish
 from headrace.errors import (
     HeadraceError,
@@ -33,7 +34,6 @@ from headrace.operations import documents
 from headrace.server.arguments import number_of, publish_arguments, seconds_of
 from headrace.server.connection import Connection, RequestSession
 from headrace.server.members import Memberships, WireSink
-from headrace.server.polling import wait_for
 from headrace.wire import binary
 from headrace.wire.binary import BinaryParser, Frame, Type
 
@@ -268,7 +268,7 @@ class BinarySession(RequestSession[Frame]):
         async def fetch_later() -> bytes:
             offset = await completed(resolve)
             if offset == log.end_offset and wait:
-                await wait_for(partition, wait)
+                await news_in([partition], wait)
             pieces = await completed(lambda: self._batches(frame.sequence, log, offset, size))
             return b"".join(pieces)
 

@@ -21,6 +21,7 @@ from headrace.errors import (
     Unauthenticated,
     kind_of,
 )
+from headrace.log.interface import ReadPending, completed
 from headrace.server.connection import Connection, RequestSession
 from headrace.server.flow import Slot
 from headrace.server.schemas import OPEN_PATHS
@@ -89,7 +90,10 @@ class HttpSession(RequestSession[Request]):
             self._check_readable(item)
             route = item.memo["route"] = self.hub.routes.find(item.method, item.words)
         handler, parameters = route
-        answer = handler(self, item, *parameters)
+        try:
+            answer = handler(self, item, *parameters)
+        except ReadPending:  # it has done nothing yet: call it again when the log has the records
+            answer = completed(lambda: handler(self, item, *parameters))
         if isinstance(answer, Answer):
             self.finish(item, answer)
         elif answer is not None:  # a coroutine; None: the handler answers by itself

@@ -1,7 +1,6 @@
-"""What a connection has subscribed to: its members and followers, and what it has to settle.
+"""The subscriptions of a connection: its members, its followers, and the deliveries they hold.
 
-The two sessions differ in how a delivery looks on the wire; everything else about taking part in
-subscriptions is here.
+Protocols differ in how a delivery looks on the wire; everything else about subscriptions is here.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class WireSink:
         self.channel = ""
         """The client's own name for it, when one connection follows a topic more than once."""
         self.credit: int | None = None
-        """How many messages of a plain subscription the client has room for; None: any number."""
+        """How many messages of a plain subscription the client has room for; None: no limit."""
 
     def room(self) -> int:
         if not self._outbox.writable or self._outbox.closed:
@@ -107,7 +106,7 @@ class Memberships:
         return sink
 
     def grant(self, pattern: str, channel: str, count: int) -> None:
-        """The client has room for so many more."""
+        """The client has room for this many more."""
         sink = self._sinks.get((pattern, None, channel))
         if sink is not None and sink.credit is not None:
             sink.credit += count

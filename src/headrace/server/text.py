@@ -14,6 +14,7 @@ import orjson
 
 from headrace import limits
 from headrace.broker.delivery import Delivery
+from headrace.broker.positions import news_in
 from headrace.broker.publishing import Publish
 from headrace.errors import HeadraceError, InvalidArgument, OffsetOutOfRange, Unauthenticated
 from headrace.log.columns import Columns
@@ -22,7 +23,6 @@ from headrace.model import Receipt, parse_position, split_position
 from headrace.server.arguments import number_of, publish_arguments, seconds_of
 from headrace.server.connection import Connection, RequestSession
 from headrace.server.members import Memberships, WireSink
-from headrace.server.polling import wait_for
 from headrace.wire import text
 from headrace.wire.text import Command, Run, TextParser
 
@@ -138,7 +138,7 @@ class TextSession(RequestSession[Run | Command]):
         else:
             offset = await completed(lambda: self.engine.resolve(partition, where, time_ms=time_ms))
         if wait and offset == log.end_offset:
-            await wait_for(partition, wait)
+            await news_in([partition], wait)
         if count is None:
             return await completed(lambda: self._one(partition, offset))
         parts: list[bytes] = []

@@ -51,12 +51,7 @@ class _Segment(Segment):
     """A segment whose index, if it has none that is good, is made in memory alone."""
 
     def _rebuild_index(self) -> Index:
-        index = Index(self.base_offset)
-        for part in scan(self._files, self.handle(), self.size, base_offset=self.base_offset):
-            if isinstance(part, Found):
-                index.add(part.batch, part.position, part.size)
-        index.log_bytes = self.size
-        return index
+        return self._scan_index()
 
 
 @dataclass

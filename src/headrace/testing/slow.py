@@ -1,4 +1,4 @@
-"""Logs whose reads complete later, as over a network: every other read has to wait its turn.
+"""Logs whose reads complete later, as over a network.
 
 ``SlowStorage`` goes around another storage. The first read of a place raises ``ReadPending``; the log
 has it after ``delay_s`` seconds (0: in the next turn of the loop) and keeps it as long as the
@@ -114,4 +114,4 @@ class SlowStorage:
     def _slow(self, log: Log) -> Log:
         slow = SlowLog(log, self._loop, self._delay_s)
         self.logs.append(slow)
-        return slow  # type: ignore[return-value]  # __getattr__ has what mypy does not see
+        return slow
