@@ -211,7 +211,7 @@ class AsyncBroker(Jobs):
             "producer": producer,
             "idempotency_key": idempotency_key,
         }
-        publish = self.engine.publishing.message(topic, value, headers, **options)
+        publish = self.engine.publishing.message(topic, value, headers, options)
         receipts: list[Receipt] = await self._value(self.engine.publish, publish)
         return receipts[0]
 
@@ -239,7 +239,7 @@ class AsyncBroker(Jobs):
             "timestamps": timestamps,
             "producer": producer,
         }
-        publish = self.engine.publishing.messages(topic, values, headers, **options)
+        publish = self.engine.publishing.messages(topic, values, headers, options)
         receipts: list[Receipt] = await self._value(self.engine.publish, publish)
         return receipts
 

@@ -185,7 +185,7 @@ class Broker:
         **options: Unpack[PublishOptions],
     ) -> Receipt:
         """Store one message; see ``AsyncBroker.publish``."""
-        return self._publish(self.engine.publishing.message(topic, value, headers, **options))[0]
+        return self._publish(self.engine.publishing.message(topic, value, headers, options))[0]
 
     def publish_many(
         self,
@@ -195,7 +195,7 @@ class Broker:
         **options: Unpack[PublishManyOptions],
     ) -> list[Receipt]:
         """Store many messages together; one receipt for each partition they went to."""
-        return self._publish(self.engine.publishing.messages(topic, values, headers, **options))
+        return self._publish(self.engine.publishing.messages(topic, values, headers, options))
 
     def _publish(self, publish: Publish) -> list[Receipt]:
         future: Future[list[Receipt]] = Future()

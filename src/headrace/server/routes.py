@@ -13,7 +13,7 @@ from headrace.broker.aio import fetch_messages
 from headrace.broker.dead_letters import REASON_CHARS_MAX
 from headrace.broker.delivery import Delivery
 from headrace.broker.engine import Engine
-from headrace.broker.publishing import PublishOptions
+from headrace.broker.publishing import PublishManyOptions, PublishOptions
 from headrace.broker.pull import Pull
 from headrace.broker.subscription import Subscription
 from headrace.errors import (
@@ -60,8 +60,8 @@ def on_publish(session: HttpSession, request: Request, topic: str) -> None:
     if is_json:
         read_json(body)
     build = session.engine.publishing.message
-    publish = build(topic, body, headers, gather=True, **options)
-    slot = session.reserve(request)
+    publish = build(topic, body, headers, options, True)
+    slot = session.outbox.reserve(len(body) + 256)
 
     def done(receipts: list[Receipt], error: HeadraceError | None) -> None:
         if error is not None:
@@ -115,16 +115,14 @@ def on_publish_batch(session: HttpSession, request: Request, topic: str) -> None
     query = check_query(request, "key", "partition", "to", "ttl")
     values = _batch_values(request)
     partition = whole_in(query, "partition") if "partition" in query else None
-    publish = engine.publishing.messages(
-        topic,
-        values,
-        message_headers(request) or None,
-        keys=[query["key"]] * len(values) if "key" in query else None,
-        partition=partition,
-        to=query.get("to"),
-        ttl=seconds_of(query["ttl"], "ttl") if "ttl" in query else None,
-        idempotency_key=request.headers.get("idempotency-key"),
-    )
+    options: PublishManyOptions = {
+        "keys": [query["key"]] * len(values) if "key" in query else None,
+        "partition": partition,
+        "to": query.get("to"),
+        "ttl": seconds_of(query["ttl"], "ttl") if "ttl" in query else None,
+        "idempotency_key": request.headers.get("idempotency-key"),
+    }
+    publish = engine.publishing.messages(topic, values, message_headers(request), options)
     slot = session.reserve(request)
 
     def done(receipts: list[Receipt], error: HeadraceError | None) -> None:
