@@ -412,6 +412,19 @@ class PublishManyOptions(TypedDict, total=False):
     producer: ProducerBatch | None
 
 
+def check_options(options: Mapping[str, object], known: frozenset[str]) -> None:
+    """Refuse a misspelt keyword, as Python itself would."""
+    if not known.issuperset(options):
+        [name, *_] = sorted(set(options) - known)
+        raise TypeError(
+            f"publish got an unexpected keyword argument {name!r}; it takes {', '.join(sorted(known))}"
+        )
+
+
+PUBLISH_OPTIONS = frozenset(PublishOptions.__annotations__)
+PUBLISH_MANY_OPTIONS = frozenset(PublishManyOptions.__annotations__)
+
+
 @dataclass(frozen=True, slots=True)
 class Scheduled:
     """A message that waits for its time. ``id`` cancels it."""

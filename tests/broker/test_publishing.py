@@ -22,7 +22,7 @@ from headrace.log.batch import encode
 from headrace.log.columns import one
 from headrace.model import Receipt
 from headrace.testing import FaultyFiles, SimulatedFiles
-from tests.broker.rig import DATA, TOPIC, Rig, damage, flip
+from tests.broker.rig import DATA, TOPIC, Answer, Rig, damage, flip
 
 
 @pytest.fixture
@@ -514,3 +514,81 @@ def test_columns_of_one_are_columns_of_many(rig: Rig) -> None:
     assert (list(columns.values), columns.keys, columns.headers, columns.targets) == (
         list(many.values), many.keys, many.headers, many.targets,
     )  # fmt: skip
+
+
+# --- gathering --------------------------------------------------------------------------------
+def plain(rig: Rig, *values: bytes, topic: str = TOPIC) -> list[Answer]:
+    """Publish single values that may be stored together."""
+    build = rig.engine.publishing.message
+    return [
+        rig.ask(rig.engine.publish, build(topic, value, None, {}, gather=True)) for value in values
+    ]
+
+
+def test_plain_messages_of_one_turn_are_one_entry_in_the_log(rig: Rig) -> None:
+    """Each gets the receipt of its own offset."""
+    answers = plain(rig, b"a", b"b", b"c")
+    assert [answer.calls for answer in answers] == [0, 0, 0]
+    rig.run()
+    assert [answer.get()[0].offset for answer in answers] == [0, 1, 2]
+    [batch] = rig.engine.partition(TOPIC).log.read(0)
+    assert batch.values() == [b"a", b"b", b"c"]
+
+
+def test_nothing_overtakes_gathered_messages(rig: Rig) -> None:
+    """What cannot be gathered goes after what was."""
+    plain(rig, b"1", b"2")
+    rig.send(TOPIC, b"3", keys=["k"])
+    plain(rig, b"4")
+    rig.run()
+    assert [message.value for message in rig.read()] == [b"1", b"2", b"3", b"4"]
+
+
+def test_gathered_messages_of_a_turn_take_one_partition(rig: Rig) -> None:
+    """And those of the next turn the next one, like any batch without keys."""
+    made(rig, partitions=3)
+    places = []
+    for _ in range(3):
+        answers = plain(rig, b"a", b"b")
+        rig.run()
+        assert len({answer.get()[0].partition for answer in answers}) == 1
+        places.append(answers[0].get()[0].partition)
+    assert sorted(places) == [0, 1, 2]
+
+
+def test_gathering_is_bounded(rig: Rig) -> None:
+    """Enough for a batch is not kept until the end of the turn."""
+    size = limits.BATCH_BYTES_TARGET // 4
+    answers = plain(rig, *[bytes(size)] * 10)
+    assert sum(len(publishes) for _, publishes in rig.engine.publishing._gathered.values()) <= 5
+    rig.run()
+    assert [answer.get()[0].offset for answer in answers] == list(range(10))
+
+
+def test_a_topic_with_a_queue_limit_judges_each_message_by_itself(rig: Rig) -> None:
+    """Where there is room for two, two of four are stored."""
+    made(rig, max_queue_size=2)
+    answers = plain(rig, b"1", b"2", b"3", b"4")
+    rig.run()
+    assert [answer.error is None for answer in answers] == [True, True, False, False]
+
+
+def test_a_topic_that_is_deleted_refuses_what_was_gathered(rig: Rig) -> None:
+    """Definitely, and so it is for the next topic of that name."""
+    [before] = plain(rig, b"x")
+    rig.ask(rig.engine.delete_topic, TOPIC)
+    rig.run()
+    assert isinstance(before.error, HeadraceError)
+    assert not isinstance(before.error, OutcomeUnknown)
+    [after] = plain(rig, b"y")
+    rig.run()
+    assert after.get()[0].offset == 0
+    assert [message.value for message in rig.read()] == [b"y"]
+
+
+def test_a_broker_that_closes_stores_what_was_gathered(rig: Rig) -> None:
+    """It was accepted before."""
+    [last] = plain(rig, b"y")
+    rig.engine.close(lambda: None)
+    rig.run()
+    assert last.get()[0].offset == 0

@@ -149,7 +149,7 @@ class AsyncBroker(Operations, AsyncFacade):
         (ms) publish it later; ``ttl`` (seconds) limits how long it is delivered. A repeated
         ``idempotency_key`` or ``producer`` (id, epoch, sequence) is answered with the first receipt.
         """
-        publish = self.engine.publishing.message(topic, value, headers, **options)
+        publish = self.engine.publishing.message(topic, value, headers, options)
         receipts: list[Receipt] = await answer(self.engine.publish, publish)
         return receipts[0]
 
@@ -161,7 +161,7 @@ class AsyncBroker(Operations, AsyncFacade):
         **options: Unpack[PublishOptions],
     ) -> asyncio.Future[Receipt]:
         """Publish without waiting; the future gets the receipt, or the error."""
-        publish = self.engine.publishing.message(topic, value, headers, **options)
+        publish = self.engine.publishing.message(topic, value, headers, options)
         future: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
 
         def done(receipts: list[Receipt], error: HeadraceError | None) -> None:
@@ -191,7 +191,7 @@ class AsyncBroker(Operations, AsyncFacade):
         **options: Unpack[PublishManyOptions],
     ) -> list[Receipt]:
         """Store many messages together; one receipt for each partition they went to."""
-        publish = self.engine.publishing.messages(topic, values, headers, **options)
+        publish = self.engine.publishing.messages(topic, values, headers, options)
         receipts: list[Receipt] = await answer(self.engine.publish, publish)
         return receipts
 

@@ -119,7 +119,7 @@ class Broker(BlockingOperations, BlockingFacade):
         **options: Unpack[PublishOptions],
     ) -> Publication:
         """Publish without waiting; ``result()`` of what is returned waits for the receipt."""
-        publish = self.engine.publishing.message(topic, value, headers, **options)
+        publish = self.engine.publishing.message(topic, value, headers, options)
         publication = Publication()
 
         def done(receipts: list[Receipt], error: HeadraceError | None) -> None:
@@ -136,7 +136,7 @@ class Broker(BlockingOperations, BlockingFacade):
         **options: Unpack[PublishManyOptions],
     ) -> list[Receipt]:
         """Store many messages together; one receipt for each partition they went to."""
-        publish = self.engine.publishing.messages(topic, values, headers, **options)
+        publish = self.engine.publishing.messages(topic, values, headers, options)
         future: Future[list[Receipt]] = Future()
 
         def done(receipts: list[Receipt], error: HeadraceError | None) -> None:

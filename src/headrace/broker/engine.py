@@ -265,6 +265,7 @@ class Engine:
         if self.closing:
             raise Closed("the broker is closing already")
         self.events.close()
+        self.publishing.flush()
         self.closing = True
         self.retention.close()
         self.schedule.close()

@@ -34,7 +34,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
-from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from headrace import limits
 from headrace.broker import state as entries
@@ -51,7 +51,7 @@ from headrace.errors import (
     StorageFull,
 )
 from headrace.log.batch import Batch
-from headrace.log.columns import Columns, expiry_of, many, one, pick, time_of
+from headrace.log.columns import Columns, pick, record, records, time_of
 from headrace.log.interface import Append
 from headrace.model import (
     ProducerBatch,
@@ -85,10 +85,8 @@ class Publish:
     publish, because a cycle of references would keep the records long after they are stored."""
 
     __slots__ = (
-        "count",
         "deliver_at",
         "done",
-        "gather",
         "partition",
         "producer",
         "records",
@@ -98,23 +96,26 @@ class Publish:
     def __init__(
         self,
         topic: str,
-        records: Columns | Batch,
+        records: bytes | Columns | Batch,
         *,
         partition: int | None = None,
         deliver_at: int | None = None,
         producer: ProducerBatch | None = None,
-        gather: bool = False,
     ):
         self.topic = topic
         self.records = records
+        """One plain value may be gathered with others of this turn of the loop."""
         self.partition = partition
         self.deliver_at = deliver_at
         """Milliseconds since 1970; a time that has passed means now."""
         self.producer = producer
-        self.gather = gather
-        """Values and nothing else, which may be stored together with others of this turn."""
-        self.count = len(records.values) if isinstance(records, Columns) else records.count
         self.done: PublishDone = _nobody
+
+    @property
+    def count(self) -> int:
+        if isinstance(self.records, bytes):
+            return 1
+        return self.records.count if isinstance(self.records, Batch) else len(self.records.values)
 
 
 def _nobody(receipts: list[Receipt], error: HeadraceError | None) -> None:
@@ -125,7 +126,8 @@ class Publishing:
     def __init__(self, engine: Engine, random: Random):
         self._engine = engine
         self._random = random
-        self._gathered: dict[Topic, list[Publish]] = {}
+        self._gathered: dict[str, tuple[Topic, list[Publish]]] = {}
+        """By the topic's name: plain values of this turn of the loop."""
         self._gathered_bytes = 0
         self.producers: dict[str, tuple[int, int]] = {}
         """Named idempotent producers: (id, epoch)."""
@@ -135,26 +137,18 @@ class Publishing:
         self,
         topic: str,
         value: object,
-        headers: Mapping[str, str] | None = None,
-        *,
+        headers: Mapping[str, str] | None,
+        options: PublishOptions,
         gather: bool = False,
-        **options: Unpack[PublishOptions],
     ) -> Publish:
         """One message, checked; ``gather`` if it may be stored with others of this turn."""
         bytes_max = self._engine.max_message_size
         if not options and not headers:
-            return Publish(topic, Columns([check_value(value, bytes_max)]), gather=gather)
+            if type(value) is not bytes or len(value) > bytes_max:
+                value = check_value(value, bytes_max)
+            return Publish(topic, value if gather else Columns([value]))
         now = self._engine.now_ms()
-        columns = one(
-            value,
-            bytes_max=bytes_max,
-            key=options.get("key"),
-            headers=headers,
-            id=options.get("id"),
-            timestamp=options.get("timestamp"),
-            expires_at=expiry_of(options.get("ttl"), now),
-            target=options.get("to"),
-        )
+        columns = record(value, headers, options, bytes_max, now)
         return Publish(
             topic,
             columns,
@@ -167,22 +161,14 @@ class Publishing:
         self,
         topic: str,
         values: Sequence[object],
-        headers: Sequence[Mapping[str, str] | None] | Mapping[str, str] | None = None,
+        headers: Sequence[Mapping[str, str] | None] | Mapping[str, str] | None,
+        options: PublishManyOptions,
         *,
         idempotency_key: str | None = None,
-        **options: Unpack[PublishManyOptions],
     ) -> Publish:
         """Many messages, checked."""
-        columns = many(
-            values,
-            bytes_max=self._engine.max_message_size,
-            keys=options.get("keys"),
-            headers=headers,
-            ids=options.get("ids"),
-            timestamps=options.get("timestamps"),
-            expires_at=expiry_of(options.get("ttl"), self._engine.now_ms()),
-            target=options.get("to"),
-        )
+        bytes_max, now = self._engine.max_message_size, self._engine.now_ms()
+        columns = records(values, headers, options, bytes_max, now)
         return Publish(
             topic,
             columns,
@@ -194,25 +180,36 @@ class Publishing:
     def publish(self, publish: Publish, done: PublishDone) -> None:
         """Store the records, or keep them until they are due."""
         publish.done = done
-        self._engine.check_open()
+        if isinstance(publish.records, bytes) and publish.topic in self._gathered:
+            # The topic was found in this turn of the loop, and is as open as it was then.
+            self._gathered[publish.topic][1].append(publish)
+            self._gathered_bytes += len(publish.records)
+            if self._gathered_bytes > limits.BATCH_BYTES_TARGET:
+                self.flush()
+            return
+        engine = self._engine
+        engine.check_open()
         if publish.producer is not None:
             check_producer(publish.producer)
-        if publish.deliver_at is not None and publish.deliver_at > self._engine.now_ms():
+        if publish.deliver_at is not None and publish.deliver_at > engine.now_ms():
             self._delay(publish, publish.deliver_at)
             return
         if publish.partition is not None:
             self._check_partition(publish.topic, publish.partition)
-        topic = self._engine.topic_for_publish(publish.topic)
-        if publish.gather and self.queue_limit(topic) is None:
-            self._gather(topic, publish)
-            return
-        if topic in self._gathered:
-            self._append_gathered(topic)
+        topic = engine.topic_for_publish(publish.topic)
+        if topic.name in self._gathered:
+            self._append_gathered(topic.name)
+        if isinstance(publish.records, bytes):
+            if self.queue_limit(topic) is None:
+                self._begin_gathering(topic, publish)
+                return
+            publish.records = Columns([publish.records])
         parts = self._parts(topic, publish)
         if len(parts) > 1:
             _Spread(self, topic, publish, parts).start()
         else:
-            self._store(topic, parts[0][0], publish.records, [publish], publish.producer)
+            number, records = parts[0]
+            self._store(topic, number, records, [publish], publish.producer)
 
     def _delay(self, publish: Publish, deliver_at: int) -> None:
         if publish.count != 1 or publish.producer is not None:
@@ -250,6 +247,7 @@ class Publishing:
     def _parts(topic: Topic, publish: Publish) -> list[tuple[int, Columns | Batch]]:
         """(partition, its records)"""
         records, count = publish.records, len(topic.partitions)
+        assert not isinstance(records, bytes)
         if publish.partition is not None:
             return [(topic.partition(publish.partition).number, records)]
         if count == 1:
@@ -273,24 +271,21 @@ class Publishing:
         return [(number, pick(columns, indexes)) for number, indexes in places]
 
     # --- gathering ----------------------------------------------------------------------------
-    def _gather(self, topic: Topic, publish: Publish) -> None:
+    def _begin_gathering(self, topic: Topic, publish: Publish) -> None:
         if not self._gathered:
             self._gathered_bytes = 0
-            self._engine.call_soon(self._flush)
-        self._gathered.setdefault(topic, []).append(publish)
-        assert isinstance(publish.records, Columns)
-        self._gathered_bytes += sum(map(len, publish.records.values))
-        if self._gathered_bytes > limits.BATCH_BYTES_TARGET:
-            self._flush()
+            self._engine.call_soon(self.flush)
+        self._gathered[topic.name] = (topic, [publish])
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Append what was gathered, before the end of this turn: the broker closes."""
         while self._gathered:
             self._append_gathered(next(iter(self._gathered)))
 
-    def _append_gathered(self, topic: Topic) -> None:
-        publishes = self._gathered.pop(topic)
+    def _append_gathered(self, name: str) -> None:
+        topic, publishes = self._gathered.pop(name)
         number = topic.next_partition() if len(topic.partitions) > 1 else 0
-        values = [value for publish in publishes for value in publish.records.values]  # type: ignore[union-attr]
+        values = cast(list[bytes], [publish.records for publish in publishes])
         self._store(topic, number, Columns(values), publishes, None)
 
     # --- storing ------------------------------------------------------------------------------
@@ -312,10 +307,15 @@ class Publishing:
             for publish in publishes:
                 publish.done([], entry.error)
             return
-        offset = entry.first_offset
+        if len(publishes) == 1:
+            (publish,) = publishes
+            receipt = _receipt(topic, number, entry)
+            publish.done([receipt], None)
+            return
+        offset, timestamp = entry.first_offset, entry.timestamp
         for publish in publishes:
-            publish.done([_receipt(topic, number, entry, offset, publish.count)], None)
-            offset += publish.count
+            publish.done([Receipt(topic, number, offset, timestamp)], None)
+            offset += 1
 
     def _note(self, error: HeadraceError) -> None:
         if isinstance(error, StorageFull):
@@ -456,8 +456,7 @@ class _Spread:
         else:
             number = entry.context
             assert isinstance(number, int)
-            receipt = _receipt(self._topic.name, number, entry, entry.first_offset, entry.count)
-            self._receipts.append(receipt)
+            self._receipts.append(_receipt(self._topic.name, number, entry))
         if self._waiting == 0:
             self._publish.done(self._receipts, self._answer())
 
@@ -486,10 +485,17 @@ def _entry(
     return entry
 
 
-def _receipt(topic: str, partition: int, entry: Append, offset: int, count: int) -> Receipt:
+def _receipt(topic: str, partition: int, entry: Append) -> Receipt:
     ids = entry.columns.ids if entry.columns is not None else None
-    id = ids[0] if ids else None
-    return Receipt(topic, partition, offset, entry.timestamp, count, entry.duplicate, id)
+    return Receipt(
+        topic,
+        partition,
+        entry.first_offset,
+        entry.timestamp,
+        entry.count,
+        entry.duplicate,
+        ids[0] if ids else None,
+    )
 
 
 def check_producer(producer: object) -> None:

@@ -28,7 +28,7 @@ from headrace.errors import (
 )
 from headrace.facade import AsyncFacade
 from headrace.log.batch import LOST, Batch, encode, parse
-from headrace.log.columns import Columns, cut, expiry_of, many, one, time_of
+from headrace.log.columns import Columns, cut, record, records, time_of
 from headrace.model import (
     Message,
     PublishManyOptions,
@@ -37,7 +37,6 @@ from headrace.model import (
     Settling,
     Start,
     SubscriptionOptions,
-    check_value,
     not_a_topic,
     position_text,
 )
@@ -67,27 +66,6 @@ _ALONE = ("delay", "deliver_at", "idempotency_key", "producer")
 def goes_alone(options: PublishOptions) -> bool:
     """Whether a publish cannot be gathered with others."""
     return bool(options) and any(options.get(name) is not None for name in _ALONE)
-
-
-def record(
-    value: bytes | str,
-    headers: Mapping[str, str] | None,
-    options: PublishOptions,
-    bytes_max: int,
-) -> Columns:
-    """One checked message."""
-    if not options and not headers:
-        return Columns([check_value(value, bytes_max)])
-    return one(
-        value,
-        bytes_max=bytes_max,
-        key=options.get("key"),
-        headers=headers,
-        id=options.get("id"),
-        timestamp=options.get("timestamp"),
-        expires_at=expiry_of(options.get("ttl"), Clock().now_ms()),
-        target=options.get("to"),
-    )
 
 
 class AsyncClient(RemoteOperations, AsyncFacade):
@@ -281,7 +259,7 @@ class AsyncClient(RemoteOperations, AsyncFacade):
             return asyncio.get_running_loop().create_task(
                 self.publish_alone(topic, value, headers, options)
             )
-        columns = record(value, headers, options, self._max_message_size)
+        columns = record(value, headers, options, self._max_message_size, Clock().now_ms())
         return self._produce(topic, columns, options.get("partition"))
 
     def _produce(
@@ -319,7 +297,7 @@ class AsyncClient(RemoteOperations, AsyncFacade):
         deliver_at = time_of(options.get("delay"), options.get("deliver_at"), Clock().now_ms())
         if deliver_at is not None and options.get("id") is None:
             options["id"] = uuid.uuid4()
-        columns = record(value, headers, options, self._max_message_size)
+        columns = record(value, headers, options, self._max_message_size, Clock().now_ms())
         producer = options.get("producer") or (None, None, None)
         properties = {"topic": topic} | {f"h.{n}": v for n, v in (headers or {}).items()}
         optional = {
@@ -348,16 +326,8 @@ class AsyncClient(RemoteOperations, AsyncFacade):
         **options: Unpack[PublishManyOptions],
     ) -> list[Receipt]:
         """Store many messages; receipts in the order in which they were put into partitions."""
-        columns = many(
-            values,
-            bytes_max=self._max_message_size,
-            keys=options.get("keys"),
-            headers=headers,
-            ids=options.get("ids"),
-            timestamps=options.get("timestamps"),
-            expires_at=expiry_of(options.get("ttl"), Clock().now_ms()),
-            target=options.get("to"),
-        )
+        bytes_max, now = self._max_message_size, Clock().now_ms()
+        columns = records(values, headers, options, bytes_max, now)
         partition, identity = options.get("partition"), options.get("producer")
         if identity is not None:
             batch = encode(columns)

@@ -15,11 +15,12 @@ from typing import Any, Unpack
 
 from headrace import limits
 from headrace.channels import Channel
-from headrace.client.aio import AsyncClient, goes_alone, record
+from headrace.client.aio import AsyncClient, goes_alone
 from headrace.client.consumer import Consumer, Feed
+from headrace.clock import Clock
 from headrace.errors import Closed, HeadraceError, NotFound, OutcomeUnknown
 from headrace.facade import BlockingFacade
-from headrace.log.columns import Columns
+from headrace.log.columns import Columns, record
 from headrace.model import PublishOptions, Receipt, Start, SubscriptionOptions, not_a_topic
 from headrace.operations.blocking import BlockingOperations
 from headrace.publication import Publication, renew_lock
@@ -175,7 +176,7 @@ class BrokerClient(BlockingOperations, BlockingFacade):
             if self._loop is not loop and publication in self._alone:
                 raise _closed()
             return publication
-        columns = record(value, headers, options, self._core._max_message_size)
+        columns = record(value, headers, options, self._core._max_message_size, Clock().now_ms())
         self._outgoing.append((topic, columns, options.get("partition"), publication))
         if not self._sending:
             self._sending = True

@@ -15,8 +15,13 @@ from typing import Any
 from headrace import limits
 from headrace.errors import InvalidArgument, TooLarge
 from headrace.model import (
+    PUBLISH_MANY_OPTIONS,
+    PUBLISH_OPTIONS,
+    PublishManyOptions,
+    PublishOptions,
     check_headers,
     check_key,
+    check_options,
     check_subscription_name,
     check_value,
     parse_id,
@@ -231,3 +236,48 @@ def _seconds(name: str, value: object, high: float) -> float | None:
             code=f"invalid_{name}",
         )
     return float(value)
+
+
+# --- from the options of a publish ------------------------------------------------------------------
+def record(
+    value: object,
+    headers: Mapping[str, str] | None,
+    options: PublishOptions,
+    bytes_max: int,
+    now_ms: int,
+) -> Columns:
+    """One message with the options of a publish, checked."""
+    if not options and not headers:
+        return Columns([check_value(value, bytes_max)])
+    check_options(options, PUBLISH_OPTIONS)
+    return one(
+        value,
+        bytes_max=bytes_max,
+        key=options.get("key"),
+        headers=headers,
+        id=options.get("id"),
+        timestamp=options.get("timestamp"),
+        expires_at=expiry_of(options.get("ttl"), now_ms),
+        target=options.get("to"),
+    )
+
+
+def records(
+    values: Sequence[object],
+    headers: Sequence[Mapping[str, str] | None] | Mapping[str, str] | None,
+    options: PublishManyOptions,
+    bytes_max: int,
+    now_ms: int,
+) -> Columns:
+    """Many messages with the options of a publish, checked."""
+    check_options(options, PUBLISH_MANY_OPTIONS)
+    return many(
+        values,
+        bytes_max=bytes_max,
+        keys=options.get("keys"),
+        headers=headers,
+        ids=options.get("ids"),
+        timestamps=options.get("timestamps"),
+        expires_at=expiry_of(options.get("ttl"), now_ms),
+        target=options.get("to"),
+    )

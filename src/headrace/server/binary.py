@@ -85,8 +85,8 @@ class BinarySession(RequestSession[Frame]):
             self._expect_life()
         super().feed(data)
 
-    def depends(self, item: Frame) -> bool:
-        return item.type not in _INDEPENDENT
+    def depends(self, item: Frame | HeadraceError) -> bool:
+        return not isinstance(item, Frame) or item.type not in _INDEPENDENT
 
     def is_open(self, item: Frame) -> bool:
         return item.type in (Type.AUTH, Type.HEARTBEAT)
@@ -193,7 +193,7 @@ class BinarySession(RequestSession[Frame]):
             given.pop(name, None)
         headers, options = publish_arguments(given)
         build = self.engine.publishing.message
-        self._publish(frame, build(topic, frame.body, headers, **options))
+        self._publish(frame, build(topic, frame.body, headers, options, gather=True))
 
     def on_publish_batch(self, frame: Frame) -> None:
         topic, partition, batch = self._batch_in(frame)

@@ -158,7 +158,7 @@ class RequestSession(Session, Generic[Item]):
         super().__init__(connection)
         self._parser = parser
         self._requests: RequestQueue[Item | HeadraceError] = RequestQueue(
-            self.outbox, self._handle, self._must_follow
+            self.outbox, self._handle, self.depends
         )
 
     def feed(self, data: bytes) -> None:
@@ -167,35 +167,33 @@ class RequestSession(Session, Generic[Item]):
             add(item)
         if self._parser.error is not None:
             add(self._parser.error)
-        elif self._lacks_login and self._parser.buffered > UNAUTHENTICATED_BYTES_MAX:
+        elif (
+            not self.connection.authenticated
+            and self.login
+            and self._parser.buffered > UNAUTHENTICATED_BYTES_MAX
+        ):
             add(Unauthenticated(self.login))
 
-    @property
-    def _lacks_login(self) -> bool:
-        return bool(self.login) and not self.connection.authenticated
-
-    def _must_follow(self, item: Item | HeadraceError) -> bool:
-        return isinstance(item, HeadraceError) or self.depends(item)
-
     def _handle(self, item: Item | HeadraceError) -> None:
-        if self.connection.closing or self.connection.session is not self:
+        connection = self.connection
+        if connection.closing or connection.session is not self:
             return
         if isinstance(item, HeadraceError):
             self.end(item)
             return
-        if self._lacks_login and not self.is_open(item):
+        if not connection.authenticated and self.login and not self.is_open(item):
             self.fail(item, Unauthenticated(self.login))
-            self.connection.close()
+            connection.close()
             return
         try:
             self.begin(item)
         except HeadraceError as error:
             self.fail(item, error)
         except Exception:
-            self.fail(item, self.connection.bug())
+            self.fail(item, connection.bug())
 
-    def depends(self, item: Item) -> bool:
-        """Whether everything before the request must be done first."""
+    def depends(self, item: Item | HeadraceError) -> bool:
+        """Whether everything before it must be answered first; so for the error that ends a stream."""
         raise NotImplementedError
 
     def is_open(self, item: Item) -> bool:

@@ -69,8 +69,9 @@ class Outbox:
         self.closed = False
         self.on_writable: Callable[[], None] = lambda: None
         self.before_idle: Callable[[], None] = lambda: None
-        """Called when everything is answered, before ``on_idle``; it may begin more requests."""
-        self.on_idle: Callable[[], None] = lambda: None
+        """Called when everything is answered and requests wait; it begins more of them."""
+        self.on_idle: Callable[[], None] | None = None
+        """Called when everything is answered and nothing waits."""
         transport.set_write_buffer_limits(WRITE_BYTES_HIGH, WRITE_BYTES_LOW)
 
     @property
@@ -81,6 +82,11 @@ class Outbox:
     def busy(self) -> bool:
         """Whether a request is unanswered, or waits for others."""
         return bool(self._slots) or self._held
+
+    @property
+    def is_occupied(self) -> bool:
+        """Whether a request is unanswered, or the client does not read its answers."""
+        return bool(self._slots) or not self.writable
 
     @property
     def unanswered_bytes(self) -> int:
@@ -97,7 +103,8 @@ class Outbox:
         slot = Slot(self, cost)
         self._slots.append(slot)
         self._cost += cost
-        self._regulate()
+        if self._cost > UNANSWERED_BYTES_HIGH or len(self._slots) > UNANSWERED_COUNT_HIGH:
+            self._regulate()
         return slot
 
     def hold(self, held: bool) -> None:
@@ -143,7 +150,8 @@ class Outbox:
             self.send(b"".join(pieces))
         elif not self.closed:
             self._transport.writelines(pieces)
-            self._check_unsent()
+            if self._transport.get_write_buffer_size() > WRITE_BYTES_HARD:
+                self.abort()
 
     def filled(self, slot: Slot) -> None:
         if self.closed or self._sending or slot is not self._slots[0]:
@@ -152,7 +160,8 @@ class Outbox:
             self._slots.clear()
             self._cost -= slot.cost
             self.write(slot.data or b"")
-            self._rest()
+            if self._held or self.on_idle is not None:
+                self._rest()
             if not self._reading:
                 self._regulate()
         else:  # others are often ready in the same turn of the loop: one system call for all
@@ -175,8 +184,9 @@ class Outbox:
     def _rest(self) -> None:
         """Tell those who wait until everything is answered."""
         if not self._slots:
-            self.before_idle()
-            if not self._slots and not self._held:
+            if self._held:
+                self.before_idle()
+            if self.on_idle is not None and not self._slots and not self._held:
                 self.on_idle()
 
     def deliver(self, data: bytes) -> None:
@@ -199,9 +209,6 @@ class Outbox:
         if self.closed or not data:
             return
         self._transport.write(data)
-        self._check_unsent()
-
-    def _check_unsent(self) -> None:
         if self._transport.get_write_buffer_size() > WRITE_BYTES_HARD:
             self.abort()
 
@@ -266,32 +273,28 @@ class RequestQueue(Generic[Item]):
         outbox.before_idle = self._resume
 
     def add(self, item: Item) -> None:
-        if self._waiting or self._must_wait(item):
+        depends = self._depends(item)
+        if self._waiting or ((depends or self._barrier) and self._outbox.is_occupied):
             self._waiting.append(item)
             self._outbox.hold(True)
         else:
-            self._begin(item)
-
-    def _must_wait(self, item: Item) -> bool:
-        outbox = self._outbox
-        if outbox.unanswered or not outbox.writable:
-            return self._barrier or self._depends(item)
-        return False
-
-    def _begin(self, item: Item) -> None:
-        self._handle(item)
-        self._barrier = bool(self._outbox.unanswered) and self._depends(item)
+            self._handle(item)
+            self._barrier = depends and self._outbox.is_occupied
 
     def _resume(self) -> None:
         """Everything is answered: begin the next requests, up to one that must wait again."""
-        if (
-            self._resuming or not self._waiting
-        ):  # a request that is answered at once leads here, too
+        if self._resuming:  # by a request below that is answered at once
             return
         self._resuming = True
         try:
-            while self._waiting and not self._must_wait(self._waiting[0]):
-                self._begin(self._waiting.popleft())
+            while self._waiting:
+                item = self._waiting[0]
+                depends = self._depends(item)
+                if (depends or self._barrier) and self._outbox.is_occupied:
+                    break
+                self._waiting.popleft()
+                self._handle(item)
+                self._barrier = depends and self._outbox.is_occupied
         finally:
             self._resuming = False
         if not self._waiting:

@@ -6,13 +6,12 @@ request means, ``origins`` which web pages may send it.
 
 Clients that publish send the same head again and again. Everything that follows from the head alone is
 found out once and kept in ``Request.memo``, which all requests with the same head share: that it is
-admitted, its route, and what it says about a publish.
+admitted, its route, the headers of its answer (CORS), and what it says about a publish.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 
 from headrace.errors import (
     HeadraceError,
@@ -41,19 +40,26 @@ class HttpSession(RequestSession[Request]):
     def __init__(self, connection: Connection):
         self._http = HttpParser(BODY_BYTES_MAX, self._admit, connection.hub.known_heads)
         super().__init__(connection, self._http)
-        self.outbox.on_idle = self._encourage
         self._heard = False
         self._watch = asyncio.get_running_loop().call_later(STALLED_REQUEST_S, self._look)
 
     # --- in ---------------------------------------------------------------------------------
     def feed(self, data: bytes) -> None:
         self._heard = True
+        known = self._http.known(data)
+        if known is not None:
+            self._requests.add(known)
+            return
         super().feed(data)
-        if self._http.expects_continue and not self.outbox.unanswered:
-            self._encourage()
+        if self._http.expects_continue:
+            if self.outbox.busy:
+                self.outbox.on_idle = self._encourage
+            else:
+                self._encourage()
 
     def _encourage(self) -> None:
         """Tell a client that asked first that it may send its body."""
+        self.outbox.on_idle = None
         if self._http.expects_continue and not self.connection.closing:
             self._http.expects_continue = False
             self.outbox.write(http.CONTINUE)
@@ -76,12 +82,15 @@ class HttpSession(RequestSession[Request]):
         """Another session takes the connection; returns what came after the last request."""
         self._watch.cancel()
         # Nothing may hold on to this session: ten thousand parsers are 20 MB.
-        self.outbox.on_idle = self.outbox.before_idle = lambda: None
+        self.outbox.on_idle, self.outbox.before_idle = None, lambda: None
         return self._http.rest or b""
 
     # --- requests ---------------------------------------------------------------------------
-    def depends(self, item: Request) -> bool:
-        return not (item.method == "POST" and item.words[0] == "publish")
+    def depends(self, item: Request | HeadraceError) -> bool:
+        is_publish = (
+            isinstance(item, Request) and item.method == "POST" and item.words[0] == "publish"
+        )
+        return not is_publish
 
     def begin(self, item: Request) -> None:
         route = item.memo.get("route")
@@ -94,9 +103,11 @@ class HttpSession(RequestSession[Request]):
             answer = handler(self, item, *parameters)
         except ReadPending:  # it has done nothing yet: call it again when the log has the records
             answer = completed(lambda: handler(self, item, *parameters))
+        if answer is None:
+            return  # the handler answers by itself
         if isinstance(answer, Answer):
             self.finish(item, answer)
-        elif answer is not None:  # a coroutine; None: the handler answers by itself
+        else:  # a coroutine
             slot = self.reserve(item)
             self.connection.answer_later(
                 answer,
@@ -108,7 +119,9 @@ class HttpSession(RequestSession[Request]):
         """Check page and token, once for each head. The parser asks before it keeps any of a body."""
         memo = request.memo
         if "admitted" not in memo:
-            memo["cors"] = self.hub.origins.admit(request)
+            if request.version == "1.0" and request.keep_alive:
+                memo["headers"] = {"Connection": "keep-alive"}
+            memo["headers"] = {**memo.get("headers", {}), **self.hub.origins.admit(request)}
             self._authenticate(request)
             memo["admitted"] = True
 
@@ -137,11 +150,9 @@ class HttpSession(RequestSession[Request]):
 
     def finish(self, request: Request, answer: Answer, slot: Slot | None = None) -> None:
         """Send the answer, in its place; it may be the last one."""
-        extra: Mapping[str, str] | None = request.memo.get("cors")
-        if request.version == "1.0" and request.keep_alive:
-            extra = {**(extra or {}), "Connection": "keep-alive"}
         keep_alive = request.keep_alive
-        content = answer.encode(extra, keep_alive=keep_alive, head_only=request.method == "HEAD")
+        headers, head_only = request.memo.get("headers"), request.method == "HEAD"
+        content = answer.encode(headers, keep_alive, head_only)
         is_last = not keep_alive and self.connection.session is self
         if is_last:
             self.connection.closing = True

@@ -23,6 +23,7 @@ from headrace.errors import (
 )
 from headrace.log.interface import ReadPending
 from headrace.model import (
+    PublishManyOptions,
     PublishOptions,
     Receipt,
     check_pattern,
@@ -67,8 +68,8 @@ def on_publish(session: HttpSession, request: Request, topic: str) -> None:
     if is_json:
         read_json(body)
     build = session.engine.publishing.message
-    publish = build(topic, body, headers, gather=True, **options)
-    slot = session.reserve(request)
+    publish = build(topic, body, headers, options, True)
+    slot = session.outbox.reserve(len(body) + 256)
 
     def done(receipts: list[Receipt], error: HeadraceError | None) -> None:
         if error is not None:
@@ -122,15 +123,15 @@ def on_publish_batch(session: HttpSession, request: Request, topic: str) -> None
     query = check_query(request, "key", "partition", "to", "ttl")
     values = _batch_values(request)
     partition = whole_in(query, "partition") if "partition" in query else None
+    options: PublishManyOptions = {
+        "keys": [query["key"]] * len(values) if "key" in query else None,
+        "partition": partition,
+        "to": query.get("to"),
+        "ttl": seconds_of(query["ttl"], "ttl") if "ttl" in query else None,
+    }
+    key = request.headers.get("idempotency-key")
     publish = engine.publishing.messages(
-        topic,
-        values,
-        message_headers(request) or None,
-        keys=[query["key"]] * len(values) if "key" in query else None,
-        partition=partition,
-        to=query.get("to"),
-        ttl=seconds_of(query["ttl"], "ttl") if "ttl" in query else None,
-        idempotency_key=request.headers.get("idempotency-key"),
+        topic, values, message_headers(request), options, idempotency_key=key
     )
     slot = session.reserve(request)
 

@@ -48,8 +48,8 @@ class TextSession(RequestSession[Run | Command]):
         )
 
     # --- in ---------------------------------------------------------------------------------
-    def depends(self, item: Run | Command) -> bool:
-        return not isinstance(item, Run) and item.verb != "PUB"
+    def depends(self, item: Run | Command | HeadraceError) -> bool:
+        return not isinstance(item, Run) and not (isinstance(item, Command) and item.verb == "PUB")
 
     def is_open(self, item: Run | Command) -> bool:
         return isinstance(item, Command) and item.verb in ("AUTH", "PING", "HELP", "QUIT")
@@ -84,7 +84,7 @@ class TextSession(RequestSession[Run | Command]):
     # --- publishing -------------------------------------------------------------------------
     def _publish_run(self, run: Run) -> None:
         count = len(run.values)
-        slot = self.outbox.reserve(sum(map(len, run.values)) + 64 * count)
+        slot = self.outbox.reserve(run.bytes + 64 * count)
 
         def done(receipts: list[Receipt], error: HeadraceError | None) -> None:
             if error is not None:
@@ -93,13 +93,14 @@ class TextSession(RequestSession[Run | Command]):
                 slot.fill(text.ok_run(receipts[0].offset, count))
 
         # The parser has checked the sizes of the values.
-        self.connection.publish(Publish(run.topic, Columns(run.values)), done)
+        records = run.values[0] if count == 1 else Columns(run.values)
+        self.connection.publish(Publish(run.topic, records), done)
 
     def on_pub(self, command: Command) -> None:
         assert command.payload is not None
         headers, options = publish_arguments(command.options)
         build = self.engine.publishing.message
-        publish = build(command.words[0], command.payload, headers, **options)
+        publish = build(command.words[0], command.payload, headers, options)
         slot = self.outbox.reserve(len(command.payload))
 
         def done(receipts: list[Receipt], error: HeadraceError | None) -> None:

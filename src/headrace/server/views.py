@@ -117,23 +117,32 @@ def receipt_view(receipt: Receipt) -> dict[str, Any]:
 def receipt_json(receipt: Receipt) -> bytes:
     """The JSON of a receipt. That of a message that was just stored is put together by hand, because
     it is made for each publish."""
-    if receipt.offset < 0 or receipt.duplicate or receipt._id is not None:
+    offset = receipt.offset
+    if offset < 0 or receipt.duplicate or receipt._id is not None:
         return orjson.dumps(receipt_view(receipt))
-    low = f"{0b10 << 62 | receipt.offset:016x}"
-    return (
-        f"{_receipt_head(receipt.topic, receipt.partition)}{low[:4]}-{low[4:]}"
-        f'","topic":"{receipt.topic}","partition":{receipt.partition},"offset":{receipt.offset},'
-        f'"timestamp":"{_iso(receipt.timestamp)}"}}'
-    ).encode()
+    head, middle = _receipt_parts(receipt.topic, receipt.partition)
+    high, low = 0x8000 | offset >> 48, offset & 0xFFFF_FFFF_FFFF
+    return b"%b%04x-%012x%b%d%b" % (
+        head,
+        high,
+        low,
+        middle,
+        offset,
+        _receipt_end(receipt.timestamp),
+    )
 
 
 @lru_cache(maxsize=4096)
-def _receipt_head(topic: str, partition: int) -> str:
+def _receipt_parts(topic: str, partition: int) -> tuple[bytes, bytes]:
+    """Up to the part of the id that is the offset, and between the id and the offset."""
     text = f"{topic_hash(topic):012x}"
-    return f'{{"id":"{text[:8]}-{text[8:]}-{0x8000 | partition:04x}-'
+    head = f'{{"id":"{text[:8]}-{text[8:]}-{0x8000 | partition:04x}-'
+    return head.encode(), f'","topic":"{topic}","partition":{partition},"offset":'.encode()
 
 
-_iso = lru_cache(maxsize=64)(iso)
+@lru_cache(maxsize=64)
+def _receipt_end(timestamp: int) -> bytes:
+    return f',"timestamp":"{iso(timestamp)}"}}'.encode()
 
 
 def delivery_views(delivery: Delivery, *, settle: bool = True) -> list[dict[str, Any]]:

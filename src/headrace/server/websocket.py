@@ -279,7 +279,7 @@ class WebSocketSession(Session):
             options = _options(command)
         build = self.engine.publishing.message
         try:
-            publish = build(topic, value, headers, gather=True, **options)
+            publish = build(topic, value, headers, options, True)
         except HeadraceError as error:  # answered in its place, like every publish
             self.outbox.send(self._error(message_id, error))
             return

@@ -162,13 +162,21 @@ class HttpParser:
         """Whether a request has begun and not ended."""
         return (self._in_head or self._in_body) and not self._ended
 
+    def known(self, data: bytes) -> Request | None:
+        """The request in the data, if its head is known and nothing else is in the data.
+
+        This is the fast way; all other data goes to ``feed``.
+        """
+        if self._in_head or self._in_body or self._ended or self.rest is not None:
+            return None
+        return self._heads.find(data)
+
     def feed(self, data: bytes) -> list[Request]:
+        """Requests that are complete now; for data that ``known`` does not know."""
         if self.rest is not None:
             self.rest += data
         elif not self._ended:
             between = not self._in_head and not self._in_body
-            if between and (known := self._heads.find(data)) is not None:
-                return [known]
             self._feed(data)
             if between and len(self._found) == 1 and not self._in_head and not self._ended:
                 self._heads.learn(data, self._found[0])
@@ -392,7 +400,6 @@ class Answer:
     def encode(
         self,
         extra: Mapping[str, str] | None = None,
-        *,
         keep_alive: bool = True,
         head_only: bool = False,
     ) -> bytes:

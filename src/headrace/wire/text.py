@@ -28,11 +28,13 @@ LINE_BYTES_MAX = 80 << 10
 class Run:
     """Publishes without options to one topic, in order."""
 
-    __slots__ = ("topic", "values")
+    __slots__ = ("bytes", "topic", "values")
 
-    def __init__(self, topic: str, values: list[bytes]):
+    def __init__(self, topic: str, values: list[bytes], size: int):
         self.topic = topic
         self.values = values
+        self.bytes = size
+        """Of all the values together."""
 
 
 class Command:
@@ -128,8 +130,9 @@ class TextParser:
             last = found[-1] if found else None
             if isinstance(last, Run) and last.topic == topic:
                 last.values += values
+                last.bytes += size * len(values)
             else:
-                found.append(Run(topic, values))
+                found.append(Run(topic, values, size * len(values)))
         return at
 
     def _same_again(
