@@ -48,7 +48,7 @@ bench-spark: $(VENV)/.has-test ## run those of Spark, a real Kafka beside it (AR
 	@$(BIN)/python -m benchmarks.spark $(ARGS)
 
 cluster-spark: $(VENV)/.has-test ## a Spark cluster on this machine, to try pipelines on (ARGS="--workers 2")
-	@$(BIN)/python -m tests.spark.cluster $(ARGS)
+	@$(BIN)/python -m tests.spark.sessions.cluster $(ARGS)
 
 crash: $(VENV)/.has-test ## kill a broker 100 times under load and look for what it lost
 	@$(BIN)/python -m tests.crash --kills 100 $(ARGS)

@@ -13,7 +13,7 @@ from typing import Any
 def __getattr__(name: str) -> Any:
     if name == "DefaultSource":
         try:
-            from headrace.spark.source import HeadraceDataSource
+            from headrace.spark.source.data_source import HeadraceDataSource
         except ImportError as error:
             raise AttributeError(
                 f"Headrace's source for Spark needs more than is installed ({error}): "

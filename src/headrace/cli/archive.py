@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from headrace.spark.builtin.archive import ArchiveJob
-    from headrace.spark.builtin.verifying import Verdict
+    from headrace.spark.builtin.archive_verify import Verdict
     from headrace.spark.lake import Description
 
 archive = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -146,7 +146,7 @@ def verify(
       headrace archive verify /lake/orders --path /backup/data --json
     """
     check_installed()
-    from headrace.spark.builtin.verifying import verify as compare
+    from headrace.spark.builtin.archive_verify import verify as compare
     from headrace.spark.lake import describe
 
     source = where_of(server, token, ca, data_dir)

@@ -153,7 +153,7 @@ def _plans(
 def _checkpoint_dir(
     declared: PipelineFile, chosen: Sequence[Pipeline], given: str | None, master: str | None
 ) -> str:
-    from headrace.spark.sessions import is_local
+    from headrace.spark.sessions.builder import is_local
 
     found = given or declared.checkpoint_dir
     if found is not None:
@@ -226,7 +226,7 @@ def _asking(connection: Connection) -> Iterator[BrokerClient]:
 def _session(
     declared: PipelineFile, master: str | None, conf: Sequence[str] | None, *, ui: bool, log: Any
 ) -> Iterator[SparkSession]:
-    from headrace.spark.sessions import is_active, session
+    from headrace.spark.sessions.builder import is_active, session
 
     given = dict(declared.spark)
     given |= settings_of(conf)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from headrace.spark.builtin.replay import Progress as Far
     from headrace.spark.builtin.replay_plan import Request
     from headrace.spark.builtin.replay_report import ReplayReport
-    from headrace.spark.stopping import StopFlag
+    from headrace.spark.sessions.stop_flag import StopFlag
 
 
 def replay(
@@ -94,7 +94,7 @@ def replay(
     """
     check_installed()
     from headrace.spark.builtin.replay_plan import Request, State, new_name, parse_rate
-    from headrace.spark.stopping import StopFlag
+    from headrace.spark.sessions.stop_flag import StopFlag
 
     request = Request.of(
         source,

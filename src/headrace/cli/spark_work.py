@@ -96,7 +96,7 @@ def sparkling(
     """A session that ends with this; what Spark has to say does not get between our own lines."""
     from pyspark import SparkContext
 
-    from headrace.spark.sessions import session
+    from headrace.spark.sessions.builder import session
 
     settings = settings_of(conf)
     folder = Path(tempfile.mkdtemp(prefix="headrace-"))
@@ -124,7 +124,7 @@ def sparkling(
 
 def watched(spark: SparkSession, text: str, work: Callable[[], Result]) -> Result:
     """Do something in Spark, with a bar of its tasks; Ctrl-C cancels it."""
-    from headrace.spark import sql_running
+    from headrace.spark.sql import running as sql_running
 
     bar = Progress(
         SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(),

@@ -29,10 +29,10 @@ from headrace.cli.spark_work import Conf, Master, settings_of, where_of
 from headrace.errors import HeadraceError, InvalidArgument
 
 if TYPE_CHECKING:
-    from headrace.spark.sql import TopicSql
-    from headrace.spark.sql_catalog import Catalog
-    from headrace.spark.sql_output import Format, Rows
-    from headrace.spark.sql_text import Bounds
+    from headrace.spark.sql.catalog import Catalog
+    from headrace.spark.sql.output import Format, Rows
+    from headrace.spark.sql.text import Bounds
+    from headrace.spark.sql.topic_sql import TopicSql
 
 Result = TypeVar("Result")
 LIMIT = 100
@@ -117,9 +117,9 @@ def sql(
         raise InvalidArgument("--json is --format json; give one of them")
     where = where_of(server, token, ca, path)
     _check_installed()
-    from headrace.spark.sql_catalog import Catalog
-    from headrace.spark.sql_output import format_of
-    from headrace.spark.sql_text import Bounds, Schemas, statements
+    from headrace.spark.sql.catalog import Catalog
+    from headrace.spark.sql.output import format_of
+    from headrace.spark.sql.text import Bounds, Schemas, statements
 
     shape = format_of("json" if as_json else format_, output)
     if shape == "parquet" and output is None and sys.stdout.isatty():
@@ -161,7 +161,7 @@ def _run(work: Work, given: list[str] | None) -> None:
 
 def _check_installed() -> None:
     try:
-        import headrace.spark.sql  # noqa: F401
+        import headrace.spark.sql.topic_sql  # noqa: F401
     except ImportError as error:
         raise InvalidArgument(
             f"headrace sql needs Spark ({error}): pip install 'headrace[spark]'", code="no_spark"
@@ -235,8 +235,8 @@ class Work:
     def _start(self) -> None:
         from pyspark import SparkContext
 
-        from headrace.spark.sessions import session
-        from headrace.spark.sql import TopicSql
+        from headrace.spark.sessions.builder import session
+        from headrace.spark.sql.topic_sql import TopicSql
 
         try:
             self._is_ours = SparkContext._active_spark_context is None
@@ -290,7 +290,7 @@ class Work:
 
     def _watched(self, work: Callable[[], Result]) -> Result:
         """Runs it in Spark, with a bar; Ctrl-C cancels it."""
-        from headrace.spark import sql_running
+        from headrace.spark.sql import running as sql_running
 
         spark = self.topics().spark
         with self._bar() as bar:
@@ -327,7 +327,7 @@ class Work:
             self.say(f"{time.monotonic() - began:.1f} s")
 
     def _run_table(self, statement: str) -> None:
-        from headrace.spark.sql_output import fetch
+        from headrace.spark.sql.output import fetch
 
         topics = self.topics()
         limit = self._limit
@@ -337,7 +337,7 @@ class Work:
             self.say(f"these are the first {count_of(rows.height, 'row')}; --limit 0 shows all")
 
     def _run_rows(self, statement: str) -> None:
-        from headrace.spark.sql_output import Spool, check_names, spool
+        from headrace.spark.sql.output import Spool, check_names, spool
 
         topics = self.topics()
 
@@ -353,7 +353,7 @@ class Work:
             found.remove()
 
     def _write(self, batches: Iterator[Any]) -> None:
-        from headrace.spark.sql_output import replacing, write
+        from headrace.spark.sql.output import replacing, write
 
         if self._output is None:
             sys.stdout.flush()
@@ -366,7 +366,7 @@ class Work:
     def _print(self, rows: Rows, statement: str = "") -> None:
         """As a table, or in the format that was asked for."""
         from headrace.cli.sql_table import print_table_of
-        from headrace.spark.sql_text import names
+        from headrace.spark.sql.text import names
 
         if not rows.names:
             return
@@ -381,7 +381,7 @@ class Work:
             self.say(count_of(rows.height, "row"))
 
     def _list(self) -> None:
-        from headrace.spark.sql_output import Rows
+        from headrace.spark.sql.output import Rows
 
         found = self.catalog.listing()
         if not found and self._format == "table":
@@ -401,7 +401,7 @@ class Work:
         self._print(rows)
 
     def _describe(self, name: str) -> None:
-        from headrace.spark.sql_output import Rows
+        from headrace.spark.sql.output import Rows
 
         columns = self.topics().columns(name.strip("`'\";"))
         rows = Rows.of(

@@ -46,7 +46,7 @@ class Feed:
 
     def line(self, line: str) -> list[str]:
         """The statements, and words of the prompt, that this line ends."""
-        from headrace.spark.sql_text import split
+        from headrace.spark.sql.text import split
 
         word = line.strip()
         if self.is_empty and word.startswith("\\"):

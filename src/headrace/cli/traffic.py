@@ -95,7 +95,7 @@ def run(
     from headrace.spark.connecting import connect
     from headrace.spark.options import Connection, Given
     from headrace.spark.pipelines.reporting import Reporter
-    from headrace.spark.sql_text import moment_ms
+    from headrace.spark.sql.text import moment_ms
 
     now_ms = time.time_ns() // 1_000_000
     since_ms = 0 if since is None else moment_ms("--since", since, now_ms)

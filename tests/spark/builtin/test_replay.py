@@ -11,7 +11,7 @@ from headrace import BrokerClient
 from headrace.errors import Conflict, HeadraceError, InvalidArgument
 from headrace.model import Message
 from headrace.spark.builtin.replay import FROM_HEADER, ID_HEADER, Progress, replay
-from headrace.spark.stopping import StopFlag
+from headrace.spark.sessions.stop_flag import StopFlag
 from headrace.testing import RunningServer
 
 if TYPE_CHECKING:

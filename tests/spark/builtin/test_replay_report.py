@@ -6,7 +6,7 @@ from headrace import BrokerClient
 from headrace.spark.builtin.replay import Progress
 from headrace.spark.builtin.replay_report import ReplayReport
 from headrace.spark.pipelines.reporting import Reporter
-from headrace.spark.stopping import StopFlag
+from headrace.spark.sessions.stop_flag import StopFlag
 from headrace.testing import RunningServer
 
 

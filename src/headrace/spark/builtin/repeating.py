@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from headrace.spark.pipelines.errors import is_definite, sentence
 from headrace.spark.pipelines.reporting import Reporter, new_run
-from headrace.spark.pipelines.trouble import is_definite, sentence
-from headrace.spark.stopping import StopFlag
+from headrace.spark.sessions.stop_flag import StopFlag
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

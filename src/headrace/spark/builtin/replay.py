@@ -54,13 +54,13 @@ from headrace.spark.builtin.replay_plan import (
 )
 from headrace.spark.builtin.replay_staging import ANSWER, PLACE, Stage, Staged, staged_rows
 from headrace.spark.connecting import connect
-from headrace.spark.handing_over import unmeasured
 from headrace.spark.lake import Offsets
 from headrace.spark.options import Connection, Given
-from headrace.spark.outgoing import layout_of
-from headrace.spark.positions import DataLoss
-from headrace.spark.sql_errors import Cancelled, sentence
-from headrace.spark.stopping import StopFlag
+from headrace.spark.sessions.arrow_batches import unmeasured
+from headrace.spark.sessions.stop_flag import StopFlag
+from headrace.spark.sink.outgoing import layout_of
+from headrace.spark.source.positions import DataLoss
+from headrace.spark.sql.errors import Cancelled, sentence
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -31,7 +31,7 @@ from headrace.files import Files, Handle
 from headrace.model import check_pattern, check_subscription_name, check_topic_name, is_pattern
 from headrace.spark.lake.offsets import Offsets, Span
 from headrace.spark.lake.table import directory_of
-from headrace.spark.sql_text import moment_ms
+from headrace.spark.sql.text import moment_ms
 
 STEP_OFFSETS_MAX = 50_000
 STEP_BYTES_MAX = 16 << 20

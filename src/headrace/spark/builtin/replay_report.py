@@ -12,7 +12,7 @@ from typing import Any
 from headrace import limits
 from headrace.spark.builtin.replay import Progress
 from headrace.spark.pipelines.reporting import new_run
-from headrace.spark.stopping import StopFlag
+from headrace.spark.sessions.stop_flag import StopFlag
 
 PREFIX = "replay-"
 ERROR_CHARS_MAX = 2_000

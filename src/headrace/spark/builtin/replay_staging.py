@@ -28,7 +28,7 @@ from headrace.errors import HeadraceError
 from headrace.spark.builtin.replay_plan import StepSpan
 from headrace.spark.connecting import connect
 from headrace.spark.options import Connection
-from headrace.spark.outgoing import Layout, Outgoing, Piece
+from headrace.spark.sink.outgoing import Layout, Outgoing, Piece
 
 PLACE = ("_topic", "_partition", "_offset")
 """Columns that say where a row was; the others are what is written."""

@@ -49,7 +49,7 @@ from headrace.log.batch import encode
 from headrace.log.columns import many
 from headrace.spark import lake
 from headrace.spark.options import SourceOptions
-from headrace.spark.stores import open_store
+from headrace.spark.source.stores import open_store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -30,10 +30,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from headrace.spark.handing_over import unmeasured
 from headrace.spark.lake.offsets import Offsets, Span
 from headrace.spark.lake.table import KEEP_S, KINDS, Compacted, Description, Options
-from headrace.spark.registering import active
+from headrace.spark.sessions.active_session import active
+from headrace.spark.sessions.arrow_batches import unmeasured
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -21,8 +21,8 @@ from pyspark.sql.types import StringType, StructType
 
 from headrace.spark.options import SourceOptions, parse_place
 from headrace.spark.pipelines.declaration import TableInput, TopicInput
+from headrace.spark.pipelines.errors import analysed
 from headrace.spark.pipelines.sections import Section
-from headrace.spark.pipelines.trouble import analysed
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -33,10 +33,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from py4j.protocol import Py4JError
 
+from headrace.spark.pipelines.errors import is_definite, sentence
 from headrace.spark.pipelines.planning import Plan
 from headrace.spark.pipelines.reporting import Reporter, Watch, new_run
-from headrace.spark.pipelines.trouble import is_definite, sentence
-from headrace.spark.stopping import StopFlag
+from headrace.spark.sessions.stop_flag import StopFlag
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
