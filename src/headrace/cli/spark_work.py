@@ -38,7 +38,8 @@ Conf = Annotated[
 ]
 Once = Annotated[bool, typer.Option("--once", help="Do what is there now, then end; for cron.")]
 Format = Annotated[
-    str | None, typer.Option("--format", "-f", metavar="KIND", help="parquet, delta or iceberg.")
+    str | None,
+    typer.Option("--format", "-f", metavar="KIND", help="delta (the default) or iceberg."),
 ]
 Log = Annotated[
     Path | None,

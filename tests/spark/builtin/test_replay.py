@@ -84,7 +84,7 @@ def test_a_topic_interrupted_and_resumed(
         replay(spark, "orders", "copy", **given)
 
 
-@pytest.mark.parametrize("kind", ["parquet", "delta", "iceberg"])
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
 def test_a_table(
     spark: SparkSession, server: RunningServer, client: BrokerClient, tmp_path: Path, kind: str
 ) -> None:

@@ -58,7 +58,7 @@ def start(
     topics: Sequence[str],
     *,
     path: str,
-    kind: str = "parquet",
+    kind: str = lake.KINDS[0],
     partition_by: Sequence[str] = PARTITION_BY,
     group: str = GROUP,
     source: Mapping[str, Any] | None = None,

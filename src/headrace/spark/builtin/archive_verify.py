@@ -81,12 +81,10 @@ class Verdict:
     gone: list[str] = field(default_factory=list)
     """Topics of the table that the log does not have any more."""
     differences: list[Difference] = field(default_factory=list)
-    unseen: list[str] = field(default_factory=list)
-    """Files of the table that are not in its open directory: only readers by its log have them."""
 
     @property
     def is_good(self) -> bool:
-        return not self.differences and not self.unseen
+        return not self.differences
 
     def as_document(self) -> dict[str, Any]:
         return {
@@ -96,7 +94,6 @@ class Verdict:
             "only_in_table": self.only_in_table.as_document(),
             "waiting": self.waiting.as_document(),
             "gone": self.gone,
-            "unseen": self.unseen,
             "differences": [{"kind": kind, **span._asdict()} for kind, span in self.differences],
         }
 
@@ -118,9 +115,7 @@ def verify(
     held = _only(table.offsets, topics, path)
     names = sorted({topic for topic, _ in held.partitions()})
     known = _known(source, names)
-    verdict = Verdict(
-        gone=[name for name in names if name not in known], unseen=lake.unseen(path, kind)
-    )
+    verdict = Verdict(gone=[name for name in names if name not in known])
     windows = _windows(held, known, verdict)
     rows = lake.read(spark, path, kind)
     if topics is not None:
