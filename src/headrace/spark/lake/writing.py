@@ -20,6 +20,8 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, timedelta
+from functools import reduce
+from operator import and_
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,8 @@ from headrace.spark.lake.table import DataFile, Written
 ROW_GROUP_BYTES = 32 * 1024 * 1024
 """Of Arrow data: with zstd some 8 MB on disk, small enough to be read in parallel and to be skipped
 by its statistics, large enough that its footer entry does not count."""
+BATCH_ROWS_ENOUGH = 10_000
+"""Smaller batches are joined for a row group, which copies them. Those of an archive are larger."""
 GATHERED_BYTES_MAX = 256 * 1024 * 1024
 OPEN_FILES_MAX = 64
 PARTITIONS_MAX = 1_000_000
@@ -112,28 +116,31 @@ class FileWriter:
                 found = offsets_of(batch)
                 self._written.doubled.add_all(self._written.offsets.common(found))
                 self._written.offsets.add_all(found)
-        for directory, name in self._directories.items():
-            column = _without_empty_texts(rows[name])
-            at = rows.schema.get_field_index(directory)
-            rows = (
-                rows.append_column(directory, column)
-                if at < 0
-                else rows.set_column(at, directory, column)
-            )
+        values = {
+            directory: _without_empty_texts(rows[name])
+            for directory, name in self._directories.items()
+        }
+        rows = rows.select(self._file_schema.names)
+        home, partitioning = self._root / self._only_directory(values), None
+        if home == self._root:
+            for directory, column in values.items():
+                rows = rows.append_column(directory, column)
+            partitioning = self._partitioning
         group_rows = max(1, rows.num_rows * ROW_GROUP_BYTES // max(rows.nbytes, ROW_GROUP_BYTES))
+        is_fine = rows.num_rows < BATCH_ROWS_ENOUGH * len(batches)
         Files().make_directory(self._root)
         done: list[ds.WrittenFile] = []
         ds.write_dataset(
             rows,
-            self._root,
+            home,
             basename_template=f"{self._name}-{self._pieces}-{{i}}.parquet",
             format=self._format,
             file_options=self._encodings,
-            partitioning=self._partitioning,
+            partitioning=partitioning,
             use_threads=False,  # rows stay in their order, and a task has one core
             max_partitions=PARTITIONS_MAX,
             max_open_files=OPEN_FILES_MAX,
-            min_rows_per_group=group_rows,
+            min_rows_per_group=group_rows if is_fine else 0,
             max_rows_per_group=group_rows,
             file_visitor=done.append,
             existing_data_behavior="overwrite_or_ignore",
@@ -145,6 +152,19 @@ class FileWriter:
             if parent.is_relative_to(self._root):
                 sync(parent)
         self._written.files.extend(map(self._described, done))
+
+    def _only_directory(self, values: dict[str, pa.ChunkedArray]) -> str:
+        """The directory of all rows if they are of one partition, as they nearly always are; or "".
+
+        Then the rows need not be split, which would copy them.
+        """
+        terms = []
+        for directory, column in values.items():
+            ends = pc.min_max(column).as_py()
+            if column.null_count or ends["min"] != ends["max"]:
+                return ""
+            terms.append(ds.field(directory) == pa.scalar(ends["min"], column.type))
+        return str(self._partitioning.format(reduce(and_, terms))[0]) if terms else ""
 
     def _described(self, file: ds.WrittenFile) -> DataFile:
         relative = Path(file.path).relative_to(self._root).as_posix()
