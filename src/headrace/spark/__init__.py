@@ -7,7 +7,7 @@
     sink/                  the writers: staged on executors, committed once by the driver
     lake/                  Parquet, Delta and Iceberg tables written exactly once
     pipelines/             what a file declares, run
-    builtin/               archive, traffic and replay
+    builtin/               archive and replay
     sql/                   topics as views
     sessions/              a tuned session in one line, and the Java it needs
     options  connecting    what a user may say, and a client that waits for its broker
