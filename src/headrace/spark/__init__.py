@@ -5,13 +5,13 @@
     pyspark_headrace       what Spark finds by itself for format("headrace"); it only points here
     source/                the batch and the streaming reader
     sink/                  the writers: staged on executors, committed once by the driver
-    lake/                  Parquet, Delta and Iceberg tables written exactly once
+    lake/                  Delta and Iceberg tables written exactly once
     pipelines/             what a file declares, run
-    builtin/               archive, traffic and replay
+    builtin/               archive and replay
     sql/                   topics as views
     sessions/              a tuned session in one line, and the Java it needs
     options  connecting    what a user may say, and a client that waits for its broker
-    checkpoints            what Spark wrote about a batch, made durable before the batch is committed
+    checkpoints  durable   what Spark wrote about a batch, on disk before the batch is committed
 
 Rules: nothing here is imported by the rest of Headrace but the command line, which imports it late.
 PySpark is imported where it is used, so that ``import headrace.spark`` costs nothing and fails for
