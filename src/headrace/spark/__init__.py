@@ -2,7 +2,7 @@
 
 ::
 
-    pyspark_headrace       what Spark finds by itself for format("headrace"); it only points here
+    pyspark_headrace*      what Spark finds by itself for format("headrace…"); it only points here
     source/                the batch and the streaming reader
     sink/                  the writers: staged on executors, committed once by the driver
     lake/                  Delta and Iceberg tables written exactly once

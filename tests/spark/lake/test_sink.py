@@ -141,6 +141,14 @@ def test_a_batch_into_a_table(spark: SparkSession, tmp_path: Path, kind: str) ->
     assert back.count() == 100
 
 
+def test_every_session_writes_to_tables(spark: SparkSession, tmp_path: Path) -> None:
+    """Whichever session of the process is the active one."""
+    for number, session in enumerate((spark.newSession(), spark, spark.newSession())):
+        path = str(tmp_path / str(number))
+        lake.write(session.range(3), path=path)
+        assert lake.read(spark, path).count() == 3
+
+
 def test_an_empty_table(spark: SparkSession, tmp_path: Path) -> None:
     """It can be read before anything was written."""
     lake.prepare(spark.range(1), path=str(tmp_path))

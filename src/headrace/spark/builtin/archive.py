@@ -33,7 +33,7 @@ import orjson
 
 from headrace.errors import Conflict, InvalidArgument
 from headrace.spark import lake
-from headrace.spark.builtin.archive_source import ARCHIVE, FORMAT, ArchiveSource, source_text
+from headrace.spark.builtin.archive_source import ARCHIVE, FORMAT, source_text
 from headrace.spark.lake.table import directory_of
 from headrace.spark.lake.tables import kind_of, open_table
 from headrace.spark.options import SourceOptions
@@ -83,7 +83,7 @@ def start(
     table = {**(options or {}), "path": path, "kind": kind, "partition_by": ",".join(partition_by)}
     chosen = lake.Options.of({"offsets": True, **table})
     open_table(chosen).prepare(ARCHIVE)
-    with active(spark, ArchiveSource):
+    with active(spark):
         text = source_text(given)
         records = spark.readStream.format(FORMAT).option("source", text).load()
         writer = records.writeStream.format(FORMAT).option("source", text)

@@ -73,7 +73,7 @@ def start(
     ``{"availableNow": True}``. ``options`` are those of :class:`Options`. The table is created, or
     checked against the rows, before the query starts.
     """
-    from headrace.spark.lake.sink import FORMAT, LakeSource
+    from headrace.spark.lake.sink import FORMAT
 
     chosen = prepare(df, path=path, kind=kind, partition_by=partition_by, options=options)
     given = chosen.as_options() | {"checkpointLocation": checkpoint}
@@ -82,7 +82,7 @@ def start(
         writer = writer.queryName(name)
     if trigger:
         writer = writer.trigger(**trigger)
-    with active(df.sparkSession, LakeSource), unmeasured(df.sparkSession):
+    with active(df.sparkSession), unmeasured(df.sparkSession):
         return writer.start()
 
 
@@ -95,11 +95,11 @@ def write(
     options: Mapping[str, Any] | None = None,
 ) -> None:
     """Add the rows of a batch in one commit. Repeated with the same ``app_id`` it adds nothing."""
-    from headrace.spark.lake.sink import FORMAT, LakeSource
+    from headrace.spark.lake.sink import FORMAT
 
     chosen = prepare(df, path=path, kind=kind, partition_by=partition_by, options=options)
     writer = df.write.format(FORMAT).options(**chosen.as_options())
-    with active(df.sparkSession, LakeSource), unmeasured(df.sparkSession):
+    with active(df.sparkSession), unmeasured(df.sparkSession):
         writer.mode("append").save()
 
 

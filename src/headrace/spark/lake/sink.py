@@ -55,7 +55,7 @@ class TaskFiles(WriterCommitMessage):
 
 
 class LakeSource(DataSource):
-    """What ``spark.dataSource.register`` takes."""
+    """``format("headrace_lake")``."""
 
     @classmethod
     def name(cls) -> str:

@@ -59,6 +59,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +71,8 @@ from headrace.spark.sessions.shell_scripts import kept
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-PACKAGES = ("headrace", "pyspark_headrace")
+FORMATS = ("pyspark_headrace", "pyspark_headrace_lake", "pyspark_headrace_archive")
+PACKAGES = ("headrace", *FORMATS)
 TASK_FAILURES_MAX = 4
 DRIVER_MEMORY_MAX_MB = 4096
 DRIVER_MEMORY_MIN_MB = 1024
@@ -137,9 +139,8 @@ def session(
         spark = _start(wanted, None if submitted else log_file)
     spark.sparkContext.addPyFile(str(archive))
     if submitted:
-        from headrace.spark.source.data_source import HeadraceDataSource
-
-        spark.dataSource.register(HeadraceDataSource)
+        for name in FORMATS:
+            spark.dataSource.register(import_module(name).DefaultSource)
     return spark
 
 
