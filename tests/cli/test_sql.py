@@ -54,7 +54,7 @@ def test_mistakes_are_found_before_spark_starts(
 ) -> None:
     """One line, at once."""
     monkeypatch.setenv("HEADRACE_REQUEST_TIMEOUT", "0.2")
-    monkeypatch.setattr("headrace.cli.sql.Work.start", None)
+    monkeypatch.setattr("headrace.cli.sql.StatementRunner.start", None)
     ran = command("sql", *arguments)
     assert (ran.code, ran.out) == (2, "")
     assert ran.err.startswith("headrace: ")
@@ -66,7 +66,7 @@ def test_the_topics_need_no_spark(
     headrace: Command, topics: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """They are listed in every format, and by a pipe."""
-    monkeypatch.setattr("headrace.cli.sql.Work.start", None)
+    monkeypatch.setattr("headrace.cli.sql.StatementRunner.start", None)
     ran = headrace("sql", "show tables")
     assert ran.rows[0] == ["topic", "partitions", "records", "size"]
     assert ran.rows[1:] == [

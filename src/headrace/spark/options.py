@@ -44,7 +44,6 @@ import re
 import ssl
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -53,6 +52,7 @@ import orjson
 from headrace import limits
 from headrace.errors import InvalidArgument
 from headrace.model import check_pattern, check_subscription_name, check_topic_name, is_pattern
+from headrace.spark.notation import parse_time
 
 logger = logging.getLogger("headrace.spark")
 PORT_DEFAULT = 9999
@@ -295,35 +295,6 @@ def _parse_offsets(option: str, text: str) -> dict[str, dict[int, int]]:
                 )
             found[topic][int(number)] = offset
     return found
-
-
-def parse_time(option: str, text: str) -> int:
-    """Milliseconds since 1970, given as such or in ISO 8601 (without a zone: UTC)."""
-    text = text.strip()
-    if text.isascii() and text.isdigit():
-        number = int(text)
-    else:
-        try:
-            moment = datetime.fromisoformat(text)
-        except ValueError:
-            raise wrong(
-                option,
-                f"{text!r} is not a time; write 2026-01-31T12:00:00Z, or milliseconds since 1970",
-            ) from None
-        if moment.tzinfo is None:
-            moment = moment.replace(tzinfo=UTC)
-        number = _ceil_ms(moment)
-    if not 0 <= number <= limits.TIMESTAMP_MS_MAX:
-        raise wrong(option, f"{text} is before 1970 or too far ahead")
-    return number
-
-
-def _ceil_ms(moment: datetime) -> int:
-    micros = (moment - datetime(1970, 1, 1, tzinfo=UTC)) // _MICROSECOND
-    return -(-micros // 1000)
-
-
-_MICROSECOND = datetime.resolution
 
 
 # --- everything that reading knows ------------------------------------------------------------------

@@ -1,16 +1,12 @@
-"""Statements are cut where they end; names, schemas and times are read as they were meant."""
+"""Statements are cut where they end; names and schemas are read as they were meant."""
 
 from pathlib import Path
 
-import orjson
 import pytest
 
 from headrace.errors import InvalidArgument
-from headrace.spark.source.positions import Extent, Topic
 from headrace.spark.sql.text import (
-    Bounds,
     Schemas,
-    moment_ms,
     names,
     quote_name,
     quoted,
@@ -19,9 +15,6 @@ from headrace.spark.sql.text import (
     statements,
     unquoted,
 )
-
-NOW = 1_800_000_000_000
-KNOWN = {"orders": Topic(1, {0: Extent(10, 100), 1: Extent(0, 5)})}
 
 
 @pytest.mark.parametrize(
@@ -136,59 +129,3 @@ class TestSchemas:
         path.write_text(content)
         with pytest.raises(InvalidArgument, match=complaint):
             Schemas().add(f"@{path}")
-
-
-class TestTimes:
-    @pytest.mark.parametrize(
-        ("text", "millis"),
-        [
-            ("0s", NOW),
-            ("90s", NOW - 90_000),
-            ("1.5h", NOW - 5_400_000),
-            ("2d", NOW - 172_800_000),
-            ("1w", NOW - 604_800_000),
-            ("100000w", 0),
-            ("@1700000000000", 1_700_000_000_000),
-            ("2026-01-31T12:00:00Z", 1_769_860_800_000),
-            ("2026-01-31", 1_769_817_600_000),
-        ],
-    )
-    def test_a_time_or_so_long_ago(self, text: str, millis: int) -> None:
-        assert moment_ms("--since", text, NOW) == millis
-
-    @pytest.mark.parametrize("text", ["5", "yesterday", "", "1x", "@soon"])
-    def test_what_is_neither(self, text: str) -> None:
-        """The option is named, and what it takes."""
-        with pytest.raises(InvalidArgument, match=r"--since.*(30m|2026)"):
-            moment_ms("--since", text, NOW)
-
-
-class TestBounds:
-    def test_times_are_those_of_the_query(self) -> None:
-        """An hour ago is another hour later on."""
-        bounds = Bounds(since="1h", until="@1799999999999")
-        assert bounds.options(KNOWN, NOW) == {
-            "startingTimestamp": str(NOW - 3_600_000),
-            "endingTimestamp": "1799999999999",
-        }
-
-    def test_offsets_are_cut_to_what_is_there(self) -> None:
-        """A partition that begins later, or ends before, is no mistake."""
-        options = Bounds(from_offset=7, to_offset=50).options(KNOWN, NOW)
-        assert orjson.loads(options["startingOffsets"]) == {"orders": {"0": 10, "1": 5}}
-        assert orjson.loads(options["endingOffsets"]) == {"orders": {"0": 50, "1": 5}}
-
-    def test_no_bounds(self) -> None:
-        assert Bounds().options(KNOWN, NOW) == {}
-
-    def test_not_both(self) -> None:
-        """A time and an offset for the same end contradict each other."""
-        with pytest.raises(InvalidArgument, match="--since or --from-offset"):
-            Bounds(since="1h", from_offset=3)
-        with pytest.raises(InvalidArgument, match="--until or --to-offset"):
-            Bounds(until="1h", to_offset=3)
-
-    def test_a_bad_time_is_found_at_once(self) -> None:
-        """Not when Spark has started."""
-        with pytest.raises(InvalidArgument, match="--until"):
-            Bounds(until="soon")

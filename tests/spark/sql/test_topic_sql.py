@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from headrace.errors import HeadraceError, InvalidArgument, TopicNotFound
-from headrace.spark.sql.errors import Cancelled, InvalidSql, QueryFailed
+from headrace.spark.error_sentences import InvalidSql, QueryCancelled, QueryFailed
+from headrace.spark.notation import RecordRange
 from headrace.spark.sql.output import fetch, spool
 from headrace.spark.sql.running import Progress, run
-from headrace.spark.sql.topic_sql import Bounds, Schemas, TopicSql
+from headrace.spark.sql.topic_sql import Schemas, TopicSql
 from headrace.testing import RunningServer, running_server
 
 pytestmark = pytest.mark.xdist_group("spark")
@@ -215,7 +216,7 @@ def test_bounds(spark: Any, where: dict[str, str]) -> None:
     count = "SELECT count(*) FROM orders"
 
     def counted(**bounds: Any) -> int:
-        some = TopicSql(spark, where, bounds=Bounds(**bounds))
+        some = TopicSql(spark, where, bounds=RecordRange(**bounds))
         try:
             return int(rows(some, count)[0][0])
         finally:
@@ -358,7 +359,7 @@ def test_a_query_can_be_watched_and_cancelled(topics: TopicSql) -> None:
 
     endless = "SELECT count(*) FROM range(1000000000000) WHERE sqrt(id) % 7 = 3"
     before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(Cancelled):
+    with pytest.raises(QueryCancelled):
         run(topics.spark, topics.query(endless).collect, tell)
     assert seen[-1].active
     assert seen[-1].total

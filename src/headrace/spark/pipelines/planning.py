@@ -37,10 +37,10 @@ from headrace.spark.pipelines.declaration import (
     TopicInput,
     TopicOutput,
 )
-from headrace.spark.pipelines.errors import analysed
 from headrace.spark.pipelines.files import importing_from
 from headrace.spark.pipelines.outputs import DEAD
 from headrace.spark.pipelines.pruning import Used, used_columns
+from headrace.spark.pipelines.sections import analysed
 from headrace.spark.sessions.active_session import active
 from headrace.spark.sessions.arrow_batches import unmeasured
 from headrace.spark.sink.writers import SinkOptions

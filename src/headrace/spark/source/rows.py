@@ -24,7 +24,7 @@ from headrace.spark.source.arrow import (
 
 CORRUPT = "_corrupt"
 PREFIX = "_"
-_DDL = {
+RECORD = {
     "key": "BINARY",
     "value": "BINARY",
     "topic": "STRING",
@@ -34,7 +34,8 @@ _DDL = {
     "headers": "ARRAY<STRUCT<key: STRING, value: BINARY>>",
     "id": "STRING",
 }
-assert tuple(_DDL) == NAMES
+"""The columns of a record and their types. Of a JSON topic they have :data:`PREFIX` in front."""
+assert tuple(RECORD) == NAMES
 
 
 # --- what there is ------------------------------------------------------------------------------------
@@ -43,7 +44,7 @@ def default_schema(options: SourceOptions) -> str:
     if options.value_format == "json":
         fields = _json_fields(options)
     else:
-        types = dict(_DDL)
+        types = dict(RECORD)
         if options.value_format == "text":
             types["value"] = "STRING"
         if not options.include_headers:
@@ -73,7 +74,7 @@ def _json_fields(options: SourceOptions) -> dict[str, str]:
     fields.setdefault(CORRUPT, f"{CORRUPT} STRING")
     if options.columns is not None:  # a record's own columns need not be declared to be chosen
         for name in NAMES:
-            fields.setdefault(PREFIX + name, f"{PREFIX}{name} {_DDL[name]}")
+            fields.setdefault(PREFIX + name, f"{PREFIX}{name} {RECORD[name]}")
     return fields
 
 

@@ -6,21 +6,21 @@ until the topic is another one or, when there were few records to look at, there
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import StructField
 
 from headrace.errors import InvalidArgument, TopicNotFound
 from headrace.model import INTERNAL_PREFIX, check_pattern, check_topic_name, is_pattern
+from headrace.spark.error_sentences import sentence
+from headrace.spark.notation import parse_schema
 from headrace.spark.options import SourceOptions
 from headrace.spark.source.positions import Known
 from headrace.spark.source.rows import CORRUPT
 from headrace.spark.source.stores import BrokerStore, DirectoryStore, open_store
 from headrace.spark.sql.schema import SAMPLE_RECORDS, TAKEN, Shape, infer, take_sample
 from headrace.spark.sql.text import Schemas, similar
-
-ParseDdl = Callable[[str], StructType]
 
 
 class Described(NamedTuple):
@@ -112,7 +112,7 @@ class Catalog:
         ]
 
     # --- shapes -----------------------------------------------------------------------------
-    def shape(self, name: str, known: Known, parse: ParseDdl) -> tuple[Shape, bool]:
+    def shape(self, name: str, known: Known) -> tuple[Shape, bool]:
         """What is in the topic or wildcard, and whether that was just found out."""
         incarnations = {topic: state.incarnation for topic, state in known.items()}
         total = sum(
@@ -129,26 +129,22 @@ class Catalog:
         if ddl is None and is_pattern(name):
             declared = {self.schemas.of(topic) for topic in known}
             ddl = declared.pop() if len(declared) == 1 else None
-        shape = (
-            infer(take_sample(self._store, known)) if ddl is None else declared_shape(ddl, parse)
-        )
+        shape = infer(take_sample(self._store, known)) if ddl is None else declared_shape(ddl)
         is_news = kept is None or str(kept.shape) != str(shape)
         self._kept[name] = _Kept(shape, incarnations, total)
         return shape, is_news and not shape.is_declared
 
 
-def declared_shape(ddl: str, parse: ParseDdl) -> Shape:
+def declared_shape(ddl: str) -> Shape:
     """``text``, ``binary``, or the fields of JSON values."""
     word: Any = ddl.strip().lower()
     if word in ("text", "binary"):
         return Shape(word, is_declared=True)
     try:
-        fields = [each for each in parse(ddl).fields if each.name.lower() not in TAKEN]
+        fields = [each for each in parse_schema(ddl).fields if each.name.lower() not in TAKEN]
     except Exception as error:
-        from headrace.spark.sql.errors import sentence
-
         raise InvalidArgument(
-            f"the schema {ddl!r} is none: {sentence(error).message}", code="invalid_schema"
+            f"the schema {ddl!r} is none: {sentence(error)}", code="invalid_schema"
         ) from None
     if not fields:
         raise InvalidArgument(

@@ -18,7 +18,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from pyspark.sql import SparkSession
 
-from headrace.spark.sql.errors import Cancelled, sentence
+from headrace.spark.error_sentences import QueryCancelled, error_of
 
 Result = TypeVar("Result")
 LOOK_S = 0.1
@@ -26,7 +26,7 @@ GRACE_S = 10.0
 """So long a cancelled query has to end."""
 
 
-class Progress(NamedTuple):
+class TaskProgress(NamedTuple):
     """Tasks of the stages that are known by now."""
 
     done: int = 0
@@ -69,9 +69,9 @@ def interrupts() -> Iterator[list[int]]:
 def run(
     spark: SparkSession,
     work: Callable[[], Result],
-    tell: Callable[[Progress], None] | None = None,
+    tell: Callable[[TaskProgress], None] | None = None,
 ) -> Result:
-    """What ``work`` returns. ``tell`` is told how far it is; Ctrl-C cancels, and :class:`Cancelled`."""
+    """What ``work`` returns. ``tell`` is told how far it is; Ctrl-C cancels, and :class:`QueryCancelled`."""
     group = f"headrace-sql-{uuid.uuid4()}"
     thread = _Work(spark, work, group)
     with interrupts() as seen:
@@ -83,7 +83,7 @@ def run(
         if seen:
             _cancel(spark, thread, group, seen)
     if thread.error is not None:
-        raise sentence(thread.error) from None
+        raise error_of(thread.error) from None
     result: Any = thread.result
     return result  # type: ignore[no-any-return]
 
@@ -95,10 +95,10 @@ def _cancel(spark: SparkSession, thread: _Work[Any], group: str, seen: list[int]
         thread.join(LOOK_S)
         if not thread.is_alive() or len(seen) > 1:
             break
-    raise Cancelled("the query was cancelled")
+    raise QueryCancelled("the query was cancelled")
 
 
-def _progress(spark: SparkSession, group: str) -> Progress:
+def _progress(spark: SparkSession, group: str) -> TaskProgress:
     tracker = spark.sparkContext.statusTracker()
     done = active = total = 0
     for job_id in tracker.getJobIdsForGroup(group):
@@ -109,4 +109,4 @@ def _progress(spark: SparkSession, group: str) -> Progress:
                 done += stage.numCompletedTasks
                 active += stage.numActiveTasks
                 total += stage.numTasks
-    return Progress(done, active, total)
+    return TaskProgress(done, active, total)

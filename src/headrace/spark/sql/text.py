@@ -1,8 +1,8 @@
-"""What a user types around a query: several statements in one text, names, schemas, times.
+"""The text around a query: several statements in one text, names, declared schemas.
 
-The text of a statement is Spark's business; here it is only cut where one ends, and the names in it are
-found, so this knows just enough of Spark's lexer to leave strings, comments and quoted names alone.
-Scripts (``BEGIN … END``) are not known: their semicolons end statements here.
+Spark parses the statements. This module only finds where a statement ends, and the names in it, so it knows
+just enough of Spark's lexer to leave strings, comments and quoted names alone. It does not know scripts
+(``BEGIN … END``): their semicolons end statements here.
 """
 
 from __future__ import annotations
@@ -10,17 +10,13 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import orjson
 
 from headrace.errors import InvalidArgument
-from headrace.limits import OFFSET_MAX
 from headrace.model import check_pattern, check_topic_name, is_pattern, pattern_matches
-from headrace.spark.options import parse_time
-from headrace.spark.source.positions import Known
 
 _TOKEN = re.compile(
     r"""
@@ -204,77 +200,3 @@ class Schemas:
             if is_pattern(pattern) and pattern_matches(pattern, topic):
                 return ddl
         return None
-
-
-# --- times --------------------------------------------------------------------------------------------
-_AGO = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)\Z")
-_MILLIS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
-
-
-def moment_ms(option: str, text: str, now_ms: int) -> int:
-    """Milliseconds since 1970, of a time (``2026-01-31T12:00:00Z``, ``@ms``) or so long ago (``1h``)."""
-    text = text.strip()
-    ago = _AGO.match(text)
-    if ago:
-        return max(0, now_ms - round(float(ago[1]) * _MILLIS[ago[2]]))
-    if text.isascii() and text.isdigit():
-        raise InvalidArgument(f"{option}: {text} what? Write 30m, 1h, 2d, a time, or @milliseconds")
-    try:
-        return parse_time(option, text.removeprefix("@"))
-    except InvalidArgument:
-        raise InvalidArgument(
-            f"{option}: {text!r} is neither a time (2026-01-31T12:00:00Z, @milliseconds) nor so long "
-            "ago (90s, 30m, 1h, 2d, 1w)"
-        ) from None
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """Which records of a topic are read at all."""
-
-    since: str | None = None
-    until: str | None = None
-    from_offset: int | None = None
-    to_offset: int | None = None
-
-    def __post_init__(self) -> None:
-        self._millis(0)
-        for one, other, names in (
-            (self.since, self.from_offset, "--since or --from-offset"),
-            (self.until, self.to_offset, "--until or --to-offset"),
-        ):
-            if one is not None and other is not None:
-                raise InvalidArgument(f"give {names}, not both")
-        for offset in (self.from_offset, self.to_offset):
-            if offset is not None and not 0 <= offset <= OFFSET_MAX:
-                raise InvalidArgument(f"{offset} is not an offset")
-
-    def _millis(self, now_ms: int) -> tuple[int | None, int | None]:
-        since = None if self.since is None else moment_ms("--since", self.since, now_ms)
-        until = None if self.until is None else moment_ms("--until", self.until, now_ms)
-        return since, until
-
-    def options(self, known: Known, now_ms: int) -> dict[str, str]:
-        """As the source takes them. Offsets are cut to what is there."""
-        since, until = self._millis(now_ms)
-        found = {}
-        if since is not None:
-            found["startingTimestamp"] = str(since)
-        if until is not None:
-            found["endingTimestamp"] = str(until)
-        if self.from_offset is not None:
-            found["startingOffsets"] = self._offsets(known, self.from_offset)
-        if self.to_offset is not None:
-            found["endingOffsets"] = self._offsets(known, self.to_offset)
-        return found
-
-    @staticmethod
-    def _offsets(known: Known, offset: int) -> str:
-        document: dict[str, Any] = {
-            topic: {
-                str(number): min(max(offset, extent.start), extent.end)
-                for number, extent in state.partitions.items()
-            }
-            for topic, state in known.items()
-        }
-        return orjson.dumps(document).decode()

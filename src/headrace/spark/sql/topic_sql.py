@@ -26,7 +26,6 @@ own may be over topics all the same, and sees what is there when it is used.
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable, Mapping
 
@@ -36,14 +35,14 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from headrace.clock import Clock
-from headrace.errors import InvalidArgument
+from headrace.spark.error_sentences import InvalidSql, be_quiet, in_words
+from headrace.spark.notation import RecordRange
 from headrace.spark.source.positions import Known
 from headrace.spark.source.rows import CORRUPT, PREFIX
 from headrace.spark.sql.catalog import Catalog
 from headrace.spark.sql.columns import plan, stand_in
-from headrace.spark.sql.errors import InvalidSql, sentence
 from headrace.spark.sql.schema import Shape, columns
-from headrace.spark.sql.text import Bounds, Schemas, names, quote_name, quoted, unquoted
+from headrace.spark.sql.text import Schemas, names, quote_name, quoted, unquoted
 
 VIEWS_MAX = 100
 TASK_RECORDS = 250_000
@@ -62,12 +61,6 @@ _NOT_FOUND = {
     "TABLE_OR_VIEW_NOT_FOUND": "relationName",
     "REQUIRES_SINGLE_PART_NAMESPACE": "identifier",
 }
-
-
-def be_quiet() -> None:
-    """PySpark logs every mistake in a query, plan and stack and all, before it raises it."""
-    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 class _View:
@@ -101,7 +94,7 @@ class TopicSql:
         options: Mapping[str, str],
         *,
         schemas: Schemas | Mapping[str, str] | None = None,
-        bounds: Bounds | None = None,
+        bounds: RecordRange | None = None,
         note: Callable[[str], None] | None = None,
         catalog: Catalog | None = None,
     ):
@@ -109,7 +102,7 @@ class TopicSql:
             schemas = Schemas(schemas)
         self.spark = spark
         self.catalog = catalog or Catalog(options, schemas)
-        self._bounds = bounds or Bounds()
+        self._bounds = bounds or RecordRange()
         self._note = note or (lambda text: None)
         self._views: dict[str, _View] = {}
         self._clock = Clock()
@@ -122,9 +115,8 @@ class TopicSql:
     def query(self, text: str) -> DataFrame:
         """A statement's result. A query runs when its result is asked for, anything else at once."""
         try:
-            return self._query(text)
-        except Exception as error:
-            raise sentence(error) from None
+            with in_words():
+                return self._query(text)
         finally:
             self._forget()
 
@@ -213,7 +205,7 @@ class TopicSql:
         if topic is None:
             raise self.catalog.no_such(name)
         known = self.catalog.known(topic)
-        shape, is_news = self.catalog.shape(topic, known, _parse_ddl)
+        shape, is_news = self.catalog.shape(topic, known)
         if is_news:
             self._tell(topic, shape)
         return _View(topic, known, shape)
@@ -263,11 +255,4 @@ class TopicSql:
         )
 
 
-def _parse_ddl(ddl: str) -> StructType:
-    found = StructType.fromDDL(ddl)
-    if not isinstance(found, StructType):
-        raise InvalidArgument(f"{ddl!r} is one type, and not fields with a name and a type each")
-    return found
-
-
-__all__ = ["Bounds", "Schemas", "TopicSql", "be_quiet"]
+__all__ = ["RecordRange", "Schemas", "TopicSql"]

@@ -1,10 +1,16 @@
-"""What Spark says, in a sentence."""
+"""Errors of Spark as sentences: their text, and the end of a traceback."""
 
 import pytest
 
-from headrace.errors import TopicNotFound
-from headrace.spark.pipelines.errors import SENTENCE_CHARS_MAX, analysed, is_definite, sentence
-from headrace.spark.pipelines.sections import InvalidPipeline, Section
+from headrace.errors import RequestTimeout, TopicNotFound
+from headrace.spark.error_sentences import (
+    SENTENCE_CHARS_MAX,
+    error_of,
+    from_traceback,
+    is_definite,
+    sentence,
+)
+from headrace.spark.source.positions import DataLoss
 
 WORKER = """Error from python worker: [PYTHON_STREAMING_DATA_SOURCE_RUNTIME_ERROR] Failed when Python streaming data source perform latestOffset: Traceback (most recent call last):
   File "pyspark/sql/streaming/python_streaming_source_runner.py", line 197, in main
@@ -38,12 +44,12 @@ Thread State: RUNNABLE
             "Did you mean one of the following? [`amount`]. SQLSTATE: 42703; line 1 pos 7;\n"
             "'Project ['amout]\n+- SubqueryAlias orders\n",
             "A column with name `amout` cannot be resolved. Did you mean one of the following? "
-            "[`amount`].; line 1 pos 7",
+            "[`amount`] (line 1, position 8)",
         ),
         (
             "[PARSE_SYNTAX_ERROR] Syntax error at or near 'FORM'. SQLSTATE: 42601 (line 1, pos 9)\n"
             "\n== SQL ==\nSELECT * FORM orders\n---------^^^\n",
-            "Syntax error at or near 'FORM'. (line 1, pos 9)",
+            "Syntax error at or near 'FORM' (line 1, position 10)",
         ),
         (
             WORKER.format(error="headrace.errors.TopicNotFound: there is no topic 'orders'"),
@@ -53,7 +59,7 @@ Thread State: RUNNABLE
         (
             "[STREAM_FAILED] Query [id = 1] terminated with exception: Job aborted.\n"
             "\tat org.apache.spark.Some.thing(Some.scala:1)\n",
-            "Query [id = 1] terminated with exception: Job aborted.",
+            "Query [id = 1] terminated with exception: Job aborted",
         ),
         ("", "Exception"),
     ],
@@ -79,13 +85,43 @@ def test_some_errors_do_not_go_away() -> None:
     assert not is_definite(Exception("Python worker failed to connect back."))
 
 
-def test_what_goes_wrong_has_a_place() -> None:
-    """Errors of ours keep their sentence; those that have a place already keep that."""
-    section = Section({}, "a.toml, pipeline p", "to.")
-    with (
-        pytest.raises(InvalidPipeline, match=r"^a\.toml, pipeline p: to\.table: no$"),
-        analysed(section, "table"),
-    ):
-        raise TopicNotFound("no")
-    with pytest.raises(InvalidPipeline, match=r"^there$"), analysed(section, "table"):
-        raise InvalidPipeline("there")
+TRACEBACK = """Traceback (most recent call last):
+  File "/somewhere/data_source.py", line 93, in read_span
+    store.close()
+headrace.errors.OffsetOutOfRange: first
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "/somewhere/reader.py", line 168, in _recover
+    raise RequestTimeout(
+{last}
+"""
+
+
+def test_an_error_of_ours_is_that_error_again() -> None:
+    """The last one, with its code."""
+    text = TRACEBACK.format(last="headrace.errors.RequestTimeout: no answer: is it\nrunning?")
+    found = from_traceback(text)
+    assert type(found) is RequestTimeout
+    assert (found.message, found.code) == ("no answer: is it\nrunning?", "timeout")
+    text = TRACEBACK.format(
+        last="headrace.spark.source.positions.DataLoss: gone\n\tat org.apache.Spark"
+    )
+    found = from_traceback(text)
+    assert type(found) is DataLoss
+    assert found.message == "gone"
+
+
+def test_an_error_of_others_is_one_sentence() -> None:
+    """Its last line, and no path of anybody's machine."""
+    text = TRACEBACK.replace("headrace.errors.OffsetOutOfRange", "ValueError")
+    found = from_traceback(text.format(last="MemoryError: no room"))
+    assert (found.message, found.code) == ("MemoryError: no room", "query_failed")
+    found = from_traceback(text.format(last="headrace.no_such.Thing: odd"))
+    assert (found.message, found.code) == ("Thing: odd", "query_failed")
+
+
+def test_what_is_ours_already_stays_as_it_is() -> None:
+    error = RequestTimeout("late")
+    assert error_of(error) is error
