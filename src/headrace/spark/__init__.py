@@ -10,7 +10,7 @@
     builtin/               archive and replay
     sql/                   topics as views
     sessions/              a tuned session in one line, and the Java it needs
-    options  connecting    what a user may say, and a client that waits for its broker
+    options  connection    options by name, and how a broker is reached
     checkpoints  durable   what Spark wrote about a batch, on disk before the batch is committed
 
 Rules: nothing here is imported by the rest of Headrace but the command line, which imports it late.

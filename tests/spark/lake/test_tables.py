@@ -287,8 +287,8 @@ def test_options(tmp_path: Path, kind: str) -> None:
     assert options.checkpoint == "x"
     assert Options.of(options.as_options()) == options
     for name, value, message in (
-        ("colour", "red", "no option 'colour'"),
-        ("compact_every", "-1", "at least 0"),
+        ("colour", "red", "no option colour"),
+        ("compact_every", "-1", "whole number from 0"),
         ("target_file_bytes", "small", "whole number"),
         ("compression", "rar", "one of zstd"),
         ("offsets", "yes", "true or false"),

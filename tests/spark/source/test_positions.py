@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import InvalidArgument
-from headrace.spark.options import Place, parse_place
+from headrace.spark.source.options import Place, parse_place
 from headrace.spark.source.positions import (
     Extent,
     Known,

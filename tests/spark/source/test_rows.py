@@ -15,8 +15,8 @@ from pyspark.sql.types import (
 from headrace.errors import InvalidArgument
 from headrace.log import batch as batches
 from headrace.log.columns import Columns
-from headrace.spark.options import SourceOptions
 from headrace.spark.source.arrow import Part
+from headrace.spark.source.options import SourceOptions
 from headrace.spark.source.rows import Rows, default_schema
 
 

@@ -11,8 +11,9 @@ from headrace import BrokerClient, errors
 from headrace.log import batch as batches
 from headrace.log.batch import HEADER_BYTES
 from headrace.log.columns import Columns
-from headrace.spark.options import Connection, SourceOptions
+from headrace.spark.connection import ConnectionOptions
 from headrace.spark.source.directory import DirectoryStore, unfinished_commits
+from headrace.spark.source.options import SourceOptions
 from headrace.spark.source.positions import DataLoss, Extent, Span, Topic
 from headrace.spark.source.stores import BrokerStore, Store, open_store, records
 from headrace.testing import RunningServer, running_server
@@ -43,7 +44,7 @@ def numbers(first: int, end: int) -> list[bytes]:
 
 
 def broker_store(server: RunningServer, *, direct: bool = False) -> BrokerStore:
-    return BrokerStore(Connection((server.address,), timeout=10), direct=direct)
+    return BrokerStore(ConnectionOptions((server.address,), timeout=10), direct=direct)
 
 
 @pytest.fixture(params=["broker", "direct", "directory"])

@@ -17,8 +17,8 @@ from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
 from headrace import BrokerClient
 from headrace.errors import InvalidArgument
-from headrace.spark.options import SourceOptions
 from headrace.spark.source.data_source import SpanPartition
+from headrace.spark.source.options import SourceOptions
 from headrace.spark.source.positions import DataLoss
 from headrace.spark.source.stream import HeadraceStreamReader
 from headrace.testing import RunningServer, wait_until

@@ -36,8 +36,8 @@ from headrace.spark import lake
 from headrace.spark.builtin.archive_source import ARCHIVE, FORMAT, source_text
 from headrace.spark.lake.table import directory_of
 from headrace.spark.lake.tables import kind_of, open_table
-from headrace.spark.options import SourceOptions
 from headrace.spark.sessions.active_session import active
+from headrace.spark.source.options import SourceOptions
 from headrace.spark.source.positions import Known, Positions
 from headrace.spark.source.stores import open_store
 

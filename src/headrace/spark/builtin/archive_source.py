@@ -36,8 +36,8 @@ from pyspark.sql.types import (
 
 from headrace.spark.lake.sink import LakeStreamWriter
 from headrace.spark.lake.table import Options
-from headrace.spark.options import SourceOptions
 from headrace.spark.source.data_source import SpanPartition, read_span
+from headrace.spark.source.options import SourceOptions
 from headrace.spark.source.positions import Positions, Span, spans, split
 from headrace.spark.source.rows import Rows
 from headrace.spark.source.stores import open_store

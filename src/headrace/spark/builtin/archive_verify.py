@@ -32,7 +32,7 @@ import orjson
 from headrace.errors import InvalidArgument, NotFound
 from headrace.spark import lake
 from headrace.spark.lake import Offsets, Span
-from headrace.spark.options import SourceOptions
+from headrace.spark.source.options import SourceOptions
 from headrace.spark.source.positions import Known
 from headrace.spark.source.stores import open_store
 

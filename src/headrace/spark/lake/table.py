@@ -11,7 +11,7 @@ import os
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +21,7 @@ from urllib.parse import unquote, urlsplit
 from headrace.errors import Conflict, InvalidArgument
 from headrace.files import Files
 from headrace.spark.lake.offsets import Offsets
+from headrace.spark.options import Given, wrong
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,6 +38,14 @@ KEEP_S = 24 * 3600.0
 
 LOCK_WAIT_S = 60.0
 LOCK_POLL_S = 0.02
+
+
+OPTIONS = (
+    "path", "kind", "partitionBy", "appId", "offsets", "mergeSchema", "targetFileBytes",
+    "compactEvery", "compression", "table", "catalog.*",
+    "checkpointLocation", "queryName",
+)  # fmt: skip
+"""The last two are Spark's own."""
 
 
 # --- options --------------------------------------------------------------------------------------
@@ -70,46 +79,32 @@ class Options:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Options:
-        """From a mapping: ``partition_by``, ``partitionBy`` and ``partitionby`` are the same.
-
-        ``checkpointLocation`` and ``queryName`` are Spark's own.
-        """
-        values: dict[str, Any] = {}
+        """From a mapping: ``partition_by``, ``partitionBy`` and ``partitionby`` are the same."""
         catalog: dict[str, str] = {}
-        checkpoint = None
+        others: dict[str, Any] = {}
         for name, value in given.items():
             if name.lower().startswith("catalog."):
                 catalog[name[len("catalog.") :]] = str(value)
-                continue
-            plain = name.replace("_", "").lower()
-            if plain == "checkpointlocation":
-                checkpoint = value
-                continue
-            if plain == "queryname":
-                continue
-            if plain not in _BY_NAME:
-                known = ", ".join(sorted(_BY_NAME.values()))
-                raise InvalidArgument(
-                    f"a lake table has no option {name!r}; it has {known} and catalog.*",
-                    code="unknown_option",
-                )
-            values[_BY_NAME[plain]] = value
-        if not values.get("path"):
-            raise InvalidArgument("a lake table needs a path", code="invalid_option")
+            elif value is not None:
+                others[name.replace("_", "")] = value
+        found = Given(others)
+        found.check_names(OPTIONS)
+        path = found.text("path")
+        if path is None:
+            raise wrong("path", "a lake table needs one")
+        every = found.whole("compactEvery", low=0)
         return cls(
-            path=str(values["path"]),
-            kind=check_kind(values.get("kind", KINDS[0])),
-            partition_by=_names("partition_by", values.get("partition_by") or ()),
-            app_id=_app_id(values.get("app_id")),
-            offsets=_flag("offsets", values.get("offsets", False)),
-            merge_schema=_flag("merge_schema", values.get("merge_schema", False)),
-            target_file_bytes=_number(
-                "target_file_bytes", values.get("target_file_bytes", TARGET_FILE_BYTES), 64 * 1024
-            ),
-            compact_every=_number("compact_every", values.get("compact_every", COMPACT_EVERY), 0),
-            compression=_choice("compression", values.get("compression", "zstd"), COMPRESSIONS),
-            checkpoint=None if checkpoint is None else str(checkpoint),
-            table=None if values.get("table") is None else str(values["table"]),
+            path=path,
+            kind=check_kind(found.text("kind") or KINDS[0]),
+            partition_by=_distinct("partitionBy", found.names("partitionBy") or ()),
+            app_id=_app_id(found.text("appId")),
+            offsets=found.flag("offsets", False),
+            merge_schema=found.flag("mergeSchema", False),
+            target_file_bytes=found.whole("targetFileBytes", low=64 * 1024) or TARGET_FILE_BYTES,
+            compact_every=COMPACT_EVERY if every is None else every,
+            compression=found.one_of("compression", COMPRESSIONS, "zstd"),
+            checkpoint=found.text("checkpointLocation"),
+            table=found.text("table"),
             catalog=tuple(sorted(catalog.items())),
         )
 
@@ -132,23 +127,6 @@ class Options:
         if self.table is not None:
             texts["table"] = self.table
         return texts | {f"catalog.{name}": value for name, value in self.catalog}
-
-
-_BY_NAME = {
-    name.replace("_", ""): name
-    for name in (
-        "path",
-        "kind",
-        "partition_by",
-        "app_id",
-        "offsets",
-        "merge_schema",
-        "target_file_bytes",
-        "compact_every",
-        "compression",
-        "table",
-    )
-}
 
 
 def directory_of(path: str | os.PathLike[str]) -> Path:
@@ -174,54 +152,24 @@ def check_kind(value: object) -> str:
             "delta, or iceberg. Both keep their rows in Parquet files",
             code="unsupported_format",
         )
-    return _choice("the format of a table", value, KINDS)
-
-
-def _choice(name: str, value: object, choices: Sequence[str]) -> str:
     text = str(value).lower()
-    if text not in choices:
+    if text not in KINDS:
         raise InvalidArgument(
-            f"{name} is one of {', '.join(choices)}, not {value!r}", code="invalid_option"
+            f"the format of a table is one of {', '.join(KINDS)}, not {value!r}",
+            code="invalid_option",
         )
     return text
 
 
-def _names(name: str, value: object) -> tuple[str, ...]:
-    parts: Iterable[object] = value.split(",") if isinstance(value, str) else value  # type: ignore[assignment]
-    names = tuple(text for text in (str(part).strip() for part in parts) if text)
-    if len(set(names)) < len(names):
-        raise InvalidArgument(f"{name} names a column twice", code="invalid_option")
-    return names
+def _distinct(name: str, values: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(values)) < len(values):
+        raise wrong(name, "it names a column twice")
+    return values
 
 
-def _flag(name: str, value: object) -> bool:
-    text = str(value).lower()
-    if text not in ("true", "false"):
-        raise InvalidArgument(f"{name} is true or false, not {value!r}", code="invalid_option")
-    return text == "true"
-
-
-def _number(name: str, value: object, low: int) -> int:
-    try:
-        number = int(str(value))
-    except ValueError:
-        number = low - 1
-    if number < low:
-        raise InvalidArgument(
-            f"{name} is a whole number of at least {low}, not {value!r}", code="invalid_option"
-        )
-    return number
-
-
-def _app_id(value: object) -> str | None:
-    if value is None:
-        return None
-    text = str(value)
-    if not re.fullmatch(r"[A-Za-z0-9._-]{1,200}", text):
-        raise InvalidArgument(
-            f"app_id {text!r} is not valid: use letters, digits, '.', '_' and '-'",
-            code="invalid_option",
-        )
+def _app_id(text: str | None) -> str | None:
+    if text is not None and not re.fullmatch(r"[A-Za-z0-9._-]{1,200}", text):
+        raise wrong("appId", f"{text!r} is not valid: use letters, digits, '.', '_' and '-'")
     return text
 
 

@@ -20,9 +20,9 @@ from pyspark.sql.types import StringType, StructType
 
 from headrace.spark.lake.table import KINDS
 from headrace.spark.notation import parse_schema
-from headrace.spark.options import SourceOptions, parse_place
 from headrace.spark.pipelines.declaration import TableInput, TopicInput
 from headrace.spark.pipelines.sections import Section, analysed
+from headrace.spark.source.options import SourceOptions, parse_place
 from headrace.spark.source.rows import CORRUPT, PREFIX, RECORD
 
 if TYPE_CHECKING:

@@ -54,8 +54,8 @@ from headrace.client.threads import BrokerClient
 from headrace.errors import Closed, HeadraceError, InvalidArgument
 from headrace.model import check_subscription_name
 from headrace.spark.checkpoints import sync_offsets
-from headrace.spark.connecting import connect
-from headrace.spark.options import CONNECTION, Connection, Given, wrong
+from headrace.spark.connection import CONNECTION, ConnectionOptions, connect
+from headrace.spark.options import Given, wrong
 from headrace.spark.sink.outgoing import Layout, Outgoing, Piece, layout_of
 
 logger = logging.getLogger("headrace.spark")
@@ -76,7 +76,7 @@ WRITING = (
 class SinkOptions:
     """What a user may say to a write. Pickled to executors."""
 
-    connection: Connection
+    connection: ConnectionOptions
     topic: str | None
     exactly_once: bool
     app_id: str | None
@@ -99,7 +99,7 @@ class SinkOptions:
         if given.text("valueFormat") is not None:
             value_format = given.one_of("valueFormat", ("binary", "text", "json"), "binary")
         return cls(
-            Connection.of(given),
+            ConnectionOptions.of(given),
             given.text("topic"),
             guarantee == EXACTLY_ONCE,
             app_id,

@@ -31,8 +31,9 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPa
 from pyspark.sql.types import StructType
 
 from headrace import limits
-from headrace.spark.options import Place, SourceOptions, wrong
+from headrace.spark.options import wrong
 from headrace.spark.source.filters import Narrowing
+from headrace.spark.source.options import Place, SourceOptions
 from headrace.spark.source.positions import Known, Positions, Span, resolve, spans, split
 from headrace.spark.source.rows import Rows, default_schema
 from headrace.spark.source.stores import Store, open_store, records

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 from headrace.errors import SubscriptionNotFound
 from headrace.model import pattern_matches
-from headrace.spark.options import SourceOptions
+from headrace.spark.source.options import SourceOptions
 from headrace.spark.source.positions import Known, Offsets, Positions
 from headrace.spark.source.stores import BrokerStore, Store
 

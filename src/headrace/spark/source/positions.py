@@ -25,7 +25,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from headrace.errors import HeadraceError, InvalidArgument
-from headrace.spark.options import EARLIEST_OFFSET, LATEST_OFFSET, Place, wrong
+from headrace.spark.options import wrong
+from headrace.spark.source.options import EARLIEST_OFFSET, LATEST_OFFSET, Place
 
 TOPICS = "@topics"
 BEGIN = "@begin"

@@ -10,7 +10,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from headrace.errors import InvalidArgument
-from headrace.spark.options import SourceOptions, ValueFormat, wrong
+from headrace.spark.options import wrong
 from headrace.spark.source.arrow import (
     NAMES,
     Column,
@@ -21,6 +21,7 @@ from headrace.spark.source.arrow import (
     grouped,
     record_batches,
 )
+from headrace.spark.source.options import SourceOptions, ValueFormat
 
 CORRUPT = "_corrupt"
 PREFIX = "_"

@@ -18,10 +18,10 @@ from headrace.client.reader import BatchReader
 from headrace.client.threads import BrokerClient
 from headrace.errors import DataCorrupt, NotFound, OffsetOutOfRange
 from headrace.log.batch import LOST, Batch
-from headrace.spark.connecting import connect
-from headrace.spark.options import Connection, SourceOptions
+from headrace.spark.connection import ConnectionOptions, connect
 from headrace.spark.source.arrow import Part
 from headrace.spark.source.directory import DirectoryStore
+from headrace.spark.source.options import SourceOptions
 from headrace.spark.source.positions import RETENTION, Extent, Known, Loss, Span, Topic, loss_error
 
 logger = logging.getLogger("headrace.spark")
@@ -52,7 +52,7 @@ def open_store(options: SourceOptions) -> BrokerStore | DirectoryStore:
 
 # --- a live broker ----------------------------------------------------------------------------------
 class BrokerStore:
-    def __init__(self, connection: Connection, *, direct: bool = True):
+    def __init__(self, connection: ConnectionOptions, *, direct: bool = True):
         self.connection = connection
         self._direct = direct
         self._client: BrokerClient | None = None

@@ -39,9 +39,10 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from headrace.errors import HeadraceError, NotFound, OffsetOutOfRange
-from headrace.spark.options import Place, SourceOptions, wrong
+from headrace.spark.options import wrong
 from headrace.spark.source.data_source import SpanPartition, read_span
 from headrace.spark.source.group import Group
+from headrace.spark.source.options import Place, SourceOptions
 from headrace.spark.source.positions import (
     Known,
     Positions,
