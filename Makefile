@@ -68,7 +68,7 @@ bench-spark: $(VENV)/.has-test ## run the benchmarks of Spark, with Kafka for co
 	@$(BIN)/python -m benchmarks.spark $(ARGS)
 
 cluster-spark: $(VENV)/.has-test ## start a Spark cluster on this machine (ARGS="--workers 2")
-	@$(BIN)/python -m tests.spark.cluster $(ARGS)
+	@$(BIN)/python -m tests.spark.sessions.cluster $(ARGS)
 
 crash: $(VENV)/.has-test ## kill a broker 100 times under load and look for lost messages
 	@$(BIN)/python -m tests.crash --kills 100 $(ARGS)

@@ -19,7 +19,7 @@ LINE_COUNTED = {".py", ".html", ".css", ".js"}
 BASICS = frozenset(
     {
         "model", "errors", "limits", "settings", "checking", "channels", "clock", "files", "forking",
-        "handling", "partitioning", "shell",
+        "facade", "partitioning", "publication", "shell",
     }
 )  # fmt: skip
 ANYTHING = frozenset({"*"})
@@ -34,7 +34,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "broker": BASICS | {"log", "operations"},
     "server": BASICS | {"log", "wire", "broker", "operations"},
     "client": BASICS | {"wire", "operations", "log.batch", "log.columns"},
-    "spark": BASICS | {"client", "log"},
+    "spark": BASICS | {"client", "log", "operations"},
     "bench": BASICS | {"client"},
     "cli": ANYTHING,
     "testing": ANYTHING,

@@ -54,7 +54,7 @@ def test_mistakes_are_found_before_spark_starts(
 ) -> None:
     """One line, at once."""
     monkeypatch.setenv("HEADRACE_REQUEST_TIMEOUT", "0.2")
-    monkeypatch.setattr("headrace.cli.sql.Work.start", None)
+    monkeypatch.setattr("headrace.cli.sql.StatementRunner.start", None)
     ran = command("sql", *arguments)
     assert (ran.code, ran.out) == (2, "")
     assert ran.err.startswith("headrace: ")
@@ -66,7 +66,7 @@ def test_the_topics_need_no_spark(
     headrace: Command, topics: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """They are listed in every format, and by a pipe."""
-    monkeypatch.setattr("headrace.cli.sql.Work.start", None)
+    monkeypatch.setattr("headrace.cli.sql.StatementRunner.start", None)
     ran = headrace("sql", "show tables")
     assert ran.rows[0] == ["topic", "partitions", "records", "size"]
     assert ran.rows[1:] == [
@@ -138,7 +138,7 @@ def printed(stream: io.StringIO) -> list[str]:
 
 def test_a_table_on_a_terminal(terminal: io.StringIO) -> None:
     """Numbers to the right, nulls as such, long texts folded, and empty columns left out."""
-    from headrace.spark.sql_output import Rows
+    from headrace.spark.sql.output import Rows
 
     rows = Rows.of(
         {"id": ["a", None], "n": [5, 1000], "_key": [None, None], "t": ["x" * 40, "[b]"]}
@@ -151,7 +151,7 @@ def test_a_table_on_a_terminal(terminal: io.StringIO) -> None:
 
 def test_a_row_at_a_time_where_it_is_too_wide(terminal: io.StringIO) -> None:
     """What does not fit is not squeezed."""
-    from headrace.spark.sql_output import Rows
+    from headrace.spark.sql.output import Rows
 
     rows = Rows.of({f"column{n}": ["text that is long"] for n in range(5)})
     sql_table.print_table_of(rows, set())
@@ -282,7 +282,7 @@ def test_the_prompt(
 def test_a_plan_has_its_lines(capsys: pytest.CaptureFixture[str]) -> None:
     """What EXPLAIN says is no cell of a table; a column that happens to have its name is."""
     from headrace.cli.sql_table import print_table_of
-    from headrace.spark.sql_output import Rows
+    from headrace.spark.sql.output import Rows
 
     print_table_of(Rows.of({"plan": ["== Physical Plan ==\n*(1) Project\n+- Scan\n\n"]}), set())
     assert capsys.readouterr().out == "== Physical Plan ==\n*(1) Project\n+- Scan\n"

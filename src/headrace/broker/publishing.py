@@ -435,8 +435,8 @@ class _Spread:
             self._topic.refused += self._publish.count
             self._publish.done([], refusal)
             return
-        for number, records in self._parts:
-            entry = _entry(records, self._stored, self._publish.producer, number)
+        for number, part in self._parts:
+            entry = _entry(part, self._stored, self._publish.producer, number)
             self._publishing.append(self._topic, number, entry)
 
     def _refusal(self) -> HeadraceError | None:

@@ -16,7 +16,7 @@ from rich.text import Text
 from headrace.cli.connecting import console, print_table, text_of
 
 if TYPE_CHECKING:
-    from headrace.spark.sql_output import Rows
+    from headrace.spark.sql.output import Rows
 
 CELL_CHARS_MAX = 1_000
 """On a terminal a longer value is cut."""
@@ -27,7 +27,7 @@ _QUIET = ("_key", "_headers", "_corrupt")
 
 def print_table_of(rows: Rows, asked_for: set[str]) -> list[str]:
     """Prints them; returns the columns that were left out."""
-    from headrace.spark.sql_output import texts
+    from headrace.spark.sql.output import texts
 
     if rows.names == ["plan"] and rows.height == 1 and str(rows.columns[0][0]).startswith("== "):
         # What EXPLAIN says has lines of its own.

@@ -13,9 +13,11 @@ by themselves that what was closed is durable.
 
 from __future__ import annotations
 
-import os
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote, urlparse
+
+from headrace.spark.durable import sync
 
 
 def sync_offsets(location: str | None, batch_id: int) -> None:
@@ -31,7 +33,10 @@ def sync_offsets(location: str | None, batch_id: int) -> None:
         sources = home / "sources"
         wanted += [home / "metadata", *sorted(sources.rglob("*"), reverse=True), sources, home]
     for path in wanted:
-        _sync(path)
+        with suppress(
+            FileNotFoundError
+        ):  # a temporary file that is gone, or a query without sources
+            sync(path)
 
 
 def local_path(location: str | None) -> Path | None:
@@ -41,14 +46,3 @@ def local_path(location: str | None) -> Path | None:
     if location.startswith("file:"):
         return Path(unquote(urlparse(location).path))
     return None if "://" in location else Path(location)
-
-
-def _sync(path: Path) -> None:
-    try:
-        handle = os.open(path, os.O_RDONLY)
-    except FileNotFoundError:
-        return  # a temporary file that was there a moment ago, or a query without sources
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

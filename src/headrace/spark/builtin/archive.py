@@ -8,7 +8,7 @@
 
 - Every record becomes a row, unchanged: ``key, value, topic, partition, offset, timestamp, headers, id``,
   and ``date``, the day (UTC) of its timestamp.
-- The records do not pass through Spark's rows (``copying`` says why), everything else does.
+- The records do not pass through Spark's rows (``archive_source`` says why), everything else does.
 - The table keeps which offsets it holds, per topic and partition, in the same commit as the rows, and
   refuses an offset twice. So a lost checkpoint loses and doubles nothing: a new query begins where the
   table ends (:func:`starting_offsets`).
@@ -33,13 +33,13 @@ import orjson
 
 from headrace.errors import Conflict, InvalidArgument
 from headrace.spark import lake
-from headrace.spark.builtin.copying import ARCHIVE, FORMAT, ArchiveSource, source_text
+from headrace.spark.builtin.archive_source import ARCHIVE, FORMAT, source_text
 from headrace.spark.lake.table import directory_of
 from headrace.spark.lake.tables import kind_of, open_table
-from headrace.spark.options import SourceOptions
-from headrace.spark.positions import Known, Positions
-from headrace.spark.registering import active
-from headrace.spark.stores import open_store
+from headrace.spark.sessions.active_session import active
+from headrace.spark.source.options import SourceOptions
+from headrace.spark.source.positions import Known, Positions
+from headrace.spark.source.stores import open_store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -58,7 +58,7 @@ def start(
     topics: Sequence[str],
     *,
     path: str,
-    kind: str = "parquet",
+    kind: str = lake.KINDS[0],
     partition_by: Sequence[str] = PARTITION_BY,
     group: str = GROUP,
     source: Mapping[str, Any] | None = None,
@@ -83,7 +83,7 @@ def start(
     table = {**(options or {}), "path": path, "kind": kind, "partition_by": ",".join(partition_by)}
     chosen = lake.Options.of({"offsets": True, **table})
     open_table(chosen).prepare(ARCHIVE)
-    with active(spark, ArchiveSource):
+    with active(spark):
         text = source_text(given)
         records = spark.readStream.format(FORMAT).option("source", text).load()
         writer = records.writeStream.format(FORMAT).option("source", text)

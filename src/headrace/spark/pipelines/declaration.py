@@ -20,11 +20,11 @@ from headrace.model import (
     is_pattern,
     pattern_matches,
 )
+from headrace.spark.lake.table import KINDS, check_kind
 from headrace.spark.pipelines.sections import InvalidPipeline, Section
 
 TOPIC_FORMATS = ("binary", "text", "json")
 STATIC_FORMATS = ("parquet", "csv", "json", "orc", "delta", "iceberg")
-TABLE_FORMATS = ("parquet", "delta", "iceberg")
 INPUT = "input"
 """The view of a pipeline that has one input only."""
 RESTARTS = 3
@@ -111,7 +111,7 @@ class TopicOutput:
 class TableOutput:
     path: str
     section: Section = field(repr=False, compare=False)
-    format: str = "parquet"
+    format: str = KINDS[0]
     partition_by: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)
 
@@ -365,7 +365,7 @@ def _output(section: Section, folder: Path) -> TopicOutput | TableOutput:
         found = TableOutput(
             path_from(folder, inner.text("table")),
             inner,
-            inner.one_of("format", TABLE_FORMATS, "parquet"),
+            inner.checked("format", check_kind, inner.text("format", KINDS[0])),
             inner.texts("partition_by"),
             inner.options("options"),
         )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from headrace.errors import InvalidArgument
+from headrace.spark.notation import parse_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -62,8 +63,7 @@ def each_row(rows: DataFrame, function: RowFunction, schema: str) -> DataFrame:
     from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import ArrayType, BinaryType, StringType, StructType
 
-    wanted = StructType.fromDDL(schema)
-    assert isinstance(wanted, StructType)
+    wanted = parse_schema(schema)
     whole = (
         StructType(list(wanted.fields)).add(FAILED, StringType()).add(FAILED_VALUE, BinaryType())
     )

@@ -13,32 +13,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructType
 
-from headrace.spark.options import SourceOptions, parse_place
+from headrace.spark.lake.table import KINDS
+from headrace.spark.notation import parse_schema
 from headrace.spark.pipelines.declaration import TableInput, TopicInput
-from headrace.spark.pipelines.sections import Section
-from headrace.spark.pipelines.trouble import analysed
+from headrace.spark.pipelines.sections import Section, analysed
+from headrace.spark.source.options import SourceOptions, parse_place
+from headrace.spark.source.rows import CORRUPT, PREFIX, RECORD
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-RECORD = {
-    "key": "BINARY",
-    "value": "BINARY",
-    "topic": "STRING",
-    "partition": "INT",
-    "offset": "BIGINT",
-    "timestamp": "TIMESTAMP",
-    "headers": "ARRAY<STRUCT<key: STRING, value: BINARY>>",
-    "id": "STRING",
-}
-"""The columns of a record. Of a JSON topic they have an underscore in front."""
-CORRUPT = "_corrupt"
 REASON = "_reason"
 NO_JSON = "the value is not JSON of the schema"
 
@@ -88,7 +77,7 @@ def as_messages(given: TopicInput, rows: DataFrame) -> DataFrame:
 
 
 def _before(given: TopicInput) -> str:
-    return "_" if given.format == "json" else ""
+    return PREFIX if given.format == "json" else ""
 
 
 def _stream(
@@ -140,19 +129,14 @@ def schema_of(given: TopicInput, columns: frozenset[str] | None = None) -> Struc
     wanted = [name for name in types if columns is None or before + name in columns]
     if given.format != "json":
         wanted = wanted or ["offset"]  # where rows are only counted, there are columns all the same
-    own = _struct(", ".join(f"{before}{name} {types[name]}" for name in wanted))
+    ddl = ", ".join(f"{before}{name} {types[name]}" for name in wanted)
+    own = parse_schema(ddl) if ddl else StructType()
     if given.format != "json":
         return own
     assert given.schema is not None
-    fields = _struct(given.schema)
+    fields = parse_schema(given.schema)
     _check_names(given.section, fields)
     return StructType([*fields.fields, *own.fields]).add(CORRUPT, StringType())
-
-
-def _struct(ddl: str) -> StructType:
-    found = StructType.fromDDL(ddl) if ddl else StructType()
-    assert isinstance(found, StructType)
-    return found
 
 
 def _check_names(section: Section, fields: StructType) -> None:
@@ -184,9 +168,7 @@ def unless(condition: str, word: str) -> Column:
 def read_table(spark: SparkSession, given: TableInput) -> DataFrame:
     """A table as it is now."""
     with analysed(given.section, "table"):
-        if given.format in ("delta", "iceberg") or (
-            given.format == "parquet" and _is_lake_table(given.path)
-        ):
+        if given.format in KINDS:
             from headrace.spark import lake
 
             return lake.read(spark, given.path, given.format, **given.options)
@@ -194,10 +176,3 @@ def read_table(spark: SparkSession, given: TableInput) -> DataFrame:
         if given.schema is not None:
             reader = reader.schema(given.schema)
         return reader.load(given.path)
-
-
-def _is_lake_table(path: str) -> bool:
-    """Whether it has a log of its own, which says what of it is committed."""
-    from headrace.spark.lake.tables import kind_of
-
-    return "://" not in path and kind_of(Path(path)) == "parquet"

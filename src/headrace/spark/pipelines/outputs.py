@@ -19,8 +19,9 @@ from headrace import limits
 from headrace.spark.pipelines.dead_letters import HEADERS, letter_headers
 from headrace.spark.pipelines.declaration import Pipeline, TableOutput, TopicOutput
 from headrace.spark.pipelines.functions import FAILED, FAILED_VALUE
-from headrace.spark.pipelines.inputs import RECORD, unless
-from headrace.spark.pipelines.trouble import analysed
+from headrace.spark.pipelines.inputs import unless
+from headrace.spark.pipelines.sections import analysed
+from headrace.spark.source.rows import RECORD
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

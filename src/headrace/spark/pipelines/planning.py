@@ -28,7 +28,6 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from headrace import limits
-from headrace.spark.handing_over import unmeasured
 from headrace.spark.lake import Options
 from headrace.spark.pipelines import inputs, outputs
 from headrace.spark.pipelines.dead_letters import letters_of_input
@@ -41,9 +40,10 @@ from headrace.spark.pipelines.declaration import (
 from headrace.spark.pipelines.files import importing_from
 from headrace.spark.pipelines.outputs import DEAD
 from headrace.spark.pipelines.pruning import Used, used_columns
-from headrace.spark.pipelines.trouble import analysed
-from headrace.spark.registering import active
-from headrace.spark.sink import SinkOptions
+from headrace.spark.pipelines.sections import analysed
+from headrace.spark.sessions.active_session import active
+from headrace.spark.sessions.arrow_batches import unmeasured
+from headrace.spark.sink.writers import SinkOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -18,11 +18,12 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from headrace import limits
 from headrace.client.threads import BrokerClient
 from headrace.errors import HeadraceError
+from headrace.operations.results import PipelineReport
 from headrace.spark.pipelines.planning import OBSERVED
 
 if TYPE_CHECKING:
@@ -245,7 +246,7 @@ class Reporter:
         try:
             if self._client is None:
                 self._client = self._connect()
-            answer = self._client.report_pipeline(job.name, job.document())
+            answer = self._client.report_pipeline(job.name, cast(PipelineReport, job.document()))
         except HeadraceError as error:
             if self.trouble != error.message:
                 logger.warning("how %s gets on was not reported: %s", job.name, error.message)

@@ -31,12 +31,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from py4j.protocol import Py4JError
-
+from headrace.spark.error_sentences import SPARK_GONE, is_definite, sentence
 from headrace.spark.pipelines.planning import Plan
 from headrace.spark.pipelines.reporting import Reporter, Watch, new_run
-from headrace.spark.pipelines.trouble import is_definite, sentence
-from headrace.spark.stopping import StopFlag
+from headrace.spark.sessions.stop_flag import StopFlag
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -139,7 +137,7 @@ class RunningJob:
                 self.state = STOPPED
             elif time.monotonic() >= self._again_at and all(w.ended() for w in self.watches):
                 self._start()
-        except (Py4JError, ConnectionError, EOFError) as error:
+        except SPARK_GONE as error:
             if self.is_stopping:
                 self.state = STOPPED  # whoever stopped us has stopped Spark as well
             else:
@@ -251,7 +249,7 @@ def _is_idle(watch: Watch) -> bool:
 def _stop(query: StreamingQuery) -> None:
     try:
         query.stop()
-    except (Py4JError, ConnectionError, EOFError):
+    except SPARK_GONE:
         logger.debug("the query could not be stopped: Spark is gone", exc_info=True)
 
 

@@ -1,0 +1,28 @@
+"""SQL over topics: ``headrace sql``, and the same in Python (:class:`TopicSql`).
+
+::
+
+    topic_sql               topics as views, made when a statement names them
+    catalog  schema         which topics exist, and which columns their records have
+    columns                 which columns a query needs
+    text                    statements, names, schemas and times as a user types them
+    running  output         a query that can be watched and cancelled; its rows as a table or a file
+    errors                  errors of Spark as sentences
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headrace.spark.sql.topic_sql import TopicSql
+
+__all__ = ["TopicSql"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "TopicSql":  # late: it imports PySpark
+        from headrace.spark.sql.topic_sql import TopicSql
+
+        return TopicSql
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
