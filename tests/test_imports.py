@@ -27,10 +27,10 @@ ANYTHING = frozenset({"*"})
 # room -> what it may import of headrace, besides itself
 ALLOWED: dict[str, frozenset[str]] = {
     **dict.fromkeys(BASICS, BASICS),
+    "operations": BASICS,
     "log": BASICS,
     "doctor": BASICS | {"log"},
     "wire": BASICS,
-    "operations": BASICS,
     "broker": BASICS | {"log", "operations"},
     "server": BASICS | {"log", "wire", "broker", "operations"},
     "client": BASICS | {"wire", "operations", "log.batch", "log.columns"},

@@ -61,23 +61,23 @@ def check_pipeline_name(name: object) -> str:
 
 
 def _check_name(kind: str, name: object, chars_max: int, internal: bool) -> str:
-    code = f"invalid_{kind}"
     if not isinstance(name, str):
-        raise InvalidArgument(f"a {kind} name is a str, not {type(name).__name__}", code=code)
+        raise _bad_name(kind, f"a {kind} name is a str, not {type(name).__name__}")
     if not 1 <= len(name) <= chars_max:
-        raise InvalidArgument(
-            f"a {kind} name has 1 to {chars_max} characters, this one {len(name)}", code=code
-        )
+        raise _bad_name(kind, f"a {kind} name has 1 to {chars_max} characters, not {len(name)}")
     if not _NAME.match(name) or name in (".", ".."):
-        raise InvalidArgument(
-            f"{kind} {name!r} is not a valid name: use letters, digits, '.', '_' and '-'", code=code
+        raise _bad_name(
+            kind, f"{kind} {name!r} is not a valid name: use letters, digits, '.', '_' and '-'"
         )
     if name.startswith(INTERNAL_PREFIX) and not internal:
-        raise InvalidArgument(
-            f"{kind} {name!r}: names that begin with '{INTERNAL_PREFIX}' belong to the broker",
-            code=code,
+        raise _bad_name(
+            kind, f"{kind} {name!r}: names that begin with '{INTERNAL_PREFIX}' belong to the broker"
         )
     return name
+
+
+def _bad_name(kind: str, why: str) -> InvalidArgument:
+    return InvalidArgument(why, code=f"invalid_{kind}")
 
 
 def is_pattern(name: str) -> bool:

@@ -26,6 +26,7 @@ MADE = {
     "f'invalid_{name}'": {
         "invalid_delay", "invalid_ttl", "invalid_seconds", "invalid_timeout", "invalid_wait",
     },
+    "f'invalid_{kind}'": {"invalid_topic", "invalid_subscription", "invalid_pipeline"},
 }  # fmt: skip
 """Codes that are put together."""
 
