@@ -56,6 +56,7 @@ import sys
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise, repeat
 from operator import sub
 from typing import Any
@@ -171,41 +172,24 @@ def encode(columns: Columns) -> Batch:
     return batch
 
 
+@dataclass(slots=True, eq=False)
 class Batch:
     """One batch in memory: the header's fields, the body as stored, columns decoded on demand."""
 
-    __slots__ = (
-        "_body",
-        "_ends",
-        "_keys",
-        "_plain",
-        "_values",
-        "base_offset",
-        "base_timestamp",
-        "body_crc",
-        "count",
-        "first_sequence",
-        "flags",
-        "max_timestamp",
-        "producer_epoch",
-        "producer_id",
-    )
-
-    def __init__(self, body: bytes, body_crc: int, count: int, flags: int):
-        self._body = body
-        self.body_crc = body_crc
-        self.count = count
-        self.flags = flags
-        self.base_offset = 0
-        self.base_timestamp = 0
-        self.max_timestamp = 0
-        self.producer_id = 0
-        self.producer_epoch = 0
-        self.first_sequence = 0
-        self._plain: bytes | None = None
-        self._values: list[bytes] | None = None
-        self._keys: list[bytes | None] | None = None
-        self._ends: dict[int, int] | None = None
+    _body: bytes
+    body_crc: int
+    count: int
+    flags: int
+    base_offset: int = 0
+    base_timestamp: int = 0
+    max_timestamp: int = 0
+    producer_id: int = 0
+    producer_epoch: int = 0
+    first_sequence: int = 0
+    _plain: bytes | None = None
+    _values: list[bytes] | None = None
+    _keys: list[bytes | None] | None = None
+    _ends: dict[int, int] | None = None
 
     # --- as bytes ---------------------------------------------------------------------------
     @property
@@ -553,13 +537,18 @@ def parse_header(raw: bytes, at: int = 0) -> tuple[Batch, int] | None:
         or base_offset + count > limits.OFFSET_MAX
     ):
         return None
-    batch = Batch(b"", body_crc, count, flags)
-    batch.base_offset = base_offset
-    batch.base_timestamp = base_timestamp
-    batch.max_timestamp = max_timestamp
-    batch.producer_id = producer_id
-    batch.producer_epoch = producer_epoch
-    batch.first_sequence = first_sequence
+    batch = Batch(
+        b"",
+        body_crc,
+        count,
+        flags,
+        base_offset,
+        base_timestamp,
+        max_timestamp,
+        producer_id,
+        producer_epoch,
+        first_sequence,
+    )
     return batch, body_len
 
 

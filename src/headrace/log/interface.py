@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -38,6 +39,7 @@ from headrace.model import TopicSettings
 Result = TypeVar("Result")
 
 
+@dataclass(slots=True, eq=False)
 class Append:
     """Records on their way into a log, together with the callback that hears the result.
 
@@ -46,59 +48,32 @@ class Append:
     of its own, and a repetition is answered with the first offset and stored once.
     """
 
-    __slots__ = (
-        "batch",
-        "bytes",
-        "columns",
-        "context",
-        "count",
-        "done",
-        "duplicate",
-        "error",
-        "first_offset",
-        "first_sequence",
-        "hidden",
-        "producer_epoch",
-        "producer_id",
-        "staged",
-        "timestamp",
-    )
+    columns: Columns | None
+    batch: Batch | None
+    done: Callable[[Append], None]
+    producer_id: int = 0
+    producer_epoch: int = 0
+    first_sequence: int = 0
+    context: object = None
+    hidden: bool = False
+    """Stored after a held end; shown when the log is released."""
+    staged: bool = False
+    """A whole batch that is only kept here: its times stay as they are."""
+    count: int = 0
+    bytes: int = 0
+    first_offset: int = -1
+    timestamp: int = 0
+    duplicate: bool = False
+    error: HeadraceError | None = None
 
-    def __init__(
-        self,
-        columns: Columns | None,
-        batch: Batch | None,
-        done: Callable[[Append], None],
-        *,
-        producer_id: int = 0,
-        producer_epoch: int = 0,
-        first_sequence: int = 0,
-        context: object = None,
-        hidden: bool = False,
-        staged: bool = False,
-    ):
-        self.columns = columns
-        self.batch = batch
-        self.done = done
-        self.producer_id = producer_id
-        self.producer_epoch = producer_epoch
-        self.first_sequence = first_sequence
-        self.context = context
-        self.hidden = hidden
-        """Stored after a held end; shown when the log is released."""
-        self.staged = staged
-        """A whole batch that is only kept here: its times stay as they are."""
-        if batch is not None:
-            self.count = batch.count
-            self.bytes = batch.stored_bytes
+    def __post_init__(self) -> None:
+        if self.batch is not None:
+            self.count = self.batch.count
+            self.bytes = self.batch.stored_bytes
         else:
-            assert columns is not None
-            self.count = len(columns.values)
-            self.bytes = _size(columns)
-        self.first_offset = -1
-        self.timestamp = 0
-        self.duplicate = False
-        self.error: HeadraceError | None = None
+            assert self.columns is not None
+            self.count = len(self.columns.values)
+            self.bytes = _size(self.columns)
 
     def fail(self, error: HeadraceError) -> None:
         self.error = error
