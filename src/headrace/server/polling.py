@@ -1,4 +1,4 @@
-"""Long polls: wait until a partition has something new, or until the time is up."""
+"""Long polls: wait for a new message in a partition, or until a timeout."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class _Bell:
 
 
 async def wait_for(partition: Partition, seconds: float) -> bool:
-    """True when there is something new; False when the time was up."""
+    """True if there is a new message; False after the timeout."""
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     bell = _Bell(future)
     partition.watchers.append(bell)
