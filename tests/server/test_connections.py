@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from headrace.errors import Closed
+from headrace.errors import Closed, HeadraceError
 from headrace.server import connection as connections
 from headrace.testing import RunningServer, running_server, server_process, wait_until
 from tests.contract.raw_binary import (
@@ -218,6 +218,33 @@ def test_a_mistake_of_ours_ends_one_connection_and_no_other(
     assert other.ask("PING") == ["PONG"]
     for text in (other, unlucky):
         text.close()
+
+
+def test_a_bug_in_a_command_is_an_answer(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In every protocol: the command fails with the code ``bug``, the connection goes on."""
+
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    text, frames = TextSocket(server.address), FrameSocket(server.address)
+    with monkeypatch.context() as patch:
+        patch.setattr("headrace.server.members.Memberships.follow", broken)
+        patch.setattr("headrace.broker.publishing.Publishing._parts", broken)
+        for command, payload in (("SUB orders", b""), ("PUB orders 2 key=k", b"hi")):
+            with pytest.raises(HeadraceError) as caught:
+                text.ask(command, payload)
+            assert caught.value.code == "bug"
+        for kind, properties in ((SUBSCRIBE, {}), (PUBLISH, {"key": "k"})):
+            with pytest.raises(HeadraceError) as caught:
+                frames.ask(kind, {"topic": "orders", **properties}, b"hi")
+            assert caught.value.code == "bug"
+    assert "a bug" in caplog.text
+    assert text.ask("PUB orders 2", b"hi") == ["OK", "0"]
+    assert frames.ask(PUBLISH, {"topic": "orders"}, b"hi").properties["offset"] == "1"
+    text.close()
+    frames.close()
 
 
 def test_connections_that_come_and_go_leave_nothing_behind(server: RunningServer) -> None:

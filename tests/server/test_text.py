@@ -211,7 +211,7 @@ def test_a_fetch_of_another_partition(text: TextSocket) -> None:
     assert text.ask("PUB orders 2 partition=1", b"hi") == ["OK", "0"]
     assert text.ask("FETCH orders 0 partition=1") == ["MSG", "0", "2"]
     assert text.payload(2) == b"hi"
-    with pytest.raises(HeadraceError, match="not there"):
+    with pytest.raises(HeadraceError, match="does not exist yet"):
         text.ask("FETCH orders 0")
 
 

@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -80,46 +81,29 @@ class Once(NamedTuple):
     sequence: int = 0
 
 
+def _nobody(receipts: list[Receipt], error: HeadraceError | None) -> None:
+    raise AssertionError("a publish was answered before it came through the door")
+
+
+@dataclass(slots=True, eq=False)
 class Publish:
     """Checked records on their way into a topic. ``done`` is set at the door; it must not refer to the
     publish, because a cycle of references would keep the records long after they are stored."""
 
-    __slots__ = (
-        "deliver_at",
-        "done",
-        "partition",
-        "producer",
-        "records",
-        "topic",
-    )
-
-    def __init__(
-        self,
-        topic: str,
-        records: bytes | Columns | Batch,
-        *,
-        partition: int | None = None,
-        deliver_at: int | None = None,
-        producer: ProducerBatch | None = None,
-    ):
-        self.topic = topic
-        self.records = records
-        """One plain value may be gathered with others of this turn of the loop."""
-        self.partition = partition
-        self.deliver_at = deliver_at
-        """Milliseconds since 1970; a time that has passed means now."""
-        self.producer = producer
-        self.done: PublishDone = _nobody
+    topic: str
+    records: bytes | Columns | Batch
+    """One plain value may be gathered with others of this turn of the loop."""
+    partition: int | None = None
+    deliver_at: int | None = None
+    """Milliseconds since 1970; a time that has passed means now."""
+    producer: ProducerBatch | None = None
+    done: PublishDone = _nobody
 
     @property
     def count(self) -> int:
         if isinstance(self.records, bytes):
             return 1
         return self.records.count if isinstance(self.records, Batch) else len(self.records.values)
-
-
-def _nobody(receipts: list[Receipt], error: HeadraceError | None) -> None:
-    raise AssertionError("a publish was answered before it came through the door")
 
 
 class Publishing:

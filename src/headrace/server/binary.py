@@ -40,11 +40,11 @@ from headrace.wire.binary import BinaryParser, Frame, Type
 FETCH_BYTES_MAX = 32 << 20
 FETCH_WAIT_S_MAX = 60.0
 WAITING_MAX = 1_000
-"""Fetches of one connection that wait for something new, all at the same time."""
+"""Fetches of one connection that may wait for new messages at the same time."""
 TAKES_LONG = ("redrive", "commit_staged", "wait_for")
-"""Operations that answer when they are ready and hold up nothing behind them."""
+"""Operations that are answered when they are done, and do not hold up later requests."""
 ERROR_CHARS_MAX = 2_000
-"""A sentence may quote what was sent, and the properties of an answer have their limit too."""
+"""A sentence may quote the request, and the properties of an answer have a limit."""
 
 
 def success(sequence: int, properties: Mapping[str, str] | None = None, body: bytes = b"") -> bytes:
@@ -121,7 +121,7 @@ class BinarySession(RequestSession[Frame]):
     def _silent(self) -> None:
         if self.outbox.reading:
             self.connection.abort()
-        else:  # it may have said much that we have not read
+        else:  # it may have sent much that we have not read
             self._expect_life()
 
     def _later(
@@ -131,7 +131,7 @@ class BinarySession(RequestSession[Frame]):
         if not ordered and self._waiting >= WAITING_MAX:
             work.close()
             raise QueueFull(
-                f"{WAITING_MAX} requests of this connection wait already; wait for some of them",
+                f"{WAITING_MAX} requests of this connection are waiting; wait for some of them first",
                 code="too_many_waiting",
             )
         self._waiting += not ordered
@@ -157,12 +157,7 @@ class BinarySession(RequestSession[Frame]):
         self._later(frame.sequence, create())
 
     def on_admin(self, frame: Frame) -> None:
-        try:
-            request = orjson.loads(frame.body)
-        except orjson.JSONDecodeError as error:
-            raise InvalidArgument(f"the body is not JSON: {error}", code="bad_frame") from None
-        if not isinstance(request, dict):
-            raise InvalidArgument("the body is not a JSON object", code="bad_frame")
+        request = _object_in(frame, "the body")
         operation = request.pop("op", None)
 
         async def administer() -> bytes:
@@ -181,7 +176,7 @@ class BinarySession(RequestSession[Frame]):
     def on_heartbeat(self, frame: Frame) -> None:
         if self._heartbeat is None:
             self._expect_life()
-        # Past the order: it says that the connection lives, not that what is before it is done.
+        # Out of order: it shows that the connection lives, not that earlier requests are done.
         interval = {"interval": f"{self.hub.heartbeat_s:g}"}
         self.outbox.write(binary.encode(Type.HEARTBEAT, frame.sequence, interval))
 
@@ -248,11 +243,12 @@ class BinarySession(RequestSession[Frame]):
         partition = self.engine.partition(
             _need(properties, "topic"), number_of(properties.get("partition", "0"), "partition")
         )
-        if "incarnation" in properties:  # that topic, and no later one of the same name
+        if "incarnation" in properties:  # not a later topic of the same name
             wanted = number_of(properties["incarnation"], "incarnation")
             if self.engine.topics.find(partition.topic).incarnation != wanted:
                 raise TopicNotFound(
-                    f"topic {partition.topic!r} was deleted and made again", code="topic_replaced"
+                    f"topic {partition.topic!r} was deleted and created again",
+                    code="topic_replaced",
                 )
         wait = min(number_of(properties.get("wait", "0"), "wait") / 1000, FETCH_WAIT_S_MAX)
         size = number_of(properties.get("max_bytes", str(1 << 20)), "max_bytes")
@@ -287,7 +283,7 @@ class BinarySession(RequestSession[Frame]):
             self._later(frame.sequence, fetch_later(), ordered=False)
 
     def _batches(self, sequence: int, log: Log, offset: int, size: int) -> list[bytes]:
-        """The answer to a fetch, in the pieces in which the log has it."""
+        """The answer to a fetch, in pieces as they are in the log."""
         found = log.read(offset, size)
         pieces = [piece for batch in found for piece in (batch.header(), batch.body)]
         properties = _bounds(log, offset)
@@ -327,7 +323,7 @@ class BinarySession(RequestSession[Frame]):
         self._client = properties.get("client_id", self._client)
         batched = properties.get("mode") == "batch"
         name = properties.get("subscription")
-        # The answer goes out before the first delivery: it is sent here, and joining only schedules.
+        # The answer leaves before the first delivery: it is sent here, and joining only schedules one.
         if name is None:
             credit = _number_in(properties, "credit")
             channel = properties.get("channel", "")
@@ -353,7 +349,7 @@ class BinarySession(RequestSession[Frame]):
         self.outbox.send(success(frame.sequence))
 
     def on_credit(self, frame: Frame) -> None:
-        """Room for more of a plain subscription. It is not answered."""
+        """The client has room for more messages of a plain subscription. It gets no answer."""
         properties = frame.properties
         count = number_of(_need(properties, "count"), "count")
         topic = _need(properties, "topic")
@@ -389,7 +385,7 @@ class BinarySession(RequestSession[Frame]):
         self.outbox.deliver(b"".join(parts))
 
     def _deliver_batch(self, sink: WireSink, delivery: Delivery) -> None:
-        """One frame with a whole batch, as it lies in the log where nothing must be left out."""
+        """One frame with a batch; it is sent as it is in the log unless records must be left out."""
         batch, indexes = delivery.batch, delivery.indexes
         base = batch.base_offset
         properties = {"topic": delivery.topic, "partition": str(delivery.partition)}
@@ -441,7 +437,7 @@ class BinarySession(RequestSession[Frame]):
         self.outbox.send(success(frame.sequence, {"seconds": f"{granted:g}"}))
 
     def on_settle(self, frame: Frame) -> None:
-        """Acks in bulk. What is stale among them is counted in the answer, not an error."""
+        """Acks in bulk. Stale deliveries among them are counted in the answer; they are no error."""
         stale = 0
         for lease_id, first, last in binary.decode_runs(frame.body):
             try:
@@ -472,17 +468,19 @@ _INDEPENDENT = {
 }
 
 
+def _object_in(frame: Frame, name: str) -> dict[str, Any]:
+    try:
+        value = orjson.loads(frame.body)
+    except orjson.JSONDecodeError as error:
+        raise InvalidArgument(f"{name} is not JSON: {error}", code="bad_frame") from None
+    if not isinstance(value, dict):
+        raise InvalidArgument(f"{name} is not a JSON object", code="bad_frame")
+    return value
+
+
 def _settings(frame: Frame) -> dict[str, Any]:
     """Settings travel as a JSON object in the body."""
-    if not frame.body:
-        return {}
-    try:
-        settings = orjson.loads(frame.body)
-    except orjson.JSONDecodeError as error:
-        raise InvalidArgument(f"the settings are not JSON: {error}", code="bad_frame") from None
-    if not isinstance(settings, dict):
-        raise InvalidArgument("the settings are not a JSON object", code="bad_frame")
-    return settings
+    return _object_in(frame, "the body with the settings") if frame.body else {}
 
 
 def _need(properties: Mapping[str, str], name: str) -> str:
@@ -504,7 +502,7 @@ def _delivery(properties: Mapping[str, str]) -> tuple[int, int]:
 
 
 def _bounds(log: Log, offset: int) -> dict[str, str]:
-    """What every answer to a fetch says."""
+    """The properties of every answer to a fetch."""
     return {
         "status": "success",
         "offset": str(offset),
@@ -514,7 +512,7 @@ def _bounds(log: Log, offset: int) -> dict[str, str]:
 
 
 def _whereabouts(log: Log, offset: int) -> dict[str, str] | None:
-    """The answer to a fetch that points at a file (``client/direct.py``); None: there is none."""
+    """An answer to a fetch that points into a file (``client/direct.py``), or None."""
     if offset == log.end_offset:
         return None
     try:
@@ -522,9 +520,9 @@ def _whereabouts(log: Log, offset: int) -> dict[str, str] | None:
         if found is None:
             return None
         str(found.path).encode()
-    except OSError:  # as reading it will find, and say
+    except OSError:  # reading it will fail, and the error is reported there
         return None
-    except UnicodeEncodeError:  # the name of a file need not be text, a property has to
+    except UnicodeEncodeError:  # a file name need not be text, but a property must be
         return None
     return {
         **_bounds(log, offset),
@@ -536,7 +534,7 @@ def _whereabouts(log: Log, offset: int) -> dict[str, str] | None:
 
 
 def _source(sink: WireSink) -> dict[str, str]:
-    """Which of the connection's subscriptions it is."""
+    """The properties that name one of the connection's subscriptions."""
     if sink.subscription is not None:
         return {"subscription": sink.subscription.name, "pattern": sink.subscription.pattern}
     assert sink.follower is not None

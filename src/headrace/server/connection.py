@@ -27,6 +27,7 @@ import hmac
 import logging
 import socket
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 from headrace.broker.engine import Engine
@@ -60,31 +61,24 @@ Answered = TypeVar("Answered")
 Item = TypeVar("Item")
 
 
+@dataclass(eq=False, repr=False)
 class Hub:
     """What all connections of a server share."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        operations: ServedOperations,
-        token: str | None,
-        routes: RouteTable,
-        origins: Origins,
-    ):
-        self.engine = engine
-        self.operations = operations
-        self.routes = routes
-        self.origins = origins
-        self.known_heads = KnownHeads()
-        self._token = None if token is None else token.encode()
-        self.connections: set[Connection] = set()
-        self.max_connections = 15_000
-        self.heartbeat_s = 30.0
-        self.accepted = 0
-        self.refused = 0
-        self.draining = False
-        self._empty: asyncio.Event | None = None
-        self.metrics: Callable[[], tuple[bytes, str]] = lambda: (b"", "text/plain")
+    engine: Engine
+    operations: ServedOperations
+    token: str | None
+    routes: RouteTable
+    origins: Origins
+    known_heads: KnownHeads = field(default_factory=KnownHeads)
+    connections: set[Connection] = field(default_factory=set)
+    max_connections: int = 15_000
+    heartbeat_s: float = 30.0
+    accepted: int = 0
+    refused: int = 0
+    draining: bool = False
+    metrics: Callable[[], tuple[bytes, str]] = lambda: (b"", "text/plain")
+    _empty: asyncio.Event | None = None
 
     def admits(self) -> bool:
         """Whether another connection may come; it is counted either way."""
@@ -103,12 +97,8 @@ class Hub:
             self._empty = asyncio.Event()
             await self._empty.wait()
 
-    @property
-    def needs_token(self) -> bool:
-        return self._token is not None
-
     def is_token(self, text: str) -> bool:
-        return self._token is None or hmac.compare_digest(self._token, text.encode())
+        return self.token is None or hmac.compare_digest(self.token.encode(), text.encode())
 
 
 class Session:
@@ -223,7 +213,7 @@ class Connection(asyncio.Protocol):
         self.session: Session | None = None
         self.outbox: Outbox = None  # type: ignore[assignment]
         self._transport: asyncio.Transport = None  # type: ignore[assignment]
-        self.authenticated = not hub.needs_token
+        self.authenticated = hub.token is None
         self.peer = "?"
         self.closing = False
         self.leaving = False

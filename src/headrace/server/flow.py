@@ -56,8 +56,9 @@ class Outbox:
         self._transport = transport
         self._loop = loop
         self._slots: deque[Slot] = deque()
-        self._cost = 0
-        self._reading = True
+        self.unanswered_bytes = 0
+        self.reading = True
+        """Whether requests are read; else they wait in the socket."""
         self._held = False
         self._sending = False
         """The answers that are ready leave in this turn of the loop."""
@@ -88,22 +89,16 @@ class Outbox:
         """Whether a request is unanswered, or the client does not read its answers."""
         return bool(self._slots) or not self.writable
 
-    @property
-    def unanswered_bytes(self) -> int:
-        return self._cost
-
-    @property
-    def reading(self) -> bool:
-        """Whether requests are read; else they wait in the socket."""
-        return self._reading
-
     # --- answers ----------------------------------------------------------------------------
     def reserve(self, cost: int = 64) -> Slot:
         """A place for an answer that is not ready; ``cost`` is the memory its request holds."""
         slot = Slot(self, cost)
         self._slots.append(slot)
-        self._cost += cost
-        if self._cost > UNANSWERED_BYTES_HIGH or len(self._slots) > UNANSWERED_COUNT_HIGH:
+        self.unanswered_bytes += cost
+        if (
+            self.unanswered_bytes > UNANSWERED_BYTES_HIGH
+            or len(self._slots) > UNANSWERED_COUNT_HIGH
+        ):
             self._regulate()
         return slot
 
@@ -116,22 +111,22 @@ class Outbox:
         """Pause or resume reading, by the cost of the unanswered requests."""
         if self.closed:
             return
-        if self._reading:
+        if self.reading:
             if (
                 self._held
                 or not self.writable
-                or self._cost > UNANSWERED_BYTES_HIGH
+                or self.unanswered_bytes > UNANSWERED_BYTES_HIGH
                 or len(self._slots) > UNANSWERED_COUNT_HIGH
             ):
-                self._reading = False
+                self.reading = False
                 self._transport.pause_reading()
         elif (
             not self._held
             and self.writable
-            and self._cost < UNANSWERED_BYTES_LOW
+            and self.unanswered_bytes < UNANSWERED_BYTES_LOW
             and len(self._slots) < UNANSWERED_COUNT_LOW
         ):
-            self._reading = True
+            self.reading = True
             self._transport.resume_reading()
 
     def send(self, data: bytes) -> None:
@@ -158,11 +153,11 @@ class Outbox:
             return
         if len(self._slots) == 1:
             self._slots.clear()
-            self._cost -= slot.cost
+            self.unanswered_bytes -= slot.cost
             self.write(slot.data or b"")
             if self._held or self.on_idle is not None:
                 self._rest()
-            if not self._reading:
+            if not self.reading:
                 self._regulate()
         else:  # others are often ready in the same turn of the loop: one system call for all
             self._sending = True
@@ -175,7 +170,7 @@ class Outbox:
         ready = []
         while self._slots and self._slots[0].data is not None:
             first = self._slots.popleft()
-            self._cost -= first.cost
+            self.unanswered_bytes -= first.cost
             ready.append(first.data)
         self.write(b"".join([data for data in ready if data]))
         self._rest()

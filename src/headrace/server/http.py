@@ -126,7 +126,7 @@ class HttpSession(RequestSession[Request]):
             memo["admitted"] = True
 
     def _authenticate(self, request: Request) -> None:
-        if not self.hub.needs_token or request.path in OPEN_PATHS or request.method == "OPTIONS":
+        if self.hub.token is None or request.path in OPEN_PATHS or request.method == "OPTIONS":
             return
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         if not token and request.words[0] in TOKEN_IN_ADDRESS:

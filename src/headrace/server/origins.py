@@ -1,17 +1,17 @@
 """Which web pages may use the broker.
 
-A browser lets any page send requests to any address, this machine's own included; what protects a
-broker that asks nobody for a token is that it can see where a request comes from:
+A browser lets any page send requests to any address, including this machine. A broker without a token is
+protected because it can see where a request comes from:
 
-- ``Origin`` names the page's site. The broker's own is fine, others have to be in ``allowed_origins``.
-- Without it, ``Sec-Fetch-Site`` marks what another page loads (an image, a script) or links to, also
-  one of another port of this machine (``same-site``). Links may lead here, but not to where following
-  one would take messages away.
+- ``Origin`` names the page's site. The broker's own is allowed, others must be in ``allowed_origins``.
+- Without ``Origin``, ``Sec-Fetch-Site`` marks what a page of another site loads (an image, a script) or
+  links to; another port of this machine counts as another site. Links are allowed, except to paths that
+  take messages away.
 - A foreign name that resolves to this machine makes a foreign page look like our own (DNS rebinding).
-  So where only this machine is listened to, and there is no token, ``Host`` must be a name of this
-  machine, or an address, or listed.
+  So a broker that listens only on this machine and has no token accepts as ``Host`` only a name of this
+  machine, an address, or a listed name.
 
-Programs that are no browsers send none of these, and are not concerned.
+Programs other than browsers send none of these headers, and are not affected.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from headrace.errors import Forbidden
 from headrace.wire.http import Request
 
 TAKING = ("consume", "stream")
-"""First words of paths whose GET does something."""
+"""First words of the paths whose GET takes messages away, or holds the connection."""
 
 
 class Origins:
@@ -38,7 +38,7 @@ class Origins:
         headers = request.headers
         if self._local_only and not self._is_known(headers.get("host", "")):
             raise Forbidden(
-                f"the broker is not known as {headers['host']!r}: use localhost, or list "
+                f"this broker does not answer to {headers['host']!r}: use localhost, or list "
                 "http://<name>:<port> in allowed_origins, or set a token",
                 code="host_not_allowed",
             )
@@ -82,7 +82,7 @@ def _foreign(origin: str) -> Forbidden:
 
 @lru_cache(maxsize=256)
 def _is_local(host: str) -> bool:
-    """Whether nobody else can have made this name lead here."""
+    """Whether only this machine can have given itself this name."""
     name = host.lower().removesuffix(".")
     if name.startswith("["):
         name = name[1:].partition("]")[0]

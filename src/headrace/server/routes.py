@@ -48,12 +48,12 @@ from headrace.wire.http import Answer, Request
 
 HEADER_PREFIX = "x-header-"
 CARRIED = ("traceparent", "tracestate")
-"""Of the request, carried with the message as they are."""
+"""Request headers that become headers of the message."""
 _PUBLISH_QUERY = (
     "key", "key64", "partition", "id", "to", "delay", "deliver_at", "ttl", "timestamp",
 )  # fmt: skip
 UNSAID = "application/x-www-form-urlencoded"
-"""What curl says when it was told nothing: JSON where it is JSON, else text."""
+"""What ``curl -d`` sends by default: the body is JSON if it parses as JSON, else text."""
 WAIT_MS_MAX = 60_000
 
 
@@ -221,7 +221,7 @@ def whole_in(
 
 # --- consuming ----------------------------------------------------------------------------------
 async def on_consume(session: HttpSession, request: Request, topic: str) -> Answer:
-    """The next message of a group; 204 when there is none."""
+    """The next message of a group, or 204."""
     query = check_query(request, "group", "wait", "ack")
     views = await _pull(session, query, topic, limit=1)
     if not views:
@@ -230,7 +230,7 @@ async def on_consume(session: HttpSession, request: Request, topic: str) -> Answ
 
 
 async def on_consume_batch(session: HttpSession, request: Request, topic: str) -> Answer:
-    """Up to ``limit`` messages of a group, perhaps none."""
+    """Up to ``limit`` messages of a group; the list may be empty."""
     query = check_query(request, "group", "wait", "ack", "limit")
     limit = whole_in(query, "limit", 10, 1, 10_000)
     views = await _pull(session, query, topic, limit=limit)
@@ -249,15 +249,13 @@ async def _pull(
     future: asyncio.Future[list[Delivery]] = loop.create_future()
 
     def done(deliveries: list[Delivery], error: HeadraceError | None) -> None:
-        if future.done():
-            return
-        if error is not None:
+        if not future.done() and error is not None:
             future.set_exception(error)
-        else:
+        elif not future.done():
             future.set_result(deliveries)
 
     pull = Pull(subscription, loop, limit, done)
-    # A client that ends its side, or a broker that stops, does not wait for more.
+    # It ends early when the client closes its sending half, or when the broker stops.
     session.connection.long_polls.add(pull.finish)
     try:
         pull.start(0 if session.connection.leaving else wait / 1000)
@@ -278,7 +276,7 @@ async def _pull(
 
 
 async def group_of(session: HttpSession, topic: str, group: str) -> Subscription:
-    """The group over the topic, made at the earliest message if it is not there."""
+    """The group; if it does not exist, it is created at the earliest message."""
     found = known_group(session, topic, group)
     if found is not None:
         return found
@@ -306,7 +304,7 @@ def _settle(
     group = query.get("group", group)
     subscription = known_group(session, topic, group)
     if subscription is None:
-        raise SubscriptionNotFound(f"there is no group {group!r} over {topic!r}")
+        raise SubscriptionNotFound(f"there is no group {group!r} on {topic!r}")
     stale = []
     for lease, offset in deliveries:
         try:
@@ -314,7 +312,7 @@ def _settle(
         except StaleDelivery:
             stale.append(f"{lease}.{offset}")
     if len(stale) == len(deliveries):
-        raise StaleDelivery("the delivery has ended: it was settled already, or its time was up")
+        raise StaleDelivery("the delivery has ended: it was settled already, or it timed out")
     content = orjson.dumps({"settled": len(deliveries) - len(stale), "stale": stale})
     return Answer(200, content)
 
@@ -355,7 +353,7 @@ def text_in(body: dict[str, Any], name: str, default: str) -> str:
     if value is None:
         return default
     if not isinstance(value, str):
-        raise InvalidArgument(f"{name} is a text")
+        raise InvalidArgument(f"{name} is a string")
     return value
 
 
@@ -394,13 +392,13 @@ def on_extend(session: HttpSession, request: Request, topic: str) -> Answer:
 
 def extend(subscription: Subscription, lease: int, offset: int, seconds: float | None) -> None:
     if not subscription.lease(lease).is_out(offset):
-        raise StaleDelivery("the delivery has ended: it was settled already, or its time was up")
+        raise StaleDelivery("the delivery has ended: it was settled already, or it timed out")
     subscription.extend(lease, seconds)
 
 
 # --- reading ------------------------------------------------------------------------------------
 def on_fetch(session: HttpSession, request: Request, topic: str) -> Answer:
-    """Messages from an offset or a time on; nothing is consumed."""
+    """Messages from an offset or a time on. Nothing is consumed."""
     query = check_query(request, "from", "limit", "partition")
     limit = whole_in(query, "limit", 100, 1, 10_000)
     partition = whole_in(query, "partition")
@@ -488,7 +486,7 @@ ROUTES = [
     ),
     Route(
         "GET", "/topics/{topic}/messages", on_fetch, "Read messages by offset or time", "reading",
-        (Parameter("from", "The first of them.", PLACE),
+        (Parameter("from", "Where to begin.", PLACE),
          schemas.LIMIT, schemas.PARTITION), None,
         schemas.answers("200", schemas.array(schemas.ref("Message"))),
     ),

@@ -1,8 +1,8 @@
 """Paths to handlers: one table that routes requests and describes itself as OpenAPI.
 
-A path is words and ``{parameters}``, the first a word; the table is a dict by that word and the number
-of words, so finding a route costs a few comparisons whatever their number. What is not in the table
-does not exist, and what is in it is described: ``/openapi.json`` is made of it.
+A path is words and ``{parameters}``, and begins with a word. The table is a dict by that word and the
+number of words, so finding a route takes a few comparisons, however many routes exist. ``/openapi.json``
+is made from the same table, so every route is described.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Route:
     answers: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Status -> OpenAPI response."""
     safe: bool = True
-    """A GET that takes nothing away: ``HEAD`` may stand for it."""
+    """A GET that takes no messages away: ``HEAD`` is allowed too."""
     path_schemas: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Of the parameters in the path."""
 
@@ -66,16 +66,16 @@ class RouteTable:
             return handler, parameters
         path = "/" + "/".join(words)[:80]
         if not methods:
-            raise NotFound(f"there is nothing at {path}; see /openapi.json", code="no_route")
+            raise NotFound(f"there is no route {path}; see /openapi.json", code="no_route")
         allowed = ", ".join(self.methods(words))
         if method == "OPTIONS":
             return _options, [allowed]
         raise InvalidArgument(
-            f"{path} does not take {method}; it takes {allowed}", code="method_not_allowed"
+            f"{path} does not allow {method}; it allows {allowed}", code="method_not_allowed"
         )
 
     def _match(self, words: list[str]) -> tuple[dict[str, Handler], list[str]]:
-        """The methods of the path, and what its parameters are."""
+        """The methods of the path, and the values of its parameters."""
         for pattern, methods in self._table.get((words[0], len(words)), ()):
             parameters = []
             for want, word in zip(pattern, words, strict=True):

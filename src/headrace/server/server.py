@@ -1,9 +1,9 @@
 """A running broker: the engine, its listeners, and how it starts and stops.
 
 Starting: the directory is locked and read before any port is bound, and the line that says "ready"
-names every address. Stopping (SIGTERM, SIGINT): no more connections, no more commands; what is under
-way is answered; deliveries go back to their subscriptions; everything is synced; exit 0. A failed
-sync stops the server with exit code 70 and a message that says why.
+names every address. Stopping (SIGTERM, SIGINT): the server takes no more connections and commands,
+answers the unanswered ones, gives deliveries back to their subscriptions, syncs everything and exits
+with 0. A failed sync stops the server with exit code 70 and a message that says why.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from headrace.settings import Settings
 logger = logging.getLogger("headrace.server")
 DRAIN_S = 5.0
 SWITCH_INTERVAL_S = 0.0005
-"""The loop must not wait 5 ms for its turn when a disk thread has computed something."""
+"""The loop must not wait 5 ms for the interpreter while a disk thread computes."""
 COLLECT_AFTER = (20_000, 20, 20)
 EXIT_FAILED = 70
 
@@ -139,11 +139,11 @@ class Server:
         self._stopping.set()
 
     async def wait(self) -> None:
-        """Until somebody says stop."""
+        """Wait until ``stop`` is called."""
         await self._stopping.wait()
 
     async def close(self) -> None:
-        """Drain, then close. Takes seconds at most, whatever the clients do."""
+        """Drain, then close. This takes seconds at most, whatever the clients do."""
         for listener in self._listeners:
             listener.close()
         self.hub.draining = self.engine.stopping = True
@@ -161,7 +161,7 @@ class Server:
 
 
 def check_exposure(settings: Settings) -> None:
-    """Beyond this machine only with authentication, or when told so."""
+    """Refuse to listen beyond this machine without a token, unless told to."""
     if settings.token or settings.insecure:
         return
     try:
@@ -174,7 +174,7 @@ def check_exposure(settings: Settings) -> None:
     if not loopback:
         raise InvalidArgument(
             f"{settings.host} can be reached from other machines: set a token "
-            "(HEADRACE_TOKEN or --token), or say --insecure if that is meant",
+            "(HEADRACE_TOKEN or --token), or use --insecure",
             code="authentication_required",
         )
 
@@ -195,13 +195,13 @@ def make_tls(settings: Settings) -> ssl.SSLContext | None:
 
 
 def _allow_connections(wanted: int) -> int:
-    """How many may come. Each is an open file, and they must not take those that the log needs."""
+    """How many connections are allowed. Each is an open file, and the log needs some, too."""
     files = limits.allow_open_files(wanted + limits.OPEN_FILES_SPARE)
     allowed = min(wanted, files - min(limits.OPEN_FILES_SPARE, files // 2))
     if allowed < wanted:
         logger.warning(
-            "%d connections may come instead of %d (max_connections), because this process may open "
-            "only %d files; raise its limit (ulimit -n)",
+            "only %d connections are allowed instead of %d (max_connections), because this process may "
+            "open only %d files; raise its limit (ulimit -n)",
             allowed,
             wanted,
             files,
@@ -210,10 +210,8 @@ def _allow_connections(wanted: int) -> int:
 
 
 def _collect_seldom() -> None:
-    """A message on its way is a few objects without cycles; looking for some cost a quarter of the time.
-
-    What was loaded at the start stays, and is not looked at again.
-    """
+    """Collect garbage rarely: a message is a few objects without cycles, and looking for cycles took a
+    quarter of the time. Objects that were loaded at the start are never looked at again."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*COLLECT_AFTER)

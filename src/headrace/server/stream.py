@@ -1,10 +1,10 @@
-"""Server-Sent Events: ``GET /stream/{topic}``, for those who cannot or will not use a WebSocket.
+"""Server-Sent Events: ``GET /stream/{topic}``, for clients that do not use a WebSocket.
 
-Each message is an event whose id says where every partition stands, so a browser that reconnects (it
-sends ``Last-Event-ID`` by itself) goes on exactly behind what it has seen: nothing missed, nothing
-twice, as far as the log reaches back. The first thing it gets is an id without an event, so that this
-holds before the first message, too. A partition that an id does not name came later: it is read from
-its beginning. A comment every 15 seconds keeps proxies from giving up.
+Each message is an event. Its id holds the position in every partition, so a browser that reconnects (it
+sends ``Last-Event-ID`` by itself) continues exactly after the last event: no message is lost or repeated,
+as far as the log reaches back. The stream begins with an id without an event, so this holds before the
+first message, too. A partition that the id does not name is new, and is read from its beginning. A
+comment every 15 seconds keeps proxies from closing the connection.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from headrace.wire.http import Answer, Request
 COMMENT_S = 15.0
 AT_ONCE = 500
 EVENT_ID_BYTES_MAX = 16 << 10
-"""It comes with every event, and back in a header."""
+"""The id is sent with every event, and comes back in a header."""
 NO_PARTITION = "-"
-"""An id of nothing: a browser would not send an empty one."""
+"""The id when there is no partition: a browser does not send an empty one."""
 _LINE_END = re.compile(rb"\r\n|\r|\n")
 
 
@@ -58,7 +58,7 @@ class EventStream(Session):
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self, known: dict[str, int] | None, start: Any) -> None:
-        """Begin at what the last event said, else at ``start``, else now; raises before anything."""
+        """Begin at the positions of the last event, else at ``start``, else now."""
         engine = self.engine
         check_pattern(self._topic)
         if not is_pattern(self._topic):
@@ -82,7 +82,7 @@ class EventStream(Session):
         log = partition.log
         if known is not None:
             offset = known.get(_key(partition), log.start_offset)
-            # Beyond the end: this is another topic of the same name, or it was in memory.
+            # Beyond the end: the topic was created again, or it was in memory before a restart.
             return log.start_offset if offset > log.end_offset else offset
         if start is None:
             return log.end_offset
@@ -106,7 +106,7 @@ class EventStream(Session):
             self._positions[key] = message.offset + 1
             data = orjson.dumps(message_view(message))
             if b"\n" in data or b"\r" in data:
-                # JSON has line ends only between its tokens; an event has them as further lines.
+                # JSON has line ends only between its tokens; in an event each line needs a prefix.
                 data = _LINE_END.sub(b"\ndata: ", data)
             parts.append(b"id: %b\ndata: %b\n\n" % (self._id(), data))
         self.outbox.write(b"".join(parts))
@@ -123,7 +123,7 @@ class EventStream(Session):
 
     # --- Session ------------------------------------------------------------------------------
     def feed(self, data: bytes) -> None:
-        """A client has nothing more to say here."""
+        """The client has nothing to send here."""
 
     def lost(self) -> None:
         if self._timer is not None:
@@ -143,14 +143,14 @@ def _key(partition: Partition) -> str:
 
 def _too_many() -> InvalidArgument:
     return InvalidArgument(
-        "these are more partitions than the id of an event can name; follow fewer topics, or use "
+        "there are more partitions than the id of an event can hold; follow fewer topics, or use "
         "a WebSocket",
         code="too_many_partitions",
     )
 
 
 def parse_event_id(text: str | None) -> dict[str, int] | None:
-    """Where every partition stood at the last event; None without one."""
+    """The position in every partition after the last event; None without an id."""
     if text is None:
         return None
     positions: dict[str, int] = {}
@@ -180,10 +180,10 @@ def on_stream(session: HttpSession, request: Request, topic: str) -> Answer:
 ROUTES = [
     Route(
         "GET", "/stream/{topic}", on_stream, "Follow a topic as Server-Sent Events", "consuming",
-        (Parameter("from", "Where to begin; else from now on.", PLACE),
-         Parameter("Last-Event-ID", "Go on behind this event.", schemas.STRING, "header")),
+        (Parameter("from", "Where to begin; by default, now.", PLACE),
+         Parameter("Last-Event-ID", "Continue after this event.", schemas.STRING, "header")),
         None,
-        {"200": {"description": "Events without end.",
+        {"200": {"description": "An endless stream of events.",
                  "content": {"text/event-stream": {"schema": schemas.STRING}}}},
         safe=False,
     ),

@@ -160,7 +160,7 @@ class TextSession(RequestSession[Run | Command]):
         log = partition.log
         if offset >= log.end_offset:
             raise OffsetOutOfRange(
-                f"offset {offset} is not there yet: the next one will be {log.end_offset}"
+                f"offset {offset} does not exist yet: the next message gets {log.end_offset}"
             )
         batch = log.read_cached(offset)
         return text.message(offset, batch.values()[offset - batch.base_offset])
@@ -323,12 +323,12 @@ def _two(command: Command, usage: str) -> tuple[str, str]:
 def _token(command: Command) -> tuple[int, int]:
     lease, dot, offset = _word(command, f"{command.verb} <delivery>").partition(".")
     if not dot:
-        raise InvalidArgument("a delivery is what stands behind MSG, as 12.34", code="bad_command")
+        raise InvalidArgument("a delivery looks like 12.34; it comes with MSG", code="bad_command")
     return number_of(lease, "the delivery"), number_of(offset, "the delivery")
 
 
 def _literal(value: str) -> Any:
-    """A setting's value as JSON would have it, or as text."""
+    """The value of a setting: JSON, or else a string."""
     try:
         return orjson.loads(value)
     except orjson.JSONDecodeError:

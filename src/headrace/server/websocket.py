@@ -1,17 +1,17 @@
 """WebSocket: JSON messages both ways at ``/ws``, in the format of ``docs/protocol.md``.
 
-The protocol core is the ``websockets`` library's (sans-I/O, 370,000 small frames a second here; wsproto
+The ``websockets`` library is the protocol core (sans-I/O, 370,000 small frames a second here; wsproto
 managed 109,000, and picows wants the listening socket for itself). It checks the handshake, masks,
-fragments, sizes, pings and closing; compression is not offered, so there is nothing to bomb.
+fragments, sizes, pings and closing. Compression is not offered, so there is no decompression bomb.
 
-A frame holds one command or an array of commands. Successes are answered when the command brought a
-``messageId``; errors always are. Publishes are answered in their order and count against what one
-client may have under way, as everywhere. A message that goes to many subscribers is encoded and framed
-once.
+A frame holds one command or an array of commands. An error is always answered; a success is answered if
+the command has a ``messageId``. Publishes are answered in order and count against the unanswered requests
+that one client may have, as in every protocol. A message that goes to many subscribers is encoded and
+framed once.
 
-How it ends: a client that closes gets its close frame back; when the broker stops, what is under way is
-answered, then comes 1001; what is not WebSocket or not JSON text ends it with the code that says so.
-After its last word the broker goes on reading for a moment, because a reset would overtake that word.
+How it ends: a client that closes gets its close frame back. When the broker stops, it answers the
+unanswered commands and closes with 1001. Data that is not WebSocket or not JSON text ends the connection
+with the code that says so.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class WebSocketSession(Session):
         protocol = self._protocol
         if protocol.eof_sent:
             self._memberships.leave_all()
-            if protocol.close_rcvd is not None:  # both have said goodbye
+            if protocol.close_rcvd is not None:  # both sides have closed
                 self.connection.hang_up()
             elif not self.connection.closing:
                 self.connection.linger()
@@ -161,7 +161,7 @@ class WebSocketSession(Session):
             self._ping = asyncio.get_running_loop().call_later(PING_S, self._send_ping)
 
     def say_goodbye(self) -> bool:
-        """The server stops: say so. Whether there is an answer to wait for."""
+        """Close with 1001; the client answers that, unless it has closed already."""
         if self._protocol.state is not State.OPEN:
             return False
         self._memberships.leave_all()
@@ -202,7 +202,7 @@ class WebSocketSession(Session):
             handler = TYPES.get(str(command.get("type")))
             if handler is None:
                 raise InvalidArgument(
-                    f"there is no type {str(command.get('type'))[:40]!r}; there are "
+                    f"there is no type {str(command.get('type'))[:40]!r}; the types are "
                     f"{', '.join(sorted(TYPES))}",
                     code="unknown_command",
                 )
@@ -213,7 +213,7 @@ class WebSocketSession(Session):
             self._fail(message_id, self.connection.bug())
 
     def _answer(self, message_id: object, document: dict[str, Any]) -> bytes:
-        """A success: for who wants to know."""
+        """A success; empty if the client did not ask for an answer."""
         if message_id is None or self._protocol.state is not State.OPEN:
             return b""
         return text_frame(exact_json.dumps({**document, "messageId": message_id}))
@@ -433,7 +433,7 @@ def _headers(command: dict[str, Any]) -> dict[str, str]:
     if headers is None:
         return {}
     if not isinstance(headers, dict) or not all(isinstance(v, str) for v in headers.values()):
-        raise InvalidArgument("headers are an object of texts", code="invalid_headers")
+        raise InvalidArgument("headers are an object of strings", code="invalid_headers")
     return dict(headers)
 
 
@@ -464,7 +464,7 @@ _HANDSHAKE = ("host", "connection", "upgrade", "origin")
 
 
 def on_websocket(session: HttpSession, request: Request) -> None:
-    """Take the connection over after a proper handshake."""
+    """Take the connection over after a valid handshake."""
     connection = session.connection
     protocol = ServerProtocol(logger=_QUIET)
     lines = ["GET /ws HTTP/1.1"]
@@ -478,23 +478,23 @@ def on_websocket(session: HttpSession, request: Request) -> None:
         (event for event in protocol.events_received() if isinstance(event, Handshake)), None
     )
     if handshake is None:
-        raise InvalidArgument("this is no WebSocket handshake", code="bad_request")
+        raise InvalidArgument("this is not a WebSocket handshake", code="bad_request")
     response = protocol.accept(handshake)
     other = request.headers.get("sec-websocket-version", "13") != "13"
     if response.status_code == 426 or other:
         raise InvalidArgument(
-            "this is where WebSockets connect: ask for an upgrade", code="not_a_websocket"
+            "this path is for WebSockets: send an Upgrade request", code="not_a_websocket"
         )
     if response.status_code != 101:
-        raise InvalidArgument("this is no proper WebSocket handshake", code="bad_request")
+        raise InvalidArgument("the WebSocket handshake is invalid", code="bad_request")
     protocol.send_response(response)
     for chunk in protocol.data_to_send():
         if chunk:
             connection.outbox.write(chunk)
-    # A new one: that of the handshake keeps all its headers as long as it lives.
+    # A new protocol object: that of the handshake would keep all its headers.
     frames = Protocol(
         Side.SERVER,
-        # What is not text travels as base64.
+        # A value that is not text travels as base64.
         max_size=connection.hub.engine.max_message_size * 4 // 3 + FRAME_BYTES_SPARE,
         logger=_QUIET,
     )

@@ -9,7 +9,7 @@ A request carries the client's own sequence number; the ACK that answers it carr
 ``status=success`` or ``status=error``, ``code=`` and ``error=``. In DATA the sequence number is the
 offset. ``docs/protocol.md`` has every type and property.
 
-Lengths are judged before anything is allocated for them: a total that exceeds the limit, or parts that
+Lengths are checked before anything is allocated for them. A total that exceeds the limit, or parts that
 do not add up to it, end the stream.
 """
 
@@ -79,7 +79,7 @@ class Frame:
 
 def encode_properties(properties: Mapping[str, str]) -> bytes:
     text = "".join([f"{name}={value}\0" for name, value in properties.items()])
-    if text.count("\0") != len(properties):  # what stood behind it would be a property of its own
+    if text.count("\0") != len(properties):  # the rest would become a property of its own
         raise InvalidArgument("a property cannot hold a NUL character", code="invalid_property")
     try:
         return text.encode()
@@ -112,7 +112,7 @@ def encode_start(
     body_bytes: int,
     timestamp: int = 0,
 ) -> bytes:
-    """A frame up to its body, for whoever sends a large body as it lies there."""
+    """A frame up to its body, for a large body that is sent without copying it."""
     raw = encode_properties(properties) if properties else b""
     total = FRAME_BYTES_MIN + len(raw) + body_bytes
     head = _HEAD.pack(total, type, sequence, timestamp, len(raw))
@@ -131,16 +131,16 @@ def encode(
 
 
 class BinaryParser:
-    """Feed it bytes; it gives frames. After an error it gives nothing more.
+    """Feed it bytes; it returns frames. After an error it returns nothing more.
 
-    A large frame arrives in many chunks. They are kept as they come, the small ones gathered, and its
-    body is put together once, when the last of them is there.
+    A large frame arrives in many chunks. They are kept as they come, small chunks are gathered, and the
+    body is put together once, when the last chunk has arrived.
     """
 
     def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX):
         self._max = frame_bytes_max
         self._chunks: list[bytes | bytearray] = []
-        """What has arrived of a frame that is not complete."""
+        """The bytes of an incomplete frame."""
         self._held = 0
         self._needed = 4
         self.error: HeadraceError | None = None
@@ -150,7 +150,7 @@ class BinaryParser:
         return self._held
 
     def feed(self, data: bytes) -> list[Frame]:
-        """Frames that are complete now. ``error`` is set when the stream makes no sense."""
+        """The frames that are complete now. ``error`` is set when the stream makes no sense."""
         if self.error is not None:
             return []
         if self._held + len(data) < self._needed:
@@ -182,7 +182,7 @@ class BinaryParser:
             chunks.append(bytearray(data))
 
     def _take(self, data: bytes, at: int, frames: list[Frame]) -> None:
-        """Frames from ``at`` on; what is left is held."""
+        """Parse frames from ``at`` on, and hold the rest."""
         while True:
             left = len(data) - at
             if left < 4:
@@ -199,7 +199,7 @@ class BinaryParser:
             self._hold(data[at:])
 
     def _assemble(self, last: memoryview) -> Frame:
-        """The frame that is held, with its last bytes; its body is copied once."""
+        """The held frame, with its last bytes. Its body is copied once."""
         first, *middle = self._chunks
         if len(first) >= HEAD_BYTES:
             _, type_, sequence, timestamp, size = _HEAD.unpack_from(first)
@@ -248,7 +248,7 @@ _RUN = struct.Struct(">QQQ")
 
 
 def encode_runs(runs: list[tuple[int, int, int]]) -> bytes:
-    """(lease, first offset, last offset) of what is acknowledged together."""
+    """Runs of acknowledged messages: (lease, first offset, last offset)."""
     return b"".join([_RUN.pack(*run) for run in runs])
 
 

@@ -1,17 +1,18 @@
 """HTTP/1.1 without I/O: bytes to requests, answers to bytes. ``httptools`` (llhttp) does the parsing.
 
-A framework cost six to ten times the throughput here, and what the broker needs of HTTP is small:
-requests with bodies, keep-alive, pipelining, chunked bodies, ``Expect: 100-continue``. Everything has
-a bound that is enforced while bytes arrive, and a message that is ambiguous about its length is
-refused: by llhttp, and where llhttp leaves a choice, here.
+A framework would divide the throughput by six to ten, and the broker needs little of HTTP: requests with
+bodies, keep-alive, pipelining, chunked bodies, ``Expect: 100-continue``. Everything has a bound that is
+enforced while bytes arrive. A message that is ambiguous about its length is refused: by llhttp, or here
+where llhttp leaves a choice.
 
-What fails before the head of a request is complete is the connection's ``error``. What fails later is
-that request's ``refusal``: it is known whom to answer, and the rest of its body is never read.
+A failure before the head of a request is complete is the parser's ``error``. A later failure is that
+request's ``refusal``: it can be answered, and the rest of its body is never read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from email.utils import formatdate
 from http import HTTPStatus
 from time import time
@@ -46,20 +47,20 @@ class Request:
     def __init__(self) -> None:
         self.method = ""
         self.path = ""
-        """Decoded, for people and for comparing; a route is found by ``words``."""
+        """Decoded, for messages and comparisons; a route is found by ``words``."""
         self.words: list[str] = []
-        """The path cut at its slashes, and only then decoded: ``%2F`` is part of a word."""
+        """The path, cut at its slashes and then decoded: ``%2F`` is part of a word."""
         self.query: dict[str, str] = {}
         self.headers: dict[str, str] = {}
-        """Names in lower case; what was said more than once is joined with commas."""
+        """Names in lower case; the values of a repeated header are joined with commas."""
         self.body = b""
         self.keep_alive = True
         self.upgrade = False
         self.version = "1.1"
         self.refusal: HeadraceError | None = None
-        """Why it is not even read to its end."""
+        """Why its body is not read to the end."""
         self.memo: dict[str, Any] = {}
-        """What was found out from the head, for all requests whose heads are the same bytes."""
+        """What follows from the head, shared by all requests whose heads are the same bytes."""
 
     def again(self, body: bytes) -> Request:
         """The same request with another body."""
@@ -73,7 +74,7 @@ class Request:
 
     @property
     def has_body(self) -> bool:
-        """Whether the head announces one."""
+        """Whether the head announces a body."""
         headers = self.headers
         return "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
 
@@ -81,9 +82,9 @@ class Request:
 class KnownHeads:
     """Requests by the bytes of their heads, shared by all connections.
 
-    A client that publishes sends the same head again and again; equal bytes mean the same, so they are
-    compared instead of parsed. That holds for a request that arrives in one piece with nothing behind
-    it, which is how they do arrive; everything else goes to llhttp.
+    A client that publishes sends the same head again and again. Equal bytes mean the same, so heads are
+    compared instead of parsed. This works for a request that arrives in one piece with nothing after it,
+    as most do; everything else goes to llhttp.
     """
 
     COUNT_MAX = 512
@@ -101,7 +102,7 @@ class KnownHeads:
         return known[0].again(data[start:])
 
     def learn(self, data: bytes, request: Request) -> None:
-        """What was the only one in its piece, and was parsed without a complaint."""
+        """Keep the head of a valid request that was alone in its data."""
         size = len(request.body)
         head = data[: len(data) - size]
         headers = request.headers
@@ -122,9 +123,9 @@ class KnownHeads:
 
 
 class HttpParser:
-    """Feed it bytes; it gives requests. After an error it gives nothing more.
+    """Feed it bytes; it returns requests. After an error it returns nothing more.
 
-    ``check`` sees the head of each request that has a body, before any of the body is kept.
+    ``check`` is called with the head of each request that has a body, before any of the body is kept.
     """
 
     def __init__(
@@ -144,14 +145,14 @@ class HttpParser:
         self._head_size = 0
         self._in_head = self._in_body = False
         self._quiet = 0
-        """Bytes since llhttp last had something to say: it may be gathering a header without end."""
+        """Bytes since the last callback from llhttp, which may be collecting an endless header."""
         self._failure: HeadraceError | None = None
         self._ended = False
         self.error: HeadraceError | None = None
         self.expects_continue = False
-        """The client waits for a word before it sends the body."""
+        """The client waits for ``100 Continue`` before it sends the body."""
         self.rest: bytes | None = None
-        """What came behind a request to change the protocol: it is not HTTP any more."""
+        """The bytes after a request to change the protocol, which are not HTTP any more."""
 
     @property
     def buffered(self) -> int:
@@ -159,7 +160,7 @@ class HttpParser:
 
     @property
     def is_inside(self) -> bool:
-        """Whether a request has begun and not ended."""
+        """Whether a request is incomplete."""
         return (self._in_head or self._in_body) and not self._ended
 
     def known(self, data: bytes) -> Request | None:
@@ -206,7 +207,7 @@ class HttpParser:
 
     def _end(self, error: HeadraceError) -> None:
         if self._ended:
-            return  # behind a request that was said to be the last
+            return  # after a request that was announced as the last one
         self._ended = True
         self.expects_continue = False
         if not self._in_body:
@@ -217,9 +218,9 @@ class HttpParser:
         self._found.append(self._request)
 
     def _decline_upgrade(self, request: Request, rest: bytes) -> None:
-        """Nobody has to take up an offer of another protocol: it is a plain request, then.
+        """Decline to change to a protocol other than WebSocket: this is a plain request then.
 
-        llhttp has skipped its body, so it reads the head once more, without the offer.
+        llhttp has skipped its body, so it reads the head once more, without the ``Upgrade`` header.
         """
         del request.headers["upgrade"]
         lines = [f"{request.method} {self._url.decode('latin-1')} HTTP/{request.version}"]
@@ -250,7 +251,7 @@ class HttpParser:
         if self._head_size > HEAD_BYTES_MAX or len(headers) >= HEADERS_MAX:
             self._fail(_head_too_large())
         if not self._in_head:
-            return  # behind a chunked body: too late to mean anything
+            return  # after a chunked body: too late to mean anything
         key = name.lower().decode("ascii")
         try:
             text = value.decode().rstrip(" \t")
@@ -351,14 +352,14 @@ def _head_too_large() -> TooLarge:
 _REASONS = {status.value: status.phrase for status in HTTPStatus}
 JSON = "application/json"
 _json_heads: dict[int, bytes] = {}
-"""Of this second: they have the date in them."""
+"""Those of the current second: they contain the date."""
 _date = ""
 _date_s = 0
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 def _status_line(status: int) -> str:
-    """With the date, which every answer of a server that has a clock must say."""
+    """With the date, which HTTP requires of a server that has a clock."""
     global _date, _date_s
     now = int(time())
     if now != _date_s:
@@ -376,26 +377,16 @@ def _json_head(status: int) -> bytes:
     return head
 
 
+@dataclass(slots=True)
 class Answer:
     """An answer to a request; it becomes bytes when it is sent."""
 
-    __slots__ = ("content", "content_type", "endless", "headers", "status")
-
-    def __init__(
-        self,
-        status: int,
-        content: bytes = b"",
-        content_type: str = JSON,
-        headers: Mapping[str, str] | None = None,
-        *,
-        endless: bool = False,
-    ):
-        self.status = status
-        self.content = content
-        self.content_type = content_type
-        self.headers = headers
-        self.endless = endless
-        """More content follows until the connection closes."""
+    status: int
+    content: bytes = b""
+    content_type: str = JSON
+    headers: Mapping[str, str] | None = None
+    endless: bool = False
+    """More content follows until the connection closes."""
 
     def encode(
         self,

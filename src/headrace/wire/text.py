@@ -7,12 +7,12 @@ r"""The text protocol: what a person types into netcat, and what a simple client
     <VERB> <word> ... [name=value ...]\r\n                ->  as docs/protocol.md says
                                           any failure     ->  ERR <code> <sentence>\r\n
 
-A bare ``\n`` ends a line too. A line end behind a payload is skipped, so that netcat works.
+A bare ``\n`` ends a line too. A line end after a payload is skipped, so that netcat works.
 
-:class:`TextParser` turns bytes into :class:`Run` (publishes to one topic, one behind the other) and
-:class:`Command`. Runs are what make it fast: a sender that pipelines sends the same first line again
-and again, so the parser compares it instead of parsing it. A protocol error ends the stream: after
-a size that makes no sense nobody knows where the next command begins.
+:class:`TextParser` turns bytes into :class:`Run` (consecutive publishes to one topic) and
+:class:`Command`. Runs make it fast: a client that pipelines sends the same first line again and again,
+so the parser compares it instead of parsing it. A protocol error ends the stream, because after an
+invalid size nobody knows where the next command begins.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ class Command:
 
 
 class TextParser:
-    """Feed it bytes; it gives commands. After an error it gives nothing more."""
+    """Feed it bytes; it returns commands. After an error it returns nothing more."""
 
     def __init__(self, message_bytes_max: int):
         self._message_bytes_max = message_bytes_max
         self._held = bytearray()
-        """What has arrived of a command that is not complete."""
+        """The bytes of an incomplete command."""
         self._skip_line_end = False
         self._needed = 0
         self.error: HeadraceError | None = None
@@ -67,7 +67,7 @@ class TextParser:
         return len(self._held)
 
     def feed(self, data: bytes) -> list[Run | Command]:
-        """Commands that are complete now. ``error`` is set when the stream makes no sense."""
+        """The commands that are complete now. ``error`` is set when the stream makes no sense."""
         if self.error is not None:
             return []
         held = self._held
@@ -85,16 +85,16 @@ class TextParser:
         return found
 
     def _parse(self, buffer: bytes, found: list[Run | Command]) -> int:
-        """Take complete commands from the buffer; returns where the incomplete one begins."""
+        """Parse complete commands; returns where the incomplete one begins."""
         at, end = 0, len(buffer)
         self._needed = 0
         while at < end:
             if self._skip_line_end:
-                behind = _after_line_end(buffer, at)
-                if behind < 0:  # a CR that may be half of a line end
+                after = _after_line_end(buffer, at)
+                if after < 0:  # a CR that may be half of a line end
                     break
                 self._skip_line_end = False
-                at = behind
+                at = after
                 if at >= end:
                     break
             line_end = buffer.find(b"\n", at, at + LINE_BYTES_MAX)
@@ -175,7 +175,7 @@ class TextParser:
 
 
 def _after_line_end(buffer: bytes, at: int) -> int:
-    """Behind one line end, if one stands there; -1 when that cannot be known yet."""
+    """The position after a line end, or ``at`` if there is none; -1 if that is not known yet."""
     if buffer[at : at + 1] == b"\n":
         return at + 1
     if buffer[at : at + 1] == b"\r":
@@ -187,7 +187,7 @@ def _after_line_end(buffer: bytes, at: int) -> int:
 
 
 def _words(line: bytes) -> tuple[list[str], dict[str, str]]:
-    """The words of a line, and those of them that are ``name=value`` behind the first."""
+    """The words of a line, and its options: the words after the first that are ``name=value``."""
     try:
         words = line.decode().split()
     except UnicodeDecodeError:
@@ -212,7 +212,7 @@ def ok(offset: int) -> bytes:
 
 
 def ok_run(first: int, count: int) -> bytes:
-    """The answers to ``count`` publishes that lie one behind the other."""
+    """The answers to ``count`` publishes with consecutive offsets."""
     return b"".join(map(_OK.__mod__, range(first, first + count)))
 
 
@@ -236,7 +236,7 @@ def message(offset: int, value: bytes) -> bytes:
 def delivered(
     offset: int, value: bytes, topic: str, partition: int, delivery: str, attempt: int
 ) -> bytes:
-    """A message of a SUB: like ``MSG``, with where it is from and what to acknowledge."""
+    """A message for a SUB: ``MSG`` with its topic, partition, delivery and attempt."""
     head = f"MSG {offset} {len(value)} {topic} {partition} {delivery} {attempt}\r\n"
     return head.encode() + value
 

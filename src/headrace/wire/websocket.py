@@ -1,12 +1,13 @@
-"""WebSocket frames without I/O: the plain ones by hand, all others are the library's.
+"""WebSocket frames without I/O: plain frames are parsed here, all others by the library.
 
 ::
 
     [1: 0x81 (final, text)] [1: 0x80 | size] [2: size, if 126 stands there] [4: mask] [content]
 
-A client that publishes sends small text frames, each whole. Those are cut out here, which takes a third
-of the time; control frames are handed on whole, in their place. At the first frame of another kind (in
-pieces, large, binary, or wrong) everything from there on is for the library, which knows all the rules.
+A client that publishes sends small text frames, each in one piece. They are parsed here, in a third of
+the time that the library takes; control frames are passed on to it whole, in their place. From the first
+frame of another kind on (fragmented, large, binary, or wrong) the library gets everything: it knows all
+the rules.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ _PLAIN = frozenset((_TEXT, 0x88, 0x89, 0x8A))
 
 
 class PlainFrames:
-    """Cuts a stream into the contents of plain text frames and what the library must see."""
+    """Cuts a stream into the contents of plain text frames and pieces for the library."""
 
     def __init__(self) -> None:
         self._held = b""
-        """The beginning of a frame that is not all there: less than 64 KiB."""
+        """The beginning of an incomplete frame: less than 64 KiB."""
         self._is_plain = True
 
     def cut(self, data: bytes) -> list[tuple[bytes, bool]]:
