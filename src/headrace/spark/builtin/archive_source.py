@@ -38,8 +38,8 @@ from headrace.spark.lake.sink import LakeStreamWriter
 from headrace.spark.lake.table import Options
 from headrace.spark.source.data_source import SpanPartition, read_span
 from headrace.spark.source.options import SourceOptions
-from headrace.spark.source.positions import Positions, Span, spans, split
-from headrace.spark.source.rows import Rows
+from headrace.spark.source.positions import Positions, TaskSpan, spans, split
+from headrace.spark.source.rows import BatchMaker
 from headrace.spark.source.stores import open_store
 from headrace.spark.source.stream import HeadraceStreamReader
 
@@ -110,7 +110,7 @@ class SpanReader(HeadraceStreamReader):
         at_least = max(self._options.min_partitions or 1, round(size / SPLIT_BYTES))
         return [SpanPartition(span) for span in split(found, at_least)]
 
-    def _weight(self, span: Span) -> float:
+    def _weight(self, span: TaskSpan) -> float:
         topic = self._known.get(span.topic)
         extent = topic.partitions.get(span.partition) if topic is not None else None
         return extent.bytes_per_record if extent is not None else 0.0
@@ -128,11 +128,11 @@ class SpanWriter(LakeStreamWriter):
         self._source = source
 
     def rows(self, iterator: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        rows = Rows.of(RECORDS, self._source)
+        rows = BatchMaker.of(RECORDS, self._source)
         store = open_store(self._source)
         for batch in iterator:
             for each in batch.to_pylist():
-                partition = SpanPartition(Span(**each))
+                partition = SpanPartition(TaskSpan(**each))
                 for records in read_span(store, self._source, rows, partition):
                     yield with_date(records)
 

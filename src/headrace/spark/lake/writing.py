@@ -34,7 +34,7 @@ from headrace.errors import refused_by_disk
 from headrace.files import Files
 from headrace.spark.durable import sync
 from headrace.spark.lake.offsets import Offsets
-from headrace.spark.lake.table import DataFile, Written
+from headrace.spark.lake.table import DataFile, WrittenFiles
 
 ROW_GROUP_BYTES = 32 * 1024 * 1024
 """Of Arrow data: with zstd some 8 MB on disk, small enough to be read in parallel and to be skipped
@@ -84,10 +84,10 @@ class FileWriter:
         self._name = f"{label}-{uuid.uuid4().hex}"
         self._gathered_bytes_max = min(target_file_bytes, GATHERED_BYTES_MAX)
         self._reads_offsets = offsets
-        self._written = Written()
+        self._written = WrittenFiles()
         self._pieces = 0
 
-    def write_all(self, batches: Iterable[pa.RecordBatch]) -> Written:
+    def write_all(self, batches: Iterable[pa.RecordBatch]) -> WrittenFiles:
         """Write all rows; a failure leaves no file."""
         try:
             gathered: list[pa.RecordBatch] = []

@@ -183,7 +183,7 @@ def _is_headers(data_type: Any) -> bool:
 
 # --- in a task --------------------------------------------------------------------------------------
 @dataclass(slots=True)
-class Piece:
+class OutgoingPiece:
     """One batch on its way to one partition."""
 
     topic: str
@@ -196,7 +196,7 @@ class Piece:
     """Of the values."""
 
 
-class _Lane:
+class _OutgoingLane:
     """Rows for one partition that wait until they make a piece."""
 
     __slots__ = ("bytes", "parts", "rows")
@@ -214,13 +214,13 @@ class Outgoing:
         self._layout = layout
         self._ask_partitions = partitions
         self._partitions: dict[str, int] = {}
-        self._lanes: dict[tuple[str, int, bool], _Lane] = {}
+        self._lanes: dict[tuple[str, int, bool], _OutgoingLane] = {}
         self._held = 0
         self.rows = 0
         self.bytes = 0
         """Of the values, up to now."""
 
-    def add(self, batch: pa.RecordBatch) -> Iterator[Piece]:
+    def add(self, batch: pa.RecordBatch) -> Iterator[OutgoingPiece]:
         """Take rows; yields what is large enough to be sent."""
         if not batch.num_rows:
             return
@@ -239,7 +239,7 @@ class Outgoing:
             assert layout.topic is not None
             yield from self._place(layout.topic, records, numbers, False)
 
-    def finish(self) -> Iterator[Piece]:
+    def finish(self) -> Iterator[OutgoingPiece]:
         """What is left."""
         for where, lane in self._lanes.items():
             if lane.parts:
@@ -282,7 +282,7 @@ class Outgoing:
         due: pa.Array,
         topics: pa.Array | None,
         numbers: pa.Array | None,
-    ) -> Iterator[Piece]:
+    ) -> Iterator[OutgoingPiece]:
         """Those that have to wait for their time go one way, the others the usual one."""
         milliseconds = _as_milliseconds(self._layout.columns["deliver_at"], due)
         later = due.is_valid()
@@ -303,7 +303,7 @@ class Outgoing:
 
     def _split_topics(
         self, records: pa.RecordBatch, topics: pa.Array, numbers: pa.Array | None, delayed: bool
-    ) -> Iterator[Piece]:
+    ) -> Iterator[OutgoingPiece]:
         if topics.null_count:
             raise InvalidArgument(
                 f"{topics.null_count} of {len(topics)} rows have no topic (column "
@@ -322,7 +322,7 @@ class Outgoing:
 
     def _place(
         self, topic: str, records: pa.RecordBatch, numbers: pa.Array | None, delayed: bool
-    ) -> Iterator[Piece]:
+    ) -> Iterator[OutgoingPiece]:
         places = self._places(topic, records, numbers, delayed)
         if places is None:
             yield from self._put(topic, ANY, records, delayed)
@@ -373,11 +373,11 @@ class Outgoing:
     # --- lanes ------------------------------------------------------------------------------
     def _put(
         self, topic: str, partition: int, records: pa.RecordBatch, delayed: bool
-    ) -> Iterator[Piece]:
+    ) -> Iterator[OutgoingPiece]:
         where = (topic, partition, delayed)
         lane = self._lanes.get(where)
         if lane is None:
-            lane = self._lanes[where] = _Lane()
+            lane = self._lanes[where] = _OutgoingLane()
         elif lane.parts and lane.parts[0].schema != records.schema:
             yield from self._send(where, lane)  # no row of it had a key so far, or headers
         size = records.nbytes
@@ -391,7 +391,7 @@ class Outgoing:
             # All of them: a part holds on to the whole record batch that it was cut from.
             yield from self.finish()
 
-    def _send(self, where: tuple[str, int, bool], lane: _Lane) -> Iterator[Piece]:
+    def _send(self, where: tuple[str, int, bool], lane: _OutgoingLane) -> Iterator[OutgoingPiece]:
         topic, partition, delayed = where
         records = lane.parts[0] if len(lane.parts) == 1 else pa.concat_batches(lane.parts)
         self._held -= lane.bytes
@@ -412,7 +412,9 @@ class Outgoing:
                     f"{limits.MESSAGE_BYTES_CEILING}; keep such data elsewhere and send where it is",
                     code="message_too_large",
                 ) from None
-            yield Piece(topic, None if partition == ANY else partition, batch, delayed, size)
+            yield OutgoingPiece(
+                topic, None if partition == ANY else partition, batch, delayed, size
+            )
 
 
 def _groups(codes: pa.Array, count: int) -> Iterator[tuple[int, tuple[int, int, pa.Array | None]]]:

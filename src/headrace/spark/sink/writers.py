@@ -56,7 +56,7 @@ from headrace.model import check_subscription_name
 from headrace.spark.checkpoints import sync_offsets
 from headrace.spark.connection import CONNECTION, ConnectionOptions, connect
 from headrace.spark.options import Given, wrong
-from headrace.spark.sink.outgoing import Layout, Outgoing, Piece, layout_of
+from headrace.spark.sink.outgoing import Layout, Outgoing, OutgoingPiece, layout_of
 
 logger = logging.getLogger("headrace.spark")
 UNDER_WAY_BYTES_MAX = 16 << 20
@@ -165,7 +165,7 @@ class _Task:
         """The name and number of the commit that it is for."""
         self._out = Outgoing(layout, self._partitions)
         self._client: BrokerClient | None = None
-        self._under_way: deque[tuple[Piece, Future[Any] | Publication]] = deque()
+        self._under_way: deque[tuple[OutgoingPiece, Future[Any] | Publication]] = deque()
         self._bytes = 0
         self._pieces: list[str] = []
 
@@ -197,7 +197,7 @@ class _Task:
     def _partitions(self, topic: str) -> int:
         return len(self.client.admin("topic", topic=topic, create=True)["partitions"])
 
-    def _send(self, piece: Piece) -> None:
+    def _send(self, piece: OutgoingPiece) -> None:
         while self._under_way and (
             self._bytes + piece.bytes > UNDER_WAY_BYTES_MAX or len(self._under_way) >= UNDER_WAY_MAX
         ):
@@ -223,7 +223,7 @@ class _Task:
         self._bytes += piece.bytes
         self._under_way.append((piece, sent))
 
-    def _publish_delayed(self, piece: Piece) -> None:
+    def _publish_delayed(self, piece: OutgoingPiece) -> None:
         """One by one, as the broker keeps them."""
         batch = piece.batch
         keys, headers, times = batch.keys(), batch.headers(), batch.times()
@@ -239,7 +239,7 @@ class _Task:
                 partition=piece.partition,
                 deliver_at=times[index],
             )
-            self._under_way.append((Piece(piece.topic, None, batch, True, 0), one))
+            self._under_way.append((OutgoingPiece(piece.topic, None, batch, True, 0), one))
 
     def _wait_for_one(self) -> None:
         piece, sent = self._under_way.popleft()

@@ -34,8 +34,8 @@ from headrace import limits
 from headrace.spark.options import wrong
 from headrace.spark.source.filters import Narrowing
 from headrace.spark.source.options import Place, SourceOptions
-from headrace.spark.source.positions import Known, Positions, Span, resolve, spans, split
-from headrace.spark.source.rows import Rows, default_schema
+from headrace.spark.source.positions import Known, Positions, TaskSpan, resolve, spans, split
+from headrace.spark.source.rows import BatchMaker, default_schema
 from headrace.spark.source.stores import Store, open_store, records
 
 _PUSHDOWN = "pyspark.sql.worker.data_source_pushdown_filters"
@@ -79,12 +79,12 @@ def _filters_are_pushed() -> bool:
 class SpanPartition(InputPartition):
     """What one task reads."""
 
-    def __init__(self, span: Span):
+    def __init__(self, span: TaskSpan):
         self.span = span
 
 
 def read_span(
-    store: Store, options: SourceOptions, rows: Rows, partition: InputPartition
+    store: Store, options: SourceOptions, rows: BatchMaker, partition: InputPartition
 ) -> Iterator[pa.RecordBatch]:
     """A task: the span's records as Arrow."""
     if not isinstance(partition, SpanPartition):  # Spark makes one when there is nothing to read
@@ -100,7 +100,7 @@ def read_span(
 class HeadraceReader(DataSourceReader):
     def __init__(self, options: SourceOptions, schema: StructType):
         self._options = options
-        self._rows = Rows.of(schema, options)
+        self._rows = BatchMaker.of(schema, options)
         self._store = open_store(options)
         self._narrowing = Narrowing("_" if options.value_format == "json" else "")
         starting, ending = options.starting, options.ending
@@ -123,7 +123,7 @@ class HeadraceReader(DataSourceReader):
             self._store.close()
         return [SpanPartition(span) for span in found]
 
-    def _plan(self) -> list[Span]:
+    def _plan(self) -> list[TaskSpan]:
         options, store = self._options, self._store
         starting = options.starting or Place("earliest", "startingOffsets")
         ending = options.ending or Place("latest", "endingOffsets")

@@ -24,7 +24,7 @@ from pyspark.sql.datasource import (
 )
 
 from headrace.limits import OFFSET_MAX
-from headrace.spark.source.positions import Span
+from headrace.spark.source.positions import TaskSpan
 
 Times = Callable[[int], Mapping[tuple[str, int], int]]
 """The first offset at or after a time, by topic and partition."""
@@ -95,7 +95,7 @@ class Narrowing:
             end = ceiling if isinstance(each, LessThan) else floor + 1
             self.end_ms = max(min(self.end_ms if self.end_ms is not None else end, end), 0)
 
-    def narrow(self, spans: list[Span], times: Times) -> list[Span]:
+    def narrow(self, spans: list[TaskSpan], times: Times) -> list[TaskSpan]:
         """What of the spans can hold what is asked for."""
         firsts = {} if self.first_ms is None else times(self.first_ms)
         ends = {} if self.end_ms is None else times(self.end_ms)

@@ -20,7 +20,7 @@ from headrace.spark.source.positions import Known, Offsets, Positions
 from headrace.spark.source.stores import BrokerStore, Store
 
 
-class Group:
+class ProgressGroup:
     def __init__(self, name: str, patterns: tuple[str, ...], store: BrokerStore):
         self._name = name
         self._patterns = patterns
@@ -31,7 +31,7 @@ class Group:
         """What each was last moved to."""
 
     @classmethod
-    def of(cls, options: SourceOptions, store: Store) -> Group | None:
+    def of(cls, options: SourceOptions, store: Store) -> ProgressGroup | None:
         if options.group is None:
             return None
         assert isinstance(store, BrokerStore), "options: a group is for a broker"

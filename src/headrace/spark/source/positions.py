@@ -11,7 +11,7 @@ Everything here is arithmetic over two things, and knows neither Spark nor a bro
   that anywhere, and would ask again after a crash in the first batch, when "latest" is another place.
   Topic names cannot hold an ``@``. Topics and partitions are in order, so equal positions are equal
   texts, which is how Spark compares them.
-- :class:`Topic` is what a store says of a topic now: its *incarnation*, and each partition's
+- :class:`TopicExtents` is what a store says of a topic now: its *incarnation*, and each partition's
   :class:`Extent` (first offset, end, bytes).
 
 A partition that appears while a query runs is read from offset 0. Between the two, data may be gone:
@@ -55,12 +55,12 @@ class Extent:
 
 
 @dataclass(frozen=True)
-class Topic:
+class TopicExtents:
     incarnation: int
     partitions: Mapping[int, Extent]
 
 
-Known = Mapping[str, Topic]
+Known = Mapping[str, TopicExtents]
 """What a store says now, by topic."""
 
 
@@ -309,7 +309,7 @@ def limited(target: Positions, parts: list[Waiting], maximum: int) -> Positions:
 
 
 # --- which tasks that makes -------------------------------------------------------------------------
-class Span(NamedTuple):
+class TaskSpan(NamedTuple):
     """What one task reads: offsets ``start`` to ``end - 1`` of a partition."""
 
     topic: str
@@ -323,7 +323,7 @@ class Span(NamedTuple):
         return self.end - self.start
 
 
-def spans(start: Positions, end: Positions) -> list[Span]:
+def spans(start: Positions, end: Positions) -> list[TaskSpan]:
     """What lies between two positions."""
     if end.begin is not None and start.begin is None:  # it is the first batch, perhaps again
         start = Positions(end.begin, {t: end.incarnations.get(t, 0) for t in end.begin})
@@ -334,11 +334,11 @@ def spans(start: Positions, end: Positions) -> list[Span]:
         for number, stop in some.items():
             first = 0 if renewed else start.get(topic, number)
             if stop > first:
-                found.append(Span(topic, number, first, stop, incarnation))
+                found.append(TaskSpan(topic, number, first, stop, incarnation))
     return found
 
 
-def split(parts: list[Span], at_least: int | None) -> list[Span]:
+def split(parts: list[TaskSpan], at_least: int | None) -> list[TaskSpan]:
     """So many tasks at least, where there are so many records, of about the same size."""
     total = sum(part.rows for part in parts)
     if at_least is None or len(parts) >= at_least or not total:

@@ -99,7 +99,7 @@ def _declarations(ddl: str) -> list[str]:
 
 
 # --- what is asked for ----------------------------------------------------------------------------------
-class Rows:
+class BatchMaker:
     """Makes Arrow batches of one schema. Pickled with the reader; what it needs is made on arrival."""
 
     def __init__(self, schema: StructType, value_format: ValueFormat):
@@ -108,13 +108,13 @@ class Rows:
         self._plan()
 
     @classmethod
-    def of(cls, schema: StructType, options: SourceOptions) -> Rows:
+    def of(cls, schema: StructType, options: SourceOptions) -> BatchMaker:
         if not schema.fields:
             raise InvalidArgument("a schema has at least one column", code="invalid_schema")
         return cls(schema, options.value_format)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (Rows, (self._struct, self._value_format))
+        return (BatchMaker, (self._struct, self._value_format))
 
     def _plan(self) -> None:
         self._schema: pa.Schema = to_arrow_schema(self._struct, timezone="UTC")

@@ -22,7 +22,15 @@ from headrace.spark.connection import ConnectionOptions, connect
 from headrace.spark.source.arrow import Part
 from headrace.spark.source.directory import DirectoryStore
 from headrace.spark.source.options import SourceOptions
-from headrace.spark.source.positions import RETENTION, Extent, Known, Loss, Span, Topic, loss_error
+from headrace.spark.source.positions import (
+    RETENTION,
+    Extent,
+    Known,
+    Loss,
+    TaskSpan,
+    TopicExtents,
+    loss_error,
+)
 
 logger = logging.getLogger("headrace.spark")
 
@@ -34,10 +42,10 @@ class Store(Protocol):
     def wait(self, known: Known, wanted: Sequence[str], seconds: float) -> bool:
         """Until there is more than what is known; False when the time is up."""
 
-    def read(self, span: Span) -> Iterator[list[Batch]]:
+    def read(self, span: TaskSpan) -> Iterator[list[Batch]]:
         """The batches that hold the span's offsets, in order, some at a time."""
 
-    def bounds(self, span: Span) -> tuple[int, int]:
+    def bounds(self, span: TaskSpan) -> tuple[int, int]:
         """The first offset and the end of the span's partition, now."""
 
     def close(self) -> None: ...
@@ -80,7 +88,7 @@ class BrokerStore:
     def topics(self, wanted: Sequence[str], at_ms: int | None = None) -> Known:
         found = self.client.positions(list(wanted), at=at_ms)
         return {
-            topic: Topic(
+            topic: TopicExtents(
                 partitions[0]["incarnation"],
                 {
                     part["partition"]: Extent(
@@ -112,17 +120,17 @@ class BrokerStore:
             )
         return self._reader
 
-    def read(self, span: Span) -> Iterator[list[Batch]]:
+    def read(self, span: TaskSpan) -> Iterator[list[Batch]]:
         return self.reader.read(
             span.topic, span.partition, span.start, span.end, incarnation=span.incarnation
         )
 
-    def bounds(self, span: Span) -> tuple[int, int]:
+    def bounds(self, span: TaskSpan) -> tuple[int, int]:
         return self.reader.bounds(span.topic, span.partition)
 
 
 # --- how a task reads -----------------------------------------------------------------------------------
-def records(store: Store, span: Span, *, fail_on_data_loss: bool) -> Iterator[Part]:
+def records(store: Store, span: TaskSpan, *, fail_on_data_loss: bool) -> Iterator[Part]:
     """All records of the span. What is gone is an error that names it, or a warning that does."""
 
     def lost(first: int, end: int, why: str) -> int:
@@ -166,7 +174,7 @@ def records(store: Store, span: Span, *, fail_on_data_loss: bool) -> Iterator[Pa
             offset = lost(offset, _behind(store, span, offset), f"are damaged: {error.message}")
 
 
-def _behind(store: Store, span: Span, offset: int) -> int:
+def _behind(store: Store, span: TaskSpan, offset: int) -> int:
     """The first offset behind damage at ``offset`` that can be read; the span's end if none can."""
 
     def first_readable(at: int) -> int | None:

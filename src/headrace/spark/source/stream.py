@@ -41,7 +41,7 @@ from pyspark.sql.types import StructType
 from headrace.errors import HeadraceError, NotFound, OffsetOutOfRange
 from headrace.spark.options import wrong
 from headrace.spark.source.data_source import SpanPartition, read_span
-from headrace.spark.source.group import Group
+from headrace.spark.source.group import ProgressGroup
 from headrace.spark.source.options import Place, SourceOptions
 from headrace.spark.source.positions import (
     Known,
@@ -55,7 +55,7 @@ from headrace.spark.source.positions import (
     split,
     waiting,
 )
-from headrace.spark.source.rows import Rows
+from headrace.spark.source.rows import BatchMaker
 from headrace.spark.source.stores import open_store
 
 logger = logging.getLogger("headrace.spark")
@@ -72,13 +72,13 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 options.starting.option, "to begin where a group is, name it (option group)"
             )
         self._options = options
-        self._rows = Rows.of(schema, options)
+        self._rows = BatchMaker.of(schema, options)
         self._store = open_store(options)
         self._known: Known = {}
         self._initial: dict[str, Any] | None = None
         self._idle = 0
         self._target: Positions | None = None
-        self._group = Group.of(options, self._store)
+        self._group = ProgressGroup.of(options, self._store)
 
     # --- where it begins --------------------------------------------------------------------
     def initialOffset(self) -> dict[str, Any]:
