@@ -6,17 +6,17 @@
     source/                the batch and the streaming reader
     sink/                  the writers: staged on executors, committed once by the driver
     lake/                  Delta and Iceberg tables written exactly once
-    pipelines/             what a file declares, run
+    pipelines/             queries that a file declares
     builtin/               archive and replay
     sql/                   topics as views
     sessions/              a tuned session in one line, and the Java it needs
     options  connection    options by name, and how a broker is reached
     checkpoints  durable   what Spark wrote about a batch, on disk before the batch is committed
 
-Rules: nothing here is imported by the rest of Headrace but the command line, which imports it late.
-PySpark is imported where it is used, so that ``import headrace.spark`` costs nothing and fails for
-nobody; what is public here is fetched when it is asked for. A reader or writer is pickled to
-executors: it holds options and positions, never a connection.
+Rules: only the command line imports this room, and it does so late. PySpark is imported where it is used,
+so that ``import headrace.spark`` costs nothing and never fails; the public names are imported when they
+are asked for. A reader or writer is pickled to executors: it holds options and positions, never a
+connection.
 """
 
 from __future__ import annotations

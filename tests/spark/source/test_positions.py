@@ -124,10 +124,10 @@ def test_nothing_is_missing() -> None:
     ("read", "said"),
     [
         (at(a={0: 2}), "a/0: offsets 2 to 4 were deleted by retention"),
-        (at(b={0: 12}), "b/0: offsets 10 to 11 were read once and are not there any more"),
+        (at(b={0: 12}), "b/0: offsets 10 to 11 were read once and do not exist any more"),
         (at({"c": 1}, c={0: 4}), "c/0: the topic was deleted"),
-        (at({"a": 99}, a={0: 50}), "a/0: the topic was deleted and made again"),
-        (at(b={0: 1, 4: 1}), "b/4: the partition is not there any more"),
+        (at({"a": 99}, a={0: 50}), "a/0: the topic was deleted and created again"),
+        (at(b={0: 1, 4: 1}), "b/4: the partition does not exist any more"),
         (at(a={1: 0}), "a/0: offsets 0 to 4 were deleted by retention"),
     ],
 )

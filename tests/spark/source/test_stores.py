@@ -175,7 +175,7 @@ def test_what_is_not_there_any_more(opened: Callable[[], Store], client: BrokerC
     """A log that is shorter than it was."""
     fill(client, "orders", 20)
     store = opened()
-    with pytest.raises(DataLoss, match="orders/0: offsets 20 to 29 were there once"):
+    with pytest.raises(DataLoss, match="orders/0: offsets 20 to 29 existed once"):
         read(store, "orders", 15, 30)
     assert read(store, "orders", 15, 30, fail=False) == numbers(15, 20)
 

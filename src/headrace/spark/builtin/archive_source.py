@@ -1,17 +1,17 @@
-"""Records from the log into files without a detour: ``format("headrace_archive")``.
+"""Records from the log straight into files: ``format("headrace_archive")``.
 
-An archive changes nothing about a record, so its bytes need not travel through Spark's own engine, where
-each row is taken apart and put together again, twice. Here Spark moves *spans*: a row says "offsets 0 to
+An archive does not change a record, so its bytes need not pass through Spark's own engine, which takes
+each row apart and puts it together again, twice. Here Spark moves *spans*: a row says "offsets 0 to
 500,000 of orders/0", and the task that gets it reads those records from the broker as Arrow and writes
-them as Parquet, in one Python process. Everything else is as with any other query: Spark plans, keeps
+them as Parquet, in one Python process. Everything else is as in any other query: Spark plans, keeps
 the checkpoint, repeats what failed, spreads tasks over a cluster; the source is the streaming reader of
 ``format("headrace")`` with its limits and groups; the sink is the lake's.
 
 Measured on two busy cores: 3 to 5 times the rows per second of the way through Spark's rows, and memory
 that does not depend on the size of records.
 
-What that costs: the numbers of rows in Spark's own progress are numbers of spans. Whoever shows progress
-counts offsets (``pipelines.reporting``).
+The cost: in Spark's own progress, rows are spans. Tools that show progress count offsets
+(``pipelines.reporting``).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from headrace.spark.source.stream import HeadraceStreamReader
 
 FORMAT = "headrace_archive"
 SPLIT_BYTES = 64 << 20
-"""What one task reads of the log at most: many cores share a long backlog, and little is repeated."""
+"""The most that one task reads: many cores share a long backlog, and a failure repeats little."""
 
 _HEADER = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
 RECORDS = StructType(

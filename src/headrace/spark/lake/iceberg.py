@@ -356,7 +356,7 @@ def _quiet() -> Iterator[None]:
         chatty.setLevel(level)
 
 
-# --- files that are on disk before anybody is told of them ----------------------------------------
+# --- files that are on disk before the catalog names them ------------------------------------------
 class DurableFileIO(PyArrowFileIO):
     """Syncs what it writes on the local file system."""
 

@@ -6,12 +6,12 @@
                      (JSON: all columns as one)        (only where there is more than one)
 
 A :class:`Layout` says what each column of the DataFrame means. It is made once, when the write is
-planned, and everything that can be wrong with a schema is refused there. :class:`Outgoing` lives in one
-task. It keeps the order of the rows for each partition, and joins what is small and cuts what is large,
-so that a piece has about a megabyte: what the broker and its readers like.
+planned, and every mistake in a schema is refused there. :class:`Outgoing` lives in one task. It keeps the
+order of the rows of each partition, joins small batches and cuts large ones, so that a piece has about a
+megabyte, which suits the broker and its readers.
 
 Where a row goes:
-- The option ``topic`` is for all rows and goes before a column ``topic``, as in Spark's Kafka sink: a job
+- The option ``topic`` is for all rows and wins over a column ``topic``, as in Spark's Kafka sink: a job
   that copies one topic into another carries the column of its source, and must not write back into it.
 - A row with a partition goes there; else one with a key goes where every Headrace client puts that key
   (``crc32c(key) % partitions``); else the broker takes its partitions in turn, one piece after the other.
@@ -20,7 +20,7 @@ Where a row goes:
 Nothing here works record by record but the hash of each *distinct* key.
 
 Rejected: a null value as an empty one. Headrace has no deleted records that a null could stand for, and
-an empty value that nobody wrote is a wrong one; so it is an error that names the column.
+an empty value that the job did not write would be wrong; so it is an error that names the column.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from headrace.spark.sink import encoding, json_rows
 
 PIECE_BYTES = limits.BATCH_BYTES_TARGET
 ENOUGH_BYTES = PIECE_BYTES * 3 // 4
-"""From here on a lane is sent and does not wait for more: joining two parts costs a copy of both."""
+"""A lane of this size is sent and does not wait for more: joining two parts copies both."""
 PIECE_ROWS_MAX = 50_000
 """Records of ten bytes should not make batches of a hundred thousand."""
 HELD_BYTES_MAX = 32 << 20
-"""What all lanes of a task hold together; many topics and partitions would be many megabytes."""
+"""For all lanes of a task together; many topics and partitions would take many megabytes."""
 ANY = -1
 """The broker chooses the partition."""
 
@@ -118,7 +118,7 @@ def layout_of(
 
 
 def _by_lower_name(names: list[str]) -> dict[str, str]:
-    """Spark's column names do not know upper and lower case, but it lets two differ by that alone."""
+    """Spark ignores the case of column names, but allows two that differ only by case."""
     found: dict[str, str] = {}
     for name in names:
         if name.lower() in found:
@@ -221,7 +221,7 @@ class Outgoing:
         """Of the values, up to now."""
 
     def add(self, batch: pa.RecordBatch) -> Iterator[OutgoingPiece]:
-        """Take rows; yields what is large enough to be sent."""
+        """Take rows; yields the pieces that are large enough to be sent."""
         if not batch.num_rows:
             return
         layout = self._layout
@@ -240,7 +240,7 @@ class Outgoing:
             yield from self._place(layout.topic, records, numbers, False)
 
     def finish(self) -> Iterator[OutgoingPiece]:
-        """What is left."""
+        """Yields the rest."""
         for where, lane in self._lanes.items():
             if lane.parts:
                 yield from self._send(where, lane)
@@ -251,7 +251,7 @@ class Outgoing:
         return None if name is None else batch.column(name)
 
     def _records(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """value, and where there are: key, headers, time."""
+        """value, and if the rows have them: key, headers, time."""
         values = json_rows.to_json(batch) if self._layout.is_json else self._column(batch, "value")
         assert values is not None
         if values.null_count:
@@ -283,7 +283,7 @@ class Outgoing:
         topics: pa.Array | None,
         numbers: pa.Array | None,
     ) -> Iterator[OutgoingPiece]:
-        """Those that have to wait for their time go one way, the others the usual one."""
+        """Rows that are published later are kept apart from the others."""
         milliseconds = _as_milliseconds(self._layout.columns["deliver_at"], due)
         later = due.is_valid()
         for mask, delayed in ((later, True), (pc.invert(later), False)):
@@ -291,7 +291,7 @@ class Outgoing:
             if not some.num_rows:
                 continue
             if delayed:
-                # When it is published, that is its time: one of its own has no meaning then.
+                # Its time is when it is published: a time of its own has no meaning then.
                 fields = {n: some.column(n) for n in some.schema.names if n != "time"}
                 some = pa.record_batch({**fields, "time": milliseconds.filter(mask)})
             where = None if numbers is None else numbers.filter(mask)
@@ -341,7 +341,7 @@ class Outgoing:
         self, topic: str, records: pa.RecordBatch, numbers: pa.Array | None, delayed: bool
     ) -> pa.Array | None:
         """The partition of each row; None: whichever."""
-        # Where a key belongs when its time has come, the broker will know.
+        # The broker chooses the partition of a key when the record's time has come.
         by_key = None if delayed else self._by_key(topic, records)
         if numbers is None or numbers.null_count == len(numbers):
             return by_key

@@ -1,14 +1,14 @@
-"""A data directory as a store: a backup, or what a stopped broker has left, read with no broker.
+"""A data directory as a store: a backup, or the directory of a stopped broker, read with no broker.
 
-It is only read: nothing is locked, repaired or written, not even an index that is missing. A partition's
+It is only read: nothing is locked, repaired or written, not even a missing index. A partition's
 end is found by recovery's rule (``log/recovery.py``): space that was never written ends the data, and so
-does a torn tail; damage before the end is an error that names the offsets. Of a commit of staged batches
-that was decided and not finished (``broker/staging.py``) nothing is shown, as a broker would not either
-before it has finished it.
+does a torn tail; damage before the end is an error that names the offsets. Records of a commit of staged
+batches that was decided and not finished (``broker/staging.py``) are not read: a broker does not show them
+either before it has finished the commit.
 
-A directory that a live broker writes into may be read, too, at one's own risk: the newest records may be
-such as the broker has not promised to anybody yet, and retention may delete a segment that a task is about
-to open, which is data loss like any other.
+The directory of a running broker may be read, too, at your own risk: the broker may not have confirmed
+the newest records yet, and retention may delete a segment that a task is about to open, which is data
+loss like any other.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from headrace.spark.source.positions import Extent, Known, TaskSpan, TopicExtent
 
 READ_BYTES = 2 << 20
 LOOK_AGAIN_S = 0.25
-"""How often a directory is looked at for news."""
+"""How often a directory is checked for new records."""
 JOURNAL = "@subscriptions.journal"
 
 
@@ -56,7 +56,7 @@ class _ReadOnlySegment(Segment):
 
 @dataclass
 class _StoredPartition:
-    """The segments of a partition, as they lie there."""
+    """The segments of a partition."""
 
     segments: list[_ReadOnlySegment]
     end: int
@@ -92,11 +92,11 @@ class _StagedCommit(NamedTuple):
     producer: int
     epoch: int
     records: dict[tuple[str, int], int]
-    """How many are meant for each partition."""
+    """The number of records for each partition."""
 
 
 def unfinished_commits(raw: bytes) -> list[_StagedCommit]:
-    """Of all commits in the bytes of a journal, those that may be there in part."""
+    """The commits in a journal's bytes whose records may be stored in part."""
     newest: dict[str, dict[str, Any]] = {}
     for payload in entries_in(raw)[0]:
         if payload[:1] == b"T":
@@ -172,7 +172,7 @@ class DirectoryStore:
 
     # --- commits that were not finished -------------------------------------------------------
     def _hidden(self) -> dict[tuple[str, int], int]:
-        """Where partitions end before what they have of a commit that was not finished."""
+        """The first offset, in each partition, of a commit that was not finished."""
         try:
             commits = unfinished_commits(self._files.read_file(self.path / JOURNAL))
         except FileNotFoundError:
@@ -221,7 +221,7 @@ class DirectoryStore:
         path = directory / log_name(base)
         size, index = self._look_at_last(path, base)
         before = segments[-1].index().end_offset if segments and not index.batches else 0
-        if before > base:  # an empty file, made and never used: recovery would remove it
+        if before > base:  # an empty file, created and never used: recovery would remove it
             return _StoredPartition(segments, before)
         segments.append(_ReadOnlySegment(self._files, self._readers, path, base, size, index))
         return _StoredPartition(segments, index.end_offset)
@@ -289,6 +289,6 @@ class DirectoryStore:
                 offset = batches[-1].end_offset
         if offset < span.end:
             raise OffsetOutOfRange(
-                f"offset {offset} is not there: {span.topic}/{span.partition} holds {found.start} to "
+                f"offset {offset} does not exist: {span.topic}/{span.partition} holds {found.start} to "
                 f"{found.end - 1}"
             )

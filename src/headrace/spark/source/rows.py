@@ -1,4 +1,4 @@
-"""From the schema that Spark asks for to the columns that are made, for every ``valueFormat``."""
+"""The schema that Spark asks for, and the Arrow columns that fill it, for every ``valueFormat``."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ RECORD = {
 assert tuple(RECORD) == NAMES
 
 
-# --- what there is ------------------------------------------------------------------------------------
+# --- schemas ------------------------------------------------------------------------------------------
 def default_schema(options: SourceOptions) -> str:
     """The schema, as DDL, when the user gave none to ``.schema(…)``."""
     if options.value_format == "json":
@@ -98,9 +98,9 @@ def _declarations(ddl: str) -> list[str]:
     return [each for each in (*found, current.strip()) if each]
 
 
-# --- what is asked for ----------------------------------------------------------------------------------
+# --- columns ---------------------------------------------------------------------------------------------
 class BatchMaker:
-    """Makes Arrow batches of one schema. Pickled with the reader; what it needs is made on arrival."""
+    """Makes Arrow batches of one schema. It is pickled with the reader as its schema alone."""
 
     def __init__(self, schema: StructType, value_format: ValueFormat):
         self._struct = schema
