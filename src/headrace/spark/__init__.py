@@ -10,7 +10,10 @@
     builtin/               archive and replay
     sql/                   topics as views
     sessions/              a tuned session in one line, and the Java it needs
-    options  connecting    what a user may say, and a client that waits for its broker
+    options  connecting    the options of format("headrace"), and a client that waits for its broker
+    notation               how users write times, durations, ranges and schemas
+    error_sentences        errors of Spark, and of Python in its workers, as one sentence
+    mentioned_columns      which columns a statement can read, by the names in its text
     checkpoints            what Spark wrote about a batch, made durable before the batch is committed
 
 Rules: nothing here is imported by the rest of Headrace but the command line, which imports it late.
