@@ -11,6 +11,9 @@
     sql/                   topics as views
     sessions/              a tuned session in one line, and the Java it needs
     options  connection    options by name, and how a broker is reached
+    notation               how users write times, durations, ranges and schemas
+    error_sentences        errors of Spark, and of Python in its workers, as one sentence
+    mentioned_columns      which columns a statement can read, by the names in its text
     checkpoints  durable   what Spark wrote about a batch, on disk before the batch is committed
 
 Rules: only the command line imports this room, and it does so late. PySpark is imported where it is used,

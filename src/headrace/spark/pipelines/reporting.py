@@ -60,18 +60,18 @@ class Watch:
 
     def look(self) -> None:
         """Take up what is new."""
-        last = self.query._jsq.lastProgress()
-        if last is None or last.timestamp() == self._seen:
+        last = self.query.lastProgress
+        if last is None or last["timestamp"] == self._seen:
             return
-        self._seen = last.timestamp()
-        recent = self.query._jsq.recentProgress()
+        self._seen = last["timestamp"]
         new = [last]
-        for number in range(len(recent) - 2, -1, -1):
-            if recent[number].batchId() <= self._batch_id:
-                break
-            new.append(recent[number])
-        for progress in reversed(new):
-            self.took(json.loads(progress.json()))
+        if last["batchId"] > self._batch_id + 1:  # there were others since
+            recent = [
+                each for each in self.query.recentProgress if each["batchId"] > self._batch_id
+            ]
+            new = recent or new
+        for progress in new:
+            self.took(json.loads(progress.json))
 
     def took(self, progress: Mapping[str, Any]) -> None:
         """What Spark says of a batch. Of an idle query it says the last one again, without rows."""

@@ -2,12 +2,10 @@
 
 ::
 
-    topic_sql               topics as views, made when a statement names them
+    topic_sql               topics as views, created when a statement names them
     catalog  schema         which topics exist, and which columns their records have
-    columns                 which columns a query needs
-    text                    statements, names, schemas and times as a user types them
+    text                    statements, names and declared schemas as a user types them
     running  output         a query that can be watched and cancelled; its rows as a table or a file
-    errors                  errors of Spark as sentences
 """
 
 from __future__ import annotations
