@@ -24,8 +24,9 @@ connection.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from headrace.spark.late_imports import late_imports
 
 if TYPE_CHECKING:
     from headrace.spark.sessions.builder import package_zip, session
@@ -33,14 +34,11 @@ if TYPE_CHECKING:
 
 __all__ = ["package_zip", "session", "use_java"]
 
-_PUBLIC = {
-    "session": "sessions.builder",
-    "package_zip": "sessions.builder",
-    "use_java": "sessions.java",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _PUBLIC:
-        return getattr(import_module(f"headrace.spark.{_PUBLIC[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = late_imports(
+    __name__,
+    {
+        "session": "sessions.builder",
+        "package_zip": "sessions.builder",
+        "use_java": "sessions.java",
+    },
+)

@@ -24,12 +24,8 @@ class Span(NamedTuple):
     start: int
     end: int
 
-    @property
-    def length(self) -> int:
-        return self.end - self.start
-
     def __str__(self) -> str:
-        last = f"-{self.end - 1}" if self.length > 1 else ""
+        last = f"-{self.end - 1}" if self.end > self.start + 1 else ""
         return f"{self.topic}/{self.partition}@{self.start}{last}"
 
 
@@ -76,7 +72,7 @@ class Offsets:
 
     @property
     def count(self) -> int:
-        return sum(span.length for span in self)
+        return sum(span.end - span.start for span in self)
 
     def partitions(self) -> list[tuple[str, int]]:
         return sorted(self._ranges)

@@ -127,8 +127,9 @@ written.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from headrace.spark.late_imports import late_imports
 
 if TYPE_CHECKING:
     from headrace.spark.pipelines.files import PipelineFile, load
@@ -136,15 +137,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PipelineFile", "each_row", "load", "pipeline"]
 
-_PUBLIC = {
-    "PipelineFile": "files",
-    "each_row": "functions",
-    "load": "files",
-    "pipeline": "functions",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _PUBLIC:
-        return getattr(import_module(f"{__name__}.{_PUBLIC[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = late_imports(
+    __name__,
+    {"PipelineFile": "files", "each_row": "functions", "load": "files", "pipeline": "functions"},
+)
