@@ -7,29 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.connecting import (
-    AsJson,
-    Ca,
-    Server,
-    Token,
-    connected,
-    count_of,
-    print_json,
-    print_rows,
-    say,
-    size,
-)
+from headrace.cli.connecting import AsJson, connected, count_of, print_json, print_rows, say, size
 from headrace.cli.spark_work import (
-    Conf,
     Format,
     Log,
-    Master,
     Once,
+    SparkPlace,
     check_installed,
     run_job,
     sparkling,
     watched,
-    where_of,
+    with_place,
 )
 from headrace.errors import InvalidArgument
 
@@ -47,6 +35,7 @@ SHOWN_MAX = 50
 
 
 @archive.command()
+@with_place
 def run(
     topics: Annotated[list[str], typer.Argument(metavar="TOPIC...", help="Topics and wildcards.")],
     to: Annotated[
@@ -73,12 +62,9 @@ def run(
         int,
         typer.Option(min=0, help="Commits between compactions of small files; 0: never compact."),
     ] = 20,
-    master: Master = None,
-    conf: Conf = None,
     log: Log = None,
-    server: Server = None,
-    token: Token = None,
-    ca: Ca = None,
+    *,
+    place: SparkPlace,
 ) -> None:
     """Write every record of topics into a lake table, exactly once, until stopped.
 
@@ -96,8 +82,8 @@ def run(
     from headrace.spark.lake.tables import kind_of
 
     kind = check_kind(format_ or kind_of(directory_of(to)) or KINDS[0])
-    source = where_of(server, token, ca)
-    with connected(server, token, ca) as client:
+    source = place.source()
+    with connected(place.server, place.token, place.ca) as client:
         client.positions(
             list(topics)
         )  # a topic that does not exist is an error before Spark starts
@@ -119,10 +105,19 @@ def run(
             options={"compact_every": compact_every},
         )
 
-    run_job(job, source=source, name="archive", once=once, master=master, conf=conf, log=log)
+    run_job(
+        job,
+        source=source,
+        name="archive",
+        once=once,
+        master=place.master,
+        conf=place.conf,
+        log=log,
+    )
 
 
 @archive.command()
+@with_place
 def verify(
     path: Table,
     topics: Annotated[
@@ -133,12 +128,9 @@ def verify(
         typer.Option("--path", metavar="DATA_DIR", help="Read a data directory, with no broker."),
     ] = None,
     as_json: AsJson = False,
-    master: Master = None,
-    conf: Conf = None,
     log: Log = None,
-    server: Server = None,
-    token: Token = None,
-    ca: Ca = None,
+    *,
+    place: SparkPlace,
 ) -> None:
     """Prove that a table and the log hold the same records, or say exactly where they differ.
 
@@ -154,12 +146,12 @@ def verify(
     from headrace.spark.builtin.archive_verify import verify as compare
     from headrace.spark.lake import describe
 
-    source = where_of(server, token, ca, data_dir)
+    source = place.source(data_dir)
     describe(path)  # a table that does not exist is an error before Spark starts
     if data_dir is None:
-        with connected(server, token, ca):
+        with connected(place.server, place.token, place.ca):
             pass
-    with sparkling("archive verify", master, conf, log) as spark:
+    with sparkling("archive verify", place.master, place.conf, log) as spark:
         verdict = watched(
             spark,
             "comparing",

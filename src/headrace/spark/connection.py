@@ -75,7 +75,7 @@ def _address(text: str) -> tuple[str, int, bool]:
 
 
 def _certificate(ca: str) -> str:
-    """The certificate's text. What is given as text already is left as it is."""
+    """The certificate's text, from a path or from the text itself."""
     if ca.lstrip().startswith("-----BEGIN"):
         return ca
     try:

@@ -110,7 +110,7 @@ def test_a_table_that_was_deleted(tmp_path: Path) -> None:
     assert archive.starting_offsets(*arguments) == "earliest"
     (checkpoint / "offsets" / "1").write_text('v1\n{}\n{"@topics":{"orders":1},"orders":{"0":9}}')
     (checkpoint / "commits" / "1").write_text("v1\n{}")
-    with pytest.raises(Conflict, match="Bring the table back") as caught:
+    with pytest.raises(Conflict, match="Restore the table") as caught:
         archive.starting_offsets(*arguments)
     assert caught.value.code == "checkpoint_ahead"
 

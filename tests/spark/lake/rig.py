@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from headrace.spark.lake import Options, schemas, sink
-from headrace.spark.lake.table import Table, Written
+from headrace.spark.lake.table import Table, WrittenFiles
 from headrace.spark.lake.tables import open_table
 
 ARROW = pa.schema(
@@ -59,7 +59,7 @@ def add(table: Table, number: int, *batches: pa.RecordBatch, app: str = "query")
     return table.commit(app, number, [written(table, *batches)])
 
 
-def written(table: Table, *batches: pa.RecordBatch) -> Written:
+def written(table: Table, *batches: pa.RecordBatch) -> WrittenFiles:
     """Files of a task, not committed."""
     return sink.write_files(table, SCHEMA, iter(batches), "part")
 

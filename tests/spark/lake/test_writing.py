@@ -54,6 +54,23 @@ def test_partition_columns_that_are_kept(tmp_path: Path) -> None:
     assert pq.ParquetFile(tmp_path / file.path).schema_arrow.names == ARROW.names
 
 
+def test_a_column_named_like_a_directory(tmp_path: Path) -> None:
+    """It is written as any other."""
+    schema = pa.schema([("name", pa.string()), ("by_name", pa.string())])
+    writer = FileWriter(
+        tmp_path,
+        schema,
+        ["name"],
+        label="x",
+        keep_partition_columns=True,
+        target_file_bytes=1 << 27,
+    )
+    batch = pa.RecordBatch.from_pydict({"name": ["a"], "by_name": ["b"]}, schema=schema)
+    [file] = writer.write_all([batch]).files
+    assert file.path.startswith("by_by_name=a/")
+    assert pq.ParquetFile(tmp_path / file.path).read().to_pylist() == batch.to_pylist()
+
+
 def test_null_partitions(tmp_path: Path) -> None:
     """A null and an empty text both lie where Hive has nulls."""
     schema = pa.schema([("name", pa.string()), ("n", pa.int64())])

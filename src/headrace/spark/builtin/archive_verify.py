@@ -11,13 +11,12 @@ The sums (exclusive or, and modulo 2^64 of its halves) do not depend on the orde
 side is sorted; that a changed, missing or doubled record leaves all three numbers as they were has a
 chance of 2^-90.
 
-What is compared, per partition: from the first offset that the log still has to the last one that the
-table has. Before it, retention has deleted records, and the table alone holds them: there only count and
-offsets are checked, against the manifest. Behind it, records are not archived yet: that is the lag, not
-a difference.
+Per partition, the records from the first offset in the log to the last one in the table are compared.
+Retention has deleted the records before these from the log: of those the count and the offsets are
+checked against the manifest. Records after these are not archived yet: that is the lag, not a difference.
 
 Rejected: comparing with the checksums of batches in the log (they are over bytes as stored, which another
-compression changes); a hash in the table itself (whoever can change a row can change that).
+compression changes); a hash in the table itself (a person who can change a row can change that, too).
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ HASHED = ("offset", "timestamp", "key", "value", "headers", "id")
 
 
 class Difference(NamedTuple):
-    """Something that is wrong with some offsets."""
+    """A difference, and the offsets that have it."""
 
     kind: str
     span: Span
@@ -68,7 +67,7 @@ KINDS = {
 
 @dataclass
 class Verdict:
-    """What was found."""
+    """The result of a comparison."""
 
     compared: Offsets = field(default_factory=Offsets)
     """Of these, log and table were compared record by record."""
@@ -153,7 +152,7 @@ def _only(offsets: Offsets, topics: Sequence[str] | None, path: str) -> Offsets:
 
 
 def _known(source: Mapping[str, Any], names: Sequence[str]) -> Known:
-    """What the log has of these topics; those that are gone are not in it."""
+    """The topics in the log; those that were deleted are left out."""
     found: dict[str, Any] = {}
     try:
         return _ask(source, names)
@@ -172,7 +171,7 @@ def _ask(source: Mapping[str, Any], names: Sequence[str]) -> Known:
         store.close()
 
 
-# --- what is compared -----------------------------------------------------------------------------
+# --- windows -------------------------------------------------------------------------------------
 Windows = dict[tuple[str, int], tuple[int, int]]
 """The first offset and the end of what both sides must have, by topic and partition."""
 
@@ -188,7 +187,7 @@ def _windows(held: Offsets, known: Known, verdict: Verdict) -> Windows:
         if topic not in known or number not in known[topic].partitions:
             continue
         extent = known[topic].partitions[number]
-        # What lies behind the log's end was never there: it is compared, and found to be too much.
+        # Rows after the log's end never existed there: they are compared, and found to be extra.
         end = ends[topic][number]
         if extent.start < end:
             windows[topic, number] = (extent.start, end)
@@ -209,7 +208,7 @@ def _windows(held: Offsets, known: Known, verdict: Verdict) -> Windows:
 
 
 def _records(spark: SparkSession, source: Mapping[str, Any], windows: Windows) -> DataFrame:
-    """The log's side: exactly the windows, as far as there are records."""
+    """The log's records in the windows."""
     names = sorted({topic for topic, _ in windows})
     known = _known(source, names)
     starting: dict[str, dict[str, int]] = {}
@@ -217,7 +216,7 @@ def _records(spark: SparkSession, source: Mapping[str, Any], windows: Windows) -
     for topic in names:
         for number, extent in known[topic].partitions.items():
             start, end = windows.get((topic, number), (extent.start, extent.start))
-            start = max(start, extent.start)  # retention goes on meanwhile
+            start = max(start, extent.start)  # retention may have deleted more since
             starting.setdefault(topic, {})[str(number)] = min(start, extent.end)
             ending.setdefault(topic, {})[str(number)] = max(min(end, extent.end), start)
     return (
@@ -244,7 +243,7 @@ class Key(NamedTuple):
 
 
 class Bucket(NamedTuple):
-    """What one side has of some offsets."""
+    """The records of one side at some offsets."""
 
     inside: int
     """Rows inside the window, as are the sums."""
@@ -303,7 +302,7 @@ def _compare(
     windows: Windows,
     verdict: Verdict,
 ) -> list[Key]:
-    """The buckets that must be looked into; what is clear without that goes into the verdict."""
+    """The buckets that must be looked into; clear differences go into the verdict at once."""
     open_questions = []
     listed = _listed(held)
     for key in sorted({*in_table, *in_log, *listed}):

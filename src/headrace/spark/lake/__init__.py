@@ -11,7 +11,7 @@
     writing     Arrow batches to Parquet files, on executors
     sink        the Spark data source over all of it
 
-Exactly once: executors write files that nobody sees, named so that no two attempts share one. The
+Exactly once: executors write files that no reader sees, named so that no two attempts share one. The
 driver adds the files of a batch to the table in one atomic commit, which carries the query's id and
 the batch's number and is not made twice. So whatever is killed whenever, the table holds each batch
 once: before the commit it holds nothing of the batch, after the commit it holds all of it, and a

@@ -36,7 +36,7 @@ from headrace.errors import Conflict, HeadraceError, InvalidArgument, NotFound
 from headrace.spark.durable import sync
 from headrace.spark.lake import schemas
 from headrace.spark.lake.offsets import Offsets
-from headrace.spark.lake.table import Compacted, Description, Table, Written, check_offsets
+from headrace.spark.lake.table import Compacted, Description, Table, WrittenFiles, check_offsets
 
 NOTE = "headrace.offsets"
 
@@ -84,7 +84,7 @@ class DeltaLakeTable(Table):
         table.alter.add_columns(fields)
         self._sync(table.version())
 
-    def commit(self, app_id: str, number: int, written: Sequence[Written]) -> bool:
+    def commit(self, app_id: str, number: int, written: Sequence[WrittenFiles]) -> bool:
         with self.locked():
             table = self._load()
             last = table.transaction_version(app_id)

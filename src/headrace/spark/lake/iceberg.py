@@ -50,7 +50,7 @@ from headrace.spark.lake.table import (
     Description,
     Options,
     Table,
-    Written,
+    WrittenFiles,
     check_offsets,
 )
 from headrace.spark.lake.writing import encodings
@@ -170,7 +170,7 @@ class IcebergLakeTable(Table):
         schema = table.schema()
         return [schema.find_column_name(each.source_id) or "" for each in table.spec().fields]
 
-    def commit(self, app_id: str, number: int, written: Sequence[Written]) -> bool:
+    def commit(self, app_id: str, number: int, written: Sequence[WrittenFiles]) -> bool:
         with self.locked(), self._opened() as table:
             if int(table.properties.get(WRITER + app_id, -1)) >= number:
                 return False
@@ -356,7 +356,7 @@ def _quiet() -> Iterator[None]:
         chatty.setLevel(level)
 
 
-# --- files that are on disk before anybody is told of them ----------------------------------------
+# --- files that are on disk before the catalog names them ------------------------------------------
 class DurableFileIO(PyArrowFileIO):
     """Syncs what it writes on the local file system."""
 

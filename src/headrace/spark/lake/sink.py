@@ -29,7 +29,7 @@ from pyspark.sql.types import StructType
 from headrace.errors import HeadraceError, InvalidArgument, refused_by_disk
 from headrace.spark.checkpoints import sync_offsets
 from headrace.spark.lake import schemas
-from headrace.spark.lake.table import KEEP_S, Options, Table, Written
+from headrace.spark.lake.table import KEEP_S, Options, Table, WrittenFiles
 from headrace.spark.lake.tables import open_table
 from headrace.spark.lake.writing import FileWriter
 
@@ -51,7 +51,7 @@ class TaskFiles(WriterCommitMessage):
     """What a task wrote, and for which query."""
 
     query_id: str | None
-    written: Written
+    written: WrittenFiles
 
 
 class LakeSource(DataSource):
@@ -80,7 +80,7 @@ class LakeSource(DataSource):
 
 def write_files(
     table: Table, schema: StructType, batches: Iterator[pa.RecordBatch], label: str
-) -> Written:
+) -> WrittenFiles:
     """Write all rows into files of the table's directory. They are not in the table yet."""
     options = table.options
     writer = FileWriter(
@@ -118,7 +118,7 @@ class _Writing:
         """The rows that are written, of those that Spark hands over."""
         return iterator
 
-    def _written(self, messages: Sequence[WriterCommitMessage | None]) -> list[Written]:
+    def _written(self, messages: Sequence[WriterCommitMessage | None]) -> list[WrittenFiles]:
         """Of each task that wrote any rows."""
         return [
             message.written

@@ -187,7 +187,7 @@ class DataFile:
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenFiles:
     """What a task wrote. Nothing of it is in the table before the commit."""
 
     files: list[DataFile] = field(default_factory=list)
@@ -266,7 +266,7 @@ class Table(ABC):
         """``names``: the columns of the schema that the table does not have."""
 
     @abstractmethod
-    def commit(self, app_id: str, number: int, written: Sequence[Written]) -> bool:
+    def commit(self, app_id: str, number: int, written: Sequence[WrittenFiles]) -> bool:
         """Add all files in one step; False when this number was committed before."""
 
     @abstractmethod
@@ -330,7 +330,7 @@ class Table(ABC):
         with self.locked("compaction.lock", wait_s=0.0):
             return self._compact(target_bytes)
 
-    def forget(self, written: Sequence[Written]) -> None:
+    def forget(self, written: Sequence[WrittenFiles]) -> None:
         """Delete the files of a commit that failed, but none that is in the table after all."""
         kept = set(self.paths()) if self.exists() else set()
         for path in [self.files_root / file.path for each in written for file in each.files]:
@@ -363,7 +363,7 @@ class Table(ABC):
             handle.close()
 
 
-def check_offsets(had: Offsets, written: Sequence[Written], path: Path) -> Offsets:
+def check_offsets(had: Offsets, written: Sequence[WrittenFiles], path: Path) -> Offsets:
     """The ranges of a table after a commit; an offset that it would hold twice is refused."""
     new, twice = Offsets(), Offsets()
     for each in written:

@@ -34,7 +34,7 @@ from headrace.errors import refused_by_disk
 from headrace.files import Files
 from headrace.spark.durable import sync
 from headrace.spark.lake.offsets import Offsets
-from headrace.spark.lake.table import DataFile, Written
+from headrace.spark.lake.table import DataFile, WrittenFiles
 
 ROW_GROUP_BYTES = 32 * 1024 * 1024
 """Of Arrow data: with zstd some 8 MB on disk, small enough to be read in parallel and to be skipped
@@ -68,6 +68,8 @@ class FileWriter:
         # write_dataset takes the columns that it names directories by out of the files. Where the
         # files are to have them, directories are named by copies of them.
         prefix = "by_" if keep_partition_columns else ""
+        while prefix and any(prefix + name in schema.names for name in self._partition_by):
+            prefix += "by_"
         self._directories = {prefix + name: name for name in self._partition_by}
         self._partitioning = ds.partitioning(
             pa.schema(
@@ -84,10 +86,10 @@ class FileWriter:
         self._name = f"{label}-{uuid.uuid4().hex}"
         self._gathered_bytes_max = min(target_file_bytes, GATHERED_BYTES_MAX)
         self._reads_offsets = offsets
-        self._written = Written()
+        self._written = WrittenFiles()
         self._pieces = 0
 
-    def write_all(self, batches: Iterable[pa.RecordBatch]) -> Written:
+    def write_all(self, batches: Iterable[pa.RecordBatch]) -> WrittenFiles:
         """Write all rows; a failure leaves no file."""
         try:
             gathered: list[pa.RecordBatch] = []
@@ -127,7 +129,7 @@ class FileWriter:
                 rows = rows.append_column(directory, column)
             partitioning = self._partitioning
         group_rows = max(1, rows.num_rows * ROW_GROUP_BYTES // max(rows.nbytes, ROW_GROUP_BYTES))
-        is_fine = rows.num_rows < BATCH_ROWS_ENOUGH * len(batches)
+        are_small = rows.num_rows < BATCH_ROWS_ENOUGH * len(batches)
         Files().make_directory(self._root)
         done: list[ds.WrittenFile] = []
         ds.write_dataset(
@@ -140,7 +142,7 @@ class FileWriter:
             use_threads=False,  # rows stay in their order, and a task has one core
             max_partitions=PARTITIONS_MAX,
             max_open_files=OPEN_FILES_MAX,
-            min_rows_per_group=group_rows if is_fine else 0,
+            min_rows_per_group=group_rows if are_small else 0,
             max_rows_per_group=group_rows,
             file_visitor=done.append,
             existing_data_behavior="overwrite_or_ignore",

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
-from pyspark.sql.types import StringType, StructType
+from pyspark.sql.types import StringType, StructField, StructType
 
 from headrace.spark.lake.table import KINDS
 from headrace.spark.notation import parse_schema
@@ -47,17 +47,17 @@ def read_topic(
     connection: Mapping[str, str],
     *,
     sets_apart: bool,
-    columns: frozenset[str] | None = None,
-    group: bool = True,
+    columns: set[str] | None = None,
+    is_empty: bool = False,
 ) -> Read:
-    """The rows of topics. ``columns``: which columns are known to be used; None: not known."""
-    rows = _stream(spark, given, connection, columns, group)
+    """The rows of topics, with these columns of the record (None: all). ``is_empty``: without rows."""
+    rows = _stream(spark, given, connection, columns, is_empty)
     reasons = _reasons(given) if sets_apart else []
     bad = None
     if reasons:
         with analysed(given.section, "expect"):
             rows = rows.withColumn(REASON, F.coalesce(*reasons))
-        before = _before(given)
+        before = prefix_of(given)
         own = [F.col(before + name).alias(name) for name in RECORD if before + name in rows.columns]
         bad = rows.where(F.col(REASON).isNotNull()).select(*own, REASON)
         rows = rows.where(F.col(REASON).isNull()).drop(REASON, CORRUPT)
@@ -72,11 +72,11 @@ def read_topic(
 
 def as_messages(given: TopicInput, rows: DataFrame) -> DataFrame:
     """The records as they came, whatever was read out of them."""
-    before = _before(given)
+    before = prefix_of(given)
     return rows.select(*[F.col(before + name).alias(name) for name in ("key", "value", "headers")])
 
 
-def _before(given: TopicInput) -> str:
+def prefix_of(given: TopicInput) -> str:
     return PREFIX if given.format == "json" else ""
 
 
@@ -84,8 +84,8 @@ def _stream(
     spark: SparkSession,
     given: TopicInput,
     connection: Mapping[str, str],
-    columns: frozenset[str] | None,
-    group: bool,
+    columns: set[str] | None,
+    is_empty: bool,
 ) -> DataFrame:
     options = {
         **connection,
@@ -94,7 +94,7 @@ def _stream(
         "valueFormat": given.format,
         **given.options,
     }
-    if given.group is not None and group:
+    if given.group is not None:
         options["group"] = given.group
     with analysed(given.section, "starting"):
         parse_place("startingOffsets", options["startingOffsets"])
@@ -102,29 +102,31 @@ def _stream(
         SourceOptions.of(options)  # Spark would only ask when the query starts
     with analysed(given.section, "schema"):
         schema = schema_of(given, columns)
+    if is_empty:
+        nothing = spark.readStream.format("rate").load().where("false")
+        return nothing.select(*[_null(field) for field in schema_of(given).fields])
     with analysed(given.section, "from"):
         rows = spark.readStream.format("headrace").options(**options).schema(schema).load()
     if columns is None:
         return rows
-    # Who names a column that is not used in the end finds it all the same.
+    # A column that is not read can be named all the same.
     whole = schema_of(given)
     return rows.select(
-        *[
-            field.name
-            if field.name in schema.names
-            else F.lit(None).cast(field.dataType).alias(field.name)
-            for field in whole.fields
-        ]
+        *[field.name if field.name in schema.names else _null(field) for field in whole.fields]
     )
+
+
+def _null(field: StructField) -> Column:
+    return F.lit(None).cast(field.dataType).alias(field.name)
 
 
 def topic_option(given: TopicInput) -> str:
     return ",".join(given.topics)
 
 
-def schema_of(given: TopicInput, columns: frozenset[str] | None = None) -> StructType:
+def schema_of(given: TopicInput, columns: set[str] | None = None) -> StructType:
     """What is asked of the source: the fields of JSON, and those columns of the record."""
-    before = _before(given)
+    before = prefix_of(given)
     types = RECORD | ({"value": "STRING"} if given.format == "text" else {})
     wanted = [name for name in types if columns is None or before + name in columns]
     if given.format != "json":

@@ -19,13 +19,13 @@ What it does, beyond ``SparkSession.builder.getOrCreate()``:
   loopback is bound there too.
 - **Under spark-submit** what was decided there stays: master, memory, Java, and every setting given.
 
-What a caller names wins over all of it. Where a session is there already, its context cannot be
-changed any more; what can be (SQL settings) is set, and the session returned.
+Settings of the caller win over all of it. If a session exists, its context cannot be changed any more:
+SQL settings are set, and the session is returned.
 
 Checkpoints on a local disk
 ===========================
 Spark's default (``FileContextBasedCheckpointFileManager``) forks a ``chmod`` for each of the files that a
-batch writes, because Hadoop's native library is not there: 200 to 280 ms a batch where the work is
+batch writes, because Hadoop's native library is missing: 200 to 280 ms a batch where the work is
 90. ``FileSystemBasedCheckpointFileManager`` over ``RawLocalFileSystem`` does not. Is it as safe?
 
 - Both write a hidden temporary file in the same directory, close it, and rename it. In the raw file
@@ -112,7 +112,7 @@ def session(
             f"PySpark cannot be imported ({error}): pip install 'headrace[spark]'"
         ) from None
     given = {_key(name): _text(value) for name, value in conf.items()}
-    submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # the JVM is there already
+    submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # the JVM runs already
     if is_active():
         spark = SparkSession.builder.getOrCreate()
         for name, value in given.items():
@@ -146,8 +146,8 @@ def session(
 
 @contextmanager
 def _on_path(archive: Path) -> Iterator[None]:
-    """The JVM that starts here looks for formats with ``PYSPARK_PYTHON``, and not in what is sent to
-    executors. That Python need not be ours, and then has none of ours, so it is told."""
+    """The JVM that starts here looks for formats with ``PYSPARK_PYTHON``, and not in the files that are
+    sent to executors. That Python may be another one without Headrace, so it gets the path."""
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(archive), before)))
     try:
@@ -160,7 +160,7 @@ def _on_path(archive: Path) -> Iterator[None]:
 
 
 def is_active() -> bool:
-    """Whether this process has a session already."""
+    """Whether this process has a session."""
     try:
         from pyspark import SparkContext
     except ImportError:

@@ -1,25 +1,25 @@
-"""What a user may say to ``spark.read.format("headrace")``, read once and checked.
+"""The options of ``spark.read.format("headrace")``, read once and checked.
 
 :class:`SourceOptions` is a small value that is pickled to executors. The options are::
 
     servers              host:port of the broker (127.0.0.1:9999); tls:// in front of it for TLS
-    token  ca  tls       how to be let in, and whom to trust
+    token  ca  tls       the token, and the certificate to trust
     path                 a data directory, read with no broker, instead of servers
     topic                a name, several with commas between, wildcards (orders.*  orders.>)
     startingOffsets      earliest, latest, group, @time, or {"topic": {"0": 23, "1": -2}}
     endingOffsets        the same, for a batch (-2 is earliest, -1 latest)
     startingTimestamp    a time in ISO 8601 or in milliseconds; as startingOffsets=@time
-    endingTimestamp      the same, for a batch: what is older is read
+    endingTimestamp      the same, for a batch: older records are read
     maxOffsetsPerTrigger, maxBytesPerTrigger     how much one batch of a stream takes
-    minPartitions        split until there are so many tasks
+    minPartitions        the least number of tasks
     failOnDataLoss       true: records that are gone are an error; false: a warning
-    group                the subscription that shows, in the broker, how far a stream has come
+    group                the subscription that shows a stream's progress in the broker
     valueFormat          binary, text or json
     schema               the fields of JSON values, as DDL ("id INT, name STRING")
     columns              only these columns, with commas between
-    includeHeaders       false: no column headers (it is there by default)
+    includeHeaders       false: no column headers (true)
     directReads          false: through the socket even on the broker's own machine (true)
-    timeout              seconds for which a broker that does not answer is waited for
+    timeout              seconds to wait for a broker that does not answer
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _parse_offsets(option: str, text: str) -> dict[str, dict[int, int]]:
     return found
 
 
-# --- everything that reading knows ------------------------------------------------------------------
+# --- all options of reading -------------------------------------------------------------------------
 @dataclass(frozen=True)
 class SourceOptions:
     topics: tuple[str, ...]

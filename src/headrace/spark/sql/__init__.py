@@ -2,27 +2,21 @@
 
 ::
 
-    topic_sql               topics as views, made when a statement names them
+    topic_sql               topics as views, created when a statement names them
     catalog  schema         which topics exist, and which columns their records have
-    columns                 which columns a query needs
-    text                    statements, names, schemas and times as a user types them
+    text                    statements, names and declared schemas as a user types them
     running  output         a query that can be watched and cancelled; its rows as a table or a file
-    errors                  errors of Spark as sentences
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from headrace.spark.late_imports import late_imports
 
 if TYPE_CHECKING:
     from headrace.spark.sql.topic_sql import TopicSql
 
 __all__ = ["TopicSql"]
 
-
-def __getattr__(name: str) -> Any:
-    if name == "TopicSql":  # late: it imports PySpark
-        from headrace.spark.sql.topic_sql import TopicSql
-
-        return TopicSql
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = late_imports(__name__, {"TopicSql": "topic_sql"})

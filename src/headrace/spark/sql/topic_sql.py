@@ -8,20 +8,21 @@
     topics = TopicSql(session(), {"servers": "127.0.0.1:9999"})
     topics.query("SELECT country, sum(amount) FROM orders GROUP BY country").show()
 
-A view is made when a statement names it: Spark says which name it does not know, and if there is such a
-topic, it becomes a view. So quoting, common table expressions, subqueries and views of the user's own
-are Spark's business, and a topic costs nothing until somebody asks for it. A topic's name may have dots
-(```orders.eu```); without the quotes Spark takes them for parts of a name, and so they are put there. A
-wildcard in quotes (```orders.*```) is a view over all topics that it fits.
+A view is created when a statement names it: Spark says which name it does not know, and if a topic has this
+name, it becomes a view. So quoting, common table expressions, subqueries and the user's own views are left to
+Spark, and a topic costs nothing until a statement names it. A topic's name may have dots (```orders.eu```);
+without the quotes Spark takes them for parts of a name, so the quotes are added. A wildcard in quotes
+(```orders.*```) is a view over all topics that it matches.
 
 The columns are the fields of the JSON values (``schema.py``), or ``value``, and those of the record:
-``_key _topic _partition _offset _timestamp _headers _id``, and for JSON ``_corrupt``. Only what a query needs
-is read (``columns.py``), so a record is bad only for the fields that it asks for; with ``_corrupt``
-that is all of them. Filters on ``_offset``, ``_partition``, ``_topic`` and ``_timestamp`` narrow what is read.
+``_key _topic _partition _offset _timestamp _headers _id``, and for JSON ``_corrupt``. Only columns that the
+statement mentions are read (``mentioned_columns.py``), so a record is bad only for the fields that it mentions;
+with ``_corrupt`` that is all of them. Filters on ``_offset``, ``_partition``, ``_topic`` and ``_timestamp`` narrow
+what is read.
 
-Every statement sees what is there when it begins: its views are dropped when it has been planned, since
-Spark plans a view's partitions once and would never see a record that came later. A view of the user's
-own may be over topics all the same, and sees what is there when it is used.
+Every statement sees the records that exist when it begins: its views are dropped when it has been planned, since
+Spark plans a view's partitions once and would never see a later record. A user's own view may read topics, too,
+and sees the records that exist when it is used.
 """
 
 from __future__ import annotations
@@ -29,18 +30,20 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, PySparkAttributeError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from headrace import limits
 from headrace.clock import Clock
+from headrace.model import is_pattern
 from headrace.spark.error_sentences import InvalidSql, be_quiet, in_words
+from headrace.spark.mentioned_columns import mentioned_columns
 from headrace.spark.notation import RecordRange
 from headrace.spark.source.positions import Known
 from headrace.spark.source.rows import CORRUPT, PREFIX
 from headrace.spark.sql.catalog import Catalog
-from headrace.spark.sql.columns import plan, stand_in
 from headrace.spark.sql.schema import Shape, columns
 from headrace.spark.sql.text import Schemas, names, quote_name, quoted, unquoted
 
@@ -57,6 +60,9 @@ _CHANGE = re.compile(
     r"|ALTER\s+(?:TABLE|VIEW)|DROP\s+(?:TABLE|VIEW)(?:\s+IF\s+EXISTS)?)\s+(?!(?:LOCAL\s+)?DIRECTORY\b)",
     re.IGNORECASE,
 )
+_CREATE_FUNCTION = re.compile(r"\s*CREATE\b.*\bFUNCTION\b", re.IGNORECASE | re.DOTALL)
+_HAS_FUNCTIONS = "headrace.sql.hasFunctions"
+"""A setting of the session: it has functions of the user's own, which may read topics."""
 _NOT_FOUND = {
     "TABLE_OR_VIEW_NOT_FOUND": "relationName",
     "REQUIRES_SINGLE_PART_NAMESPACE": "identifier",
@@ -123,12 +129,55 @@ class TopicSql:
     def _query(self, text: str) -> DataFrame:
         explained = _EXPLAIN.match(text)
         head = explained[0] if explained else ""
-        self._check_target(text[len(head) :])
-        inner, needed = self._plan(text[len(head) :])
-        for name, view in self._views.items():
-            wanted = None if needed is None else needed.get(name, set())
-            self._read(view, wanted).createOrReplaceTempView(quoted(name))
-        return self.spark.sql(head + inner)
+        text = text[len(head) :]
+        self._check_target(text)
+        if head:  # Spark puts the error into the result of an EXPLAIN
+            text = self._view_all_topics(text)
+        if _CREATE_FUNCTION.match(text):
+            self.spark.conf.set(_HAS_FUNCTIONS, "true")
+        for _ in range(VIEWS_MAX):
+            try:
+                frame = self.spark.sql(head + text)
+                frame.schema  # noqa: B018  # Spark Connect looks at the statement only now
+            except AnalysisException as error:
+                parts = self._missing(error)
+                if parts is None:
+                    raise
+                text = self._create_view(text, parts)
+            else:
+                return frame
+        raise InvalidSql(f"a statement can name at most {VIEWS_MAX} topics")
+
+    def _create_view(self, text: str, parts: tuple[str, ...]) -> str:
+        """A view of the topic; and the text, in which its name is quoted where it has dots."""
+        name = ".".join(parts)
+        view = self._views[name] = self._view(name)
+        if len(parts) > 1:
+            text = quote_name(text, parts)
+        self._check_case(text)
+        is_whole = name.lower() in text.lower() and not self._uses_other_text(text)
+        needed = mentioned_columns(text, view.columns.names) if is_whole else None
+        self._read(view, needed).createOrReplaceTempView(quoted(name))
+        return text
+
+    def _uses_other_text(self, text: str) -> bool:
+        """Whether a view or function of the user's own may read columns that this text does not mention."""
+        lower = text.lower()
+        views = [each.name for each in self.spark.catalog.listTables() if each.isTemporary]
+        return (
+            self.spark.conf.get(_HAS_FUNCTIONS, "false") == "true"
+            or "global_temp" in lower
+            or any(name.lower() in lower for name in views if name not in self._views)
+        )
+
+    def _view_all_topics(self, text: str) -> str:
+        known = {name.lower() for name in self.catalog.names()}
+        for parts in dict.fromkeys(parts for parts, _, _ in names(text)):
+            name = ".".join(parts)
+            is_topic = name.lower() in known or (is_pattern(name) and self.catalog.known(name))
+            if is_topic and name not in self._views:
+                text = self._create_view(text, parts)
+        return text
 
     def _check_target(self, text: str) -> None:
         """Spark's own words for an INSERT into one of these views are about operators of its plan."""
@@ -143,26 +192,6 @@ class TopicSql:
                 'format("headrace") in a Spark job'
             )
 
-    def _plan(self, text: str) -> tuple[str, dict[str, set[str]] | None]:
-        """The text as Spark takes it, and the columns that it needs; None: all.
-
-        When this returns, every topic that the statement names is among the views.
-        """
-        for _ in range(VIEWS_MAX):
-            try:
-                planned = plan(self.spark, text)
-            except AnalysisException as error:
-                parts = self._missing(error)
-                if parts is None:
-                    raise
-                self._stand_in(".".join(parts))
-                if len(parts) > 1:
-                    text = quote_name(text, parts)
-                self._check_case(text)
-            else:
-                return text, planned.needed if planned.is_query else None
-        raise InvalidSql(f"a statement can name at most {VIEWS_MAX} topics")
-
     def _missing(self, error: AnalysisException) -> tuple[str, ...] | None:
         """The name that Spark does not know."""
         parameter = _NOT_FOUND.get(error.getCondition() or "")
@@ -172,10 +201,6 @@ class TopicSql:
         parts = unquoted(given)
         # The same again: it is in a place where a view does not help, such as INSERT INTO.
         return None if not parts or ".".join(parts) in self._views else parts
-
-    def _stand_in(self, name: str) -> None:
-        view = self._views[name] = self._view(name)
-        stand_in(self.spark, name, view.columns).createOrReplaceTempView(quoted(name))
 
     def _check_case(self, text: str) -> None:
         """Spark does not tell ``Orders`` from ``orders``; topics are two."""
@@ -231,8 +256,8 @@ class TopicSql:
         )
         reader = reader.options(**self._bounds.options(view.known, self._clock.now_ms()))
         if view.records > SMALL:
-            cores = self.spark.sparkContext.defaultParallelism
-            reader = reader.option("minPartitions", max(cores, view.records // TASK_RECORDS))
+            tasks = max(_cores(self.spark), view.records // TASK_RECORDS)
+            reader = reader.option("minPartitions", tasks)
         chosen = [each for each in view.columns.fields if each.name in wanted]
         if not chosen:  # count(*)
             chosen = [each for each in view.columns.fields if each.name == f"{PREFIX}offset"]
@@ -253,6 +278,13 @@ class TopicSql:
                 for each in view.columns.fields
             )
         )
+
+
+def _cores(spark: SparkSession) -> int:
+    try:
+        return spark.sparkContext.defaultParallelism
+    except PySparkAttributeError:  # Spark Connect does not say
+        return limits.cores()
 
 
 __all__ = ["RecordRange", "Schemas", "TopicSql"]
