@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from headrace.spark.options import Connection
     from headrace.spark.pipelines.declaration import Pipeline
     from headrace.spark.pipelines.files import PipelineFile
-    from headrace.spark.pipelines.planning import Plan, Setting
+    from headrace.spark.pipelines.planning import PipelinePlan, PipelineSetting
     from headrace.spark.pipelines.running import RunningJob
 
 pipeline = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -126,7 +126,7 @@ def _run(
     spark: SparkSession,
     chosen: Sequence[Pipeline],
     base: str,
-    setting: Setting,
+    setting: PipelineSetting,
     connection: Connection,
     once: bool,
     asked: Signals,
@@ -141,8 +141,8 @@ def _run(
 
 
 def _plans(
-    spark: SparkSession, chosen: Sequence[Pipeline], base: str, setting: Setting
-) -> list[Plan]:
+    spark: SparkSession, chosen: Sequence[Pipeline], base: str, setting: PipelineSetting
+) -> list[PipelinePlan]:
     from headrace.spark.pipelines.planning import plan
 
     return [plan(each, spark, each.checkpoint or f"{base}/{each.name}", setting) for each in chosen]
@@ -173,7 +173,7 @@ def _connection(declared: PipelineFile, place: SparkPlace) -> Connection:
     return Connection.of(Given(found))
 
 
-def _prepared(connection: Connection, chosen: Sequence[Pipeline]) -> Setting:
+def _prepared(connection: Connection, chosen: Sequence[Pipeline]) -> PipelineSetting:
     """Ask the broker what it takes, and make the topics for rows that fail."""
     with _asking(connection) as client:
         info = client.admin("info")
@@ -184,8 +184,8 @@ def _prepared(connection: Connection, chosen: Sequence[Pipeline]) -> Setting:
     return _setting(connection, info["max_message_size"])
 
 
-def _setting(connection: Connection, max_message_size: int | None = None) -> Setting:
-    from headrace.spark.pipelines.planning import Setting
+def _setting(connection: Connection, max_message_size: int | None = None) -> PipelineSetting:
+    from headrace.spark.pipelines.planning import PipelineSetting
 
     scheme = "tls://" if connection.tls else ""
     hosts = [(f"[{host}]" if ":" in host else host, port) for host, port in connection.addresses]
@@ -194,7 +194,11 @@ def _setting(connection: Connection, max_message_size: int | None = None) -> Set
         options["token"] = connection.token
     if connection.ca is not None:
         options["ca"] = connection.ca
-    return Setting(options) if max_message_size is None else Setting(options, max_message_size)
+    return (
+        PipelineSetting(options)
+        if max_message_size is None
+        else PipelineSetting(options, max_message_size)
+    )
 
 
 @contextmanager

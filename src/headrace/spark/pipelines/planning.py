@@ -59,7 +59,7 @@ FAILED_SUFFIX = ".failed"
 
 
 @dataclass(frozen=True)
-class Setting:
+class PipelineSetting:
     """What all pipelines of a run share."""
 
     connection: Mapping[str, str] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Query:
+class PlannedQuery:
     """One query that could be started."""
 
     name: str
@@ -103,26 +103,26 @@ class Query:
 
 
 @dataclass(frozen=True)
-class Plan:
+class PipelinePlan:
     pipeline: Pipeline
-    queries: tuple[Query, ...]
+    queries: tuple[PlannedQuery, ...]
 
 
 def plan(
-    pipeline: Pipeline, spark: SparkSession, checkpoint: str, setting: Setting | None = None
-) -> Plan:
+    pipeline: Pipeline, spark: SparkSession, checkpoint: str, setting: PipelineSetting | None = None
+) -> PipelinePlan:
     """What a pipeline does, or :class:`InvalidPipeline` with what is wrong and where."""
-    setting = setting or Setting()
+    setting = setting or PipelineSetting()
     session = spark.newSession()
     with analysed(pipeline.section, "spark"):
         for name, value in pipeline.spark.items():
             session.conf.set(name, value)
     for query in _built(pipeline, session, checkpoint, setting, rehearses=True):
         _rehearse(pipeline, query)
-    return Plan(pipeline, tuple(_built(pipeline, session, checkpoint, setting)))
+    return PipelinePlan(pipeline, tuple(_built(pipeline, session, checkpoint, setting)))
 
 
-def _rehearse(pipeline: Pipeline, query: Query) -> None:
+def _rehearse(pipeline: Pipeline, query: PlannedQuery) -> None:
     """Start a query without rows and stop it: Spark checks then which operations a stream allows."""
     with analysed(pipeline.section, "sql" if pipeline.sql is not None else "function"):
         writer = query.rows.writeStream.format("noop").outputMode(query.mode)
@@ -133,10 +133,10 @@ def _built(
     pipeline: Pipeline,
     spark: SparkSession,
     checkpoint: str,
-    setting: Setting,
+    setting: PipelineSetting,
     *,
     rehearses: bool = False,
-) -> list[Query]:
+) -> list[PlannedQuery]:
     """The queries. In a rehearsal, topics are streams without rows, and no broker is asked."""
     bad: list[DataFrame] = []
     frames: dict[str, DataFrame] = {}
@@ -234,8 +234,8 @@ def _queries(
     rows: DataFrame,
     bad: list[DataFrame],
     checkpoint: str,
-    setting: Setting,
-) -> list[Query]:
+    setting: PipelineSetting,
+) -> list[PlannedQuery]:
     options = dict(setting.connection)
     if isinstance(pipeline.to, TableOutput):
         if outputs.can_fail(rows):
@@ -257,11 +257,13 @@ def _queries(
         letters = [each.withColumn(DEAD, F.lit(True)) for each in bad]
         main = reduce(_union, letters, main)
         bad = []
-    found = [Query(pipeline.name, _counted(main), pipeline.to, pipeline.mode, checkpoint, options)]
+    found = [
+        PlannedQuery(pipeline.name, _counted(main), pipeline.to, pipeline.mode, checkpoint, options)
+    ]
     if bad:
         letters = [each.withColumn(DEAD, F.lit(True)) for each in bad]
         found.append(
-            Query(
+            PlannedQuery(
                 pipeline.name + FAILED_SUFFIX,
                 _counted(reduce(_union, letters)),
                 TopicOutput(pipeline.failed, pipeline.section),

@@ -32,7 +32,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.spark.error_sentences import SPARK_GONE, is_definite, sentence
-from headrace.spark.pipelines.planning import Plan
+from headrace.spark.pipelines.planning import PipelinePlan
 from headrace.spark.pipelines.reporting import Reporter, Watch, new_run
 from headrace.spark.sessions.stop_flag import StopFlag
 
@@ -68,7 +68,7 @@ class Job(Protocol):
 class PipelineJob:
     """A planned pipeline."""
 
-    def __init__(self, plan: Plan):
+    def __init__(self, plan: PipelinePlan):
         self._plan = plan
         self.name = plan.pipeline.name
         self.restarts = plan.pipeline.restarts
