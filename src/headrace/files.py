@@ -1,7 +1,7 @@
 """The disk, passed in: the only place that touches files of a data directory.
 
 Everything durable goes through one :class:`Files`, so that tests can make the Nth call fail
-(``headrace.testing.FaultyFiles``) or keep only what was synced (``headrace.testing.SimulatedFiles``).
+(``tests.fakes.FaultyFiles``) or keep only what was synced (``tests.fakes.SimulatedFiles``).
 
 Rules:
 - ``write_at`` writes all or raises; a short write is continued here, nowhere else.

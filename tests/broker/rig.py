@@ -22,7 +22,7 @@ from headrace.log.columns import Columns, expiry_of, many, time_of
 from headrace.log.interface import ReadPending
 from headrace.log.partition import PartitionLog
 from headrace.model import DeadLetter, Message, Receipt, TopicSettings
-from headrace.testing import FakeClock, FakeLoop, InlineWorkers, SimulatedFiles, SlowStorage
+from tests.fakes import FakeClock, FakeLoop, InlineWorkers, SimulatedFiles, SlowStorage
 
 DATA = Path("data")
 TOPIC = "orders"

@@ -15,8 +15,8 @@ from headrace.errors import (
     SubscriptionNotFound,
 )
 from headrace.model import DeadLetter, TopicSettings
-from headrace.testing import FaultyFiles, SimulatedFiles
 from tests.broker.rig import GROUP, TOPIC, Rig
+from tests.fakes import FaultyFiles, SimulatedFiles
 
 
 def with_letters(count: int = 5, files: FaultyFiles | None = None, **settings: Any) -> Rig:

@@ -32,7 +32,7 @@ from headrace.errors import (
     SubscriptionNotFound,
     TopicNotFound,
 )
-from headrace.testing import FaultyFiles
+from tests.fakes import FaultyFiles
 
 WAIT = 20.0
 

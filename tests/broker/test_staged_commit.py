@@ -10,9 +10,9 @@ from headrace.broker import staged_commit
 from headrace.broker.staged_commit import StagedPiece
 from headrace.errors import DataCorrupt
 from headrace.log.batch import LOST, encode
-from headrace.testing import FaultyFiles, SimulatedFiles
 from tests.broker.rig import DATA, Answer, Rig, damage
 from tests.broker.test_staging import ask, commit, content, finish, stage, step, with_topic
+from tests.fakes import FaultyFiles, SimulatedFiles
 
 STAGED = DATA / "__staged" / "0" / f"{0:020d}.log"
 

@@ -22,8 +22,8 @@ from headrace.errors import (
     TopicNotFound,
 )
 from headrace.log.batch import encode
-from headrace.testing import FaultyFiles, SimulatedFiles
 from tests.broker.rig import DATA, Answer, Rig
+from tests.fakes import FaultyFiles, SimulatedFiles
 
 
 def stage(

@@ -23,8 +23,8 @@ from headrace.errors import (
 from headrace.files import Files
 from headrace.log.directory import DataDirectory
 from headrace.model import TopicSettings
-from headrace.testing import FaultyFiles, SimulatedFiles
 from tests.broker.rig import DATA, GROUP, TOPIC, Answer, Rig
+from tests.fakes import FaultyFiles, SimulatedFiles
 
 
 @pytest.fixture

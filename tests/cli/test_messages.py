@@ -130,7 +130,7 @@ def test_fetched_messages_in_json(headrace: Command, client: BrokerClient) -> No
 
 def test_a_message_cannot_steer_the_terminal(headrace: Command, client: BrokerClient) -> None:
     """What cannot be printed is escaped, and every message stays on its line."""
-    client.publish("hostile", b"\x1b[2J[red]two\nlines\ttab").result()
+    client.publish("hostile", b"\x1b[2J[red]two\nlines\ttab")
     assert headrace("fetch", "hostile").lines == ["hostile/0@0  \\x1b[2J[red]two\\nlines\ttab"]
 
 

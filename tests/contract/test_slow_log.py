@@ -11,8 +11,8 @@ import pytest
 
 from headrace.broker import engine
 from headrace.log.storage import DiskStorage, MemoryStorage
-from headrace.testing import SlowStorage
 from tests.contract import test_publishing, test_settling, test_subscribing
+from tests.fakes import SlowStorage
 
 DELAY_S = 0.002
 """Long enough that a read is not there in the same turn of the loop."""

@@ -7,7 +7,6 @@ import pytest
 from headrace.doctor.dump import dump, flag_words
 from headrace.errors import InvalidArgument, NotFound
 from headrace.log.batch import AFTER_SYNC, HAS_KEYS, LOST, ZSTD
-from headrace.testing import SimulatedFiles
 from tests.doctor.directories import (
     batches_of,
     cut,
@@ -17,6 +16,7 @@ from tests.doctor.directories import (
     read_all,
     segment,
 )
+from tests.fakes import SimulatedFiles
 from tests.log.rig import Rig
 
 PARTITION = Path("data/orders/0")

@@ -14,7 +14,6 @@ from headrace.log.batch import LOST, Batch, crc32c, encode, lost
 from headrace.log.columns import Columns
 from headrace.log.index import Index
 from headrace.log.journal import frame
-from headrace.testing import FaultyFiles, SimulatedFiles
 from tests.doctor.directories import (
     DECADES_MS,
     batches_of,
@@ -30,6 +29,7 @@ from tests.doctor.directories import (
     value,
     write_batches,
 )
+from tests.fakes import FaultyFiles, SimulatedFiles
 from tests.log.rig import Rig
 
 DATA = Path("data")

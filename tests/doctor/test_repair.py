@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.doctor.commands import examine, repair
-from headrace.testing import FaultyFiles, SimulatedFiles
 from tests.doctor.directories import (
     batches_of,
     flip_body,
@@ -18,6 +17,7 @@ from tests.doctor.directories import (
     read_all,
     segment,
 )
+from tests.fakes import FaultyFiles, SimulatedFiles
 from tests.log.rig import Rig
 
 DATA = Path("data")

@@ -13,7 +13,7 @@ from headrace.log.interface import Append
 from headrace.log.partition import PartitionLog
 from headrace.log.segment import Readers
 from headrace.model import TopicSettings
-from headrace.testing import FakeClock, FakeLoop, InlineWorkers, SimulatedFiles
+from tests.fakes import FakeClock, FakeLoop, InlineWorkers, SimulatedFiles
 
 DIRECTORY = Path("data/orders/0")
 

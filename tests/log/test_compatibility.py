@@ -12,7 +12,7 @@ from headrace.log.batch import AFTER_SYNC
 from headrace.log.index import Index
 from headrace.log.producers import Producers
 from headrace.log.segment import log_name
-from headrace.testing import SimulatedFiles
+from tests.fakes import SimulatedFiles
 from tests.log.rig import DIRECTORY, Rig, values
 
 STORED = Path(__file__).parent / "fixtures" / "partition-v1"

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from headrace.errors import HeadraceError, OutcomeUnknown
 from headrace.log.interface import Append
-from headrace.testing import FaultyFiles, SimulatedFiles
-from headrace.testing.faults import CHANGES, Fault
+from tests.fakes import FaultyFiles, SimulatedFiles
+from tests.fakes.faults import CHANGES, Fault
 from tests.log.rig import Rig, records
 
 pytestmark = pytest.mark.usefixtures("quiet")

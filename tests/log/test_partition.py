@@ -17,7 +17,7 @@ from headrace.log.batch import AFTER_SYNC, ZSTD, encode
 from headrace.log.columns import Columns
 from headrace.log.index import Index
 from headrace.log.segment import log_name
-from headrace.testing import FaultyFiles, SimulatedFiles
+from tests.fakes import FaultyFiles, SimulatedFiles
 from tests.log.rig import DIRECTORY, Rig, entry_of, number_of, records, values
 
 SMALL = 4096  # a segment that is full after a few records of this size:

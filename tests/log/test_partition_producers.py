@@ -5,7 +5,7 @@ import errno
 import pytest
 
 from headrace.errors import ProducerFenced, SequenceGap, StorageFull
-from headrace.testing import FaultyFiles, SimulatedFiles
+from tests.fakes import FaultyFiles, SimulatedFiles
 from tests.log.rig import DIRECTORY, Rig, values
 
 SMALL = 4096

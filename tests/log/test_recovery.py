@@ -15,7 +15,7 @@ from headrace.log.batch import VERSION, crc32c, encode
 from headrace.log.columns import Columns
 from headrace.log.partition import PartitionLog
 from headrace.log.segment import log_name
-from headrace.testing import FaultyFiles, SimulatedFiles
+from tests.fakes import FaultyFiles, SimulatedFiles
 from tests.log.rig import DIRECTORY, Rig, values
 
 FIRST = DIRECTORY / log_name(0)

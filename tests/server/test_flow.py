@@ -10,9 +10,10 @@ import pytest
 
 from headrace.server import flow
 from headrace.server.flow import Outbox
-from headrace.testing import FakeLoop, RunningServer, running_server, server_process, wait_until
+from headrace.testing import RunningServer, running_server, server_process, wait_until
 from tests.contract.raw_binary import CREATE_SUBSCRIPTION, SUBSCRIBE, FrameSocket
 from tests.contract.raw_text import TextSocket
+from tests.fakes import FakeLoop
 
 
 # --- the outbox alone -----------------------------------------------------------------------------

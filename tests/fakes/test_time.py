@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from headrace.testing import FakeClock, FakeLoop, InlineWorkers
+from tests.fakes import FakeClock, FakeLoop, InlineWorkers
 
 
 def test_callbacks_run_in_the_order_they_were_due() -> None:

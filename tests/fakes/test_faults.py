@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.testing import FaultyFiles, SimulatedFiles
+from tests.fakes import FaultyFiles, SimulatedFiles
 
 PATH = Path("data/a")
 

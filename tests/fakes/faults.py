@@ -1,6 +1,6 @@
 """A file system in which a chosen call fails.
 
-Stands in front of another one (the real one, or :class:`~headrace.testing.SimulatedFiles`), counts
+Stands in front of another one (the real one, or :class:`~tests.fakes.SimulatedFiles`), counts
 every call, and lets some of them fail before they reach it::
 
     files = FaultyFiles()
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from headrace.files import Files, Handle
-from headrace.testing.simulated import SimulatedFiles
+from tests.fakes.simulated import SimulatedFiles
 
 CHANGES = frozenset(
     {

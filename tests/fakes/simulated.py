@@ -16,7 +16,7 @@ or have its end and not its middle. A sector is never worse than before: what wa
 
 ``kill()`` ends only the process: it loses its handles and locks, and nothing else.
 
-A failed sync (``lose_unsynced``, which :class:`~headrace.testing.FaultyFiles` calls) does what Linux
+A failed sync (``lose_unsynced``, which :class:`~tests.fakes.FaultyFiles` calls) does what Linux
 does: the pages read well, count as clean, the next sync succeeds, and they never reach the disk.
 
 ``capacity`` bounds the bytes of all files together; beyond it, a write ends short with ``ENOSPC``.
