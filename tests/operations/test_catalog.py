@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import re
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any, get_type_hints
 
 import orjson
@@ -80,14 +81,19 @@ def shared_methods() -> Iterator[str]:
 
 
 def shape(kind: type, name: str) -> tuple[list[tuple[str, Any, Any, str]], str]:
-    """(name, kind, default, annotation) of each parameter, and the result, without the prefix Async."""
+    """(name, kind, default, annotation) of each parameter, and the result."""
     signature = inspect.signature(getattr(kind, name))
     parameters = [
-        (p.name, p.kind, p.default, re.sub(r"\bAsync(?=[A-Z])", "", str(p.annotation)))
+        (p.name, p.kind, p.default, without_prefix(p.annotation))
         for p in signature.parameters.values()
     ]
-    result = re.sub(r"\bAsync(?=[A-Z])", "", str(signature.return_annotation))
+    result = without_prefix(signature.return_annotation)
     return parameters, result.replace("asyncio.Future[Receipt]", "Publication")
+
+
+def without_prefix(annotation: object) -> str:
+    """The name of a type, the same for threads and asyncio, embedded and remote."""
+    return re.sub(r"\b(Async)?(Embedded)?(?=[A-Z])", "", str(annotation))
 
 
 @pytest.mark.parametrize("name", list(shared_methods()))
@@ -145,8 +151,7 @@ def test_a_declaration_and_an_implementation_are_enough(
     with running_server() as server:
         hub = server.server.hub
         monkeypatch.setattr(hub, "routes", RouteTable([*hub.routes.routes, route]))
-        http = http_of(server)
-        with server.client() as client:
+        with server.client() as client, closing(http_of(server)) as http:
             assert client.echo_topic("orders", times=2) == ["orders", "orders"]  # type: ignore[attr-defined]
             assert http.ok("GET", "/topics/orders/echo?times=3") == {"echoed": ["orders"] * 3}
             answer = http.ask("GET", "/topics/orders/echo?times=0")
