@@ -80,6 +80,16 @@ def test_a_member_has_room_by_number_bytes_and_sink() -> None:
 
 
 # --- leases ---------------------------------------------------------------------------------------
+def lease_of(
+    cursor: Any, offsets: Any, attempts: Any = 1, *, id: int = 1, deadline: float = 0.0
+) -> Lease:
+    count = len(offsets)
+    member = Member("m", Inbox())
+    return Lease(
+        id, OWNER, member, cursor, offsets, attempts, deadline, 100, count, (1 << count) - 1
+    )
+
+
 @given(st.data())
 def test_a_lease_is_a_set_of_bits(data: st.DataObject) -> None:
     """Which offsets it has and which are out, whether they are a range or a list."""
@@ -89,7 +99,7 @@ def test_a_lease_is_a_set_of_bits(data: st.DataObject) -> None:
     else:
         offsets = sorted(data.draw(st.sets(st.integers(0, 60), min_size=1, max_size=20)))
     cursor: Any = SimpleNamespace()
-    lease = Lease(1, OWNER, Member("m", Inbox()), cursor, offsets, 1, 0.0, 100)
+    lease = lease_of(cursor, offsets)
     settled = data.draw(st.sets(st.sampled_from(list(offsets))))
     for offset in settled:
         lease.mask &= ~(1 << lease.index(offset))
@@ -102,11 +112,8 @@ def test_a_lease_is_a_set_of_bits(data: st.DataObject) -> None:
 def test_attempts_of_a_lease() -> None:
     """One number for all, or one for each."""
     cursor: Any = SimpleNamespace()
-    assert Lease(1, OWNER, Member("m", Inbox()), cursor, range(3), 2, 0.0, 0).attempt_at(1) == 2
-    assert (
-        Lease(1, OWNER, Member("m", Inbox()), cursor, range(3), [1, 5, 2], 0.0, 0).attempt_at(1)
-        == 5
-    )
+    assert lease_of(cursor, range(3), 2).attempt_at(1) == 2
+    assert lease_of(cursor, range(3), [1, 5, 2]).attempt_at(1) == 5
 
 
 def test_members_of_one_connection_share_a_register_of_leases() -> None:
@@ -138,7 +145,7 @@ def test_deadlines(changes: list[tuple[int, float]], pauses: list[float]) -> Non
             del leases[number]  # settled
             continue
         if number not in leases:
-            leases[number] = Lease(number, OWNER, Member("m", Inbox()), cursor, range(1), 1, at, 0)
+            leases[number] = lease_of(cursor, range(1), id=number, deadline=at)
         leases[number].deadline = at
         deadlines.add(leases[number])
     now = 0.0

@@ -39,13 +39,9 @@ class Lease:
     attempts: int | list[int]
     deadline: float
     bytes: int
-    count: int = 0
-    mask: int = 0
+    count: int
+    mask: int
     """A bit for each offset that is still out."""
-
-    def __post_init__(self) -> None:
-        self.count = len(self.offsets)
-        self.mask = (1 << self.count) - 1
 
     def index(self, offset: int) -> int:
         """Which bit is the offset's; -1 when the lease never had it."""

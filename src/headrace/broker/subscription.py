@@ -279,6 +279,8 @@ class Subscription:
             attempts,
             deadline,
             bytes_each * count,
+            count,
+            (1 << count) - 1,
         )
         self.leases[lease.id] = lease
         member.took(lease)
@@ -471,7 +473,9 @@ class Subscription:
         return index
 
     def _released(self, lease: Lease, count: int) -> None:
-        self._settled(lease, count)
+        lease.member.settled(lease, count)
+        if not lease.mask:
+            self.leases.pop(lease.id, None)
         if not self._pumping and self._has_work:
             self.wake()
 
