@@ -7,11 +7,12 @@ log may be read from any thread, so a reader never waits for the loop.
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
 
 from headrace import limits
 from headrace.broker import aio
@@ -22,9 +23,7 @@ from headrace.broker.publishing import Publish, PublishDone
 from headrace.channels import Channel
 from headrace.errors import Closed, HeadraceError, InvalidArgument
 from headrace.facade import BlockingFacade
-from headrace.log.batch import Batch
 from headrace.model import (
-    Message,
     PublishManyOptions,
     PublishOptions,
     Receipt,
@@ -34,6 +33,31 @@ from headrace.model import (
 from headrace.operations.blocking import BlockingOperations
 from headrace.publication import Publication
 from headrace.shell import blocking, nowait
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+def _reading(
+    method: Callable[Concatenate[Any, Parameters], Coroutine[Any, Any, Result]],
+) -> Callable[Concatenate[Any, Parameters], Result]:
+    """A method of ``AsyncBroker`` that reads, in the caller's thread where the log allows it."""
+    crossing = blocking(method)
+
+    @functools.wraps(method)
+    def forward(self: Any, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        topic = args[0] if args else kwargs.get("topic")
+        log = self.engine.topics.find(topic).partitions[0].log
+        if kwargs.get("wait") or not log.thread_safe_reads:
+            return crossing(self, *args, **kwargs)
+        try:
+            method(self._core, *args, **kwargs).send(None)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
+        raise AssertionError("a read of a log with thread-safe reads never waits")
+
+    return forward
 
 
 class Broker(BlockingOperations, BlockingFacade):
@@ -166,64 +190,9 @@ class Broker(BlockingOperations, BlockingFacade):
     publish_batch_nowait = nowait(AsyncBroker.publish_batch)
 
     # --- reading: in the caller's thread ------------------------------------------------------
-    def _on_loop(self, topic: str) -> bool:
-        """Whether the topic's logs are read on the loop only."""
-        return not self.engine.topics.find(topic).partitions[0].log.thread_safe_reads
-
-    def fetch(
-        self,
-        topic: str,
-        offset: Start = "earliest",
-        limit: int = 1000,
-        *,
-        partition: int = 0,
-        max_bytes: int = limits.READ_BYTES_DEFAULT,
-        wait: float = 0.0,
-    ) -> list[Message]:
-        """Messages from an offset (or a time) on. Nothing is moved or acknowledged."""
-        if wait or self._on_loop(topic):
-            return self._run(
-                self._core.fetch(
-                    topic, offset, limit, partition=partition, max_bytes=max_bytes, wait=wait
-                )
-            )
-        return aio.fetch_messages(self.engine, topic, offset, limit, partition, max_bytes)
-
-    def fetch_values(
-        self,
-        topic: str,
-        offset: Start = "earliest",
-        *,
-        partition: int = 0,
-        max_bytes: int = limits.READ_BYTES_DEFAULT,
-        wait: float = 0.0,
-    ) -> list[bytes]:
-        """Like ``fetch``, but the plain values of about ``max_bytes``."""
-        if wait or self._on_loop(topic):
-            return self._run(
-                self._core.fetch_values(
-                    topic, offset, partition=partition, max_bytes=max_bytes, wait=wait
-                )
-            )
-        return aio.fetch_values(self.engine, topic, offset, partition, max_bytes)
-
-    def fetch_batches(
-        self,
-        topic: str,
-        offset: Start = "earliest",
-        *,
-        partition: int = 0,
-        max_bytes: int = limits.READ_BYTES_DEFAULT,
-        wait: float = 0.0,
-    ) -> list[Batch]:
-        """Whole batches as they lie in the log; the first holds the offset."""
-        if wait or self._on_loop(topic):
-            return self._run(
-                self._core.fetch_batches(
-                    topic, offset, partition=partition, max_bytes=max_bytes, wait=wait
-                )
-            )
-        return aio.fetch_batches(self.engine, topic, offset, partition, max_bytes)
+    fetch = _reading(AsyncBroker.fetch)
+    fetch_values = _reading(AsyncBroker.fetch_values)
+    fetch_batches = _reading(AsyncBroker.fetch_batches)
 
     # --- subscribing ------------------------------------------------------------------------
     def subscribe(self, topic: str, *, capacity: int = limits.CHANNEL_CAPACITY_DEFAULT) -> Channel:

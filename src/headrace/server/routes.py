@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import orjson
 
 from headrace import limits
 from headrace.broker.aio import fetch_messages
-from headrace.broker.dead_letters import REASON_CHARS_MAX
 from headrace.broker.delivery import Delivery
 from headrace.broker.engine import Engine
 from headrace.broker.pull import Pull
@@ -18,7 +16,6 @@ from headrace.broker.subscription import Subscription
 from headrace.errors import (
     HeadraceError,
     InvalidArgument,
-    StaleDelivery,
     SubscriptionNotFound,
 )
 from headrace.log.interface import ReadPending
@@ -27,7 +24,6 @@ from headrace.model import (
     PublishOptions,
     Receipt,
     check_pattern,
-    check_seconds,
     check_subscription_name,
     parse_position,
 )
@@ -36,6 +32,7 @@ from headrace.server import exact_json, schemas
 from headrace.server.arguments import publish_options, seconds_of
 from headrace.server.http import HttpSession
 from headrace.server.routing import Parameter, Route
+from headrace.server.settling import deliveries_in, settle_each, settling, text_in
 from headrace.server.views import (
     CONTENT_TYPE,
     delivery_views,
@@ -290,110 +287,35 @@ def known_group(session: HttpSession, topic: str, group: str) -> Subscription | 
     return session.engine.subscription_or_none(group, topic)
 
 
-def _settle(
-    session: HttpSession,
-    request: Request,
-    topic: str,
-    settle: Callable[[Subscription, int, int], None],
-    body: dict[str, Any],
-) -> Answer:
-    query = check_query(request, "group")
+def _settle(session: HttpSession, request: Request, topic: str, verb: str) -> Answer:
+    query, body = check_query(request, "group"), read_object(request.body)
+    settle = settling(verb, body)
     group = text_in(body, "group", "default")
-    deliveries = [parse_delivery(item) for item in deliveries_in(body)]
+    deliveries = deliveries_in(body)
     refuse_the_rest(body)
     group = query.get("group", group)
     subscription = known_group(session, topic, group)
     if subscription is None:
         raise SubscriptionNotFound(f"there is no group {group!r} on {topic!r}")
-    stale = []
-    for lease, offset in deliveries:
-        try:
-            settle(subscription, lease, offset)
-        except StaleDelivery:
-            stale.append(f"{lease}.{offset}")
-    if len(stale) == len(deliveries):
-        raise StaleDelivery("the delivery has ended: it was settled already, or it timed out")
-    content = orjson.dumps({"settled": len(deliveries) - len(stale), "stale": stale})
-    return Answer(200, content)
+    stale = settle_each(deliveries, settle, lambda lease: subscription)
+    return Answer(200, orjson.dumps({"settled": len(deliveries) - len(stale), "stale": stale}))
 
 
-def deliveries_in(body: dict[str, Any]) -> list[object]:
-    """One delivery, or a list of them."""
-    single, several = body.pop("delivery", None), body.pop("deliveries", None)
-    if single is not None and several is None:
-        return [single]
-    if single is None and isinstance(several, list) and several:
-        return several
-    raise _no_delivery()
+def on_ack(session: HttpSession, request: Request, topic: str) -> Answer:
+    return _settle(session, request, topic, "ack")
 
 
-def parse_delivery(delivery: object) -> tuple[int, int]:
-    if isinstance(delivery, str):
-        lease, dot, offset = delivery.partition(".")
-        digits = lease + offset
-        if dot and lease and offset and digits.isascii() and digits.isdigit() and len(digits) < 50:
-            return int(lease), int(offset)
-    raise _no_delivery()
+def on_nack(session: HttpSession, request: Request, topic: str) -> Answer:
+    return _settle(session, request, topic, "nack")
 
 
-def _no_delivery() -> InvalidArgument:
-    return InvalidArgument(
-        "give 'delivery', or a list 'deliveries', as it came with the message",
-        code="invalid_delivery",
-    )
+def on_extend(session: HttpSession, request: Request, topic: str) -> Answer:
+    return _settle(session, request, topic, "extend")
 
 
 def refuse_the_rest(body: dict[str, Any]) -> None:
     for name in body:
         raise InvalidArgument(f"unknown field {name[:40]!r}", code="unknown_argument")
-
-
-def text_in(body: dict[str, Any], name: str, default: str) -> str:
-    value = body.pop(name, None)
-    if value is None:
-        return default
-    if not isinstance(value, str):
-        raise InvalidArgument(f"{name} is a string")
-    return value
-
-
-def seconds_in(body: dict[str, Any], name: str, high: float) -> float | None:
-    value = body.pop(name, None)
-    return None if value is None else check_seconds(name, value, high)
-
-
-def on_ack(session: HttpSession, request: Request, topic: str) -> Answer:
-    def ack(subscription: Subscription, lease: int, offset: int) -> None:
-        subscription.ack(lease, offset)
-
-    return _settle(session, request, topic, ack, read_object(request.body))
-
-
-def on_nack(session: HttpSession, request: Request, topic: str) -> Answer:
-    body = read_object(request.body)
-    delay = seconds_in(body, "delay", limits.DELAY_S_MAX)
-    reason = text_in(body, "reason", "nack")[:REASON_CHARS_MAX]
-
-    def nack(subscription: Subscription, lease: int, offset: int) -> None:
-        subscription.nack(lease, offset, delay, reason)
-
-    return _settle(session, request, topic, nack, body)
-
-
-def on_extend(session: HttpSession, request: Request, topic: str) -> Answer:
-    body = read_object(request.body)
-    seconds = seconds_in(body, "seconds", limits.ACK_TIMEOUT_S_MAX)
-
-    def longer(subscription: Subscription, lease: int, offset: int) -> None:
-        extend(subscription, lease, offset, seconds)
-
-    return _settle(session, request, topic, longer, body)
-
-
-def extend(subscription: Subscription, lease: int, offset: int, seconds: float | None) -> None:
-    if not subscription.lease(lease).is_out(offset):
-        raise StaleDelivery("the delivery has ended: it was settled already, or it timed out")
-    subscription.extend(lease, seconds)
 
 
 # --- reading ------------------------------------------------------------------------------------

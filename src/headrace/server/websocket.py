@@ -28,26 +28,17 @@ from websockets.http11 import Request as Handshake
 from websockets.protocol import Protocol, Side, State
 from websockets.server import ServerProtocol
 
-from headrace import limits
-from headrace.broker.dead_letters import REASON_CHARS_MAX
 from headrace.broker.delivery import Delivery
-from headrace.broker.subscription import Subscription
-from headrace.errors import HeadraceError, InvalidArgument, StaleDelivery
+from headrace.errors import HeadraceError, InvalidArgument
 from headrace.model import Message, PublishOptions, Receipt
 from headrace.server import exact_json, schemas
 from headrace.server.arguments import publish_options
 from headrace.server.connection import Connection, Hub, Session
 from headrace.server.http import HttpSession
 from headrace.server.members import Memberships, WireSink
-from headrace.server.routes import (
-    deliveries_in,
-    extend,
-    first_receipt,
-    parse_delivery,
-    seconds_in,
-    text_in,
-)
+from headrace.server.routes import first_receipt
 from headrace.server.routing import Route
+from headrace.server.settling import deliveries_in, settle_each, settling, text_in
 from headrace.server.views import (
     CONTENT_TYPE,
     Views,
@@ -358,47 +349,19 @@ class WebSocketSession(Session):
             self._fail(None, error)
 
     # --- settling ---------------------------------------------------------------------------
-    def _settle(
-        self,
-        command: dict[str, Any],
-        message_id: object,
-        word: str,
-        settle: Callable[[Subscription, int, int], object],
-    ) -> None:
-        deliveries = [parse_delivery(item) for item in deliveries_in(command)]
-        stale = []
-        for lease, offset in deliveries:
-            try:
-                settle(self._memberships.of_lease(lease), lease, offset)
-            except StaleDelivery as error:
-                stale.append(f"{lease}.{offset}")
-                if len(deliveries) == 1:
-                    raise error
-        if len(stale) == len(deliveries):
-            raise StaleDelivery("all of these deliveries have ended")
-        self._ok(message_id, {"type": word, **({"stale": stale} if stale else {})})
+    def _settle(self, verb: str, command: dict[str, Any], message_id: object) -> None:
+        settle, deliveries = settling(verb, command), deliveries_in(command)
+        stale = settle_each(deliveries, settle, self._memberships.of_lease)
+        self._ok(message_id, {"type": f"{verb}ed", **({"stale": stale} if stale else {})})
 
     def on_ack(self, command: dict[str, Any], message_id: object) -> None:
-        self._settle(command, message_id, "acked", lambda s, lease, offset: s.ack(lease, offset))
+        self._settle("ack", command, message_id)
 
     def on_nack(self, command: dict[str, Any], message_id: object) -> None:
-        delay = seconds_in(command, "delay", limits.DELAY_S_MAX)
-        reason = text_in(command, "reason", "nack")[:REASON_CHARS_MAX]
-        self._settle(
-            command,
-            message_id,
-            "nacked",
-            lambda s, lease, offset: s.nack(lease, offset, delay, reason),
-        )
+        self._settle("nack", command, message_id)
 
     def on_extend(self, command: dict[str, Any], message_id: object) -> None:
-        seconds = seconds_in(command, "seconds", limits.ACK_TIMEOUT_S_MAX)
-        self._settle(
-            command,
-            message_id,
-            "extended",
-            lambda s, lease, offset: extend(s, lease, offset, seconds),
-        )
+        self._settle("extend", command, message_id)
 
     def on_ping(self, command: dict[str, Any], message_id: object) -> None:
         self.outbox.write(text_frame(exact_json.dumps({"type": "pong", "messageId": message_id})))

@@ -144,6 +144,8 @@ class HttpParser:
         self._body: bytes | bytearray = b""
         self._head_size = 0
         self._in_head = self._in_body = False
+        self._between = True
+        """What comes next begins a request."""
         self._quiet = 0
         """Bytes since the last callback from llhttp, which may be collecting an endless header."""
         self._failure: HeadraceError | None = None
@@ -168,16 +170,14 @@ class HttpParser:
 
         This is the fast way; all other data goes to ``feed``.
         """
-        if self._in_head or self._in_body or self._ended or self.rest is not None:
-            return None
-        return self._heads.find(data)
+        return self._heads.find(data) if self._between else None
 
     def feed(self, data: bytes) -> list[Request]:
         """Requests that are complete now; for data that ``known`` does not know."""
         if self.rest is not None:
             self.rest += data
         elif not self._ended:
-            between = not self._in_head and not self._in_body
+            between = self._between
             self._feed(data)
             if between and len(self._found) == 1 and not self._in_head and not self._ended:
                 self._heads.learn(data, self._found[0])
@@ -197,6 +197,7 @@ class HttpParser:
                 request.upgrade = True
                 request.keep_alive = False  # unless it succeeds
                 self.rest = rest
+                self._between = False
             else:
                 self._decline_upgrade(self._found.pop(), rest)
         except (httptools.HttpParserError, HeadraceError) as error:
@@ -209,6 +210,7 @@ class HttpParser:
         if self._ended:
             return  # after a request that was announced as the last one
         self._ended = True
+        self._between = False
         self.expects_continue = False
         if not self._in_body:
             self.error = error
@@ -235,6 +237,7 @@ class HttpParser:
         self._body = b""
         self._head_size = self._quiet = 0
         self._in_head, self._in_body = True, False
+        self._between = False
         self.expects_continue = False
 
     def on_url(self, url: bytes) -> None:
@@ -330,6 +333,7 @@ class HttpParser:
         self._found.append(request)
         self.expects_continue = False
         self._ended = not request.keep_alive
+        self._between = request.keep_alive
 
     def _too_large(self) -> None:
         self._fail(

@@ -1,0 +1,96 @@
+"""Ack, nack and extend as HTTP and WebSocket say them: JSON fields, one delivery or several.
+
+A delivery is ``<lease>.<offset>``. Those that had ended are reported and are no error, unless all had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from headrace import limits
+from headrace.broker.dead_letters import REASON_CHARS_MAX
+from headrace.broker.subscription import Subscription
+from headrace.errors import InvalidArgument, StaleDelivery
+from headrace.model import check_seconds
+
+Settle = Callable[[Subscription, int, int], object]
+"""Called with (subscription, lease, offset)."""
+
+
+def settling(verb: str, body: dict[str, Any]) -> Settle:
+    """What ``ack``, ``nack`` or ``extend`` does to each delivery; takes its own fields of the body."""
+    if verb == "nack":
+        delay = seconds_in(body, "delay", limits.DELAY_S_MAX)
+        reason = text_in(body, "reason", "nack")[:REASON_CHARS_MAX]
+        return lambda subscription, lease, offset: subscription.nack(lease, offset, delay, reason)
+    if verb == "extend":
+        seconds = seconds_in(body, "seconds", limits.ACK_TIMEOUT_S_MAX)
+        return lambda subscription, lease, offset: _extend(subscription, lease, offset, seconds)
+    return lambda subscription, lease, offset: subscription.ack(lease, offset)
+
+
+def _extend(subscription: Subscription, lease: int, offset: int, seconds: float | None) -> None:
+    if not subscription.lease(lease).is_out(offset):
+        raise _ended()
+    subscription.extend(lease, seconds)
+
+
+def deliveries_in(body: dict[str, Any]) -> list[tuple[int, int]]:
+    """(lease, offset) of one delivery, or of each in a list."""
+    single, several = body.pop("delivery", None), body.pop("deliveries", None)
+    if single is not None and several is None:
+        return [_parse(single)]
+    if single is None and isinstance(several, list) and several:
+        return [_parse(delivery) for delivery in several]
+    raise _no_delivery()
+
+
+def _parse(delivery: object) -> tuple[int, int]:
+    if isinstance(delivery, str):
+        lease, dot, offset = delivery.partition(".")
+        digits = lease + offset
+        if dot and lease and offset and digits.isascii() and digits.isdigit() and len(digits) < 50:
+            return int(lease), int(offset)
+    raise _no_delivery()
+
+
+def _no_delivery() -> InvalidArgument:
+    return InvalidArgument(
+        "give 'delivery', or a list 'deliveries', as it came with the message",
+        code="invalid_delivery",
+    )
+
+
+def settle_each(
+    deliveries: list[tuple[int, int]], settle: Settle, owner: Callable[[int], Subscription]
+) -> list[str]:
+    """Settle each delivery; returns those that had ended. ``owner`` finds a lease's subscription."""
+    stale = []
+    for lease, offset in deliveries:
+        try:
+            settle(owner(lease), lease, offset)
+        except StaleDelivery:
+            stale.append(f"{lease}.{offset}")
+    if len(stale) == len(deliveries):
+        raise _ended()
+    return stale
+
+
+def _ended() -> StaleDelivery:
+    return StaleDelivery("the delivery has ended: it was settled already, or it timed out")
+
+
+# --- fields of a JSON body ------------------------------------------------------------------------
+def text_in(body: dict[str, Any], name: str, default: str) -> str:
+    value = body.pop(name, None)
+    if value is None:
+        return default
+    if not isinstance(value, str):
+        raise InvalidArgument(f"{name} is a string")
+    return value
+
+
+def seconds_in(body: dict[str, Any], name: str, high: float) -> float | None:
+    value = body.pop(name, None)
+    return None if value is None else check_seconds(name, value, high)
