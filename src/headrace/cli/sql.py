@@ -40,12 +40,12 @@ from headrace.errors import HeadraceError, InvalidArgument
 if TYPE_CHECKING:
     from headrace.spark.notation import RecordRange
     from headrace.spark.sql.catalog import Catalog
-    from headrace.spark.sql.output import Format, Rows
+    from headrace.spark.sql.output import Format, ResultRows
     from headrace.spark.sql.topic_sql import TopicSql
 
 Result = TypeVar("Result")
 LIMIT = 100
-"""Rows of a table, unless told otherwise."""
+"""Rows of a table, unless --limit says otherwise."""
 _LIST = re.compile(r"(?:\\d|SHOW\s+(?:TABLES|TOPICS))\s*\Z", re.IGNORECASE)
 _DESCRIBE = re.compile(r"\\d\s+(\S+)\s*\Z")
 
@@ -82,7 +82,9 @@ def sql(
     ] = None,
     limit: Annotated[
         int | None,
-        typer.Option("--limit", "-n", min=0, help=f"Rows at most; 0: all. A table has {LIMIT}."),
+        typer.Option(
+            "--limit", "-n", min=0, help=f"ResultRows at most; 0: all. A table has {LIMIT}."
+        ),
     ] = None,
     path: Annotated[
         Path | None,
@@ -330,7 +332,7 @@ class StatementRunner:
             count = write(batches, stream, self._format)
         self.say(f"wrote {count_of(count, 'row')} to {self._output}")
 
-    def _print(self, rows: Rows, statement: str = "") -> None:
+    def _print(self, rows: ResultRows, statement: str = "") -> None:
         """As a table, or in the format that was asked for."""
         from headrace.cli.sql_table import print_table_of
         from headrace.spark.sql.text import names
@@ -348,14 +350,14 @@ class StatementRunner:
             self.say(count_of(rows.height, "row"))
 
     def _list(self) -> None:
-        from headrace.spark.sql.output import Rows
+        from headrace.spark.sql.output import ResultRows
 
         found = self.catalog.listing()
         if not found and self._format == "table":
             self.say(f"there are no topics at {self.catalog.place}")
             return
         sizes: list[Any] = [each.bytes for each in found]
-        rows = Rows.of(
+        rows = ResultRows.of(
             {
                 "topic": [each.topic for each in found],
                 "partitions": [each.partitions for each in found],
@@ -368,10 +370,10 @@ class StatementRunner:
         self._print(rows)
 
     def _describe(self, name: str) -> None:
-        from headrace.spark.sql.output import Rows
+        from headrace.spark.sql.output import ResultRows
 
         columns = self.topics().columns(name.strip("`'\";"))
-        rows = Rows.of(
+        rows = ResultRows.of(
             {
                 "column": [each.name for each in columns.fields],
                 "type": [each.dataType.simpleString() for each in columns.fields],

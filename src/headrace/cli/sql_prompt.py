@@ -31,7 +31,7 @@ _WORDS = (
 _PLAIN = re.compile(r"[A-Za-z_][\w.]*\Z")
 
 
-class Feed:
+class StatementFeed:
     """Lines in, statements out."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Feed:
 
 def from_pipe(work: StatementRunner) -> None:
     """Statement by statement; the first that fails is the last."""
-    feed = Feed()
+    feed = StatementFeed()
     for line in sys.stdin:
         if not all(_run(work, statement) for statement in feed.line(line.rstrip("\r\n"))):
             return
@@ -76,7 +76,7 @@ def prompt(work: StatementRunner) -> None:
     history = _readline(work)
     work.shows_time = True
     work.say(f"topics at {work.catalog.place}; \\? for help, \\q to leave")
-    feed = Feed()
+    feed = StatementFeed()
     while True:
         try:
             line = input(PROMPT if feed.is_empty else MORE)

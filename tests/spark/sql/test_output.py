@@ -12,7 +12,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from headrace.errors import InvalidArgument
-from headrace.spark.sql.output import Rows, check_names, format_of, moment, replacing, texts, write
+from headrace.spark.sql.output import (
+    ResultRows,
+    check_names,
+    format_of,
+    moment,
+    replacing,
+    texts,
+    write,
+)
 
 MOMENT = datetime(2026, 1, 31, 12, 0, 0, 250_000, UTC)
 BATCH = pa.RecordBatch.from_arrays(
@@ -163,6 +171,6 @@ def test_a_file_is_whole_or_as_it_was(tmp_path: Path) -> None:
 
 def test_rows_that_are_not_sparks() -> None:
     """A list of topics goes the same way."""
-    rows = Rows.of({"topic": ["a", "b"], "records": [1, 2]})
+    rows = ResultRows.of({"topic": ["a", "b"], "records": [1, 2]})
     assert rows.height == 2
     assert written("csv", rows.batch()) == b"topic,records\na,1\nb,2\n"

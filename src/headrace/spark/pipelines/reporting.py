@@ -224,7 +224,7 @@ class Reporter:
         self._over = threading.Event()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self.trouble: str | None = None
+        self.failure: str | None = None
         """Why the last report failed."""
 
     def start(self, jobs: list[Reported]) -> None:
@@ -247,11 +247,11 @@ class Reporter:
                 self._client = self._connect()
             answer = self._client.report_pipeline(job.name, job.document())
         except HeadraceError as error:
-            if self.trouble != error.message:
+            if self.failure != error.message:
                 logger.warning("how %s gets on was not reported: %s", job.name, error.message)
-            self.trouble = error.message
+            self.failure = error.message
             return
-        self.trouble = None
+        self.failure = None
         if answer.get("stop"):
             job.wish_to_stop()
 

@@ -23,8 +23,14 @@ The values that a type takes, as in Spark's own ``from_json`` with the differenc
     struct, array             the same, inside
     map<string, …>            an object
 
-Rejected: ``pyarrow.json``. It is three times as fast, and a record that holds a second document
-(``{"a": 1} null``) ends the process.
+Rejected:
+
+- Spark's ``from_json`` with a corrupt-record column. Measured over a million records of nine fields (medians of
+  five, interleaved): nine fields 84,800 rows/s against 102,200 here, two fields 148,400 against 171,000, one
+  field 179,800 against 228,800; in processor time 5.9 s against 5.2 s, 3.8 s against 2.7 s, 3.4 s against
+  2.2 s. It also accepts what is no JSON (single quotes, a second document after the first).
+- ``pyarrow.json``. It is three times as fast, but a record that holds a second document (``{"a": 1} null``)
+  ends the process.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ _PLAIN = {
 """Types that Arrow, Parquet and Python all know. Others (intervals, variants, …) are shown as text."""
 
 
-class Rows(NamedTuple):
+class ResultRows(NamedTuple):
     """Some rows, to be shown."""
 
     names: list[str]
@@ -74,8 +74,8 @@ class Rows(NamedTuple):
         return len(self.columns[0]) if self.columns else 0
 
     @classmethod
-    def of(cls, columns: dict[str, list[Any]]) -> Rows:
-        """Rows that are not Spark's."""
+    def of(cls, columns: dict[str, list[Any]]) -> ResultRows:
+        """Rows that do not come from Spark."""
         types = [pa.array(values).type for values in columns.values()]
         return cls(list(columns), types, list(columns.values()), True)
 
@@ -85,17 +85,19 @@ class Rows(NamedTuple):
 
 
 # --- fetching -----------------------------------------------------------------------------------------
-def fetch(frame: DataFrame, limit: int | None) -> Rows:
+def fetch(frame: DataFrame, limit: int | None) -> ResultRows:
     """The first rows, or all of them."""
     names = frame.columns
     if not names:
-        return Rows([], [], [], True)
+        return ResultRows([], [], [], True)
     plain = _plain(frame)
     found = (plain if limit is None else plain.limit(limit + 1)).toArrow()
     is_all = limit is None or found.num_rows <= limit
     if not is_all:
         found = found.slice(0, limit)
-    return Rows(names, found.schema.types, [each.to_pylist() for each in found.columns], is_all)
+    return ResultRows(
+        names, found.schema.types, [each.to_pylist() for each in found.columns], is_all
+    )
 
 
 def _plain(frame: DataFrame) -> DataFrame:
