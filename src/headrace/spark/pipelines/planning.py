@@ -68,7 +68,7 @@ class PipelineSetting:
 
 
 @dataclass(frozen=True)
-class PipelineQuery:
+class PlannedQuery:
     """One query that could be started."""
 
     name: str
@@ -105,7 +105,7 @@ class PipelineQuery:
 @dataclass(frozen=True)
 class PipelinePlan:
     pipeline: Pipeline
-    queries: tuple[PipelineQuery, ...]
+    queries: tuple[PlannedQuery, ...]
 
 
 def plan(
@@ -122,7 +122,7 @@ def plan(
     return PipelinePlan(pipeline, tuple(_built(pipeline, session, checkpoint, setting)))
 
 
-def _rehearse(pipeline: Pipeline, query: PipelineQuery) -> None:
+def _rehearse(pipeline: Pipeline, query: PlannedQuery) -> None:
     """Start a query without rows and stop it: Spark checks then which operations a stream allows."""
     with analysed(pipeline.section, "sql" if pipeline.sql is not None else "function"):
         writer = query.rows.writeStream.format("noop").outputMode(query.mode)
@@ -136,7 +136,7 @@ def _built(
     setting: PipelineSetting,
     *,
     rehearses: bool = False,
-) -> list[PipelineQuery]:
+) -> list[PlannedQuery]:
     """The queries. In a rehearsal, topics are streams without rows, and no broker is asked."""
     bad: list[DataFrame] = []
     frames: dict[str, DataFrame] = {}
@@ -235,7 +235,7 @@ def _queries(
     bad: list[DataFrame],
     checkpoint: str,
     setting: PipelineSetting,
-) -> list[PipelineQuery]:
+) -> list[PlannedQuery]:
     options = dict(setting.connection)
     if isinstance(pipeline.to, TableOutput):
         if outputs.can_fail(rows):
@@ -258,14 +258,12 @@ def _queries(
         main = reduce(_union, letters, main)
         bad = []
     found = [
-        PipelineQuery(
-            pipeline.name, _counted(main), pipeline.to, pipeline.mode, checkpoint, options
-        )
+        PlannedQuery(pipeline.name, _counted(main), pipeline.to, pipeline.mode, checkpoint, options)
     ]
     if bad:
         letters = [each.withColumn(DEAD, F.lit(True)) for each in bad]
         found.append(
-            PipelineQuery(
+            PlannedQuery(
                 pipeline.name + FAILED_SUFFIX,
                 _counted(reduce(_union, letters)),
                 TopicOutput(pipeline.failed, pipeline.section),

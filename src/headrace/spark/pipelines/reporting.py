@@ -226,7 +226,7 @@ class Reporter:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self.failure: str | None = None
-        """Why the last report did not get there."""
+        """Why the last report failed."""
 
     def start(self, jobs: list[Reported]) -> None:
         self._jobs = jobs
