@@ -31,7 +31,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from pyspark.errors import AnalysisException, PySparkAttributeError
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession, is_remote
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
@@ -120,11 +120,13 @@ class TopicSql:
     # --- statements -------------------------------------------------------------------------
     def query(self, text: str) -> DataFrame:
         """A statement's result. A query runs when its result is asked for, anything else at once."""
+        self._forget()
         try:
             with in_words():
                 return self._query(text)
         finally:
-            self._forget()
+            if not is_remote():  # Spark Connect plans a query only when its result is asked for
+                self._forget()
 
     def _query(self, text: str) -> DataFrame:
         explained = _EXPLAIN.match(text)
