@@ -94,7 +94,7 @@ class Topic:
         return int(crc32c(key)) % len(self.partitions)
 
     def next_partition(self) -> int:
-        """In turn, for what has no key."""
+        """In turn, for records without a key."""
         self._turn = (self._turn + 1) % len(self.partitions)
         return self._turn
 
