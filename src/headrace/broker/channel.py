@@ -105,7 +105,7 @@ class EmbeddedConsumer(_Consumes, Channel):
             self._call(self._carry_out)
 
     def _carry_out(self) -> None:
-        """On the loop: do what was asked for since the last time."""
+        """On the loop: carry out the settlements since the last time."""
         self._flushing = False
         subscription, settled = self.subscription, self._settled
         while settled:

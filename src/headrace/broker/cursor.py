@@ -1,11 +1,11 @@
-"""Where one subscription stands in one partition: a position, and what is done beyond it.
+"""Where one subscription stands in one partition: a position, and the done offsets beyond it.
 
 ``position`` is the first offset that is not done. Beyond it, done offsets are kept as bits in chunks
 of 4096, so that a million messages acknowledged in any order cost 125 KB, an ack costs the same at
 any depth, and the position moves over a full chunk in one step. ``next`` is where fresh reading goes
 on; between the two lie messages that are out with members, waiting for a retry, or done.
 
-For the journal the cursor remembers what has changed since it was last written: runs of newly done
+For the journal the cursor remembers the changes since it was last written: runs of newly done
 offsets, and attempts; nothing, while all of it is to be written next time. Replaying these on an older
 state gives the newer one, in any overlap: writing something twice does no harm.
 """
@@ -51,7 +51,7 @@ class Cursor:
         self.high = position
         """The offset after the highest done one: nothing at or above it is done."""
         self.attempts: dict[int, int] = {}
-        """Failed deliveries so far, of what is not done."""
+        """Failed deliveries so far, of offsets that are not done."""
         self.blocked: str | None = None
         """Why nothing more is read here, or None."""
         self.parked = 0
@@ -229,7 +229,7 @@ class Cursor:
         return self._rewrite or bool(self._fresh_runs) or bool(self._fresh_attempts)
 
     def rewrite(self) -> None:
-        """Write everything next time, not only what is new."""
+        """Write everything next time, not only the changes."""
         self._rewrite = True
         self._fresh_runs.clear()
         self._fresh_attempts.clear()

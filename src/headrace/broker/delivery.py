@@ -1,4 +1,4 @@
-"""A message on its way to a member: leases, members, and what is handed over.
+"""A message on its way to a member: leases, members, deliveries.
 
 A :class:`Lease` covers all records that one member got of one batch at one time: offsets as a range
 (strided when several members share a batch round-robin) or a list, and one bit for each that is

@@ -75,7 +75,7 @@ class Follower:
             self._context.call_soon(self.pump)
 
     def pump(self) -> None:
-        self._pumping = True  # what a delivery sets off waits for the next turn
+        self._pumping = True  # a wake-up during a delivery waits for the next turn
         try:
             self._pump()
         finally:

@@ -57,7 +57,7 @@ class KeyOrder:
         return cursor, offset
 
     def forget(self, cursor: Cursor, before: int | None = None) -> list[Item]:
-        """Drop what there is of one partition, or only what lies before an offset of it.
+        """Drop the messages of one partition, or only those before an offset of it.
 
         Returns what may go now because its key is free.
         """

@@ -1,7 +1,7 @@
 """A request for messages: up to a number, now or within some time, and then it is over.
 
 For callers that have no connection to push into (HTTP). While it waits, a pull is a member like any
-other and takes its turn; once it has something it withdraws, and what it got stays out under its
+other and takes its turn; once it has messages it withdraws, and they stay out under their
 lease until it is settled, given back, or the deadline passes.
 
 Nothing is acknowledged before the answer goes out: a caller that asked for "acknowledged on delivery"

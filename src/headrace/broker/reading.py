@@ -3,7 +3,7 @@
 One batch of each partition in turn. A partition that cannot be read does not stop the others. At
 damage it is *blocked* until the subscription is moved past it; after an error of the disk it is tried
 again a moment later; a partition whose log still fetches the records waits until they have come; where
-retention was faster, reading goes on with the first record that exists.
+retention was faster, reading continues with the first record that exists.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Reading:
     def next(self, may_read: Callable[[Cursor], bool]) -> tuple[Cursor, Batch] | None:
         """A cursor and the batch at it, or None when there is nothing to read.
 
-        Partitions for which ``may_read`` says no keep their place and hold up nobody.
+        Partitions for which ``may_read`` says no keep their place and hold up no other.
         """
         refused = 0
         while refused < len(self._queue):
@@ -120,7 +120,7 @@ class Reading:
             self.advanced(cursor)
 
     def _skip_missing(self, cursor: Cursor) -> None:
-        """Retention has overtaken the subscription: go on with the first record that exists."""
+        """Retention has overtaken the subscription: continue with the first record that exists."""
         start = cursor.partition.log.start_offset
         logger.warning(
             "subscription %s lost %d messages of %s/%d to retention (offsets %d to %d)",

@@ -150,7 +150,7 @@ class DiskGuard:
             return None
         return StorageFull(
             f"only {self.free_bytes >> 20} MiB are free on the disk, {self._reserve >> 20} MiB are "
-            "kept in reserve; publishing goes on by itself when there is room again"
+            "kept in reserve; publishing continues by itself when there is room again"
         )
 
     def _check(self) -> None:

@@ -164,7 +164,7 @@ def read_in_background(
     work: Callable[[], Result],
     done: Callable[[Result | None, BaseException | None], None],
 ) -> None:
-    """Run ``work``, which reads the log, without holding up the loop; ``done`` hears the result.
+    """Run ``work``, which reads the log, without holding up the loop; ``done`` gets the result.
 
     In a worker, where the log allows it. Otherwise on the loop: there the records are in memory, or
     ``work`` is called again when the log has fetched them.
@@ -295,7 +295,7 @@ class CommitRun:
 
     def _end(self) -> None:
         if self._error is None:
-            # In one turn of the loop: nobody can look in between.
+            # In one turn of the loop: no reader sees a state in between.
             for partition in self._held:
                 shown = partition.log.end_offset
                 partition.log.release()

@@ -9,7 +9,7 @@ Payloads (``log.journal`` frames and checksums them), by their first byte:
 - ``E`` + JSON: a named producer gets an epoch: name, id, epoch
 - ``T`` + JSON: a commit of staged batches is decided or finished: name, number, pieces, finished
 
-Definitions are durable before the caller hears of them. Positions are written together for all
+Definitions are durable before the caller is answered. Positions are written together for all
 subscriptions, at most ``FLUSH_S`` after they changed: a crash may cost the last acks, and the
 messages come again. ``flush`` is the barrier for callers that need more.
 
@@ -131,7 +131,7 @@ def remember(producers: dict[str, tuple[int, int]], name: str, known: tuple[int,
 
 
 class StateJournal:
-    """The journal and what is to go into it. ``journal`` None: nothing is kept."""
+    """The journal, and the entries that wait for it. ``journal`` None: nothing is kept."""
 
     def __init__(
         self,
@@ -172,7 +172,7 @@ class StateJournal:
         return loaded
 
     def start(self) -> None:
-        """Write what was loaded as a fresh snapshot: short, and free of what damage was skipped."""
+        """Write the loaded state as a fresh snapshot: short, and without damaged entries."""
         if self._journal is None:
             return
         try:
@@ -186,11 +186,11 @@ class StateJournal:
 
     # --- writing ----------------------------------------------------------------------------
     def write(self, payload: bytes, done: Done | None = None) -> None:
-        """Keep a definition; ``done`` hears when it is durable."""
+        """Keep a definition; ``done`` is called when it is durable."""
         self._put(Entry(payload, done))
 
     def flush(self, done: Done) -> None:
-        """Write all positions now; ``done`` hears when they are durable."""
+        """Write all positions now; ``done`` is called when they are durable."""
         self._put(Entry(None, done))
 
     def _put(self, entry: Entry) -> None:
@@ -258,7 +258,7 @@ class StateJournal:
             self._on_failure(self._failed)
 
     def close(self, done: Callable[[], None]) -> None:
-        """Write what is new, then nothing more."""
+        """Write the last changes, then nothing more."""
 
         def closed(_error: HeadraceError | None) -> None:
             self._closed = True

@@ -77,7 +77,7 @@ class Subscription:
         self._retries = Retries()
         self._deadlines = Deadlines(self.leases)
         self._burying: dict[tuple[int, int], str] = {}
-        """(cursor number, offset) of what is on its way to the dead letters, and why."""
+        """(cursor number, offset) of messages on their way to the dead letters, and the reason."""
         self._now_ms = 0
         """When the messages that are being handed out were looked at."""
         self._timer: Any = None
@@ -111,7 +111,7 @@ class Subscription:
         self._reading.advanced(cursor)
 
     def detach(self, topic: str) -> list[Cursor]:
-        """Let go of a topic that is deleted."""
+        """Forget a topic that is deleted."""
         gone = [cursor for (name, _), cursor in self.cursors.items() if name == topic]
         for cursor in gone:
             del self.cursors[(topic, cursor.partition.number)]
@@ -138,7 +138,7 @@ class Subscription:
         self.wake()
 
     def leave(self, member: Member, *, count_attempt: bool = True) -> None:
-        """The member is gone; what it had goes to the others.
+        """The member is gone; its messages go to the others.
 
         With ``count_attempt`` (it vanished, perhaps because of a message) a delivery is used up;
         without (it closed in good order and says that it began none of these) it is not.
@@ -151,7 +151,7 @@ class Subscription:
         self.wake()
 
     def withdraw(self, member: Member) -> None:
-        """Give the member nothing more; what it holds stays out until settled or overdue."""
+        """Give the member nothing more; its messages stay out until settled or overdue."""
         if member in self.members:
             self.members.remove(member)
 
@@ -226,7 +226,7 @@ class Subscription:
         return chosen.wanted
 
     def _share(self, cursor: Cursor, batch: Batch, indexes: Sequence[int]) -> Sequence[int]:
-        """Deal the records out, one to each member in turn; returns what nobody had room for."""
+        """Deal the records out, one to each member in turn; returns those that found no room."""
         each = batch.stored_bytes // batch.count
         while indexes:
             members, room = self.members.next(len(indexes), each)
@@ -503,7 +503,7 @@ class Subscription:
                 self._free(cursor, offset)
 
     def _failed(self, cursor: Cursor, offset: int, attempt: int, reason: str, delay: float) -> None:
-        """A delivery came to nothing: again, or to the dead letters."""
+        """A delivery failed: try again, or store a dead letter."""
         cursor.failed(offset, attempt)
         self._context.changed(cursor)
         limit = self.settings.max_deliveries
@@ -560,7 +560,7 @@ class Subscription:
             self._arm(min(upcoming))
 
     def _end(self, lease: Lease, reason: str, *, at_once: bool, count: bool) -> None:
-        """Take back what is still out of the lease."""
+        """Take back the messages of the lease that are still out."""
         out = lease.out()
         lease.mask = 0
         self._settled(lease, len(out))
@@ -576,7 +576,7 @@ class Subscription:
 
     # --- moving and ending --------------------------------------------------------------------
     def seek(self, cursor: Cursor, offset: int) -> None:
-        """Deliver again from the offset on; what is out of this partition becomes stale."""
+        """Deliver again from the offset on; deliveries of this partition become stale."""
         self._forget(cursor)
         cursor.seek(offset)
         self._context.changed(cursor)

@@ -111,7 +111,7 @@ class Topics:
             self._changed()
 
     def delete(self, topic: Topic, deletion: Deletion, done: Callable[[], None]) -> None:
-        """Gone at once for everybody; storage, which has agreed to it, frees the space later."""
+        """Remove it at once; storage, which has agreed to it, frees the space later."""
         del self._topics[topic.name]
         del self._by_hash[topic.hash]
         self._partitions -= len(topic.partitions)

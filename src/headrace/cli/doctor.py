@@ -155,7 +155,7 @@ def _confirmed(report: Report) -> bool:
         question += f" and give up {count(lost, 'record')} for good"
     try:
         return typer.confirm(f"{question}?")
-    except typer.Abort:  # nobody there to answer
+    except typer.Abort:  # no answer can come
         typer.echo()
         return False
 

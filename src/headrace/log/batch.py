@@ -95,7 +95,7 @@ AFTER_SYNC = 0x8000
 _PAD = [bytes(n) for n in range(8)]
 
 APART_BYTES_MIN = 64 << 10
-"""A batch of this size is read by itself, so that its body is not copied out of what was read."""
+"""A batch of this size is read by itself, so that its body is not copied out of a larger read."""
 
 crc32c = google_crc32c.value
 
@@ -245,7 +245,7 @@ class Batch:
         if self.flags & LOST:
             raise DataCorrupt(
                 f"offsets {self.base_offset} to {self.end_offset - 1} were destroyed and given up "
-                "by a repair; go on at the next offset",
+                "by a repair; continue at the next offset",
                 code="records_lost",
             )
         if self._plain is None:
@@ -509,7 +509,7 @@ def _unpack(body: bytes, flags: int) -> bytes:
 
 
 def parse_header(raw: bytes, at: int = 0) -> tuple[Batch, int] | None:
-    """A batch without its body and the body's length; None when no valid header stands there."""
+    """A batch without its body and the body's length; None when no valid header is there."""
     if len(raw) - at < HEADER_BYTES:
         return None
     (
@@ -553,7 +553,7 @@ def parse_header(raw: bytes, at: int = 0) -> tuple[Batch, int] | None:
 
 
 def is_newer(raw: bytes) -> bool:
-    """Whether a whole header stands there that only its version keeps us from reading.
+    """Whether these bytes are a whole header of a newer version.
 
     Every version begins with "HRB" and sums its header the same way, so that an older broker knows
     a newer log from damage and leaves it alone.
@@ -664,7 +664,7 @@ def _check_offsets(
     """Offsets begin at 0, never fall and stay inside. Returns the size of the largest item, or a bound
     for it that is not above ``most``; anything without one."""
     offsets = memoryview(plain)[start : start + 4 * (count + 1)].cast("i").tolist()
-    # Whether they are in order is asked like this because sorting what is sorted is one comparison each.
+    # Sorting a sorted list is one comparison for each item, so this is the fastest check.
     if offsets[0] != 0 or sorted(offsets) != offsets:
         raise DataCorrupt("the offsets of a column are not in order")
     if binary:
@@ -676,7 +676,7 @@ def _check_offsets(
 
 
 def lost(base_offset: int, count: int, timestamp: int) -> Batch:
-    """A batch that stands for records which are gone for good."""
+    """A batch that stands for destroyed records."""
     batch = Batch(b"", crc32c(b""), count, LOST | AFTER_SYNC)
     batch.base_offset = base_offset
     batch.base_timestamp = batch.max_timestamp = timestamp

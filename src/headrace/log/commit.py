@@ -72,7 +72,7 @@ def clamp_times(batch: Batch, low: int, high: int) -> Batch:
     """The batch with its time column made non-decreasing and kept between ``low`` and ``high``.
 
     Record times never run backwards in a partition, and a client whose clock is years ahead must
-    not drag everybody's records there.
+    not drag all later records there.
     """
     times = batch._longs(HAS_TIMES)
     fixed = list(accumulate((min(time, high) for time in times), max, initial=low))[1:]
@@ -121,7 +121,7 @@ def gather(
         except HeadraceError as error:
             entry.error = error
             continue
-        if not entry.hidden:  # of what was lost before its commit, that is all that can be told
+        if not entry.hidden:  # only a commit may store a batch whose records were lost
             batch.flags &= ~LOST
         if entry.staged:
             batch.flags |= STAGED

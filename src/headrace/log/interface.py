@@ -11,7 +11,7 @@ The promises every engine keeps:
 - ``append`` never raises for a failure of storage: it answers through ``Append.done``, once, on the
   loop, with ``first_offset`` set or with ``error`` set. Entries are stored in the order of the calls.
 - When ``done`` reports an offset, the record is as durable as the log's mode promises, and only
-  then does ``end_offset`` move past it and ``on_advance`` run: nobody sees a record earlier.
+  then does ``end_offset`` move past it and ``on_advance`` run: no reader sees a record earlier.
 - An error is definite (nothing of this entry was stored) unless it is ``OutcomeUnknown``.
 - An offset, once given out, means the same bytes for ever or an explicit error.
 - A read (``read``, ``read_cached``, ``offset_at``) that has to wait for a network raises
@@ -41,7 +41,7 @@ Result = TypeVar("Result")
 
 @dataclass(slots=True, eq=False)
 class Append:
-    """Records on their way into a log, together with the callback that hears the result.
+    """Records on their way into a log, together with the callback for the result.
 
     Either ``columns`` (gathered with other waiting entries into one batch) or ``batch`` (a whole
     one, checked, stored as it is). With ``producer_id`` the entry is idempotent: it stays a batch
@@ -202,10 +202,10 @@ class Log(Protocol):
         """The units that retention by age and size can drop, oldest first."""
 
     def roll_if_old(self, now_ms: int) -> None:
-        """Close the segment that is written if it is too old, so that retention can reach it."""
+        """Close the active segment if it is too old, so that retention can reach it."""
 
     def roll_soon(self, bytes_min: int) -> None:
-        """Close the segment that is written if it has this many bytes, after what waits."""
+        """Close the active segment after the waiting entries, if it has this many bytes."""
 
     def drop_before(self, offset: int) -> None:
         """Drop records before the offset, as far as whole segments allow."""
@@ -214,7 +214,7 @@ class Log(Protocol):
         """Use new settings of the topic from the next commit on."""
 
     def close(self, done: Callable[[], None]) -> None:
-        """Store what waits, release everything, then call ``done`` on the loop."""
+        """Store the waiting entries, release everything, then call ``done`` on the loop."""
 
 
 # --- topics in storage ----------------------------------------------------------------------------

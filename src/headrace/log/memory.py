@@ -108,7 +108,7 @@ class MemoryLog(BaseLog):
         return None
 
     def drop_before(self, offset: int) -> None:
-        """Batches go whole, but ``start_offset`` is exact: what was dropped is not shown again."""
+        """Batches go whole, but ``start_offset`` is exact: dropped records are not shown again."""
         if offset <= self.start_offset:
             return
         at = bisect_right(self._batches, offset, key=lambda batch: batch.end_offset)

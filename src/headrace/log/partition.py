@@ -64,7 +64,7 @@ class _DiskCommit:
     def run(self) -> None:
         partition = self.partition
         try:
-            # Not for a sync alone: what it cannot roll for, it could not sync either.
+            # Not for a sync alone: on a full disk rolling would fail, and the sync with it.
             if self.roll or (self.batches and partition.writer_is_full()):
                 self.rolled = partition.roll()
             if self.batches:
@@ -187,7 +187,7 @@ class PartitionLog(BaseLog):
         return None
 
     def _prepare(self, items: list[Append | str]) -> Callable[[], None]:
-        """Turn what waits into one commit."""
+        """Turn the waiting entries into one commit."""
         commands = {item for item in items if isinstance(item, str)}
         entries = [item for item in items if isinstance(item, Append)]
         kinds = [entry.hidden for entry in entries]
@@ -352,7 +352,7 @@ class PartitionLog(BaseLog):
         self.on_commit(self._clock.seconds() - commit.started, count)
 
     def flush(self) -> None:
-        """Sync what was written, whatever the mode."""
+        """Sync the written bytes, whatever the mode."""
         self._sync_timer = None
         if not self._closed and self.failed is None:
             self._lane.put("sync")
@@ -361,7 +361,7 @@ class PartitionLog(BaseLog):
         if isinstance(error, OSError):
             answer: HeadraceError = refused_by_disk(error)
         else:
-            # SyncFailed, or our own mistake: either way nobody knows what is on disk.
+            # SyncFailed, or our own mistake: either way it is unknown what is on disk.
             answer = OutcomeUnknown(
                 f"it is unknown whether this was stored: {error}. Without a sync that is known to "
                 "have succeeded the broker stops; start it again and it will verify its log"
@@ -499,7 +499,7 @@ class PartitionLog(BaseLog):
             self.roll_soon(1)
 
     def roll_soon(self, bytes_min: int) -> None:
-        """Close the segment that is written, if it has this many bytes, after what waits."""
+        """Close the active segment after the waiting entries, if it has this many bytes."""
         if (
             self._segments
             and self._segments[-1].size >= bytes_min

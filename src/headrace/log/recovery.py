@@ -6,9 +6,9 @@ with:
 - zeros: space that was preallocated and never written. Nothing is wrong.
 - a *torn tail*: bytes in which no valid batch with ``AFTER_SYNC`` follows. They were being written
   when the process or the machine stopped, and were never confirmed. They are copied aside
-  (``<segment>.torn-<n>``) and cut off, and the start goes on.
+  (``<segment>.torn-<n>``) and cut off, and the start continues.
 - *damage*: something valid with ``AFTER_SYNC`` follows, so the bytes before it were once safely on
-  disk. Nothing is cut or renumbered; the partition opens read-only, what is valid can be read, and
+  disk. Nothing is cut or renumbered; the partition opens read-only, valid records can be read, and
   ``headrace doctor --repair`` gives up the damaged range on demand.
 
 ``AFTER_SYNC`` is what tells a torn group of batches (the disk wrote the third of one commit and not
@@ -44,7 +44,7 @@ class LastSegment:
     path: Path
     base_offset: int
     size: int
-    """Bytes of valid log; appends go on from here."""
+    """Bytes of valid log; appends continue from here."""
     index: Index
     damage: list[tuple[int, int]] = field(default_factory=list)
     """Offset ranges (first, end) that cannot be read."""

@@ -132,7 +132,7 @@ def _next_valid(window: _Window, position: int, size: int, expected: int) -> int
     header = parse_header(window.get(position, HEADER_BYTES))
     if header is not None and header[0].base_offset == expected:
         # The header says how far its damaged body reaches. Nothing is looked for in there: a
-        # message may well contain the bytes of a batch, and nobody must be shown those.
+        # message may well contain the bytes of a batch, and readers must not be shown those.
         at = position + HEADER_BYTES + header[1]
     while at < size:
         chunk = window.get(at, SCAN_BYTES)

@@ -112,7 +112,7 @@ class DiskStorage(MemoryStorage):
         try:
             if self._files.exists(deleted):
                 self._files.remove_tree(deleted)
-        except OSError as error:  # they are in nobody's way, and the next start tries again
+        except OSError as error:  # they do no harm, and the next start tries again
             logger.warning("files of deleted topics: %s", error)
 
     def _load(self, path: Path, defaults: TopicSettings) -> TopicRecord:

@@ -155,7 +155,7 @@ class Memberships:
         raise NotFound("this connection has no such subscription", code="not_subscribed")
 
     def pause(self, pattern: str | None, name: str | None) -> None:
-        """Deliver nothing more to a member; what it has stays with it until it leaves."""
+        """Deliver nothing more to a member; its messages stay with it until it leaves."""
         for key, sink in self._sinks.items():
             if pattern in (None, key[0]) and key[1] == name and sink.member is not None:
                 sink.member.prefetch = 0
