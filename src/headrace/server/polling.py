@@ -7,25 +7,23 @@ import asyncio
 from headrace.broker.topic import Partition
 
 
-class _Bell:
-    def __init__(self, future: asyncio.Future[None]):
-        self._future = future
+class _Poll:
+    def __init__(self) -> None:
+        self.has_news = asyncio.Event()
 
     def on_advance(self, topic: str, partition: int, at_once: bool) -> None:
-        if not self._future.done():
-            self._future.set_result(None)
+        self.has_news.set()
 
 
 async def wait_for(partition: Partition, seconds: float) -> bool:
     """True if there is a new message; False after the timeout."""
-    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    bell = _Bell(future)
-    partition.watchers.append(bell)
+    poll = _Poll()
+    partition.watchers.append(poll)
     try:
         async with asyncio.timeout(seconds):
-            await future
+            await poll.has_news.wait()
         return True
     except TimeoutError:
         return False
     finally:
-        partition.watchers.remove(bell)
+        partition.watchers.remove(poll)
