@@ -31,7 +31,7 @@ with atheris.instrument_imports(["headrace"]) if atheris else contextlib.nullcon
     from headrace.log.columns import Columns
     from headrace.wire import binary
     from headrace.wire.binary import BinaryParser, Type
-    from headrace.wire.text import Run, TextParser
+    from headrace.wire.text import PublishRun, TextParser
 
 BYTES_MAX = 4096
 LENGTH_MAX = 2048
@@ -43,7 +43,7 @@ def _text(pieces: list[bytes]) -> object:
     found: list[object] = []
     for piece in pieces:
         for item in parser.feed(piece):
-            if isinstance(item, Run):
+            if isinstance(item, PublishRun):
                 found += [(item.topic, value) for value in item.values]
             elif item.verb == "PUB" and not item.options:
                 found.append((item.words[0], item.payload))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from headrace.errors import HeadraceError
 from headrace.wire import binary
 from headrace.wire.binary import BinaryParser, Frame, Type
-from headrace.wire.text import Command, Run, TextParser
+from headrace.wire.text import Command, PublishRun, TextParser
 
 MESSAGE_BYTES_MAX = 1000
 FRAME_BYTES_MAX = 4096
@@ -45,7 +45,7 @@ def read_text(pieces: Iterable[bytes], parser: TextParser | None = None) -> Outc
     found: list[Any] = []
     for piece in pieces:
         for item in parser.feed(piece):
-            if isinstance(item, Run):
+            if isinstance(item, PublishRun):
                 found += [("PUB", [item.topic], {}, value) for value in item.values]
             else:
                 assert isinstance(item, Command)

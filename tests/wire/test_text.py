@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import Conflict, HeadraceError, InvalidArgument, QueueFull
 from headrace.wire import text
-from headrace.wire.text import LINE_BYTES_MAX, Run, TextParser
+from headrace.wire.text import LINE_BYTES_MAX, PublishRun, TextParser
 from tests.wire.streams import (
     CUTS,
     FEEDINGS,
@@ -225,7 +225,7 @@ def test_a_large_payload_in_small_pieces_is_not_copied_for_each_of_them() -> Non
     assert held - before < size * 1.2
     assert peak - before < size * 2.5
     (run,) = parser.feed(piece)
-    assert isinstance(run, Run)
+    assert isinstance(run, PublishRun)
     assert len(run.values[0]) == size
 
 

@@ -262,7 +262,7 @@ class Publishing:
         self._gathered[topic.name] = (topic, [publish])
 
     def flush(self) -> None:
-        """Append what was gathered, before the end of this turn: the broker closes."""
+        """Append what was gathered: at the end of this turn of the loop, or when the broker closes."""
         while self._gathered:
             self._append_gathered(next(iter(self._gathered)))
 

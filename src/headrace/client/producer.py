@@ -1,6 +1,6 @@
 """Publishing: small messages are gathered into batches, and each is stored exactly once.
 
-Each (topic, partition) is a :class:`_Lane`. Published records wait there while batches are under way, and
+Each (topic, partition) is a :class:`_PartitionLane`. Published records wait there while batches are under way, and
 leave together when one more batch may be sent, when enough has gathered, or after ``linger``. So an idle
 client sends at once, and a busy one sends large batches, without any tuning.
 
@@ -85,7 +85,7 @@ class _Sent:
         return error
 
 
-class _Lane:
+class _PartitionLane:
     """The publishes to one partition, in order."""
 
     def __init__(self, producer: Producer, topic: str, partition: int):
@@ -323,7 +323,7 @@ class Producer:
         self.linger = linger
         self.batch_bytes = batch_bytes
         self._timeout = timeout
-        self._lanes: dict[tuple[str, int], _Lane] = {}
+        self._lanes: dict[tuple[str, int], _PartitionLane] = {}
         self._partitions: dict[str, int] = {}
         self._asking: dict[str, asyncio.Task[int]] = {}
         self._unplaced: dict[str, deque[_Item]] = {}
@@ -458,10 +458,10 @@ class Producer:
             self._send_now()
         return count
 
-    def _lane(self, topic: str, partition: int) -> _Lane:
+    def _lane(self, topic: str, partition: int) -> _PartitionLane:
         lane = self._lanes.get((topic, partition))
         if lane is None:
-            lane = self._lanes[(topic, partition)] = _Lane(self, topic, partition)
+            lane = self._lanes[(topic, partition)] = _PartitionLane(self, topic, partition)
         return lane
 
     # --- out --------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from headrace.server.arguments import number_of, publish_arguments, seconds_of
 from headrace.server.connection import Connection, RequestSession
 from headrace.server.members import Memberships, WireSink
 from headrace.wire import text
-from headrace.wire.text import Command, Run, TextParser
+from headrace.wire.text import Command, PublishRun, TextParser
 
 HELP = (
     "PUB <topic> <size> [key=] [h.<name>=] [id=] [to=] [delay=] [ttl=] [partition=]  then the payload",
@@ -37,7 +37,7 @@ HELP = (
 )
 
 
-class TextSession(RequestSession[Run | Command]):
+class TextSession(RequestSession[PublishRun | Command]):
     protocol = "text"
     login = "say AUTH <token> first"
 
@@ -48,14 +48,16 @@ class TextSession(RequestSession[Run | Command]):
         )
 
     # --- in ---------------------------------------------------------------------------------
-    def depends(self, item: Run | Command | HeadraceError) -> bool:
-        return not isinstance(item, Run) and not (isinstance(item, Command) and item.verb == "PUB")
+    def depends(self, item: PublishRun | Command | HeadraceError) -> bool:
+        return not isinstance(item, PublishRun) and not (
+            isinstance(item, Command) and item.verb == "PUB"
+        )
 
-    def is_open(self, item: Run | Command) -> bool:
+    def is_open(self, item: PublishRun | Command) -> bool:
         return isinstance(item, Command) and item.verb in ("AUTH", "PING", "HELP", "QUIT")
 
-    def begin(self, item: Run | Command) -> None:
-        if isinstance(item, Run):
+    def begin(self, item: PublishRun | Command) -> None:
+        if isinstance(item, PublishRun):
             self._publish_run(item)
         else:
             handler = VERBS.get(item.verb)
@@ -66,8 +68,8 @@ class TextSession(RequestSession[Run | Command]):
                 )
             handler(self, item)
 
-    def fail(self, item: Run | Command, error: HeadraceError) -> None:
-        count = len(item.values) if isinstance(item, Run) else 1
+    def fail(self, item: PublishRun | Command, error: HeadraceError) -> None:
+        count = len(item.values) if isinstance(item, PublishRun) else 1
         self.outbox.send(text.error_run(error, count))
 
     def end(self, error: HeadraceError) -> None:
@@ -82,7 +84,7 @@ class TextSession(RequestSession[Run | Command]):
         self.connection.answer_later(work, self.outbox.reserve().fill, text.error)
 
     # --- publishing -------------------------------------------------------------------------
-    def _publish_run(self, run: Run) -> None:
+    def _publish_run(self, run: PublishRun) -> None:
         count = len(run.values)
         slot = self.outbox.reserve(run.bytes + 64 * count)
 

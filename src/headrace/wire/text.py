@@ -9,7 +9,7 @@ r"""The text protocol: what a person types into netcat, and what a simple client
 
 A bare ``\n`` ends a line too. A line end after a payload is skipped, so that netcat works.
 
-:class:`TextParser` turns bytes into :class:`Run` (consecutive publishes to one topic) and
+:class:`TextParser` turns bytes into :class:`PublishRun` (consecutive publishes to one topic) and
 :class:`Command`. Runs make it fast: a client that pipelines sends the same first line again and again,
 so the parser compares it instead of parsing it. A protocol error ends the stream, because after an
 invalid size nobody knows where the next command begins.
@@ -25,7 +25,7 @@ LINE_BYTES_MAX = 80 << 10
 """Verb, topic and headers; a header may have 64 KiB."""
 
 
-class Run:
+class PublishRun:
     """Publishes without options to one topic, in order."""
 
     __slots__ = ("bytes", "topic", "values")
@@ -66,7 +66,7 @@ class TextParser:
     def buffered(self) -> int:
         return len(self._held)
 
-    def feed(self, data: bytes) -> list[Run | Command]:
+    def feed(self, data: bytes) -> list[PublishRun | Command]:
         """The commands that are complete now. ``error`` is set when the stream makes no sense."""
         if self.error is not None:
             return []
@@ -75,7 +75,7 @@ class TextParser:
             held += data
             return []
         buffer = b"".join((held, data)) if held else data
-        found: list[Run | Command] = []
+        found: list[PublishRun | Command] = []
         try:
             at = self._parse(buffer, found)
         except HeadraceError as error:
@@ -84,7 +84,7 @@ class TextParser:
         self._held = bytearray(memoryview(buffer)[at:])
         return found
 
-    def _parse(self, buffer: bytes, found: list[Run | Command]) -> int:
+    def _parse(self, buffer: bytes, found: list[PublishRun | Command]) -> int:
         """Parse complete commands; returns where the incomplete one begins."""
         at, end = 0, len(buffer)
         self._needed = 0
@@ -128,11 +128,11 @@ class TextParser:
             values = [payload]
             at = self._same_again(buffer, at, head, size, values)
             last = found[-1] if found else None
-            if isinstance(last, Run) and last.topic == topic:
+            if isinstance(last, PublishRun) and last.topic == topic:
                 last.values += values
                 last.bytes += size * len(values)
             else:
-                found.append(Run(topic, values, size * len(values)))
+                found.append(PublishRun(topic, values, size * len(values)))
         return at
 
     def _same_again(
