@@ -81,7 +81,7 @@ def parse_rate(text: str) -> float:
 
 @dataclass(frozen=True)
 class ReplayRequest:
-    """What a user asks for."""
+    """The range, the target and the options of a replay."""
 
     source: str
     """A topic, several with commas, a wildcard; or the path of a table, which has a slash."""
@@ -258,7 +258,7 @@ class Replay:
         return found
 
     def _look_at_topics(self, spark: SparkSession) -> tuple[list[Offsets], float]:
-        """What a read of Spark over this range would plan; and the size of the largest records."""
+        """The offsets that a read of Spark over this range would plan; and the size of the largest records."""
         known = self._known()
         given = {**self._connection, "topic": self._request.source}
         given |= self._request.range.options(known, Clock().now_ms())

@@ -1,4 +1,4 @@
-"""Pipelines: what a small file declares, run by Spark until somebody stops it.
+"""Pipelines: a small file declares them, Spark runs them until a user stops them.
 
 ::
 
@@ -26,7 +26,7 @@ A file in TOML, with everything that can be said. Only ``from`` (or ``inputs``) 
     format = "json"                         # binary (default), text, json
     schema = "id STRING, customer STRING, amount DOUBLE, at TIMESTAMP"
     starting = "earliest"                   # where the first run begins: earliest (default), latest, a time
-    watermark = "at 10 minutes"             # rows more than so much behind the newest come too late
+    watermark = "at 10 minutes"             # rows that are older than the newest by more than this are late
     deduplicate = ["id"]                    # a repeated id within the watermark is dropped
     expect = ["amount > 0"]                 # rows of which this is not true have failed
     sql = '''
@@ -41,7 +41,7 @@ A file in TOML, with everything that can be said. Only ``from`` (or ``inputs``) 
     group = "revenue"                       # the subscription that shows its lag; default: the pipeline
     checkpoint = "/state/revenue"           # instead of a folder in checkpoint_dir
     options = { maxBytesPerTrigger = "256MB" }          # of the source; to = { …, options = { … } }: of the sink
-    restarts = 3                            # so often in a row it is started again after an error
+    restarts = 3                            # restarts in a row after an error
     spark = { "spark.sql.ansi.enabled" = false }
 
     [pipeline.shipped]                      # two topics and a table, joined, into a lake table
@@ -85,8 +85,8 @@ _id``), so that no field is mistaken for them. Columns with an underscore in fro
 name them (``_offset AS offset``) to keep them. A single input is the view ``input``, and has the name of
 its topic too, where that has no dot and is one; of several, each has the name under ``inputs``.
 
-What goes into a topic is a JSON object of all columns. Where the columns that come out are such as a
-record has, and ``value`` is one of them, they are the message itself (``key, value, headers, deliver_at``;
+Into a topic goes a JSON object of all columns. Where all columns are columns of a record, and
+``value`` is one of them, they are the message itself (``key, value, headers, deliver_at``;
 where a record came from means nothing elsewhere). ``to`` can say which column is what: ``to = { topic =
 "t", key = "customer", value = "body", headers = …, partition = …, timestamp = …, deliver_at = … }``, or
 ``topic_from = "column"`` instead of a topic. Without SQL and function, records go on as they came.
@@ -106,7 +106,7 @@ A dead letter is the message as it was, with the same headers that the broker gi
 origin's topic, partition, offset and id, the reason), so ``headrace dlq list|show|redrive PIPELINE`` work on
 a topic ``<pipeline>.dlq``. Of a row that came out, it is the row as JSON.
 
-What is *not* a row that fails: an expression that raises. Spark's SQL is strict by default, so ``CAST('x'
+An expression that raises is *not* a row that fails. Spark's SQL is strict by default, so ``CAST('x'
 AS INT)`` or a division by zero ends the query, and every restart of it, at the same row. Use
 ``try_cast`` and ``try_divide``, or switch the strictness off for the pipeline (``spark`` above: then
 the result is null, and ``ensure`` can tell). The same holds for Python functions that are called by

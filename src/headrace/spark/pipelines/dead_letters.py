@@ -47,7 +47,7 @@ def letter_headers(
     subscription: str,
     named: dict[str, Column] | None = None,
 ) -> Column:
-    """The message's own headers, and ours behind them."""
+    """The message's own headers, and ours after them."""
     ours = [_header(name, value) for name, value in (named or {}).items()]
     ours.append(_header(SUBSCRIPTION, F.lit(subscription)))
     ours.append(_header(REASON_HEADER, one_line(reason)))

@@ -1,7 +1,7 @@
-"""What a pipeline is: inputs, a transformation, an output. Small values, checked without Spark.
+"""A pipeline: inputs, a transformation, an output. Small values, checked without Spark.
 
-Everything that can be wrong with a declaration by itself is found here. What only Spark can tell (a
-column that is not there, SQL that makes no sense) is found by ``planning``.
+Everything that can be wrong with a declaration by itself is found here. Mistakes that only
+Spark can find (a column that does not exist, invalid SQL) are found by ``planning``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ INPUT = "input"
 RESTARTS = 3
 ONCE = ("once", "available-now")
 MESSAGE_KEYS = ("key", "value", "headers", "partition", "timestamp", "deliver_at")
-"""What of a message a column can be."""
+"""The parts of a message that a column can be."""
 _VIEW = re.compile(r"[A-Za-z][A-Za-z0-9_]*\Z")
 _INPUT_KEYS = (
     "from", "format", "schema", "starting", "watermark", "deduplicate", "expect", "group", "options",
@@ -132,7 +132,7 @@ class Pipeline:
     function: str | Callable[..., Any] | None = None
     mode: str = "append"
     trigger: Mapping[str, Any] = field(default_factory=dict)
-    """What ``DataStreamWriter.trigger`` takes; empty: as soon as there is something."""
+    """What ``DataStreamWriter.trigger`` takes; empty: as soon as there are records."""
     checkpoint: str | None = None
     failed: str | None = None
     """The topic for rows that failed."""
@@ -151,7 +151,7 @@ class Pipeline:
 
     @property
     def way(self) -> str:
-        """What is done with the rows, in a word or two."""
+        """The transformation, in a word or two."""
         if self.sql is not None:
             return "sql"
         if self.function is None:
@@ -229,7 +229,7 @@ def _check_failing(pipeline: Pipeline) -> None:
 
 
 def _check_loops(pipeline: Pipeline) -> None:
-    """What a pipeline writes it must not read again."""
+    """A pipeline must not read what it writes."""
     written = {"failed": pipeline.failed}
     if isinstance(pipeline.to, TopicOutput):
         written["to"] = pipeline.to.topic
@@ -371,7 +371,7 @@ def _output(section: Section, folder: Path) -> TopicOutput | TableOutput:
         )
     else:
         for key in MESSAGE_KEYS:
-            inner.text(key)  # known, whether it is there or not
+            inner.text(key)  # a known key, given or not
         topic = inner.text("topic")
         found = TopicOutput(
             None if topic is None else inner.checked("topic", check_topic_name, topic),

@@ -30,7 +30,7 @@ STATE_SUFFIX = ".state"
 
 @dataclass(frozen=True)
 class PipelineFile:
-    """What a file declares."""
+    """The pipelines and settings that a file declares."""
 
     path: Path
     pipelines: tuple[Pipeline, ...]
@@ -40,9 +40,9 @@ class PipelineFile:
 
     @property
     def state_dir(self) -> Path:
-        """Where checkpoints are kept unless somebody says otherwise: beside the file.
+        """Where checkpoints are kept by default: beside the file.
 
-        Not in the home or the working directory: who runs it from cron, or from elsewhere, must
+        Not in the home or the working directory: a run from cron, or from another directory, must
         find the same ones.
         """
         return self.path.with_name(self.path.name + STATE_SUFFIX)
@@ -60,7 +60,7 @@ class PipelineFile:
 
 
 def load(path: str | Path) -> PipelineFile:
-    """What a file declares; :class:`InvalidPipeline` says what is wrong with it, and where."""
+    """Read a file; :class:`InvalidPipeline` says what is wrong with it, and where."""
     path = Path(path)
     if path.suffix not in (".toml", ".py"):
         raise InvalidPipeline(f"{path} is neither a .toml nor a .py file")
@@ -144,7 +144,7 @@ def run_python(path: Path, where: str) -> ModuleType:
 
 
 def _place(error: BaseException, path: Path) -> str:
-    """What was raised, and at which line of the file."""
+    """The error, and the line of the file that raised it."""
     if isinstance(error, SyntaxError) and error.lineno:
         return f"line {error.lineno}: {error.msg}"
     line, trace = 0, error.__traceback__

@@ -1,4 +1,4 @@
-"""What Python files use: ``@pipeline`` declares one, ``each_row`` calls a function for each row."""
+"""For Python files: ``@pipeline`` declares a pipeline, ``each_row`` calls a function for each row."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def pipeline(*, name: str | None = None, **declaration: Any) -> Callable[[Functi
             return orders.where("amount > 1000")
 
     The keywords are the keys of a TOML file (``from`` is a word of Python, so it is ``from_`` here).
-    One input is the function's first argument, several are handed over by their names; who has a
-    parameter ``spark`` gets the session. The function itself stays what it was, and can be tested.
+    One input is the function's first argument, several are passed by their names; a function
+    with a parameter ``spark`` gets the session. The function itself stays what it was, and can be tested.
     """
     if "from_" in declaration:
         declaration["from"] = declaration.pop("from_")
@@ -110,7 +110,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def original(row: Mapping[str, Any]) -> bytes:
-    """What the row was made of: the message itself where it is there, else the row as JSON."""
+    """The message that the row was made of if the row has it, else the row as JSON."""
     for name in _ORIGINAL:
         if isinstance(row.get(name), bytes):
             return bytes(row[name])

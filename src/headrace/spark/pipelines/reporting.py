@@ -5,8 +5,8 @@ and adds them up. Rows are counted by offsets where the source is ours: Spark co
 scans it, and a pipeline with dead letters scans twice.
 
 A :class:`Reporter` sends each pipeline's document to the broker every second, from a thread of its own,
-and hears there whether somebody wants it to stop. It never disturbs the queries: where the broker does
-not answer, it says so once and tries again.
+and hears there whether a user wants it to stop. It never disturbs the queries: if the broker does not
+answer, it logs that once and tries again.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ INTERVAL_S = 1.0
 LAST_WORDS_S = 5.0
 """How long the end of a run may wait for the broker."""
 POSITIONS_MAX = 200
-"""So many partitions of a source are named in a report; of more, only their lag."""
+"""A report names at most this number of partitions of a source; of more, only their lag."""
 Positions = dict[str, dict[str, int]]
 
 
 # --- one query ------------------------------------------------------------------------------------
 class Watch:
-    """What one query has done so far."""
+    """Counts what one query has done so far."""
 
     def __init__(self, query: StreamingQuery, sink: str, sources: tuple[str, ...] = ()):
         self.query = query
         self._id = str(query.id)
         self.name: str = query.name or self._id
         self.failure: Exception | None = None
-        """What it ended with."""
+        """The error that it ended with."""
         self.has_progress = False
         """Whether it has finished a batch since it was started."""
         self._is_starting = True
@@ -74,7 +74,7 @@ class Watch:
             self.took(json.loads(progress.json))
 
     def took(self, progress: Mapping[str, Any]) -> None:
-        """What Spark says of a batch. Of an idle query it says the last one again, without rows."""
+        """Take up Spark's report of a batch. For an idle query Spark repeats the last one, without rows."""
         batch_id = int(progress["batchId"])
         lags = [lag_of(source) for source in progress.get("sources", ())]
         self.lag = None if None in lags else sum(lag or 0 for lag in lags)
@@ -106,7 +106,7 @@ class Watch:
         return self._batch_id
 
     def goes_on_from(self, before: Watch) -> None:
-        """What was counted until its restart counts."""
+        """Continue the counts of the query before its restart."""
         self._batches, self._rows = before._batches, before._rows
         self._dead_letters = before._dead_letters
         self._batch_id = before._batch_id
@@ -173,7 +173,7 @@ def positions_of(offset: Any, part: str | None = None) -> Positions | None:
 
 
 def lag_of(source: Mapping[str, Any]) -> int | None:
-    """How many records wait behind a batch."""
+    """How many records are unread after a batch."""
     end, latest = positions_of(source.get("endOffset")), positions_of(source.get("latestOffset"))
     if end is None or latest is None:
         return None
@@ -205,7 +205,7 @@ def _distance(start: Positions, end: Positions) -> int:
 
 # --- the broker -----------------------------------------------------------------------------------
 class Reported(Protocol):
-    """What a reporter needs to know of a pipeline."""
+    """A pipeline, as a reporter sees it."""
 
     name: str
 

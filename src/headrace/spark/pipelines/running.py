@@ -6,15 +6,15 @@ be others: whatever is given to a :class:`Runner` is watched, reported to the br
 How a run ends:
 
 - *finished*: with ``once``, all that was there at the beginning is done.
-- *stopped*: somebody asked (a signal, ``headrace pipeline stop``). The batch under way is finished
+- *stopped*: a user asked for it (a signal, ``headrace pipeline stop``). The batch under way is finished
   first, up to ``GRACE_S``; one that takes longer is broken off, and done again at the next start. Nothing is
   lost or doubled either way, it only costs time.
 - *failed*: a query of it ended with an error; its other queries are stopped. Other pipelines go on.
 
 A query that ends with an error is started again, after a second, two, four, …: a broker that was away for
-longer than the sources wait, a worker that was killed, a machine that was too busy. So many times in a row
-(``restarts``, 3 by default) without a batch in between, and the pipeline has failed. An error of ours
-that cannot go away by itself (a topic that is not there, records that are gone) is not tried again.
+longer than the sources wait, a worker that was killed, a machine that was too busy. After
+``restarts`` (3 by default) in a row without a batch in between, the pipeline has failed. An error of ours
+that cannot go away by itself (a topic that does not exist, records that are gone) is not tried again.
 
 Jobs are started one after the other: each starts a Python process for each of its sources, which Spark
 gives ten seconds to come up, and a dozen at once on a small machine need longer.
@@ -47,7 +47,7 @@ PAUSE_S_MAX = 60.0
 BREAK_OFF_S = 15.0
 """How long Spark may take to break a batch off."""
 START_S = 20.0
-"""How long others wait for a job whose sources are not there yet."""
+"""How long others wait for a job whose sources are not ready yet."""
 LOOK_S = 0.1
 LOOK_WHILE_STOPPING_S = 0.02
 RUNNING, FINISHED, STOPPED, FAILED = "running", "finished", "stopped", "failed"
@@ -119,7 +119,7 @@ class RunningJob:
 
     @property
     def is_starting(self) -> bool:
-        """Its sources are not there yet."""
+        """Its sources are not ready yet."""
         if self.state != RUNNING or self._again_at is not None or self.error is not None:
             return False
         is_young = time.monotonic() - self._last_start < START_S
@@ -139,7 +139,7 @@ class RunningJob:
                 self._start()
         except SPARK_GONE as error:
             if self.is_stopping:
-                self.state = STOPPED  # whoever stopped us has stopped Spark as well
+                self.state = STOPPED  # the signal has stopped Spark as well
             else:
                 self.state = FAILED
                 self.error = f"Spark does not answer any more: {sentence(error)}"
