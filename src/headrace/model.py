@@ -35,6 +35,16 @@ Ordering = Literal["none", "key"]
 _NAME = re.compile(r"[A-Za-z0-9._-]+\Z")
 INTERNAL_PREFIX = "__"
 DEAD_LETTER_SUFFIX = ".dlq"
+DEAD_LETTER_HEADERS = (
+    "headrace-origin-topic",
+    "headrace-origin-partition",
+    "headrace-origin-offset",
+    "headrace-origin-id",
+    "headrace-subscription",
+    "headrace-reason",
+    "headrace-attempts",
+)
+"""The headers that a dead letter has besides its message's own, in this order."""
 
 
 def not_a_topic(name: object) -> InvalidArgument:

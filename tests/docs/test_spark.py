@@ -3,8 +3,8 @@
 import ast
 import re
 
-from headrace.spark import options
 from headrace.spark.sink import writers
+from headrace.spark.source import options
 from tests.docs.blocks import read
 from tests.docs.test_protocol import SPARK, classes, raised, table
 

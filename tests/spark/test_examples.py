@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from headrace import BrokerClient
-from headrace.spark.options import SourceOptions
 from headrace.spark.sink.writers import SinkOptions
+from headrace.spark.source.options import SourceOptions
 from headrace.testing import RunningServer
 
 pytestmark = pytest.mark.xdist_group("spark")

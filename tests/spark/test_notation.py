@@ -5,10 +5,10 @@ import pytest
 
 from headrace.errors import InvalidArgument
 from headrace.spark.notation import RecordRange, duration_ms, parse_moment, spark_duration
-from headrace.spark.source.positions import Extent, Topic
+from headrace.spark.source.positions import Extent, TopicExtents
 
 NOW = 1_800_000_000_000
-KNOWN = {"orders": Topic(1, {0: Extent(10, 100), 1: Extent(0, 5)})}
+KNOWN = {"orders": TopicExtents(1, {0: Extent(10, 100), 1: Extent(0, 5)})}
 
 
 class TestDurations:

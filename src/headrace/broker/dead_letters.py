@@ -32,6 +32,7 @@ from headrace.log.batch import LOST
 from headrace.log.columns import Columns
 from headrace.log.interface import Append
 from headrace.model import (
+    DEAD_LETTER_HEADERS,
     DEAD_LETTER_SUFFIX,
     DeadLetter,
     Message,
@@ -46,17 +47,9 @@ if TYPE_CHECKING:
     from headrace.broker.topic import Topic
 
 KEEPER = "__dead_letters"
-PREFIX = "headrace-"
-TOPIC = PREFIX + "origin-topic"
-PARTITION = PREFIX + "origin-partition"
-OFFSET = PREFIX + "origin-offset"
-ID = PREFIX + "origin-id"
-SUBSCRIPTION = PREFIX + "subscription"
-REASON = PREFIX + "reason"
-ATTEMPTS = PREFIX + "attempts"
+TOPIC, PARTITION, OFFSET, ID, SUBSCRIPTION, REASON, ATTEMPTS = DEAD_LETTER_HEADERS
 REASON_CHARS_MAX = 1000
 RATE_MIN, RATE_MAX = 0.001, 1e6
-_OURS = (TOPIC, PARTITION, OFFSET, ID, SUBSCRIPTION, REASON, ATTEMPTS)
 
 Select = Callable[[DeadLetter], bool]
 RedriveDone = Callable[[int, HeadraceError | None], None]
@@ -82,7 +75,11 @@ class DeadLetters:
         except (HeadraceError, OSError, IndexError) as error:
             self._engine.call_soon(subscription.buried, cursor, offset, error)
             return
-        headers = {name: value for name, value in message.headers.items() if name not in _OURS} | {
+        headers = {
+            name: value
+            for name, value in message.headers.items()
+            if name not in DEAD_LETTER_HEADERS
+        } | {
             TOPIC: message.topic,
             PARTITION: str(message.partition),
             OFFSET: str(message.offset),
@@ -388,7 +385,7 @@ def _origin(letter: DeadLetter) -> dict[str, str]:
 def _letter(stored: Message) -> DeadLetter:
     """Take a stored record apart. One that lacks our headers was published there by hand."""
     headers = stored.headers
-    own = {name: value for name, value in headers.items() if name not in _OURS}
+    own = {name: value for name, value in headers.items() if name not in DEAD_LETTER_HEADERS}
     message = Message(
         headers.get(TOPIC, stored.topic),
         _int(headers.get(PARTITION), 0),

@@ -43,7 +43,7 @@ from headrace.errors import HeadraceError, InvalidArgument
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from headrace.spark.options import Connection
+    from headrace.spark.connection import ConnectionOptions
     from headrace.spark.pipelines.declaration import Pipeline
     from headrace.spark.pipelines.files import PipelineFile
     from headrace.spark.pipelines.planning import PipelinePlan, PipelineSetting
@@ -127,7 +127,7 @@ def _run(
     chosen: Sequence[Pipeline],
     base: str,
     setting: PipelineSetting,
-    connection: Connection,
+    connection: ConnectionOptions,
     once: bool,
     asked: Signals,
 ) -> list[RunningJob]:
@@ -164,16 +164,17 @@ def _checkpoint_dir(
     return str(declared.state_dir)
 
 
-def _connection(declared: PipelineFile, place: SparkPlace) -> Connection:
-    from headrace.spark.options import Connection, Given
+def _connection(declared: PipelineFile, place: SparkPlace) -> ConnectionOptions:
+    from headrace.spark.connection import ConnectionOptions
+    from headrace.spark.options import Given
 
     found = place.source()
     if place.server is None and declared.servers is not None:
         found["servers"] = declared.servers
-    return Connection.of(Given(found))
+    return ConnectionOptions.of(Given(found))
 
 
-def _prepared(connection: Connection, chosen: Sequence[Pipeline]) -> PipelineSetting:
+def _prepared(connection: ConnectionOptions, chosen: Sequence[Pipeline]) -> PipelineSetting:
     """Ask the broker what it takes, and make the topics for rows that fail."""
     with _asking(connection) as client:
         info = client.admin("info")
@@ -184,7 +185,7 @@ def _prepared(connection: Connection, chosen: Sequence[Pipeline]) -> PipelineSet
     return _setting(connection, info["max_message_size"])
 
 
-def _setting(connection: Connection, max_message_size: int | None = None) -> PipelineSetting:
+def _setting(connection: ConnectionOptions, max_message_size: int | None = None) -> PipelineSetting:
     from headrace.spark.pipelines.planning import PipelineSetting
 
     scheme = "tls://" if connection.tls else ""
@@ -202,7 +203,7 @@ def _setting(connection: Connection, max_message_size: int | None = None) -> Pip
 
 
 @contextmanager
-def _asking(connection: Connection) -> Iterator[BrokerClient]:
+def _asking(connection: ConnectionOptions) -> Iterator[BrokerClient]:
     """A client for a few questions; a broker that does not answer is an error at once."""
     host, port = connection.addresses[0]
     client = BrokerClient(
@@ -306,7 +307,7 @@ def validate(
     raise typer.Exit(1 if wrong else 0)
 
 
-def _missing_topics(connection: Connection, chosen: Sequence[Pipeline]) -> int:
+def _missing_topics(connection: ConnectionOptions, chosen: Sequence[Pipeline]) -> int:
     """How many topics do not exist that the pipelines read."""
     from headrace.model import is_pattern
 

@@ -24,7 +24,7 @@ from headrace.errors import HeadraceError, InvalidArgument
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from headrace.spark.options import Connection
+    from headrace.spark.connection import ConnectionOptions
     from headrace.spark.pipelines.running import Job, RunningJob
 
 Result = TypeVar("Result")
@@ -44,7 +44,8 @@ Conf = Annotated[
 ]
 Once = Annotated[bool, typer.Option("--once", help="Process what exists now, then exit; for cron.")]
 Format = Annotated[
-    str | None, typer.Option("--format", "-f", metavar="KIND", help="parquet, delta or iceberg.")
+    str | None,
+    typer.Option("--format", "-f", metavar="KIND", help="delta (the default) or iceberg."),
 ]
 Log = Annotated[
     Path | None,
@@ -231,10 +232,10 @@ def watched(spark: SparkSession, text: str, work: Callable[[], Result]) -> Resul
 
 # --- jobs that run on -----------------------------------------------------------------------------
 def run_jobs(
-    jobs: Sequence[Job], connection: Connection, asked: Signals, *, once: bool
+    jobs: Sequence[Job], connection: ConnectionOptions, asked: Signals, *, once: bool
 ) -> list[RunningJob]:
     """Run jobs until they end or are stopped; the broker hears of them, the terminal shows them."""
-    from headrace.spark.connecting import connect
+    from headrace.spark.connection import connect
     from headrace.spark.pipelines.reporting import Reporter
     from headrace.spark.pipelines.running import Runner
 
@@ -267,9 +268,10 @@ def run_job(
     log: Path | None,
 ) -> None:
     """Run one job in a session of its own."""
-    from headrace.spark.options import Connection, Given
+    from headrace.spark.connection import ConnectionOptions
+    from headrace.spark.options import Given
 
-    connection = Connection.of(Given(source))
+    connection = ConnectionOptions.of(Given(source))
     with signals() as asked, sparkling(name, master, conf, log) as spark:
         asked.take_over()  # Spark has put its own in place
         ended = run_jobs([job_of(spark)], connection, asked, once=once)

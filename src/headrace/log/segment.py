@@ -235,12 +235,16 @@ class Segment:
             return None
         return Index.load(raw, self.base_offset, self.size)
 
-    def _rebuild_index(self) -> Index:
+    def _scan_index(self) -> Index:
         index = Index(self.base_offset)
         for part in scan(self._files, self.handle(), self.size, base_offset=self.base_offset):
             if isinstance(part, Found):
                 index.add(part.batch, part.position, part.size)
         index.log_bytes = self.size
+        return index
+
+    def _rebuild_index(self) -> Index:
+        index = self._scan_index()
         try:
             self._files.replace(self.index_path, [index.dump()])
         except OSError as error:  # a full disk, or another reader who does the same: read on

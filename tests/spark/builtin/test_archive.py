@@ -106,11 +106,11 @@ def test_a_table_that_was_deleted(tmp_path: Path) -> None:
     ):
         (checkpoint / name).parent.mkdir(parents=True)
         (checkpoint / name).write_text(text)
-    arguments = ({"topic": "orders"}, str(tmp_path / "t"), "parquet", str(checkpoint))
+    arguments = ({"topic": "orders"}, str(tmp_path / "t"), "delta", str(checkpoint))
     assert archive.starting_offsets(*arguments) == "earliest"
     (checkpoint / "offsets" / "1").write_text('v1\n{}\n{"@topics":{"orders":1},"orders":{"0":9}}')
     (checkpoint / "commits" / "1").write_text("v1\n{}")
-    with pytest.raises(Conflict, match="Bring the table back") as caught:
+    with pytest.raises(Conflict, match="Restore the table") as caught:
         archive.starting_offsets(*arguments)
     assert caught.value.code == "checkpoint_ahead"
 
@@ -128,4 +128,4 @@ def test_the_wrong_log(server: RunningServer, client: BrokerClient, tmp_path: Pa
     lake.append(rows, path=str(tmp_path), app_id="a", number=0, options={"offsets": True})
     source = {"servers": f"{server.host}:{server.port}", "topic": "orders"}
     with pytest.raises(Conflict, match="holds orders/0 up to offset 2, and the log ends at 1"):
-        archive.starting_offsets(source, str(tmp_path), "parquet", str(tmp_path / "checkpoint"))
+        archive.starting_offsets(source, str(tmp_path), "delta", str(tmp_path / "checkpoint"))

@@ -143,25 +143,6 @@ def test_a_bad_archive(spark: SparkSession, log: RunningServer, tmp_path: Path) 
     )
 
 
-def test_files_that_plain_readers_do_not_see(
-    spark: SparkSession, log: RunningServer, tmp_path: Path
-) -> None:
-    """They are deleted or replaced in the open directory; a vacuum gives them their names back."""
-    put(rows_of(log), tmp_path)
-    [file] = tmp_path.glob("topic=*/**/*.parquet")
-    content = file.read_bytes()
-    for is_replaced in (False, True):
-        file.unlink()
-        if is_replaced:
-            file.write_bytes(content)
-        verdict = verify(spark, str(tmp_path), where(log))
-        assert (verdict.is_good, verdict.differences) == (False, [])
-        assert len(verdict.unseen) == 1
-        lake.vacuum(str(tmp_path))
-        assert verify(spark, str(tmp_path), where(log)).is_good
-        assert file.read_bytes() == content
-
-
 def test_what_only_one_of_them_has(
     spark: SparkSession, server: RunningServer, client: BrokerClient, tmp_path: Path
 ) -> None:

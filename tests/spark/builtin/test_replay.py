@@ -163,7 +163,7 @@ def test_a_topic_interrupted_and_resumed(
         replay()
 
 
-@pytest.mark.parametrize("kind", ["parquet", "delta", "iceberg"])
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
 def test_a_table(
     spark: SparkSession, server: RunningServer, client: BrokerClient, tmp_path: Path, kind: str
 ) -> None:

@@ -135,7 +135,11 @@ def test_a_watermark_as_a_table() -> None:
         ({"from": "a", "to": {"table": "c", "key": "x"}}, "to.key: there is no such key"),
         (
             {"from": "a", "to": {"table": "c", "format": "xls"}},
-            "to.format: it is delta, iceberg or",
+            "to.format: the format of a table is one of delta, iceberg, not 'xls'",
+        ),
+        (
+            {"from": "a", "to": {"table": "c", "format": "parquet"}},
+            "to.format: Headrace does not write bare Parquet files",
         ),
         ({"from": "a", "to": "b", "format": "json"}, "schema: JSON needs one"),
         ({"from": "a", "to": "b", "schema": "id INT"}, "schema: it is for format = 'json'"),

@@ -1,51 +1,42 @@
-"""Sources of our own in several sessions of one process."""
+"""The active session of a thread."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from headrace.spark.sessions.active_session import active
+from headrace.testing import RunningServer
 
 pytestmark = pytest.mark.xdist_group("spark")
 
 
-class Numbers(DataSource):
-    @classmethod
-    def name(cls) -> str:
-        return "three_numbers"
+def test_a_thread_that_has_no_session(
+    spark: SparkSession, server: RunningServer, client: Any
+) -> None:
+    """A source is found there all the same, and afterwards the thread has none again."""
+    client.publish("orders", b"x").result()
+    sessions: Any = spark._jvm.org.apache.spark.sql.classic.SparkSession  # type: ignore[union-attr]
 
-    def schema(self) -> str:
-        return "number INT"
+    def read() -> tuple[int, bool]:
+        sessions.clearActiveSession()
+        with active(spark):
+            rows = spark.read.format("headrace").option("topic", "orders")
+            found = rows.option("servers", f"{server.host}:{server.port}").load().count()
+        return found, sessions.getActiveSession().isDefined()
 
-    def reader(self, schema: Any) -> DataSourceReader:
-        return NumbersReader()
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(read).result() == (1, False)
 
 
-class NumbersReader(DataSourceReader):
-    def read(self, partition: InputPartition) -> Iterator[tuple[int]]:
-        yield from ((1,), (2,), (3,))
-
-
-def test_every_session_may_be_told_as_often_as_one_likes(spark: SparkSession) -> None:
-    """Spark looks for the name in the active session: meanwhile it is the one that is told."""
-    jvm: Any = spark._jvm
-    sessions = jvm.org.apache.spark.sql.classic.SparkSession
-    others = [spark.newSession(), spark.newSession()]
-    before = sessions.getActiveSession()
-    for other in (spark, *others):
-        sessions.setActiveSession(other._jsparkSession)
-        for each in (spark, *others, spark):
-            with active(each, Numbers):
-                assert each.read.format("three_numbers").load().count() == 3
-            assert sessions.getActiveSession().get().equals(other._jsparkSession)
-    sessions.clearActiveSession()
-    with active(spark, Numbers):
-        assert sessions.getActiveSession().isDefined()
-    assert not sessions.getActiveSession().isDefined()
-    if before.isDefined():
-        sessions.setActiveSession(before.get())
+def test_another_session_is_active(spark: SparkSession) -> None:
+    """It is the active one again afterwards."""
+    sessions: Any = spark._jvm.org.apache.spark.sql.classic.SparkSession  # type: ignore[union-attr]
+    other = spark.newSession()
+    with active(other):
+        with active(spark):
+            assert sessions.getActiveSession().get().equals(spark._jsparkSession)
+        assert sessions.getActiveSession().get().equals(other._jsparkSession)

@@ -1,5 +1,6 @@
 """``session()``: its settings, what goes to executors, and checkpoints that survive a kill."""
 
+import importlib
 import importlib.metadata
 import os
 import signal
@@ -14,7 +15,14 @@ import pytest
 
 from headrace.errors import InvalidArgument
 from headrace.spark import package_zip, session
-from headrace.spark.sessions.builder import is_local, is_loopback, settings, worker_python
+from headrace.spark.sessions.builder import (
+    FORMATS,
+    PACKAGES,
+    is_local,
+    is_loopback,
+    settings,
+    worker_python,
+)
 
 ONCE_PER_KILL = 40_000
 """Bytes of a file: enough for a kill to come in mid-write."""
@@ -99,13 +107,21 @@ def test_a_session_that_is_there(spark: Any) -> None:
         spark.conf.set("spark.sql.shuffle.partitions", before)
 
 
+def test_every_format_is_found() -> None:
+    """Spark looks for ``DefaultSource``, and for nothing else."""
+    modules = [importlib.import_module(name) for name in FORMATS]
+    names = [module.DefaultSource.name() for module in modules]
+    assert names == ["headrace", "headrace_lake", "headrace_archive"]
+    assert not any(hasattr(module, "AnotherSource") for module in modules)
+
+
 # --- what goes to executors -----------------------------------------------------------------------
 def test_the_package_as_a_zip(tmp_path: Path) -> None:
     """A Python that has no Headrace of its own runs the source and the sink from it."""
     path = package_zip(tmp_path)
     names = zipfile.ZipFile(path).namelist()
     assert "headrace/spark/source/data_source.py" in names
-    assert "pyspark_headrace/__init__.py" in names
+    assert {f"{package}/__init__.py" for package in PACKAGES} <= set(names)
     assert not [name for name in names if name.endswith(".pyc") or "__pycache__" in name]
     code = """
         import sys

@@ -15,7 +15,7 @@ from headrace.errors import InvalidArgument, TooLarge
 from headrace.log import batch as batches
 from headrace.log.batch import crc32c
 from headrace.spark.sink import outgoing
-from headrace.spark.sink.outgoing import Layout, Outgoing, Piece, layout_of
+from headrace.spark.sink.outgoing import Layout, Outgoing, OutgoingPiece, layout_of
 
 STRING, BINARY, INT, TIME = T.StringType(), T.BinaryType(), T.IntegerType(), T.TimestampType()
 NOW_MS = 1_700_000_000_000
@@ -128,7 +128,7 @@ def one_partition(_: str) -> int:
 
 def pieces(
     layout: Layout, *parts: pa.RecordBatch, partitions: Callable[[str], int] = one_partition
-) -> list[Piece]:
+) -> list[OutgoingPiece]:
     out = Outgoing(layout, partitions)
     found = [piece for part in parts for piece in out.add(part)]
     found += out.finish()
@@ -152,7 +152,7 @@ def batch(**columns: Any) -> pa.RecordBatch:
     )
 
 
-def by_place(found: list[Piece]) -> dict[Any, list[bytes]]:
+def by_place(found: list[OutgoingPiece]) -> dict[Any, list[bytes]]:
     """(topic, partition) -> values, in order."""
     values: dict[Any, list[bytes]] = {}
     for piece in found:

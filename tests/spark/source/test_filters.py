@@ -20,9 +20,9 @@ from pyspark.sql.datasource import (
 )
 
 from headrace.spark.source.filters import Narrowing
-from headrace.spark.source.positions import Span
+from headrace.spark.source.positions import TaskSpan
 
-SPANS = [Span("a", 0, 0, 100, 1), Span("a", 1, 50, 200, 1), Span("b", 0, 0, 10, 2)]
+SPANS = [TaskSpan("a", 0, 0, 100, 1), TaskSpan("a", 1, 50, 200, 1), TaskSpan("b", 0, 0, 10, 2)]
 
 
 def times(ms: int) -> dict[tuple[str, int], int]:

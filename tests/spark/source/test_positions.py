@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import InvalidArgument
-from headrace.spark.options import Place, parse_place
+from headrace.spark.source.options import Place, parse_place
 from headrace.spark.source.positions import (
     Extent,
     Known,
     Positions,
-    Span,
-    Topic,
+    TaskSpan,
+    TopicExtents,
     Waiting,
     ends,
     find_losses,
@@ -26,8 +26,8 @@ from headrace.spark.source.positions import (
 )
 
 KNOWN: Known = {
-    "b": Topic(7, {0: Extent(0, 10, 1000)}),
-    "a": Topic(3, {0: Extent(5, 100, 9500, at=50), 1: Extent(0, 0, 0, at=0)}),
+    "b": TopicExtents(7, {0: Extent(0, 10, 1000)}),
+    "a": TopicExtents(3, {0: Extent(5, 100, 9500, at=50), 1: Extent(0, 0, 0, at=0)}),
 }
 STARTING = "startingOffsets"
 
@@ -55,7 +55,7 @@ def test_where_a_query_began_is_kept_in_its_first_end() -> None:
     again = Positions.of(json.loads(json.dumps(end.as_dict())))
     assert again == end
     later = at(a={0: 90})
-    assert spans(later, again) == [Span("a", 0, 15, 20, 3)]
+    assert spans(later, again) == [TaskSpan("a", 0, 15, 20, 3)]
     assert spans(again, again) == []  # the first batch is done, and nothing has come since
 
 
@@ -124,10 +124,10 @@ def test_nothing_is_missing() -> None:
     ("read", "said"),
     [
         (at(a={0: 2}), "a/0: offsets 2 to 4 were deleted by retention"),
-        (at(b={0: 12}), "b/0: offsets 10 to 11 were read once and are not there any more"),
+        (at(b={0: 12}), "b/0: offsets 10 to 11 were read once and do not exist any more"),
         (at({"c": 1}, c={0: 4}), "c/0: the topic was deleted"),
-        (at({"a": 99}, a={0: 50}), "a/0: the topic was deleted and made again"),
-        (at(b={0: 1, 4: 1}), "b/4: the partition is not there any more"),
+        (at({"a": 99}, a={0: 50}), "a/0: the topic was deleted and created again"),
+        (at(b={0: 1, 4: 1}), "b/4: the partition does not exist any more"),
         (at(a={1: 0}), "a/0: offsets 0 to 4 were deleted by retention"),
     ],
 )
@@ -175,7 +175,9 @@ def test_a_limit_is_kept_and_the_end_is_reached(sizes: list[tuple[int, int]], ma
     """No batch is larger, none is empty, and after enough of them everything was read once."""
     final = {number: start + count for number, (start, count) in enumerate(sizes)}
     known = {
-        "t": Topic(1, {n: Extent(start, start + count) for n, (start, count) in enumerate(sizes)})
+        "t": TopicExtents(
+            1, {n: Extent(start, start + count) for n, (start, count) in enumerate(sizes)}
+        )
     }
     read = Positions({"t": {n: start for n, (start, _) in enumerate(sizes)}}, {"t": 1})
     while read.offsets["t"] != final:
@@ -191,13 +193,16 @@ def test_a_limit_is_kept_and_the_end_is_reached(sizes: list[tuple[int, int]], ma
 def test_tasks_lie_between_two_positions() -> None:
     """What was added meanwhile is read from its beginning; what has not grown makes no task."""
     end = Positions({"a": {0: 100, 1: 5}, "b": {0: 10}}, {"a": 3, "b": 7})
-    assert spans(at(a={0: 40}, b={0: 10}), end) == [Span("a", 0, 40, 100, 3), Span("a", 1, 0, 5, 3)]
+    assert spans(at(a={0: 40}, b={0: 10}), end) == [
+        TaskSpan("a", 0, 40, 100, 3),
+        TaskSpan("a", 1, 0, 5, 3),
+    ]
 
 
 def test_a_topic_that_was_made_again_is_read_from_its_beginning() -> None:
     """The old offsets mean nothing in it."""
     end = Positions({"a": {0: 20}}, {"a": 4})
-    assert spans(at(a={0: 15}), end) == [Span("a", 0, 0, 20, 4)]
+    assert spans(at(a={0: 15}), end) == [TaskSpan("a", 0, 0, 20, 4)]
 
 
 @given(
@@ -206,7 +211,7 @@ def test_a_topic_that_was_made_again_is_read_from_its_beginning() -> None:
 )
 def test_splitting_leaves_nothing_out(sizes: list[tuple[int, int]], at_least: int) -> None:
     """So many tasks as asked for, if there are so many records; each record in one of them."""
-    whole = [Span("t", n, start, start + count, 1) for n, (start, count) in enumerate(sizes)]
+    whole = [TaskSpan("t", n, start, start + count, 1) for n, (start, count) in enumerate(sizes)]
     parts = split(whole, at_least)
     assert len(parts) >= min(at_least, sum(span.rows for span in whole))
     assert all(part.rows > 0 for part in parts)

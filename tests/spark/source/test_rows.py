@@ -15,9 +15,9 @@ from pyspark.sql.types import (
 from headrace.errors import InvalidArgument
 from headrace.log import batch as batches
 from headrace.log.columns import Columns
-from headrace.spark.options import SourceOptions
 from headrace.spark.source.arrow import Part
-from headrace.spark.source.rows import Rows, default_schema
+from headrace.spark.source.options import SourceOptions
+from headrace.spark.source.rows import BatchMaker, default_schema
 
 
 def schema_of(**options: str) -> str:
@@ -60,7 +60,7 @@ def test_json_needs_a_schema() -> None:
 
 
 def rows_of(schema: StructType, *values: bytes, **options: str) -> list[dict[str, object]]:
-    rows = Rows.of(schema, SourceOptions.of({"topic": "orders", **options}))
+    rows = BatchMaker.of(schema, SourceOptions.of({"topic": "orders", **options}))
     rows = pickle.loads(pickle.dumps(rows))
     batch = batches.encode(Columns(list(values)))
     batch.base_offset = 100

@@ -11,9 +11,10 @@ from headrace import BrokerClient, errors
 from headrace.log import batch as batches
 from headrace.log.batch import HEADER_BYTES
 from headrace.log.columns import Columns
-from headrace.spark.options import Connection, SourceOptions
+from headrace.spark.connection import ConnectionOptions
 from headrace.spark.source.directory import DirectoryStore, unfinished_commits
-from headrace.spark.source.positions import DataLoss, Extent, Span, Topic
+from headrace.spark.source.options import SourceOptions
+from headrace.spark.source.positions import DataLoss, Extent, TaskSpan, TopicExtents
 from headrace.spark.source.stores import BrokerStore, Store, open_store, records
 from headrace.testing import RunningServer, running_server
 
@@ -30,7 +31,7 @@ def read(
     store: Store, topic: str, start: int, end: int, *, partition: int = 0, fail: bool = True
 ) -> list[bytes]:
     incarnation = store.topics([topic])[topic].incarnation
-    span = Span(topic, partition, start, end, incarnation)
+    span = TaskSpan(topic, partition, start, end, incarnation)
     return [
         value
         for part in records(store, span, fail_on_data_loss=fail)
@@ -43,7 +44,7 @@ def numbers(first: int, end: int) -> list[bytes]:
 
 
 def broker_store(server: RunningServer, *, direct: bool = False) -> BrokerStore:
-    return BrokerStore(Connection((server.address,), timeout=10), direct=direct)
+    return BrokerStore(ConnectionOptions((server.address,), timeout=10), direct=direct)
 
 
 @pytest.fixture(params=["broker", "direct", "directory"])
@@ -138,7 +139,7 @@ def test_waiting(opened: Callable[[], Store], client: BrokerClient) -> None:
     store = opened()
     known = store.topics(["orders"])
     assert not store.wait(known, ["orders"], 0.05)
-    before = {"orders": Topic(known["orders"].incarnation, {0: Extent(0, 9)})}
+    before = {"orders": TopicExtents(known["orders"].incarnation, {0: Extent(0, 9)})}
     assert store.wait(before, ["orders"], 30)
     assert store.wait({}, ["orders"], 30)
 
@@ -174,7 +175,7 @@ def test_what_is_not_there_any_more(opened: Callable[[], Store], client: BrokerC
     """A log that is shorter than it was."""
     fill(client, "orders", 20)
     store = opened()
-    with pytest.raises(DataLoss, match="orders/0: offsets 20 to 29 were there once"):
+    with pytest.raises(DataLoss, match="orders/0: offsets 20 to 29 existed once"):
         read(store, "orders", 15, 30)
     assert read(store, "orders", 15, 30, fail=False) == numbers(15, 20)
 
@@ -229,7 +230,7 @@ def test_a_topic_that_was_made_again(server: RunningServer, client: BrokerClient
     """A task does not read the new one for the old one."""
     fill(client, "orders", 10)
     store = broker_store(server)
-    span = Span("orders", 0, 0, 10, store.topics(["orders"])["orders"].incarnation)
+    span = TaskSpan("orders", 0, 0, 10, store.topics(["orders"])["orders"].incarnation)
     client.delete_topic("orders")
     fill(client, "orders", 50)
     with pytest.raises(DataLoss, match=r"orders/0: offsets 0 to 9 are gone: .* made again"):

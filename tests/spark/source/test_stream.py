@@ -17,8 +17,8 @@ from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
 from headrace import BrokerClient
 from headrace.errors import InvalidArgument
-from headrace.spark.options import SourceOptions
 from headrace.spark.source.data_source import SpanPartition
+from headrace.spark.source.options import SourceOptions
 from headrace.spark.source.positions import DataLoss
 from headrace.spark.source.stream import HeadraceStreamReader
 from headrace.testing import RunningServer, wait_until
@@ -303,7 +303,7 @@ def test_a_topic_is_deleted_and_made_again(opened: Open, client: BrokerClient) -
     with pytest.raises(DataLoss, match="orders/0: the topic was deleted"):
         opened().latestOffset(end, ALL)
     fill(client, "orders", 30)
-    with pytest.raises(DataLoss, match="orders/0: the topic was deleted and made again"):
+    with pytest.raises(DataLoss, match="orders/0: the topic was deleted and created again"):
         opened().latestOffset(end, ALL)
     lenient = opened(failOnDataLoss="false")
     after = travelled(lenient.latestOffset(end, ALL))

@@ -4,7 +4,7 @@ import orjson
 import pytest
 
 from headrace import BrokerClient
-from headrace.spark.options import SourceOptions
+from headrace.spark.source.options import SourceOptions
 from headrace.spark.source.stores import open_store
 from headrace.spark.sql.catalog import Catalog
 from headrace.spark.sql.schema import (

@@ -1,17 +1,17 @@
-"""Records from the log into files without a detour: ``format("headrace_archive")``.
+"""Records from the log straight into files: ``format("headrace_archive")``.
 
-An archive changes nothing about a record, so its bytes need not travel through Spark's own engine, where
-each row is taken apart and put together again, twice. Here Spark moves *spans*: a row says "offsets 0 to
+An archive does not change a record, so its bytes need not pass through Spark's own engine, which takes
+each row apart and puts it together again, twice. Here Spark moves *spans*: a row says "offsets 0 to
 500,000 of orders/0", and the task that gets it reads those records from the broker as Arrow and writes
-them as Parquet, in one Python process. Everything else is as with any other query: Spark plans, keeps
+them as Parquet, in one Python process. Everything else is as in any other query: Spark plans, keeps
 the checkpoint, repeats what failed, spreads tasks over a cluster; the source is the streaming reader of
 ``format("headrace")`` with its limits and groups; the sink is the lake's.
 
 Measured on two busy cores: 3 to 5 times the rows per second of the way through Spark's rows, and memory
 that does not depend on the size of records.
 
-What that costs: the numbers of rows in Spark's own progress are numbers of spans. Whoever shows progress
-counts offsets (``pipelines.reporting``).
+The cost: in Spark's own progress, rows are spans. Tools that show progress count offsets
+(``pipelines.reporting``).
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from pyspark.sql.types import (
 
 from headrace.spark.lake.sink import LakeStreamWriter
 from headrace.spark.lake.table import Options
-from headrace.spark.options import SourceOptions
 from headrace.spark.source.data_source import SpanPartition, read_span
-from headrace.spark.source.positions import Positions, Span, spans, split
-from headrace.spark.source.rows import Rows
+from headrace.spark.source.options import SourceOptions
+from headrace.spark.source.positions import Positions, TaskSpan, spans, split
+from headrace.spark.source.rows import BatchMaker
 from headrace.spark.source.stores import open_store
 from headrace.spark.source.stream import HeadraceStreamReader
 
 FORMAT = "headrace_archive"
 SPLIT_BYTES = 64 << 20
-"""What one task reads of the log at most: many cores share a long backlog, and little is repeated."""
+"""The most that one task reads: many cores share a long backlog, and a failure repeats little."""
 
 _HEADER = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
 RECORDS = StructType(
@@ -110,7 +110,7 @@ class SpanReader(HeadraceStreamReader):
         at_least = max(self._options.min_partitions or 1, round(size / SPLIT_BYTES))
         return [SpanPartition(span) for span in split(found, at_least)]
 
-    def _weight(self, span: Span) -> float:
+    def _weight(self, span: TaskSpan) -> float:
         topic = self._known.get(span.topic)
         extent = topic.partitions.get(span.partition) if topic is not None else None
         return extent.bytes_per_record if extent is not None else 0.0
@@ -128,11 +128,11 @@ class SpanWriter(LakeStreamWriter):
         self._source = source
 
     def rows(self, iterator: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        rows = Rows.of(RECORDS, self._source)
+        rows = BatchMaker.of(RECORDS, self._source)
         store = open_store(self._source)
         for batch in iterator:
             for each in batch.to_pylist():
-                partition = SpanPartition(Span(**each))
+                partition = SpanPartition(TaskSpan(**each))
                 for records in read_span(store, self._source, rows, partition):
                     yield with_date(records)
 

@@ -11,13 +11,12 @@ The sums (exclusive or, and modulo 2^64 of its halves) do not depend on the orde
 side is sorted; that a changed, missing or doubled record leaves all three numbers as they were has a
 chance of 2^-90.
 
-What is compared, per partition: from the first offset that the log still has to the last one that the
-table has. Before it, retention has deleted records, and the table alone holds them: there only count and
-offsets are checked, against the manifest. Behind it, records are not archived yet: that is the lag, not
-a difference.
+Per partition, the records from the first offset in the log to the last one in the table are compared.
+Retention has deleted the records before these from the log: of those the count and the offsets are
+checked against the manifest. Records after these are not archived yet: that is the lag, not a difference.
 
 Rejected: comparing with the checksums of batches in the log (they are over bytes as stored, which another
-compression changes); a hash in the table itself (whoever can change a row can change that).
+compression changes); a hash in the table itself (a person who can change a row can change that, too).
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ import orjson
 from headrace.errors import InvalidArgument, NotFound
 from headrace.spark import lake
 from headrace.spark.lake import Offsets, Span
-from headrace.spark.options import SourceOptions
+from headrace.spark.source.options import SourceOptions
 from headrace.spark.source.positions import Known
 from headrace.spark.source.stores import open_store
 
@@ -46,7 +45,7 @@ HASHED = ("offset", "timestamp", "key", "value", "headers", "id")
 
 
 class Difference(NamedTuple):
-    """Something that is wrong with some offsets."""
+    """A difference, and the offsets that have it."""
 
     kind: str
     span: Span
@@ -68,7 +67,7 @@ KINDS = {
 
 @dataclass
 class Verdict:
-    """What was found."""
+    """The result of a comparison."""
 
     compared: Offsets = field(default_factory=Offsets)
     """Of these, log and table were compared record by record."""
@@ -81,12 +80,10 @@ class Verdict:
     gone: list[str] = field(default_factory=list)
     """Topics of the table that the log does not have any more."""
     differences: list[Difference] = field(default_factory=list)
-    unseen: list[str] = field(default_factory=list)
-    """Files of the table that are not in its open directory: only readers by its log have them."""
 
     @property
     def is_good(self) -> bool:
-        return not self.differences and not self.unseen
+        return not self.differences
 
     def as_document(self) -> dict[str, Any]:
         return {
@@ -96,7 +93,6 @@ class Verdict:
             "only_in_table": self.only_in_table.as_document(),
             "waiting": self.waiting.as_document(),
             "gone": self.gone,
-            "unseen": self.unseen,
             "differences": [{"kind": kind, **span._asdict()} for kind, span in self.differences],
         }
 
@@ -118,9 +114,7 @@ def verify(
     held = _only(table.offsets, topics, path)
     names = sorted({topic for topic, _ in held.partitions()})
     known = _known(source, names)
-    verdict = Verdict(
-        gone=[name for name in names if name not in known], unseen=lake.unseen(path, kind)
-    )
+    verdict = Verdict(gone=[name for name in names if name not in known])
     windows = _windows(held, known, verdict)
     rows = lake.read(spark, path, kind)
     if topics is not None:
@@ -158,7 +152,7 @@ def _only(offsets: Offsets, topics: Sequence[str] | None, path: str) -> Offsets:
 
 
 def _known(source: Mapping[str, Any], names: Sequence[str]) -> Known:
-    """What the log has of these topics; those that are gone are not in it."""
+    """The topics in the log; those that were deleted are left out."""
     found: dict[str, Any] = {}
     try:
         return _ask(source, names)
@@ -177,7 +171,7 @@ def _ask(source: Mapping[str, Any], names: Sequence[str]) -> Known:
         store.close()
 
 
-# --- what is compared -----------------------------------------------------------------------------
+# --- windows -------------------------------------------------------------------------------------
 Windows = dict[tuple[str, int], tuple[int, int]]
 """The first offset and the end of what both sides must have, by topic and partition."""
 
@@ -193,7 +187,7 @@ def _windows(held: Offsets, known: Known, verdict: Verdict) -> Windows:
         if topic not in known or number not in known[topic].partitions:
             continue
         extent = known[topic].partitions[number]
-        # What lies behind the log's end was never there: it is compared, and found to be too much.
+        # Rows after the log's end never existed there: they are compared, and found to be extra.
         end = ends[topic][number]
         if extent.start < end:
             windows[topic, number] = (extent.start, end)
@@ -214,7 +208,7 @@ def _windows(held: Offsets, known: Known, verdict: Verdict) -> Windows:
 
 
 def _records(spark: SparkSession, source: Mapping[str, Any], windows: Windows) -> DataFrame:
-    """The log's side: exactly the windows, as far as there are records."""
+    """The log's records in the windows."""
     names = sorted({topic for topic, _ in windows})
     known = _known(source, names)
     starting: dict[str, dict[str, int]] = {}
@@ -222,7 +216,7 @@ def _records(spark: SparkSession, source: Mapping[str, Any], windows: Windows) -
     for topic in names:
         for number, extent in known[topic].partitions.items():
             start, end = windows.get((topic, number), (extent.start, extent.start))
-            start = max(start, extent.start)  # retention goes on meanwhile
+            start = max(start, extent.start)  # retention may have deleted more since
             starting.setdefault(topic, {})[str(number)] = min(start, extent.end)
             ending.setdefault(topic, {})[str(number)] = max(min(end, extent.end), start)
     return (
@@ -249,7 +243,7 @@ class Key(NamedTuple):
 
 
 class Bucket(NamedTuple):
-    """What one side has of some offsets."""
+    """The records of one side at some offsets."""
 
     inside: int
     """Rows inside the window, as are the sums."""
@@ -308,7 +302,7 @@ def _compare(
     windows: Windows,
     verdict: Verdict,
 ) -> list[Key]:
-    """The buckets that must be looked into; what is clear without that goes into the verdict."""
+    """The buckets that must be looked into; clear differences go into the verdict at once."""
     open_questions = []
     listed = _listed(held)
     for key in sorted({*in_table, *in_log, *listed}):

@@ -39,14 +39,15 @@ from headrace.errors import Conflict, DataCorrupt, InvalidArgument, TopicNotFoun
 from headrace.files import Files
 from headrace.model import check_subscription_name, check_topic_name
 from headrace.spark import lake
-from headrace.spark.connecting import connect
+from headrace.spark.connection import ConnectionOptions, connect
 from headrace.spark.error_sentences import in_words
 from headrace.spark.lake.table import directory_of
 from headrace.spark.notation import RecordRange
-from headrace.spark.options import Connection, Given, SourceOptions
+from headrace.spark.options import Given
 from headrace.spark.sessions.arrow_batches import unmeasured
 from headrace.spark.sessions.stop_flag import StopFlag
 from headrace.spark.source.data_source import HeadraceReader, SpanPartition
+from headrace.spark.source.options import SourceOptions
 from headrace.spark.source.positions import Known
 from headrace.spark.source.stores import open_store
 
@@ -295,7 +296,7 @@ class Replay:
 
     def _create_target(self, partitions: int) -> None:
         """A topic that exists and has too few partitions is an error of the first step."""
-        with closing(connect(Connection.of(Given(self._connection)))) as client:
+        with closing(connect(ConnectionOptions.of(Given(self._connection)))) as client:
             if self._request.to not in client.topics():
                 client.create_topic(self._request.to, partitions)
 

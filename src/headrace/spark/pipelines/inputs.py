@@ -13,16 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
+from headrace.spark.lake.table import KINDS
 from headrace.spark.notation import parse_schema
-from headrace.spark.options import SourceOptions, parse_place
 from headrace.spark.pipelines.declaration import TableInput, TopicInput
 from headrace.spark.pipelines.sections import Section, analysed
+from headrace.spark.source.options import SourceOptions, parse_place
 from headrace.spark.source.rows import CORRUPT, PREFIX, RECORD
 
 if TYPE_CHECKING:
@@ -170,9 +170,7 @@ def unless(condition: str, word: str) -> Column:
 def read_table(spark: SparkSession, given: TableInput) -> DataFrame:
     """A table as it is now."""
     with analysed(given.section, "table"):
-        if given.format in ("delta", "iceberg") or (
-            given.format == "parquet" and _is_lake_table(given.path)
-        ):
+        if given.format in KINDS:
             from headrace.spark import lake
 
             return lake.read(spark, given.path, given.format, **given.options)
@@ -180,10 +178,3 @@ def read_table(spark: SparkSession, given: TableInput) -> DataFrame:
         if given.schema is not None:
             reader = reader.schema(given.schema)
         return reader.load(given.path)
-
-
-def _is_lake_table(path: str) -> bool:
-    """Whether it has a log of its own, which says what of it is committed."""
-    from headrace.spark.lake.tables import kind_of
-
-    return "://" not in path and kind_of(Path(path)) == "parquet"

@@ -1,12 +1,12 @@
-"""How queries get on: counted from what Spark says of each batch, for the terminal and for the broker.
+"""The progress of queries, from Spark's reports on each batch, for the terminal and for the broker.
 
-A :class:`Watch` looks at one query now and then, takes up the batches that are new since the last look,
-and adds them up. Rows are counted by offsets where the source is ours: Spark counts a row as often as it
-scans it, and a pipeline with dead letters scans twice.
+A :class:`Watch` looks at one query now and then, and adds up the batches since the last look. Rows of
+Headrace's source are counted by offsets: Spark counts a row as often as it scans it, and a pipeline with
+dead letters scans twice.
 
 A :class:`Reporter` sends each pipeline's document to the broker every second, from a thread of its own,
-and hears there whether a user wants it to stop. It never disturbs the queries: if the broker does not
-answer, it logs that once and tries again.
+and learns from the answer whether the pipeline should stop. It never disturbs the queries: if the broker
+does not answer, it logs that once and tries again.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ INTERVAL_S = 1.0
 LAST_WORDS_S = 5.0
 """How long the end of a run may wait for the broker."""
 POSITIONS_MAX = 200
-"""A report names at most this number of partitions of a source; of more, only their lag."""
+"""The most partitions of a source that a report names; of a larger source it has only the lag."""
 Positions = dict[str, dict[str, int]]
 
 
 # --- one query ------------------------------------------------------------------------------------
 class Watch:
-    """Counts what one query has done so far."""
+    """The progress of one query."""
 
     def __init__(self, query: StreamingQuery, sink: str, sources: tuple[str, ...] = ()):
         self.query = query
         self._id = str(query.id)
         self.name: str = query.name or self._id
         self.failure: Exception | None = None
-        """The error that it ended with."""
+        """The error that ended it."""
         self.has_progress = False
         """Whether it has finished a batch since it was started."""
         self._is_starting = True
@@ -59,7 +59,7 @@ class Watch:
         self.lag: int | None = None
 
     def look(self) -> None:
-        """Take up what is new."""
+        """Add the batches since the last look."""
         last = self.query.lastProgress
         if last is None or last["timestamp"] == self._seen:
             return
@@ -74,7 +74,7 @@ class Watch:
             self.took(json.loads(progress.json))
 
     def took(self, progress: Mapping[str, Any]) -> None:
-        """Take up Spark's report of a batch. For an idle query Spark repeats the last one, without rows."""
+        """Spark's report on a batch. Of an idle query Spark repeats the last one, without rows."""
         batch_id = int(progress["batchId"])
         lags = [lag_of(source) for source in progress.get("sources", ())]
         self.lag = None if None in lags else sum(lag or 0 for lag in lags)
@@ -106,7 +106,7 @@ class Watch:
         return self._batch_id
 
     def goes_on_from(self, before: Watch) -> None:
-        """Continue the counts of the query before its restart."""
+        """After a restart: keep the counts so far."""
         self._batches, self._rows = before._batches, before._rows
         self._dead_letters = before._dead_letters
         self._batch_id = before._batch_id
@@ -141,7 +141,7 @@ class Watch:
 
 
 def _number(value: Any) -> float:
-    """Spark leaves out what it does not know, and knows rates that are none."""
+    """Spark leaves out unknown rates, and reports some that are not numbers."""
     return float(value) if isinstance(value, (int, float)) and 0 <= value < float("inf") else 0.0
 
 
@@ -205,7 +205,7 @@ def _distance(start: Positions, end: Positions) -> int:
 
 # --- the broker -----------------------------------------------------------------------------------
 class Reported(Protocol):
-    """A pipeline, as a reporter sees it."""
+    """The part of a pipeline that a reporter reads."""
 
     name: str
 
@@ -215,7 +215,7 @@ class Reported(Protocol):
 
 
 class Reporter:
-    """Tells the broker how pipelines get on."""
+    """Reports the progress of pipelines to the broker."""
 
     def __init__(self, connect: Callable[[], BrokerClient]):
         self._connect = connect
@@ -225,7 +225,7 @@ class Reporter:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self.failure: str | None = None
-        """Why the last report did not get there."""
+        """Why the last report failed."""
 
     def start(self, jobs: list[Reported]) -> None:
         self._jobs = jobs
@@ -256,7 +256,7 @@ class Reporter:
             job.wish_to_stop()
 
     def close(self) -> None:
-        """Say how it ended, if the broker listens; do not wait for one that does not."""
+        """Report the end of the run; do not wait for a broker that does not answer."""
         self._over.set()
         last = threading.Thread(target=self._last_words, name="headrace-last", daemon=True)
         last.start()

@@ -3,7 +3,7 @@
 Spark measures a batch after every row, to bound it by ``spark.sql.execution.arrow.maxBytesPerBatch`` (64 MB).
 For a column of lists, such as headers, that is a loop over all rows so far: measured, more than ten times
 the cost of everything else; without such a column still three times. So a write of ours is bounded by a
-few thousand rows alone, unless somebody has set the bytes themselves. With records of many megabytes set
+few thousand rows alone, unless the session sets the bytes itself. With records of many megabytes set
 ``spark.sql.execution.arrow.maxRecordsPerBatch`` lower.
 """
 
@@ -25,7 +25,7 @@ ROWS_MAX = 4_000
 
 @contextmanager
 def unmeasured(spark: SparkSession) -> Iterator[None]:
-    """For what is started in here. A query takes its settings along, so the session gets its own back."""
+    """For queries that start inside. A query keeps its settings, so the session gets its own back."""
     before = {name: str(spark.conf.get(name)) for name in (BYTES, ROWS)}
     if before[BYTES].rstrip("b") == str(_BYTES_DEFAULT):
         spark.conf.set(BYTES, _UNMEASURED)

@@ -19,13 +19,13 @@ What it does, beyond ``SparkSession.builder.getOrCreate()``:
   loopback is bound there too.
 - **Under spark-submit** what was decided there stays: master, memory, Java, and every setting given.
 
-What a caller names wins over all of it. Where a session is there already, its context cannot be
-changed any more; what can be (SQL settings) is set, and the session returned.
+Settings of the caller win over all of it. If a session exists, its context cannot be changed any more:
+SQL settings are set, and the session is returned.
 
 Checkpoints on a local disk
 ===========================
 Spark's default (``FileContextBasedCheckpointFileManager``) forks a ``chmod`` for each of the files that a
-batch writes, because Hadoop's native library is not there: 200 to 280 ms a batch where the work is
+batch writes, because Hadoop's native library is missing: 200 to 280 ms a batch where the work is
 90. ``FileSystemBasedCheckpointFileManager`` over ``RawLocalFileSystem`` does not. Is it as safe?
 
 - Both write a hidden temporary file in the same directory, close it, and rename it. In the raw file
@@ -59,6 +59,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +71,8 @@ from headrace.spark.sessions.shell_scripts import kept
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-PACKAGES = ("headrace", "pyspark_headrace")
+FORMATS = ("pyspark_headrace", "pyspark_headrace_lake", "pyspark_headrace_archive")
+PACKAGES = ("headrace", *FORMATS)
 TASK_FAILURES_MAX = 4
 DRIVER_MEMORY_MAX_MB = 4096
 DRIVER_MEMORY_MIN_MB = 1024
@@ -110,7 +112,7 @@ def session(
             f"PySpark cannot be imported ({error}): pip install 'headrace[spark]'"
         ) from None
     given = {_key(name): _text(value) for name, value in conf.items()}
-    submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # the JVM is there already
+    submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # the JVM runs already
     if is_active():
         spark = SparkSession.builder.getOrCreate()
         for name, value in given.items():
@@ -137,16 +139,15 @@ def session(
         spark = _start(wanted, None if submitted else log_file)
     spark.sparkContext.addPyFile(str(archive))
     if submitted:
-        from headrace.spark.source.data_source import HeadraceDataSource
-
-        spark.dataSource.register(HeadraceDataSource)
+        for name in FORMATS:
+            spark.dataSource.register(import_module(name).DefaultSource)
     return spark
 
 
 @contextmanager
 def _on_path(archive: Path) -> Iterator[None]:
-    """The JVM that starts here looks for formats with ``PYSPARK_PYTHON``, and not in what is sent to
-    executors. That Python need not be ours, and then has none of ours, so it is told."""
+    """The JVM that starts here looks for formats with ``PYSPARK_PYTHON``, and not in the files that are
+    sent to executors. That Python may be another one without Headrace, so it gets the path."""
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(archive), before)))
     try:
@@ -159,7 +160,7 @@ def _on_path(archive: Path) -> Iterator[None]:
 
 
 def is_active() -> bool:
-    """Whether this process has a session already."""
+    """Whether this process has a session."""
     try:
         from pyspark import SparkContext
     except ImportError:

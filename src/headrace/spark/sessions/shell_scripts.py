@@ -19,7 +19,7 @@ def kept(name: str, text: str) -> Path:
         if script.read_text(encoding="utf-8") == text and os.access(script, os.X_OK):
             return script
     script.parent.mkdir(parents=True, exist_ok=True)
-    # Another process may be about to start it: it is there with all of its text, or not yet.
+    # Another process may be about to run it: the script appears whole, or not yet.
     handle, half = tempfile.mkstemp(dir=script.parent)
     with open(handle, "w", encoding="utf-8") as file:
         file.write(text)

@@ -1,8 +1,8 @@
-"""That somebody wants an end: said by a signal handler or any thread, seen by who works.
+"""A request to stop: set by a signal handler or any thread, read by the thread that works.
 
 Not a ``threading.Event``: its lock cannot be taken twice, so a handler that sets it while the same
-thread is about to wait for it would wait for itself, forever. And a thread that goes to sleep on a
-lock just as a signal comes is not woken by it; here it looks again soon.
+thread is about to wait for it would wait for itself forever. And a signal does not wake a thread that
+just went to sleep on a lock; here the thread looks again soon.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class StopFlag:
         return self._is_set
 
     def wait(self, seconds: float) -> bool:
-        """Sleep, but not beyond the end; whether it is set."""
+        """Sleep until the time is up or the flag is set; returns whether it is set."""
         deadline = time.monotonic() + seconds
         while not self._is_set and (left := deadline - time.monotonic()) > 0:
             time.sleep(min(left, LOOK_S))

@@ -1,10 +1,10 @@
 """Arrow columns to a columnar batch, with no Python per record.
 
 A batch's binary column is laid out as Arrow lays it out: int32 offsets from 0, then the bytes. So a
-value column that Spark hands over is already what goes to the broker; what is left to do is to put the
-columns one behind the other and to sum them. Three things need a hand, each by one call for the whole
-column: a slice begins at another offset than 0, so its offsets are moved; a null has no bytes in a
-batch but may have some in Arrow, so nulls are made empty; 64-bit offsets become 32-bit ones.
+value column of Spark has the bytes that go to the broker; the columns only have to be put one after the
+other, with a checksum. Three things are converted, each by one call for the whole column: a slice begins
+at another offset than 0, so its offsets are moved; a null has no bytes in a batch but may have some in
+Arrow, so nulls become empty; 64-bit offsets become 32-bit ones.
 
 The result is byte for byte what ``log.batch.encode`` makes of the same records; a test says so.
 """
@@ -125,7 +125,7 @@ def _validity(parts: Parts, array: pa.Array) -> None:
     count = len(array)
     size = (count + 7) // 8
     if array.null_count:
-        # As booleans the bits begin at 0, whatever slice it is; those behind the last are ours to clear.
+        # As booleans the bits begin at 0, whatever the slice; the bits after the last must be cleared.
         raw = bytearray(memoryview(pc.is_valid(array).buffers()[1])[:size])
     else:
         raw = bytearray(b"\xff" * size)

@@ -10,7 +10,7 @@ zone, to the millisecond: ``2024-01-31T12:00:00.000+01:00`` or ``…Z``; decimal
 digits; not-a-number and infinity are the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``. Bytes in
 a string that are no UTF-8 become U+FFFD.
 
-What JSON has no word for (intervals, variants, …) is refused when the write is planned.
+Types that JSON cannot hold (intervals, variants, …) are refused when the write is planned.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SCALARS = _MAP_KEYS | {
 
 # --- planning -------------------------------------------------------------------------------------
 def check(name: str, data_type: Any) -> None:
-    """That a column of this Spark type can be written as JSON."""
+    """Refuse a Spark type that cannot be written as JSON."""
     kind = data_type.typeName()
     if kind == "struct":
         for field in data_type.fields:
@@ -135,8 +135,8 @@ def _texts(column: pa.Array) -> pa.Array:
     )
 
 
-def _wrapped(before: str, texts: pa.Array, behind: str) -> pa.Array:
-    return pc.binary_join_element_wise(before, texts, behind, "")
+def _wrapped(before: str, texts: pa.Array, after: str) -> pa.Array:
+    return pc.binary_join_element_wise(before, texts, after, "")
 
 
 def _quoted(text: str) -> str:

@@ -6,12 +6,12 @@
                      (JSON: all columns as one)        (only where there is more than one)
 
 A :class:`Layout` says what each column of the DataFrame means. It is made once, when the write is
-planned, and everything that can be wrong with a schema is refused there. :class:`Outgoing` lives in one
-task. It keeps the order of the rows for each partition, and joins what is small and cuts what is large,
-so that a piece has about a megabyte: what the broker and its readers like.
+planned, and every mistake in a schema is refused there. :class:`Outgoing` lives in one task. It keeps the
+order of the rows of each partition, joins small batches and cuts large ones, so that a piece has about a
+megabyte, which suits the broker and its readers.
 
 Where a row goes:
-- The option ``topic`` is for all rows and goes before a column ``topic``, as in Spark's Kafka sink: a job
+- The option ``topic`` is for all rows and wins over a column ``topic``, as in Spark's Kafka sink: a job
   that copies one topic into another carries the column of its source, and must not write back into it.
 - A row with a partition goes there; else one with a key goes where every Headrace client puts that key
   (``crc32c(key) % partitions``); else the broker takes its partitions in turn, one piece after the other.
@@ -20,7 +20,7 @@ Where a row goes:
 Nothing here works record by record but the hash of each *distinct* key.
 
 Rejected: a null value as an empty one. Headrace has no deleted records that a null could stand for, and
-an empty value that nobody wrote is a wrong one; so it is an error that names the column.
+an empty value that the job did not write would be wrong; so it is an error that names the column.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from headrace.spark.sink import encoding, json_rows
 
 PIECE_BYTES = limits.BATCH_BYTES_TARGET
 ENOUGH_BYTES = PIECE_BYTES * 3 // 4
-"""From here on a lane is sent and does not wait for more: joining two parts costs a copy of both."""
+"""A lane of this size is sent and does not wait for more: joining two parts copies both."""
 PIECE_ROWS_MAX = 50_000
 """Records of ten bytes should not make batches of a hundred thousand."""
 HELD_BYTES_MAX = 32 << 20
-"""What all lanes of a task hold together; many topics and partitions would be many megabytes."""
+"""For all lanes of a task together; many topics and partitions would take many megabytes."""
 ANY = -1
 """The broker chooses the partition."""
 
@@ -118,7 +118,7 @@ def layout_of(
 
 
 def _by_lower_name(names: list[str]) -> dict[str, str]:
-    """Spark's column names do not know upper and lower case, but it lets two differ by that alone."""
+    """Spark ignores the case of column names, but allows two that differ only by case."""
     found: dict[str, str] = {}
     for name in names:
         if name.lower() in found:
@@ -183,7 +183,7 @@ def _is_headers(data_type: Any) -> bool:
 
 # --- in a task --------------------------------------------------------------------------------------
 @dataclass(slots=True)
-class Piece:
+class OutgoingPiece:
     """One batch on its way to one partition."""
 
     topic: str
@@ -196,7 +196,7 @@ class Piece:
     """Of the values."""
 
 
-class _Lane:
+class _OutgoingLane:
     """Rows for one partition that wait until they make a piece."""
 
     __slots__ = ("bytes", "parts", "rows")
@@ -214,14 +214,14 @@ class Outgoing:
         self._layout = layout
         self._ask_partitions = partitions
         self._partitions: dict[str, int] = {}
-        self._lanes: dict[tuple[str, int, bool], _Lane] = {}
+        self._lanes: dict[tuple[str, int, bool], _OutgoingLane] = {}
         self._held = 0
         self.rows = 0
         self.bytes = 0
         """Of the values, up to now."""
 
-    def add(self, batch: pa.RecordBatch) -> Iterator[Piece]:
-        """Take rows; yields what is large enough to be sent."""
+    def add(self, batch: pa.RecordBatch) -> Iterator[OutgoingPiece]:
+        """Take rows; yields the pieces that are large enough to be sent."""
         if not batch.num_rows:
             return
         layout = self._layout
@@ -239,8 +239,8 @@ class Outgoing:
             assert layout.topic is not None
             yield from self._place(layout.topic, records, numbers, False)
 
-    def finish(self) -> Iterator[Piece]:
-        """What is left."""
+    def finish(self) -> Iterator[OutgoingPiece]:
+        """Yields the rest."""
         for where, lane in self._lanes.items():
             if lane.parts:
                 yield from self._send(where, lane)
@@ -251,7 +251,7 @@ class Outgoing:
         return None if name is None else batch.column(name)
 
     def _records(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """value, and where there are: key, headers, time."""
+        """value, and if the rows have them: key, headers, time."""
         values = json_rows.to_json(batch) if self._layout.is_json else self._column(batch, "value")
         assert values is not None
         if values.null_count:
@@ -282,8 +282,8 @@ class Outgoing:
         due: pa.Array,
         topics: pa.Array | None,
         numbers: pa.Array | None,
-    ) -> Iterator[Piece]:
-        """Those that have to wait for their time go one way, the others the usual one."""
+    ) -> Iterator[OutgoingPiece]:
+        """Rows that are published later are kept apart from the others."""
         milliseconds = _as_milliseconds(self._layout.columns["deliver_at"], due)
         later = due.is_valid()
         for mask, delayed in ((later, True), (pc.invert(later), False)):
@@ -291,7 +291,7 @@ class Outgoing:
             if not some.num_rows:
                 continue
             if delayed:
-                # When it is published, that is its time: one of its own has no meaning then.
+                # Its time is when it is published: a time of its own has no meaning then.
                 fields = {n: some.column(n) for n in some.schema.names if n != "time"}
                 some = pa.record_batch({**fields, "time": milliseconds.filter(mask)})
             where = None if numbers is None else numbers.filter(mask)
@@ -303,7 +303,7 @@ class Outgoing:
 
     def _split_topics(
         self, records: pa.RecordBatch, topics: pa.Array, numbers: pa.Array | None, delayed: bool
-    ) -> Iterator[Piece]:
+    ) -> Iterator[OutgoingPiece]:
         if topics.null_count:
             raise InvalidArgument(
                 f"{topics.null_count} of {len(topics)} rows have no topic (column "
@@ -322,7 +322,7 @@ class Outgoing:
 
     def _place(
         self, topic: str, records: pa.RecordBatch, numbers: pa.Array | None, delayed: bool
-    ) -> Iterator[Piece]:
+    ) -> Iterator[OutgoingPiece]:
         places = self._places(topic, records, numbers, delayed)
         if places is None:
             yield from self._put(topic, ANY, records, delayed)
@@ -341,7 +341,7 @@ class Outgoing:
         self, topic: str, records: pa.RecordBatch, numbers: pa.Array | None, delayed: bool
     ) -> pa.Array | None:
         """The partition of each row; None: whichever."""
-        # Where a key belongs when its time has come, the broker will know.
+        # The broker chooses the partition of a key when the record's time has come.
         by_key = None if delayed else self._by_key(topic, records)
         if numbers is None or numbers.null_count == len(numbers):
             return by_key
@@ -373,11 +373,11 @@ class Outgoing:
     # --- lanes ------------------------------------------------------------------------------
     def _put(
         self, topic: str, partition: int, records: pa.RecordBatch, delayed: bool
-    ) -> Iterator[Piece]:
+    ) -> Iterator[OutgoingPiece]:
         where = (topic, partition, delayed)
         lane = self._lanes.get(where)
         if lane is None:
-            lane = self._lanes[where] = _Lane()
+            lane = self._lanes[where] = _OutgoingLane()
         elif lane.parts and lane.parts[0].schema != records.schema:
             yield from self._send(where, lane)  # no row of it had a key so far, or headers
         size = records.nbytes
@@ -391,7 +391,7 @@ class Outgoing:
             # All of them: a part holds on to the whole record batch that it was cut from.
             yield from self.finish()
 
-    def _send(self, where: tuple[str, int, bool], lane: _Lane) -> Iterator[Piece]:
+    def _send(self, where: tuple[str, int, bool], lane: _OutgoingLane) -> Iterator[OutgoingPiece]:
         topic, partition, delayed = where
         records = lane.parts[0] if len(lane.parts) == 1 else pa.concat_batches(lane.parts)
         self._held -= lane.bytes
@@ -412,7 +412,9 @@ class Outgoing:
                     f"{limits.MESSAGE_BYTES_CEILING}; keep such data elsewhere and send where it is",
                     code="message_too_large",
                 ) from None
-            yield Piece(topic, None if partition == ANY else partition, batch, delayed, size)
+            yield OutgoingPiece(
+                topic, None if partition == ANY else partition, batch, delayed, size
+            )
 
 
 def _groups(codes: pa.Array, count: int) -> Iterator[tuple[int, tuple[int, int, pa.Array | None]]]:

@@ -2,32 +2,32 @@
 
 ::
 
-    executor: write(rows)      rows ──▶ pieces ──▶ staged in the broker: durable, seen by nobody
-                               answers with the ids of the pieces, and whose batch it was
+    executor: write(rows)      rows ──▶ pieces ──▶ staged in the broker: durable, not visible
+                               returns the ids of the pieces, the query and the batch
     driver:   commit(ids, n)   all pieces, in one atomic step, under a name and the number n
-              abort(ids)       the pieces are given up; what was committed is not touched
+              abort(ids)       the pieces are dropped; a commit is not undone
 
 Exactly once, whatever fails:
-- A task that fails, or a speculative twin, has staged pieces that no commit names. It gives them up if
+- A task that fails, or a speculative copy of it, has staged pieces that no commit names. It drops them if
   it can; else the broker drops them, when a later commit of the same query shows that they are left over.
-- A driver that dies before the commit repeats the batch: the same rows, new pieces. One that dies behind
-  it does so too, and the broker knows the name and number: it drops the new pieces and shows nothing.
-- What the checkpoint says about the batch is synced before the commit (``checkpoints.py``), so that a
-  power cut does not make Spark forget what the broker remembers.
-- A commit whose answer is lost is asked again, with the same effect. If Spark then calls ``abort``, that
+- A driver that dies before the commit repeats the batch: the same rows, new pieces. A driver that dies
+  after the commit does so too; the broker knows the name and number, and drops the new pieces.
+- The checkpoint's files about the batch are synced before the commit (``checkpoints.py``), so that a
+  power cut does not make Spark forget a batch that the broker has committed.
+- A commit whose answer is lost is sent again, with the same effect. If Spark then calls ``abort``, that
   does not undo it.
 
-The name is the query's id, which lives in its checkpoint, so a restarted query goes on under it. A *new*
+The name is the query's id, which lives in its checkpoint, so a restarted query continues under it. A *new*
 checkpoint is a new query: its rows are new rows. With the option ``appId`` the name is that, whatever the
-checkpoint; then a batch whose number was committed before is skipped, and so ``appId`` is for whoever runs
+checkpoint; then a batch whose number was committed before is skipped, so ``appId`` is for jobs that run
 the same batches again. A batch write has a name of its own and is written once; inside of
 ``foreachBatch`` give it ``appId`` and ``batchId``, and a repeated batch is not written twice.
 
-Spark tells ``write`` which query and batch it works for through the properties of the task, and
-``commit`` hears it from the messages that ``write`` has answered with.
+Spark tells ``write`` its query and batch through the properties of the task, and ``commit`` reads them
+from the messages that ``write`` returned.
 
-``deliveryGuarantee=at-least-once`` publishes from the tasks, with nothing left to commit: faster, and a
-batch that is repeated is in the topic twice.
+``deliveryGuarantee=at-least-once`` publishes from the tasks, without a commit: faster, and a batch that is
+repeated is in the topic twice.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ from headrace.client.threads import BrokerClient
 from headrace.errors import Closed, HeadraceError, InvalidArgument
 from headrace.model import check_subscription_name
 from headrace.spark.checkpoints import sync_offsets
-from headrace.spark.connecting import connect
-from headrace.spark.options import CONNECTION, Connection, Given, wrong
-from headrace.spark.sink.outgoing import Layout, Outgoing, Piece, layout_of
+from headrace.spark.connection import CONNECTION, ConnectionOptions, connect
+from headrace.spark.options import Given, wrong
+from headrace.spark.sink.outgoing import Layout, Outgoing, OutgoingPiece, layout_of
 
 logger = logging.getLogger("headrace.spark")
 UNDER_WAY_BYTES_MAX = 16 << 20
@@ -64,7 +64,7 @@ UNDER_WAY_BYTES_MAX = 16 << 20
 UNDER_WAY_MAX = 1000
 ABORT_TIMEOUT_S = 10.0
 COMMIT_BYTES_PER_S = 10 << 20
-"""So fast a broker stores a commit at the least: a large one is waited for longer."""
+"""The least speed at which a broker stores a commit: a large commit gets more time."""
 EXACTLY_ONCE, AT_LEAST_ONCE = "exactly-once", "at-least-once"
 WRITING = (
     *CONNECTION, "topic", "deliveryGuarantee", "appId", "batchId", "valueFormat", "keyColumn",
@@ -74,9 +74,9 @@ WRITING = (
 
 @dataclass(frozen=True)
 class SinkOptions:
-    """What a user may say to a write. Pickled to executors."""
+    """The options of a write. Pickled to executors."""
 
-    connection: Connection
+    connection: ConnectionOptions
     topic: str | None
     exactly_once: bool
     app_id: str | None
@@ -99,7 +99,7 @@ class SinkOptions:
         if given.text("valueFormat") is not None:
             value_format = given.one_of("valueFormat", ("binary", "text", "json"), "binary")
         return cls(
-            Connection.of(given),
+            ConnectionOptions.of(given),
             given.text("topic"),
             guarantee == EXACTLY_ONCE,
             app_id,
@@ -121,7 +121,7 @@ class Written(WriterCommitMessage):
 
 
 def batch_writer(options: Mapping[str, Any], schema: Any, overwrite: bool) -> BatchSink:
-    """For ``df.write``: everything that can be wrong is refused here, before anything runs."""
+    """For ``df.write``: every mistake is refused here, before anything runs."""
     found = SinkOptions.of(options)
     if overwrite:
         raise InvalidArgument(
@@ -157,7 +157,7 @@ def _layout(options: SinkOptions, schema: Any) -> Layout:
 
 # --- on executors -----------------------------------------------------------------------------------
 class _Task:
-    """What one task sends: staged or published, many at a time, in order."""
+    """The pieces of one task, staged or published, many at a time, in order."""
 
     def __init__(self, options: SinkOptions, layout: Layout, commit: tuple[str, int] | None):
         self._options = options
@@ -165,7 +165,7 @@ class _Task:
         """The name and number of the commit that it is for."""
         self._out = Outgoing(layout, self._partitions)
         self._client: BrokerClient | None = None
-        self._under_way: deque[tuple[Piece, Future[Any] | Publication]] = deque()
+        self._under_way: deque[tuple[OutgoingPiece, Future[Any] | Publication]] = deque()
         self._bytes = 0
         self._pieces: list[str] = []
 
@@ -189,7 +189,7 @@ class _Task:
 
     @property
     def client(self) -> BrokerClient:
-        """Connected when the first row is there: many tasks of a small batch have none."""
+        """Connected with the first row: many tasks of a small batch have no rows."""
         if self._client is None:
             self._client = connect(self._options.connection)
         return self._client
@@ -197,7 +197,7 @@ class _Task:
     def _partitions(self, topic: str) -> int:
         return len(self.client.admin("topic", topic=topic, create=True)["partitions"])
 
-    def _send(self, piece: Piece) -> None:
+    def _send(self, piece: OutgoingPiece) -> None:
         while self._under_way and (
             self._bytes + piece.bytes > UNDER_WAY_BYTES_MAX or len(self._under_way) >= UNDER_WAY_MAX
         ):
@@ -223,7 +223,7 @@ class _Task:
         self._bytes += piece.bytes
         self._under_way.append((piece, sent))
 
-    def _publish_delayed(self, piece: Piece) -> None:
+    def _publish_delayed(self, piece: OutgoingPiece) -> None:
         """One by one, as the broker keeps them."""
         batch = piece.batch
         keys, headers, times = batch.keys(), batch.headers(), batch.times()
@@ -239,7 +239,7 @@ class _Task:
                 partition=piece.partition,
                 deliver_at=times[index],
             )
-            self._under_way.append((Piece(piece.topic, None, batch, True, 0), one))
+            self._under_way.append((OutgoingPiece(piece.topic, None, batch, True, 0), one))
 
     def _wait_for_one(self) -> None:
         piece, sent = self._under_way.popleft()
@@ -258,7 +258,7 @@ class _Task:
             self._pieces.append(answer)
 
     def _give_up(self) -> None:
-        """The task has failed: what it has staged is of no use. What stays all the same, expires."""
+        """The task has failed: drop the pieces that it staged. Those that remain expire."""
         if self._client is None or not self._options.exactly_once:
             return
         for _, sent in self._under_way:
@@ -310,7 +310,7 @@ def _abort_all(options: SinkOptions, messages: Sequence[WriterCommitMessage | No
 
 
 def _answers(messages: Sequence[WriterCommitMessage | None]) -> list[Written]:
-    """Those of tasks that have come to their end; a failed one has none."""
+    """The messages of tasks that ended; a failed task has none."""
     return [message for message in messages if isinstance(message, Written)]
 
 

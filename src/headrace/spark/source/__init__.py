@@ -2,6 +2,7 @@
 
 ::
 
+    options                 the options of reading
     data_source  stream     what Spark asks of a source: the batch and the streaming reader
     positions               offsets per topic and partition
     stores  directory       where records are read: a live broker, or a data directory with no broker

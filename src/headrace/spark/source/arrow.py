@@ -1,12 +1,12 @@
 """Columnar batches to Arrow, with no work per record.
 
 The log lays its columns out as Arrow does (``log/batch.py``), so a column of a batch *is* an Arrow array
-over the fetched bytes: nothing is decoded, and nothing copied but what has to be joined. What the log
-does not store is made of whole pieces: offsets by ``arange``, a partition's number and a topic's name by
+over the fetched bytes: nothing is decoded, and only columns that are joined are copied. Columns that the
+log does not store are made all at once: offsets by ``arange``, a partition's number and a topic's name by
 repeating bytes, ids by writing only the hexadecimal digits that change from one offset to the next.
 
-Spark wants batches of 2,000 to 50,000 rows; a broker that is published to one by one has batches of one.
-:func:`record_batches` joins small ones and cuts large ones. A batch of a few records is taken apart by
+Spark wants batches of 2,000 to 50,000 rows; messages that are published one by one are batches of one.
+:func:`record_batches` joins small batches and cuts large ones. A batch of a few records is taken apart by
 builtins, because wrapping it for Arrow would cost more than its records.
 
 The columns, and the types in which they may be asked for::
@@ -42,7 +42,7 @@ from headrace.model import derive_id, topic_hash
 
 ROWS_ENOUGH = 2_000
 BYTES_ENOUGH = 512 << 10
-"""A batch of so many rows or bytes is handed on as it is; smaller ones are joined."""
+"""A batch of this many rows or bytes is passed on as it is; smaller ones are joined."""
 ROWS_MAX = 50_000
 BYTES_MAX = 8 << 20
 """A larger one is cut."""
@@ -152,7 +152,7 @@ def _collect(
     return joined(chunks, type_)
 
 
-# --- what is stored -----------------------------------------------------------------------------------
+# --- stored columns -----------------------------------------------------------------------------------
 def _binary_at(
     plain: pa.Buffer, at: int, count: int, type_: pa.DataType, validity: pa.Buffer | None = None
 ) -> tuple[pa.Array, int]:
@@ -276,7 +276,7 @@ def timestamps(parts: list[Part], origin: Origin) -> pa.Array:
     return micros.view(pa.timestamp("us", tz="UTC"))
 
 
-# --- what is not stored -------------------------------------------------------------------------------
+# --- columns not stored -------------------------------------------------------------------------------
 def _runs(parts: list[Part]) -> Iterator[tuple[int, int]]:
     """(first offset, end) of the stretches without a gap."""
     first = end = parts[0].offset
@@ -352,7 +352,7 @@ def _cycle(digit: int) -> bytes:
 
 
 def _digits(digit: int, first: int, count: int) -> bytes:
-    """The hexadecimal digit, counted from the last, of ``count`` numbers one behind the other."""
+    """The hexadecimal digit, counted from the last, of ``count`` consecutive numbers."""
     if digit < _CYCLE_DIGITS:
         cycle = _cycle(digit)
         at = first % len(cycle)
@@ -367,7 +367,7 @@ def _digits(digit: int, first: int, count: int) -> bytes:
 
 
 def _derived(origin: Origin, first: int, count: int) -> bytearray:
-    """The texts of the derived ids of some offsets, one behind the other."""
+    """The texts of the derived ids of some offsets, one after the other."""
     hashed = topic_hash(origin.topic)
     texts = bytearray(str(derive_id(hashed, origin.partition, first)).encode())
     texts *= count
@@ -450,7 +450,7 @@ NAMES = ("key", "value", "topic", "partition", "offset", "timestamp", "headers",
 
 
 def column_of(name: str, type_: pa.DataType) -> Column:
-    """What makes the column of this name, in this type."""
+    """The function that makes the column of this name, in this type."""
     if name == "headers":
         if _is_headers(type_):
             return _headers(type_)

@@ -1,22 +1,22 @@
 """``format("headrace")``: what Spark asks of a source, and the batch reader.
 
 ``spark.read.format("headrace").option("topic", "orders").load()`` plans here, in a Python process beside
-the driver: positions are asked for once, the range becomes tasks, and each task reads its range from the
-store by itself, wherever it runs. Streams are in ``stream.py``, the writers in ``sink/``.
+the driver: it asks for the positions once and cuts the range into tasks, and each task reads its range
+from the store by itself, wherever it runs. Streams are in ``stream.py``, the writers in ``sink/``.
 
-What the columns are depends on ``valueFormat``:
+The columns depend on ``valueFormat``:
 
 - ``binary``, ``text``: the columns of ``arrow.py``, all of them, or those that ``columns`` or
-  ``.schema(…)`` name. Fewer columns are faster: Spark asks a Python source for everything it said it has.
+  ``.schema(…)`` name. Fewer columns are faster: Spark asks a Python source for all columns of its schema.
 - ``json``: the fields of the value as typed columns (``json_values.py``), as ``.schema(…)`` or the option
-  ``schema`` name them. A record's own columns are there when they are named, with an underscore in front
+  ``schema`` name them. A record's own columns can be named, too, with an underscore in front
   (``_key _topic _partition _offset _timestamp _headers _id``, and ``_value``), so that no field can be
-  mistaken for them. ``_corrupt`` is the text of a record that is not what the schema says, and null for
+  mistaken for them. ``_corrupt`` is the text of a record that does not match the schema, and null for
   all others; the option ``schema`` always adds it.
 
-Filters on topic, partition, offset and timestamp narrow what is planned, when Spark pushes filters to
-Python sources at all (``spark.sql.python.filterPushdown.enabled``). A reader that *could* take filters
-while that is off is refused by Spark, so only a reader that is made by the process which pushes them can.
+Filters on topic, partition, offset and timestamp narrow the range, if Spark pushes filters to Python
+sources at all (``spark.sql.python.filterPushdown.enabled``). While that is off, Spark refuses a reader
+that *could* take filters, so only a reader that is created by the process which pushes them can.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPa
 from pyspark.sql.types import StructType
 
 from headrace import limits
-from headrace.spark.options import Place, SourceOptions, wrong
+from headrace.spark.options import wrong
 from headrace.spark.source.filters import Narrowing
-from headrace.spark.source.positions import Known, Positions, Span, resolve, spans, split
-from headrace.spark.source.rows import Rows, default_schema
+from headrace.spark.source.options import Place, SourceOptions
+from headrace.spark.source.positions import Known, Positions, TaskSpan, resolve, spans, split
+from headrace.spark.source.rows import BatchMaker, default_schema
 from headrace.spark.source.stores import Store, open_store, records
 
 _PUSHDOWN = "pyspark.sql.worker.data_source_pushdown_filters"
@@ -76,14 +77,14 @@ def _filters_are_pushed() -> bool:
 
 
 class SpanPartition(InputPartition):
-    """What one task reads."""
+    """The span that one task reads."""
 
-    def __init__(self, span: Span):
+    def __init__(self, span: TaskSpan):
         self.span = span
 
 
 def read_span(
-    store: Store, options: SourceOptions, rows: Rows, partition: InputPartition
+    store: Store, options: SourceOptions, rows: BatchMaker, partition: InputPartition
 ) -> Iterator[pa.RecordBatch]:
     """A task: the span's records as Arrow."""
     if not isinstance(partition, SpanPartition):  # Spark makes one when there is nothing to read
@@ -99,7 +100,7 @@ def read_span(
 class HeadraceReader(DataSourceReader):
     def __init__(self, options: SourceOptions, schema: StructType):
         self._options = options
-        self._rows = Rows.of(schema, options)
+        self._rows = BatchMaker.of(schema, options)
         self._store = open_store(options)
         self._narrowing = Narrowing("_" if options.value_format == "json" else "")
         starting, ending = options.starting, options.ending
@@ -122,13 +123,13 @@ class HeadraceReader(DataSourceReader):
             self._store.close()
         return [SpanPartition(span) for span in found]
 
-    def _plan(self) -> list[Span]:
+    def _plan(self) -> list[TaskSpan]:
         options, store = self._options, self._store
         starting = options.starting or Place("earliest", "startingOffsets")
         ending = options.ending or Place("latest", "endingOffsets")
         known = store.topics(options.topics)
         begin = self._resolve(starting, known)
-        # Both ends are cut to what was there at first: a record is in the range or it is not.
+        # Both ends come from one look at the log: a record is in the range or it is not.
         end = self._resolve(ending, known)
         found = self._narrowing.narrow(spans(begin, end), self._at)
         return split(found, options.min_partitions)
@@ -139,7 +140,7 @@ class HeadraceReader(DataSourceReader):
         return resolve(place, known, {})
 
     def _with_times(self, time_ms: int, known: Known) -> Known:
-        """What is known, and where the time is in it."""
+        """The topics, and the first offset at or after the time."""
         at = self._at(time_ms)
         return {
             topic: replace(
@@ -169,7 +170,7 @@ class FilteringReader(HeadraceReader):
     """The same, when Spark hands filters over."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:
-        """What is given back, Spark looks at itself."""
+        """Yields the filters that Spark must apply itself."""
         for each in filters:
             if not self._narrowing.take(each):
                 yield each

@@ -1,14 +1,14 @@
-"""A data directory as a store: a backup, or what a stopped broker has left, read with no broker.
+"""A data directory as a store: a backup, or the directory of a stopped broker, read with no broker.
 
-It is only read: nothing is locked, repaired or written, not even an index that is missing. A partition's
+It is only read: nothing is locked, repaired or written, not even a missing index. A partition's
 end is found by recovery's rule (``log/recovery.py``): space that was never written ends the data, and so
-does a torn tail; damage before the end is an error that names the offsets. Of a commit of staged batches
-that was decided and not finished (``broker/staging.py``) nothing is shown, as a broker would not either
-before it has finished it.
+does a torn tail; damage before the end is an error that names the offsets. Records of a commit of staged
+batches that was decided and not finished (``broker/staging.py``) are not read: a broker does not show them
+either before it has finished the commit.
 
-A directory that a live broker writes into may be read, too, at one's own risk: the newest records may be
-such as the broker has not promised to anybody yet, and retention may delete a segment that a task is about
-to open, which is data loss like any other.
+The directory of a running broker may be read, too, at your own risk: the broker may not have confirmed
+the newest records yet, and retention may delete a segment that a task is about to open, which is data
+loss like any other.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from headrace.log.journal import entries_in
 from headrace.log.recovery import segments_of
 from headrace.log.segment import Found, Readers, Segment, log_name, scan
 from headrace.model import check_topic_name, is_pattern, pattern_matches
-from headrace.spark.source.positions import Extent, Known, Span, Topic
+from headrace.spark.source.positions import Extent, Known, TaskSpan, TopicExtents
 
 READ_BYTES = 2 << 20
 LOOK_AGAIN_S = 0.25
-"""How often a directory is looked at for news."""
+"""How often a directory is checked for new records."""
 JOURNAL = "@subscriptions.journal"
 
 
@@ -47,23 +47,18 @@ class ReadOnlyFiles(Files):
         return super().open(path)
 
 
-class _Segment(Segment):
-    """A segment whose index, if it has none that is good, is made in memory alone."""
+class _ReadOnlySegment(Segment):
+    """A segment whose index, if it has no good one, is made in memory alone."""
 
     def _rebuild_index(self) -> Index:
-        index = Index(self.base_offset)
-        for part in scan(self._files, self.handle(), self.size, base_offset=self.base_offset):
-            if isinstance(part, Found):
-                index.add(part.batch, part.position, part.size)
-        index.log_bytes = self.size
-        return index
+        return self._scan_index()
 
 
 @dataclass
-class _Partition:
-    """The segments of a partition, as they lie there."""
+class _StoredPartition:
+    """The segments of a partition."""
 
-    segments: list[_Segment]
+    segments: list[_ReadOnlySegment]
     end: int
 
     @property
@@ -91,17 +86,17 @@ class _Partition:
         return self.end
 
 
-class _Commit(NamedTuple):
+class _StagedCommit(NamedTuple):
     """A commit that was decided and not finished (``docs/format.md``, journal entry ``T``)."""
 
     producer: int
     epoch: int
     records: dict[tuple[str, int], int]
-    """How many are meant for each partition."""
+    """The number of records for each partition."""
 
 
-def unfinished_commits(raw: bytes) -> list[_Commit]:
-    """Of all commits in the bytes of a journal, those that may be there in part."""
+def unfinished_commits(raw: bytes) -> list[_StagedCommit]:
+    """The commits in a journal's bytes whose records may be stored in part."""
     newest: dict[str, dict[str, Any]] = {}
     for payload in entries_in(raw)[0]:
         if payload[:1] == b"T":
@@ -113,7 +108,7 @@ def unfinished_commits(raw: bytes) -> list[_Commit]:
             records: dict[tuple[str, int], int] = {}
             for _, count, partition, topic in item["pieces"]:
                 records[topic, partition] = records.get((topic, partition), 0) + count
-            found.append(_Commit(item["producer"], item["epoch"], records))
+            found.append(_StagedCommit(item["producer"], item["epoch"], records))
     return found
 
 
@@ -145,7 +140,7 @@ class DirectoryStore:
                 code="invalid_option",
             ) from None
         hidden = self._hidden()
-        found: dict[str, Topic] = {}
+        found: dict[str, TopicExtents] = {}
         for each in wanted:
             matching = [name for name in names if pattern_matches(each, name)]
             if not matching and not is_pattern(each):
@@ -155,7 +150,9 @@ class DirectoryStore:
                     found[name] = self._topic(name, at_ms, hidden)
         return dict(sorted(found.items()))
 
-    def _topic(self, name: str, at_ms: int | None, hidden: dict[tuple[str, int], int]) -> Topic:
+    def _topic(
+        self, name: str, at_ms: int | None, hidden: dict[tuple[str, int], int]
+    ) -> TopicExtents:
         check_topic_name(name, internal=True)
         directory = self.path / name
         try:
@@ -171,11 +168,11 @@ class DirectoryStore:
             end = hidden.get((name, number), found.end)
             at = None if at_ms is None else min(found.offset_at(at_ms), end)
             extents[number] = Extent(found.start, end, found.bytes, at)
-        return Topic(incarnation, extents)
+        return TopicExtents(incarnation, extents)
 
     # --- commits that were not finished -------------------------------------------------------
     def _hidden(self) -> dict[tuple[str, int], int]:
-        """Where partitions end before what they have of a commit that was not finished."""
+        """The first offset, in each partition, of a commit that was not finished."""
         try:
             commits = unfinished_commits(self._files.read_file(self.path / JOURNAL))
         except FileNotFoundError:
@@ -187,7 +184,7 @@ class DirectoryStore:
                 hidden |= {where: first for where, (first, count) in stored.items() if count}
         return hidden
 
-    def _stored(self, topic: str, number: int, commit: _Commit) -> tuple[int, int]:
+    def _stored(self, topic: str, number: int, commit: _StagedCommit) -> tuple[int, int]:
         """(first offset, how many) of the commit's records: the last ones, if there are any."""
         try:
             partition = self._partition(topic, number)
@@ -208,26 +205,26 @@ class DirectoryStore:
 
     # --- segments -------------------------------------------------------------------------------
 
-    def _partition(self, topic: str, number: int) -> _Partition:
+    def _partition(self, topic: str, number: int) -> _StoredPartition:
         directory = self.path / topic / str(number)
         try:
             found = segments_of(self._files, directory)
         except FileNotFoundError:
             raise TopicNotFound(f"there is no {topic}/{number} in {self.path}") from None
         if not found:
-            return _Partition([], 0)
+            return _StoredPartition([], 0)
         segments = [
-            _Segment(self._files, self._readers, directory / log_name(base), base, size)
+            _ReadOnlySegment(self._files, self._readers, directory / log_name(base), base, size)
             for base, size in found[:-1]
         ]
         base, _ = found[-1]
         path = directory / log_name(base)
         size, index = self._look_at_last(path, base)
         before = segments[-1].index().end_offset if segments and not index.batches else 0
-        if before > base:  # an empty file, made and never used: recovery would remove it
-            return _Partition(segments, before)
-        segments.append(_Segment(self._files, self._readers, path, base, size, index))
-        return _Partition(segments, index.end_offset)
+        if before > base:  # an empty file, created and never used: recovery would remove it
+            return _StoredPartition(segments, before)
+        segments.append(_ReadOnlySegment(self._files, self._readers, path, base, size, index))
+        return _StoredPartition(segments, index.end_offset)
 
     def _look_at_last(self, path: Path, base: int) -> tuple[int, Index]:
         """How much of the last segment is log, by recovery's rule (``log/recovery.py``)."""
@@ -275,11 +272,11 @@ class DirectoryStore:
                 return False
             time.sleep(min(left, LOOK_AGAIN_S))
 
-    def bounds(self, span: Span) -> tuple[int, int]:
+    def bounds(self, span: TaskSpan) -> tuple[int, int]:
         found = self._partition(span.topic, span.partition)
         return found.start, found.end
 
-    def read(self, span: Span) -> Iterator[list[Batch]]:
+    def read(self, span: TaskSpan) -> Iterator[list[Batch]]:
         found = self._partition(span.topic, span.partition)
         offset = span.start
         for segment, end in zip(found.segments, found.ends(), strict=True):
@@ -292,6 +289,6 @@ class DirectoryStore:
                 offset = batches[-1].end_offset
         if offset < span.end:
             raise OffsetOutOfRange(
-                f"offset {offset} is not there: {span.topic}/{span.partition} holds {found.start} to "
+                f"offset {offset} does not exist: {span.topic}/{span.partition} holds {found.start} to "
                 f"{found.end - 1}"
             )

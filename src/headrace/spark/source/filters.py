@@ -1,8 +1,8 @@
 """Filters that Spark pushes down, as a narrower range of offsets.
 
-What a filter on topic, partition or offset says is done exactly by reading less, so Spark need not look
-at it again. A filter on timestamp narrows the range too, because times never run backwards in a
-partition, but is given back all the same: a record that a repair has given up has no time to go by.
+A filter on topic, partition or offset is applied exactly by reading less, so Spark need not apply it
+again. A filter on timestamp narrows the range too, because times never run backwards in a partition, but
+Spark applies it again: a record that a repair gave up has no time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pyspark.sql.datasource import (
 )
 
 from headrace.limits import OFFSET_MAX
-from headrace.spark.source.positions import Span
+from headrace.spark.source.positions import TaskSpan
 
 Times = Callable[[int], Mapping[tuple[str, int], int]]
 """The first offset at or after a time, by topic and partition."""
@@ -44,7 +44,7 @@ class Narrowing:
         self.end_ms: int | None = None
 
     def take(self, each: Filter) -> bool:
-        """Take a filter into account; True when nobody need look at it again."""
+        """Take a filter into account; True when Spark need not apply it again."""
         path: tuple[str, ...] = getattr(each, "attribute", ())
         if len(path) != 1 or not path[0].startswith(self._prefix):
             return False
@@ -95,8 +95,8 @@ class Narrowing:
             end = ceiling if isinstance(each, LessThan) else floor + 1
             self.end_ms = max(min(self.end_ms if self.end_ms is not None else end, end), 0)
 
-    def narrow(self, spans: list[Span], times: Times) -> list[Span]:
-        """What of the spans can hold what is asked for."""
+    def narrow(self, spans: list[TaskSpan], times: Times) -> list[TaskSpan]:
+        """The parts of the spans that can hold records which pass the filters."""
         firsts = {} if self.first_ms is None else times(self.first_ms)
         ends = {} if self.end_ms is None else times(self.end_ms)
         found = []

@@ -1,12 +1,12 @@
 """A stream's progress as a subscription of the broker: the option ``group``.
 
-The subscription has no members and hands nothing out. It is there so that every tool shows how far
-behind the query is, and so that retention keeps what the query has not read (``retain_unread``). Spark's
-checkpoint stays the truth; this follows it, never ahead, never back.
+The subscription has no members and delivers nothing. It exists so that every tool shows the query's lag,
+and so that retention keeps the query's unread records (``retain_unread``). Spark's checkpoint stays the
+truth; the subscription follows it, never ahead, never back.
 
 There is one subscription of the group's name for each topic or wildcard that the query reads, as the
-broker identifies them. It is made at the earliest record, before the query's first batch: what a query has
-not begun to read is unread, too.
+broker identifies them. It is created at the earliest record, before the query's first batch: the records
+before the query's start are unread, too.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from collections.abc import Mapping
 
 from headrace.errors import SubscriptionNotFound
 from headrace.model import pattern_matches
-from headrace.spark.options import SourceOptions
+from headrace.spark.source.options import SourceOptions
 from headrace.spark.source.positions import Known, Offsets, Positions
 from headrace.spark.source.stores import BrokerStore, Store
 
 
-class Group:
+class ProgressGroup:
     def __init__(self, name: str, patterns: tuple[str, ...], store: BrokerStore):
         self._name = name
         self._patterns = patterns
         self._store = store
         self._made: set[str] = set()
-        """The patterns whose subscription is known to be there."""
+        """The patterns whose subscription is known to exist."""
         self._told: dict[str, Offsets] = {}
-        """What each was last moved to."""
+        """The offset to which each partition was last moved."""
 
     @classmethod
-    def of(cls, options: SourceOptions, store: Store) -> Group | None:
+    def of(cls, options: SourceOptions, store: Store) -> ProgressGroup | None:
         if options.group is None:
             return None
         assert isinstance(store, BrokerStore), "options: a group is for a broker"
@@ -43,7 +43,7 @@ class Group:
             self._made.add(pattern)
 
     def positions(self) -> Mapping[str, Mapping[int, int]]:
-        """How far the group is. What it has never heard of is not in it."""
+        """The group's offsets, of the partitions that it knows."""
         found: Offsets = {}
         for pattern in self._patterns:
             try:
@@ -73,7 +73,7 @@ class Group:
                 continue
             try:
                 self._store.client.advance(self._name, positions, topic=pattern)
-            except SubscriptionNotFound:  # somebody has deleted it; the query goes on needing it
+            except SubscriptionNotFound:  # it was deleted, and the query still needs it
                 self._made.discard(pattern)
                 self._make(pattern)
                 self._store.client.advance(self._name, positions, topic=pattern)

@@ -1,16 +1,16 @@
 """JSON values as typed columns: a column at a time, and a bad record never fails a query.
 
 Every record is parsed once. Then each field is taken out of all records as one list, whose types are
-looked at as a set; where that is what the schema says, and it nearly always is, Arrow makes the column of
-it at once. Only a column that holds anything else is looked at value by value.
+looked at as a set. Where they match the schema, as they nearly always do, Arrow makes the column of the
+list at once. Only a column with other values is looked at value by value.
 
-A record is *bad* when it is not a JSON object in UTF-8, or when a field is not what its type takes. Its
-text then stands in ``_corrupt``, and all of its fields are null: half a record is worse than none. A
-field that is missing or ``null`` is null and not bad; one that the schema does not name is left out.
+A record is *bad* when it is not a JSON object in UTF-8, or when a field does not match its type. Its
+text is then in ``_corrupt``, and all of its fields are null: half a record is worse than none. A
+field that is missing or ``null`` is null and not bad; a field that the schema does not name is left out.
 
-What a type takes, as Spark's own ``from_json`` does, but for what is said here::
+The values that a type takes, as in Spark's own ``from_json`` with the differences noted here::
 
-    string                    any value; what is no string as its JSON text
+    string                    any value; one that is not a string as its JSON text
     tinyint … bigint          whole numbers in range (5.0 is none)
     float, double             numbers, and "NaN", "Infinity", "-Infinity"
     decimal(p, s)             numbers, and numbers as strings; digits beyond the scale are rounded
@@ -56,7 +56,7 @@ _FLOATS = {
     **dict.fromkeys(("-Infinity", "-INF"), float("-inf")),
 }
 _DECIMAL_DIGITS_MAX = 10_000
-"""A number with more digits or a larger exponent is nobody's amount, and would take minutes."""
+"""A number with more digits or a larger exponent is no real amount, and would take minutes."""
 
 
 class Bad(Exception):
@@ -254,7 +254,7 @@ def _from_texts(type_: pa.DataType) -> Callable[[list[Any]], pa.Array]:
 
 
 def decoder_of(type_: pa.DataType, where: str) -> Any:
-    """What makes a column of the type; :class:`InvalidArgument` for one that JSON has no form for."""
+    """The decoder of a type; :class:`InvalidArgument` if JSON cannot hold the type."""
     is_ = pa.types
     if is_.is_string(type_):
         return Decoder(type_, {str}, _text)
@@ -339,7 +339,7 @@ class JsonValues:
         return columns, pa.array(texts, pa.string())
 
     def _parse(self, raw: list[bytes]) -> list[Any]:
-        """The objects; None for what is none."""
+        """The objects; None for a value that is not an object."""
         try:
             documents = list(map(self._load, raw))
         except (ValueError, RecursionError):

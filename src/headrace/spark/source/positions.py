@@ -1,21 +1,21 @@
-"""Offsets per topic and partition: where a query is, how far it may go, and which tasks that makes.
+"""Offsets per topic and partition: where a query is, where a batch ends, and which tasks read it.
 
-Everything here is arithmetic over two things, and knows neither Spark nor a broker:
+Everything here is arithmetic over two things, without Spark and without a broker:
 
-- :class:`Positions` is what Spark keeps in its checkpoint. As JSON it looks like Kafka's, with one
-  entry more, so that a topic which was deleted and made again is not mistaken for the old one::
+- :class:`Positions` are the offsets that Spark keeps in its checkpoint. As JSON they look like Kafka's,
+  with one more entry, so that a topic which was deleted and created again is not taken for the old one::
 
       {"@topics": {"orders": 4711}, "orders": {"0": 23, "1": 0}}
 
-  The end of a query's first batch also says where the query began (``"@begin"``): Spark does not keep
-  that anywhere, and would ask again after a crash in the first batch, when "latest" is another place.
+  The end of a query's first batch also holds where the query began (``"@begin"``). Spark does not store
+  that: after a crash in the first batch it asks again, and "latest" is another offset by then.
   Topic names cannot hold an ``@``. Topics and partitions are in order, so equal positions are equal
   texts, which is how Spark compares them.
-- :class:`Topic` is what a store says of a topic now: its *incarnation*, and each partition's
+- :class:`TopicExtents` are what a store holds of a topic now: its *incarnation*, and each partition's
   :class:`Extent` (first offset, end, bytes).
 
-A partition that appears while a query runs is read from offset 0. Between the two, data may be gone:
-:func:`find_losses` says exactly which offsets of which partition, and why.
+A partition that appears while a query runs is read from offset 0. Where the two do not meet, data is
+lost: :func:`find_losses` names the offsets of each partition, and why they are gone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from headrace.errors import HeadraceError, InvalidArgument
-from headrace.spark.options import EARLIEST_OFFSET, LATEST_OFFSET, Place, wrong
+from headrace.spark.options import wrong
+from headrace.spark.source.options import EARLIEST_OFFSET, LATEST_OFFSET, Place
 
 TOPICS = "@topics"
 BEGIN = "@begin"
@@ -54,12 +55,12 @@ class Extent:
 
 
 @dataclass(frozen=True)
-class Topic:
+class TopicExtents:
     incarnation: int
     partitions: Mapping[int, Extent]
 
 
-Known = Mapping[str, Topic]
+Known = Mapping[str, TopicExtents]
 """What a store says now, by topic."""
 
 
@@ -83,7 +84,7 @@ class Positions:
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Positions:
-        """From a checkpoint, which somebody may have edited."""
+        """From a checkpoint, which may have been edited."""
         try:
             incarnations = {topic: int(number) for topic, number in document[TOPICS].items()}
             offsets = _numbers({t: some for t, some in document.items() if not t.startswith("@")})
@@ -102,7 +103,7 @@ class Positions:
         return cls(offsets, incarnations, begin)
 
     def get(self, topic: str, partition: int) -> int:
-        """Where to go on; what was not there before is read from its beginning."""
+        """The next offset to read; a partition that is not known is read from its beginning."""
         return self.offsets.get(topic, {}).get(partition, 0)
 
     def put(self, topic: str, partition: int, offset: int) -> None:
@@ -125,7 +126,7 @@ def _numbers(document: Mapping[str, Any]) -> Offsets:
 
 # --- where to begin and to end --------------------------------------------------------------------
 def resolve(place: Place, known: Known, group: Mapping[str, Mapping[int, int]]) -> Positions:
-    """Offsets for a place that a user named. ``group`` is how far the subscription is, if asked for."""
+    """The offsets of a place that a user named. ``group``: the positions of the subscription."""
     positions = Positions()
     offsets = place.offsets or {}
     _check_named(place, offsets, known)
@@ -172,7 +173,7 @@ def _check_named(place: Place, offsets: Mapping[str, Mapping[int, int]], known: 
 
 
 def ends(known: Known) -> Positions:
-    """Everything that is there."""
+    """The end of every partition."""
     return Positions(
         {
             topic: {number: extent.end for number, extent in state.partitions.items()}
@@ -182,7 +183,7 @@ def ends(known: Known) -> Positions:
     )
 
 
-# --- what is gone -----------------------------------------------------------------------------------
+# --- data loss --------------------------------------------------------------------------------------
 class Loss(NamedTuple):
     """Offsets ``first`` to ``last`` cannot be read any more."""
 
@@ -205,13 +206,13 @@ def loss_error(losses: Iterable[Loss]) -> DataLoss:
     return DataLoss(
         "records are missing: "
         + "; ".join(map(str, losses))
-        + ". To go on without them set failOnDataLoss=false; to keep this from happening give the "
-        "query a group (retain_unread then keeps what it has not read) or a longer retention"
+        + ". To continue without them set failOnDataLoss=false; to prevent this, give the "
+        "query a group (retain_unread then keeps its unread records) or the topic a longer retention"
     )
 
 
 def find_losses(read: Positions, known: Known) -> list[Loss]:
-    """What was to be read from these positions on, and is not there any more."""
+    """Records after these positions that do not exist any more."""
     losses = []
     for topic, some in read.offsets.items():
         state = known.get(topic)
@@ -222,20 +223,20 @@ def find_losses(read: Positions, known: Known) -> list[Loss]:
             losses.append(
                 Loss(
                     topic, min(some, default=0), 0, -1,
-                    "the topic was deleted and made again; what had not been read is gone",
+                    "the topic was deleted and created again; its unread records are gone",
                 )
             )  # fmt: skip
             continue
         for number, offset in some.items():
             extent = state.partitions.get(number)
             if extent is None:
-                losses.append(Loss(topic, number, 0, -1, "the partition is not there any more"))
+                losses.append(Loss(topic, number, 0, -1, "the partition does not exist any more"))
             elif offset < extent.start:
                 losses.append(Loss(topic, number, offset, extent.start - 1, RETENTION))
             elif offset > extent.end:
                 losses.append(
                     Loss(topic, number, extent.end, offset - 1,
-                         "were read once and are not there any more")
+                         "were read once and do not exist any more")
                 )  # fmt: skip
         for number, extent in state.partitions.items():
             if number not in some and extent.start > 0:
@@ -252,7 +253,7 @@ class Waiting(NamedTuple):
     start: int
     end: int
     weight: float
-    """What one of them counts: 1 for rows, its average size for bytes."""
+    """The weight of one record: 1 for rows, its average size for bytes."""
 
     @property
     def total(self) -> float:
@@ -275,11 +276,11 @@ def waiting(read: Positions, target: Positions, known: Known, *, by_bytes: bool)
 
 
 def limited(target: Positions, parts: list[Waiting], maximum: int) -> Positions:
-    """The target, or before it: so that at most ``maximum`` rows or bytes are read.
+    """The target, or less, so that a batch reads at most ``maximum`` rows or bytes.
 
-    Every partition gets its share of the maximum, by what waits in it, as Kafka's source does it; a
-    share that is less than a record is one record while there is room, so that none is starved and
-    the whole always moves on.
+    Every partition gets its share of the maximum, in proportion to its unread records, as in Kafka's
+    source. A share of less than a record is one record while there is room, so no partition starves
+    and every batch makes progress.
     """
     total = sum(part.total for part in parts)
     if total <= maximum:
@@ -293,7 +294,7 @@ def limited(target: Positions, parts: list[Waiting], maximum: int) -> Positions:
         count = min(int(maximum * (part.total / total) / part.weight), part.end - part.start)
         counts.append(count)
         left -= count * part.weight
-    # What rounding left over goes to those who have waited longest for a whole record.
+    # The rest after rounding goes to the partitions that are closest to a whole record.
     order = sorted(range(len(parts)), key=lambda n: (counts[n] > 0, -parts[n].total))
     moved = any(counts)
     for number in order:
@@ -307,8 +308,8 @@ def limited(target: Positions, parts: list[Waiting], maximum: int) -> Positions:
     return positions
 
 
-# --- which tasks that makes -------------------------------------------------------------------------
-class Span(NamedTuple):
+# --- tasks ------------------------------------------------------------------------------------------
+class TaskSpan(NamedTuple):
     """What one task reads: offsets ``start`` to ``end - 1`` of a partition."""
 
     topic: str
@@ -322,8 +323,8 @@ class Span(NamedTuple):
         return self.end - self.start
 
 
-def spans(start: Positions, end: Positions) -> list[Span]:
-    """What lies between two positions."""
+def spans(start: Positions, end: Positions) -> list[TaskSpan]:
+    """The offsets between two positions."""
     if end.begin is not None and start.begin is None:  # it is the first batch, perhaps again
         start = Positions(end.begin, {t: end.incarnations.get(t, 0) for t in end.begin})
     found = []
@@ -333,12 +334,12 @@ def spans(start: Positions, end: Positions) -> list[Span]:
         for number, stop in some.items():
             first = 0 if renewed else start.get(topic, number)
             if stop > first:
-                found.append(Span(topic, number, first, stop, incarnation))
+                found.append(TaskSpan(topic, number, first, stop, incarnation))
     return found
 
 
-def split(parts: list[Span], at_least: int | None) -> list[Span]:
-    """So many tasks at least, where there are so many records, of about the same size."""
+def split(parts: list[TaskSpan], at_least: int | None) -> list[TaskSpan]:
+    """Cut spans into pieces of about the same size, until there are ``at_least`` of them."""
     total = sum(part.rows for part in parts)
     if at_least is None or len(parts) >= at_least or not total:
         return parts

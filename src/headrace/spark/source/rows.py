@@ -1,4 +1,4 @@
-"""From the schema that Spark asks for to the columns that are made, for every ``valueFormat``."""
+"""The schema that Spark asks for, and the Arrow columns that fill it, for every ``valueFormat``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from headrace.errors import InvalidArgument
-from headrace.spark.options import SourceOptions, ValueFormat, wrong
+from headrace.spark.options import wrong
 from headrace.spark.source.arrow import (
     NAMES,
     Column,
@@ -21,6 +21,7 @@ from headrace.spark.source.arrow import (
     grouped,
     record_batches,
 )
+from headrace.spark.source.options import SourceOptions, ValueFormat
 
 CORRUPT = "_corrupt"
 PREFIX = "_"
@@ -38,7 +39,7 @@ RECORD = {
 assert tuple(RECORD) == NAMES
 
 
-# --- what there is ------------------------------------------------------------------------------------
+# --- schemas ------------------------------------------------------------------------------------------
 def default_schema(options: SourceOptions) -> str:
     """The schema, as DDL, when the user gave none to ``.schema(…)``."""
     if options.value_format == "json":
@@ -97,9 +98,9 @@ def _declarations(ddl: str) -> list[str]:
     return [each for each in (*found, current.strip()) if each]
 
 
-# --- what is asked for ----------------------------------------------------------------------------------
-class Rows:
-    """Makes Arrow batches of one schema. Pickled with the reader; what it needs is made on arrival."""
+# --- columns ---------------------------------------------------------------------------------------------
+class BatchMaker:
+    """Makes Arrow batches of one schema. It is pickled with the reader as its schema alone."""
 
     def __init__(self, schema: StructType, value_format: ValueFormat):
         self._struct = schema
@@ -107,13 +108,13 @@ class Rows:
         self._plan()
 
     @classmethod
-    def of(cls, schema: StructType, options: SourceOptions) -> Rows:
+    def of(cls, schema: StructType, options: SourceOptions) -> BatchMaker:
         if not schema.fields:
             raise InvalidArgument("a schema has at least one column", code="invalid_schema")
         return cls(schema, options.value_format)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (Rows, (self._struct, self._value_format))
+        return (BatchMaker, (self._struct, self._value_format))
 
     def _plan(self) -> None:
         self._schema: pa.Schema = to_arrow_schema(self._struct, timezone="UTC")

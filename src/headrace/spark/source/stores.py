@@ -1,9 +1,9 @@
 """Where records are read: a live broker, or a data directory with no broker at all.
 
-A :class:`Store` says what there is (:meth:`~Store.topics`), waits for more (:meth:`~Store.wait`) and
-reads (:meth:`~Store.read`). It is a value: pickled to executors it is its options, and what it opened
-stays behind. :func:`records` is how a task reads: it stands between a store's errors and
-``failOnDataLoss``, so that both stores lose, and complain, alike.
+A :class:`Store` describes topics (:meth:`~Store.topics`), waits for new records (:meth:`~Store.wait`) and
+reads (:meth:`~Store.read`). It is a value: only its options are pickled to executors, never an open file
+or connection. A task reads with :func:`records`, which applies ``failOnDataLoss`` to a store's errors, so
+that both stores report data loss alike.
 """
 
 from __future__ import annotations
@@ -18,26 +18,34 @@ from headrace.client.reader import BatchReader
 from headrace.client.threads import BrokerClient
 from headrace.errors import DataCorrupt, NotFound, OffsetOutOfRange
 from headrace.log.batch import LOST, Batch
-from headrace.spark.connecting import connect
-from headrace.spark.options import Connection, SourceOptions
+from headrace.spark.connection import ConnectionOptions, connect
 from headrace.spark.source.arrow import Part
 from headrace.spark.source.directory import DirectoryStore
-from headrace.spark.source.positions import RETENTION, Extent, Known, Loss, Span, Topic, loss_error
+from headrace.spark.source.options import SourceOptions
+from headrace.spark.source.positions import (
+    RETENTION,
+    Extent,
+    Known,
+    Loss,
+    TaskSpan,
+    TopicExtents,
+    loss_error,
+)
 
 logger = logging.getLogger("headrace.spark")
 
 
 class Store(Protocol):
     def topics(self, wanted: Sequence[str], at_ms: int | None = None) -> Known:
-        """What there is of these topics and wildcards; with a time, also where it begins."""
+        """The topics that match, and their partitions; with a time, also the first offset after it."""
 
     def wait(self, known: Known, wanted: Sequence[str], seconds: float) -> bool:
-        """Until there is more than what is known; False when the time is up."""
+        """Wait for records that ``known`` does not have; False when the time is up."""
 
-    def read(self, span: Span) -> Iterator[list[Batch]]:
+    def read(self, span: TaskSpan) -> Iterator[list[Batch]]:
         """The batches that hold the span's offsets, in order, some at a time."""
 
-    def bounds(self, span: Span) -> tuple[int, int]:
+    def bounds(self, span: TaskSpan) -> tuple[int, int]:
         """The first offset and the end of the span's partition, now."""
 
     def close(self) -> None: ...
@@ -52,7 +60,7 @@ def open_store(options: SourceOptions) -> BrokerStore | DirectoryStore:
 
 # --- a live broker ----------------------------------------------------------------------------------
 class BrokerStore:
-    def __init__(self, connection: Connection, *, direct: bool = True):
+    def __init__(self, connection: ConnectionOptions, *, direct: bool = True):
         self.connection = connection
         self._direct = direct
         self._client: BrokerClient | None = None
@@ -80,7 +88,7 @@ class BrokerStore:
     def topics(self, wanted: Sequence[str], at_ms: int | None = None) -> Known:
         found = self.client.positions(list(wanted), at=at_ms)
         return {
-            topic: Topic(
+            topic: TopicExtents(
                 partitions[0]["incarnation"],
                 {
                     part["partition"]: Extent(
@@ -112,18 +120,18 @@ class BrokerStore:
             )
         return self._reader
 
-    def read(self, span: Span) -> Iterator[list[Batch]]:
+    def read(self, span: TaskSpan) -> Iterator[list[Batch]]:
         return self.reader.read(
             span.topic, span.partition, span.start, span.end, incarnation=span.incarnation
         )
 
-    def bounds(self, span: Span) -> tuple[int, int]:
+    def bounds(self, span: TaskSpan) -> tuple[int, int]:
         return self.reader.bounds(span.topic, span.partition)
 
 
 # --- how a task reads -----------------------------------------------------------------------------------
-def records(store: Store, span: Span, *, fail_on_data_loss: bool) -> Iterator[Part]:
-    """All records of the span. What is gone is an error that names it, or a warning that does."""
+def records(store: Store, span: TaskSpan, *, fail_on_data_loss: bool) -> Iterator[Part]:
+    """All records of the span. An error, or a warning, names the records that are gone."""
 
     def lost(first: int, end: int, why: str) -> int:
         end = min(end, span.end)
@@ -143,8 +151,8 @@ def records(store: Store, span: Span, *, fail_on_data_loss: bool) -> Iterator[Pa
                         continue
                     if batch.base_offset > offset:
                         raise DataCorrupt(
-                            f"{span.topic}/{span.partition} goes on with offset {batch.base_offset} "
-                            f"where {offset} was to come"
+                            f"{span.topic}/{span.partition} continues with offset {batch.base_offset} "
+                            f"instead of {offset}"
                         )
                     if batch.flags & LOST:
                         offset = lost(offset, end, "were destroyed and given up by a repair")
@@ -157,17 +165,19 @@ def records(store: Store, span: Span, *, fail_on_data_loss: bool) -> Iterator[Pa
             if offset < start:
                 offset = lost(offset, start, RETENTION)
             elif offset >= end:
-                offset = lost(offset, span.end, "were there once and are not any more")
+                offset = lost(offset, span.end, "existed once and do not exist any more")
             else:
                 raise error
         except NotFound as error:
             offset = lost(offset, span.end, f"are gone: {error.message}")
         except DataCorrupt as error:
-            offset = lost(offset, _behind(store, span, offset), f"are damaged: {error.message}")
+            offset = lost(
+                offset, _after_damage(store, span, offset), f"are damaged: {error.message}"
+            )
 
 
-def _behind(store: Store, span: Span, offset: int) -> int:
-    """The first offset behind damage at ``offset`` that can be read; the span's end if none can."""
+def _after_damage(store: Store, span: TaskSpan, offset: int) -> int:
+    """The first offset after damage at ``offset`` that can be read; the span's end if none can."""
 
     def first_readable(at: int) -> int | None:
         try:

@@ -1,24 +1,24 @@
-"""The streaming reader: how far a batch goes, which tasks read it, and what the broker is told.
+"""The streaming reader: where a batch ends, which tasks read it, and what it reports to the broker.
 
 Spark asks in this order, always in one process beside the driver, never at the same time::
 
     initialOffset()                  a new query: where it begins
     latestOffset(start, limit)       everything up to ``start`` is done; how far may it go?
-    partitions(start, end)           the tasks of the batch, also of one that is repeated
+    partitions(start, end)           the tasks of the batch, also when it is repeated
     commit(end)                      everything up to ``end`` is done
 
-- **Waiting.** Where there is nothing new, ``latestOffset`` waits for it in the broker, so a new record is
-  seen at once and an idle query asks a few times a second at most. It waits longer the longer nothing
-  has come; and not at all while batches run, for then another source of the same query has news, and
-  Spark asks one source after the other.
+- **Waiting.** When there are no new records, ``latestOffset`` waits for them in the broker. So a new
+  record is seen at once, and an idle query asks a few times a second at most. The longer a query is
+  idle, the longer it waits. It does not wait while batches run: then another source of the same query
+  has new records, and Spark asks one source after the other.
 - **group.** When ``latestOffset(start)`` is called, the batch that ended at ``start`` is in Spark's commit
-  log: positions are given to the broker there, as well as in ``commit``, which Spark only calls while
-  it builds the next batch. So the lag of an idle query is right, and nothing is acknowledged early.
-- **latest.** Where a query that begins at the latest record begins is only known when it does, so its first
-  batch is run at once, empty or not: from then on the checkpoint knows it.
-- **AvailableNow.** What was there at the beginning is the target; partitions that appear later are not
-  in it.
-- **Data loss** is looked for when a batch is planned, and again by every task that reads.
+  log. Positions are reported to the broker there, and also in ``commit``, which Spark only calls while it
+  builds the next batch. So the lag of an idle query is right, and no record is acknowledged early.
+- **latest.** The latest offset is only known when the query starts, so the first batch runs at once, empty
+  or not: from then on the checkpoint holds that offset.
+- **AvailableNow.** The records that exist at the start are the target; partitions that appear later are
+  not part of it.
+- **Data loss** is checked for when a batch is planned, and again by every task that reads.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from headrace.errors import HeadraceError, NotFound, OffsetOutOfRange
-from headrace.spark.options import Place, SourceOptions, wrong
+from headrace.spark.options import wrong
 from headrace.spark.source.data_source import SpanPartition, read_span
-from headrace.spark.source.group import Group
+from headrace.spark.source.group import ProgressGroup
+from headrace.spark.source.options import Place, SourceOptions
 from headrace.spark.source.positions import (
     Known,
     Positions,
@@ -54,12 +55,12 @@ from headrace.spark.source.positions import (
     split,
     waiting,
 )
-from headrace.spark.source.rows import Rows
+from headrace.spark.source.rows import BatchMaker
 from headrace.spark.source.stores import open_store
 
 logger = logging.getLogger("headrace.spark")
 WAIT_S = (0.0, 0.05, 0.1, 0.25)
-"""How long news is waited for, the first, second, … time that there are none."""
+"""How long to wait for new records, the first, second, … time that there are none."""
 
 
 class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -71,13 +72,13 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 options.starting.option, "to begin where a group is, name it (option group)"
             )
         self._options = options
-        self._rows = Rows.of(schema, options)
+        self._rows = BatchMaker.of(schema, options)
         self._store = open_store(options)
         self._known: Known = {}
         self._initial: dict[str, Any] | None = None
         self._idle = 0
         self._target: Positions | None = None
-        self._group = Group.of(options, self._store)
+        self._group = ProgressGroup.of(options, self._store)
 
     # --- where it begins --------------------------------------------------------------------
     def initialOffset(self) -> dict[str, Any]:
@@ -123,12 +124,12 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return target.as_dict()
 
     def _look(self, read: Positions) -> None:
-        """What there is now; if something is gone, say so."""
+        """The topics as they are now. Records that are gone are an error, or a warning."""
         self._known = self._topics()
         self._complain(read)
 
     def _topics(self) -> Known:
-        """What there is; a topic that is gone is not there, which is for ``find_losses`` to say."""
+        """The topics as they are now, without those that were deleted: ``find_losses`` reports them."""
         try:
             return self._store.topics(self._options.topics)
         except NotFound:
@@ -153,11 +154,11 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if not seconds or not self._store.wait(self._known, self._options.topics, seconds):
                 return
         except NotFound:
-            pass  # a topic was deleted meanwhile, which is news
+            pass  # a topic was deleted while it waited: that is a change
         self._look(read)
 
     def _reachable(self, read: Positions) -> Positions:
-        """Everything that is there; of a run that reads what is available, what was there at first."""
+        """All records; with AvailableNow, those that existed when the query started."""
         now = ends(self._known)
         if self._target is None:
             return now
@@ -171,7 +172,7 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 for number, end in some.items()
                 if number in self._target.offsets[topic]
             }
-        for topic, some in read.offsets.items():  # what is not in the target stays where it is
+        for topic, some in read.offsets.items():  # partitions outside the target do not move
             found.incarnations.setdefault(topic, read.incarnations[topic])
             mine = found.offsets.setdefault(topic, {})
             for number, offset in some.items():
@@ -213,9 +214,9 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         except HeadraceError as error:
             if not error.retryable and not isinstance(error, (NotFound, OffsetOutOfRange)):
                 raise
-            # It keeps more than it must, which does no harm, and hears of it with the next batch. If
-            # it is because something is gone, the next look at the topics says so.
-            logger.warning("the group %s is not moved along: %s", self._options.group, error)
+            # The group then keeps more than it must, which does no harm, and moves with the next
+            # batch. If the cause is data loss, the next look at the topics reports it.
+            logger.warning("the group %s was not moved: %s", self._options.group, error)
 
     def stop(self) -> None:
         self._store.close()

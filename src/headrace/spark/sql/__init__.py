@@ -10,17 +10,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from headrace.spark.late_imports import late_imports
 
 if TYPE_CHECKING:
     from headrace.spark.sql.topic_sql import TopicSql
 
 __all__ = ["TopicSql"]
 
-
-def __getattr__(name: str) -> Any:
-    if name == "TopicSql":  # late: it imports PySpark
-        from headrace.spark.sql.topic_sql import TopicSql
-
-        return TopicSql
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = late_imports(__name__, {"TopicSql": "topic_sql"})

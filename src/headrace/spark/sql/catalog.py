@@ -15,7 +15,7 @@ from headrace.errors import InvalidArgument, TopicNotFound
 from headrace.model import INTERNAL_PREFIX, check_pattern, check_topic_name, is_pattern
 from headrace.spark.error_sentences import sentence
 from headrace.spark.notation import parse_schema
-from headrace.spark.options import SourceOptions
+from headrace.spark.source.options import SourceOptions
 from headrace.spark.source.positions import Known
 from headrace.spark.source.rows import CORRUPT
 from headrace.spark.source.stores import BrokerStore, DirectoryStore, open_store

@@ -36,7 +36,7 @@ from pyspark.sql.types import (
 )
 
 from headrace.spark.source.arrow import NAMES
-from headrace.spark.source.positions import Known, Span
+from headrace.spark.source.positions import Known, TaskSpan
 from headrace.spark.source.rows import CORRUPT, PREFIX
 from headrace.spark.source.stores import Store, records
 
@@ -71,7 +71,7 @@ class Sample:
 def take_sample(store: Store, known: Known, count: int = SAMPLE_RECORDS) -> Sample:
     """The first and the last records of the partitions."""
     spans = [
-        Span(topic, number, extent.start, extent.end, state.incarnation)
+        TaskSpan(topic, number, extent.start, extent.end, state.incarnation)
         for topic, state in known.items()
         for number, extent in state.partitions.items()
         if extent.end > extent.start

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import InvalidArgument
-from headrace.spark.options import INSTEAD, Connection, Given, Place, SourceOptions, parse_place
+from headrace.spark.connection import ConnectionOptions
+from headrace.spark.options import INSTEAD, Given
+from headrace.spark.source.options import Place, SourceOptions, parse_place
 
 
 def source(**options: object) -> SourceOptions:
@@ -23,7 +25,7 @@ def test_defaults() -> None:
     """A topic is all that has to be said."""
     options = source()
     assert options.topics == ("orders",)
-    assert options.connection == Connection((("127.0.0.1", 9999),))
+    assert options.connection == ConnectionOptions((("127.0.0.1", 9999),))
     assert options.fail_on_data_loss
     assert options.value_format == "binary"
     assert options.starting is options.ending is None
