@@ -49,7 +49,7 @@ from headrace.spark.sql.text import Schemas, names, quote_name, quoted, unquoted
 
 VIEWS_MAX = 100
 TASK_RECORDS = 250_000
-"""A topic is read by tasks of about so many records, or smaller ones where cores would idle."""
+"""A task reads about this number of records, or fewer where cores would idle."""
 SMALL = 20_000
 """A topic with fewer records is not split."""
 _EXPLAIN = re.compile(
@@ -227,7 +227,7 @@ class TopicSql:
         return self._view(name).columns
 
     def _view(self, name: str) -> _View:
-        """What is in a topic, without reading more of it than a sample."""
+        """A topic and its columns; only a sample of it is read."""
         topic = self.catalog.find(name)
         if topic is None:
             raise self.catalog.no_such(name)
