@@ -56,7 +56,7 @@ class Arrivals:
     def room(self) -> int:
         if len(self._items) >= self.capacity:
             self._starved = True
-        # Looked at again behind that: who takes from it in another thread has seen it, or we see him.
+        # Look again after setting the flag: a thread that took a message meanwhile may have missed it.
         free = self.capacity - len(self._items)
         if free > 0:
             self._starved = False
@@ -89,7 +89,7 @@ class Arrivals:
         self._items.appendleft(message)
 
     def halt(self) -> None:
-        """Whoever takes from it ends; what is there stays there, to be given back."""
+        """End every reader. Messages that nobody has taken stay, to be given back."""
         self.is_halted = True
         self._arrived()
 
@@ -181,7 +181,7 @@ class Channel(Arrivals):
                 return
 
     def close(self) -> None:
-        """No more messages; who waits is woken. What has arrived can still be taken."""
+        """Take no more messages and wake every reader. Messages that have arrived can still be read."""
         if not self.is_closed:
             self.on_close(self)
 

@@ -81,7 +81,7 @@ class Conflict(HeadraceError):
 
 
 class OffsetOutOfRange(HeadraceError):
-    """The offset lies before the first kept record or behind the last one."""
+    """The offset lies before the first kept record or after the last one."""
 
     code = "offset_out_of_range"
 
@@ -93,7 +93,7 @@ class StaleDelivery(HeadraceError):
 
 
 class SequenceGap(HeadraceError):
-    """An idempotent producer skipped a sequence number, or is older than what is kept of it."""
+    """An idempotent producer skipped a sequence number, or is older than the broker's memory of it."""
 
     code = "sequence_gap"
 

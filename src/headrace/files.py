@@ -98,7 +98,7 @@ class Files:
         return b"".join(parts)
 
     def write_at(self, handle: Handle, position: int, buffers: Sequence[bytes]) -> int:
-        """Write all buffers one behind the other, starting at ``position``."""
+        """Write all buffers one after the other, starting at ``position``."""
         total = 0
         for start in range(0, len(buffers), IOV_MAX):
             part = buffers[start : start + IOV_MAX]

@@ -17,7 +17,7 @@ from functools import cache
 TOPIC_NAME_CHARS_MAX = 249
 """A topic is a directory; file systems stop at 255 bytes, and suffixes need room."""
 SUBSCRIPTION_NAME_CHARS_MAX = 200
-"""Leaves room for ``.dlq`` behind it in a topic name."""
+"""Leaves room for ``.dlq`` after it in a topic name."""
 
 # --- the model ---------------------------------------------------------------------------------
 PARTITIONS_PER_TOPIC_MAX = 4096

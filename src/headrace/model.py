@@ -213,7 +213,7 @@ def split_position(position: Start) -> tuple[str | int, int | None]:
 
 # --- messages ---------------------------------------------------------------------------------
 class Settling(Protocol):
-    """Whoever handed a message out and takes its ack, nack or extension back."""
+    """Takes the ack, nack or extension of a delivered message."""
 
     def ack(self, message: Message) -> None: ...
 

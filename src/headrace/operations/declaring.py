@@ -47,7 +47,7 @@ from headrace.operations import documents
 from headrace.operations.arguments import AliasOf, Code, Reader, Schema
 
 Permission = Literal["publish", "consume", "browse", "manage", "admin", "metrics", "none"]
-"""What a principal needs to be allowed; ``none``: anybody who is connected."""
+"""What a principal needs to be allowed; ``none``: every client that is connected."""
 Runs = Literal["any node", "owner", "every node"]
 """Where it runs when there are several nodes: on the one that is asked, on the one that owns the
 partition or subscription, or on all of them."""
@@ -287,7 +287,7 @@ def _arguments(
 
 
 def _without_none(annotation: Any) -> tuple[Any, bool]:
-    """``X`` and True for ``X | None``. Notes on the whole stay on what is left."""
+    """``X`` and True for ``X | None``. Notes on the whole stay on ``X``."""
     if get_origin(annotation) is Annotated:
         inner, nullable = _without_none(annotation.__origin__)
         notes = (*getattr(inner, "__metadata__", ()), *annotation.__metadata__)
