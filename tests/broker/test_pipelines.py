@@ -201,6 +201,22 @@ def test_only_what_runs_can_be_stopped(watch: Watch) -> None:
     assert ended.value.code == "pipeline_not_running"
 
 
+def test_only_a_pipeline_that_does_not_run_can_be_forgotten(watch: Watch) -> None:
+    """Also for the next start. One that fell silent may be, too; if it reports again, it is known again."""
+    watch.report()
+    with pytest.raises(Conflict) as running:
+        watch.pipelines.forget("daily")
+    assert running.value.code == "pipeline_running"
+    watch.advance(limits.PIPELINE_STALE_S + 1)
+    watch.pipelines.forget("daily")
+    watch.run()
+    assert watch.names() == []
+    watch.reopen()
+    assert watch.names() == []
+    watch.report()
+    assert watch.names() == ["daily"]
+
+
 def test_a_run_that_was_replaced_is_told_so(watch: Watch) -> None:
     """Two runs of one name do not take turns: the later one has it, until it ends or falls silent."""
     watch.report(run_id="old", started_at=1000)

@@ -57,6 +57,8 @@ def test_pipelines_are_listed_shown_and_stopped(server: RunningServer, http: Htt
     say(server, state="stopped", queries=[QUERY])
     refused = http.ask("POST", "/pipelines/daily/stop")
     assert (refused.status, refused.code) == (409, "pipeline_not_running")
+    assert http.ok("DELETE", "/pipelines/daily") == {"deleted": "daily"}
+    assert http.ok("GET", "/pipelines") == []
 
 
 @pytest.mark.parametrize(
@@ -64,6 +66,7 @@ def test_pipelines_are_listed_shown_and_stopped(server: RunningServer, http: Htt
     [
         ("GET", "/pipelines/daily"),
         ("POST", "/pipelines/daily/stop"),
+        ("DELETE", "/pipelines/daily"),
     ],
 )
 def test_one_that_never_reported_is_not_there(http: Http, method: str, path: str) -> None:

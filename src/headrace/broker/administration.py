@@ -236,6 +236,9 @@ class Administration:
     async def stop_pipeline(self, pipeline: str) -> PipelineStats:
         return self.engine.pipelines.stop(pipeline)
 
+    async def forget_pipeline(self, pipeline: str) -> None:
+        self.engine.pipelines.forget(pipeline)
+
     # --- the broker -------------------------------------------------------------------------
     async def producer(self, name: str | None) -> ProducerIdentity:
         future: asyncio.Future[ProducerIdentity] = asyncio.get_running_loop().create_future()

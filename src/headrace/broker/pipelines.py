@@ -5,7 +5,7 @@ asked it to stop: the broker cannot call a job, so the wish waits for the next r
 and has not reported for a while is *stale*: it died, or cannot reach the broker.
 
 A record's key is the pipeline's name, its value the state of the pipeline from then on (the report and the
-wish to stop). So the last record of each name is all there is to know; a broker that starts reads them
+wish to stop), or that it was forgotten. So the last record of each name is all there is to know; a broker that starts reads them
 back, and SQL over the topic shows the history.
 
 Rules:
@@ -120,6 +120,9 @@ class Pipelines:
 
     def _restore(self, value: bytes) -> None:
         record = orjson.loads(value)
+        if "forgotten" in record:
+            self._drop(record["name"])
+            return
         name, reported_at, stopping = (record.pop(field) for field in _KNOWN_TO_BROKER)
         if name in self._pipelines and self._pipelines[name].reported_at > reported_at:
             return  # it reported while this was read
@@ -199,8 +202,7 @@ class Pipelines:
             if count <= limits.PIPELINES_MAX and size <= limits.PIPELINES_BYTES_MAX:
                 return
             if other.name != name and not other.is_up(time):
-                del self._pipelines[other.name]
-                self._bytes -= len(other.content)
+                self._drop(other.name)
                 count -= 1
                 size -= len(other.content)
         if count > limits.PIPELINES_MAX or size > limits.PIPELINES_BYTES_MAX:
@@ -212,7 +214,10 @@ class Pipelines:
 
     def _store(self, pipeline: Pipeline) -> None:
         pipeline.stored_at = pipeline.reported_at
-        columns = Columns([orjson.dumps(pipeline.record())], [pipeline.name.encode()])
+        self._append(pipeline.name, pipeline.record())
+
+    def _append(self, name: str, record: dict[str, Any]) -> None:
+        columns = Columns([orjson.dumps(record)], [name.encode()])
         try:
             topic = self._topic()
         except (HeadraceError, OSError) as error:
@@ -249,6 +254,21 @@ class Pipelines:
         pipeline.stopping = True
         self._store(pipeline)
         return self.stats(name)
+
+    def forget(self, name: str) -> None:
+        """Drop one that has ended or fell silent. If it reports again, it is known again."""
+        if self._find(name).is_up(self._engine.time()):
+            raise Conflict(
+                f"pipeline {name!r} runs; stop it first, then it can be forgotten",
+                code="pipeline_running",
+            )
+        self._drop(name)
+        self._append(name, {"name": name, "forgotten": True})
+
+    def _drop(self, name: str) -> None:
+        pipeline = self._pipelines.pop(name, None)
+        if pipeline is not None:
+            self._bytes -= len(pipeline.content)
 
     def _find(self, name: str) -> Pipeline:
         pipeline = self._pipelines.get(name)

@@ -37,6 +37,7 @@ class BlockingOperations(Shell):
     pipelines = blocking(Operations.pipelines)
     pipeline_stats = blocking(Operations.pipeline_stats)
     stop_pipeline = blocking(Operations.stop_pipeline)
+    forget_pipeline = blocking(Operations.forget_pipeline)
     producer = blocking(Operations.producer)
     flush = blocking(Operations.flush)
     info = blocking(Operations.info)

@@ -487,6 +487,18 @@ class Operations:
     async def stop_pipeline(self, pipeline: PipelineName) -> PipelineStats:
         """Ask a pipeline to stop. It learns of this with its next report."""
 
+    @operation(
+        permission="manage",
+        about="pipeline",
+        runs="any node",
+        repeatable=False,
+        answer="deleted",
+        errors=("pipeline_not_found", "pipeline_running"),
+        http=Http("DELETE", "/pipelines/{pipeline}", "Forget a pipeline that has ended"),
+    )
+    async def forget_pipeline(self, pipeline: PipelineName) -> None:
+        """Drop a pipeline that has ended or is stale from the list, with its metrics and alerts."""
+
     # --- the broker -------------------------------------------------------------------------
     @operation(permission="publish", runs="every node")
     async def producer(self, name: str | None = None) -> ProducerIdentity:
