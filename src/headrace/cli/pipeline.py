@@ -204,7 +204,7 @@ def _setting(connection: ConnectionOptions, max_message_size: int | None = None)
 
 @contextmanager
 def _asking(connection: ConnectionOptions) -> Iterator[BrokerClient]:
-    """A client for a few questions; a broker that is not there is said at once."""
+    """A client for a few questions; a broker that does not answer is an error at once."""
     host, port = connection.addresses[0]
     client = BrokerClient(
         host,
@@ -308,14 +308,14 @@ def validate(
 
 
 def _missing_topics(connection: ConnectionOptions, chosen: Sequence[Pipeline]) -> int:
-    """How many topics are to be read that are not there."""
+    """How many topics do not exist that the pipelines read."""
     from headrace.model import is_pattern
 
     try:
         with _asking(connection) as client:
             known = set(client.topics())
     except HeadraceError as error:
-        say(f"whether the topics exist was not looked at: {error.message}")
+        say(f"the topics were not checked: {error.message}")
         return 0
     missing = 0
     for each in chosen:
@@ -360,7 +360,7 @@ def status(
         "batch": "batch",
         "rows": "rows",
         "rate": "rows/s",
-        "lag": "behind",
+        "lag": "lag",
         "dead": "dead letters",
         "sink": "to",
     }

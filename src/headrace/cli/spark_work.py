@@ -1,4 +1,4 @@
-"""What commands with Spark share: their options, a session, a progress bar, a job that runs on."""
+"""Shared by the commands with Spark: their options, a session, a progress bar, a job that runs on."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def where_of(
 
 
 def settings_of(conf: Sequence[str] | None) -> dict[str, Any]:
-    """What ``--conf`` says."""
+    """The settings of ``--conf``."""
     found: dict[str, Any] = {}
     for pair in conf or ():
         name, equals, value = pair.partition("=")
@@ -152,7 +152,7 @@ def check_installed() -> None:
 def started(
     name: str, master: str | None, settings: dict[str, Any], **more: Any
 ) -> Iterator[SparkSession]:
-    """A session that ends with this, unless somebody else has started it."""
+    """A session that ends with this, unless it was running before."""
     from headrace.spark.sessions.builder import is_active, session
 
     is_ours = not is_active()

@@ -61,7 +61,7 @@ def sql(
         typer.Option(
             "--schema",
             metavar="'TOPIC: FIELDS'",
-            help="What is in a topic: fields as in CREATE TABLE, text, or binary; @FILE for a JSON "
+            help="The schema of a topic: fields as in CREATE TABLE, text, or binary; @FILE for a JSON "
             "object of them. May be repeated. Else it is inferred.",
         ),
     ] = None,
@@ -215,7 +215,7 @@ class StatementRunner:
         return self._folder / "spark.log"
 
     def say(self, text: str) -> None:
-        """To whoever sits there: standard error, a line."""
+        """A line on standard error."""
         errors.print(text, markup=False, highlight=False, soft_wrap=True)
 
     # --- Spark ------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ class StatementRunner:
             settings |= self._settings
             spark = session(
                 "headrace sql",
-                # A query that fails is not tried again: somebody waits for it.
+                # A query that fails is not retried: a user waits for it.
                 self._master or f"local[{cores},1]",
                 log_level="ERROR",
                 log_file=self._log,
@@ -281,7 +281,7 @@ class StatementRunner:
 
     # --- statements -------------------------------------------------------------------------
     def run(self, statement: str) -> None:
-        """One statement, or a word of the prompt. What it found is printed."""
+        """Run a statement, or a word of the prompt, and print the result."""
         began = time.monotonic()
         described = _DESCRIBE.match(statement)
         if _LIST.match(statement):

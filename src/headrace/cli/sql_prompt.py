@@ -56,7 +56,7 @@ class StatementFeed:
         return found
 
     def end(self) -> list[str]:
-        """What is left when there are no more lines."""
+        """The rest, after the last line."""
         rest, self._pending = self._pending.strip(), ""
         return [rest] if rest else []
 
@@ -72,7 +72,7 @@ def from_pipe(work: StatementRunner) -> None:
 
 
 def prompt(work: StatementRunner) -> None:
-    """Until Ctrl-D or \\q. What goes wrong is said, and the prompt goes on."""
+    """Until Ctrl-D or \\q. Errors are printed, and the prompt continues."""
     history = _readline(work)
     work.shows_time = True
     work.say(f"topics at {work.catalog.place}; \\? for help, \\q to leave")
@@ -159,7 +159,7 @@ def _topics(work: StatementRunner) -> list[str]:
 
 
 def candidates(text: str, topics: list[str]) -> list[str]:
-    """What may be meant by the beginning of a word."""
+    """The words that begin so."""
     lower = text.lower()
     names = [name for name in topics if name.lower().startswith(lower)]
     quoted = [name if _PLAIN.match(name) else f"`{name}`" for name in names]

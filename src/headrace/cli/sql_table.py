@@ -30,7 +30,7 @@ def print_table_of(rows: ResultRows, asked_for: set[str]) -> list[str]:
     from headrace.spark.sql.output import texts
 
     if rows.names == ["plan"] and rows.height == 1 and str(rows.columns[0][0]).startswith("== "):
-        # What EXPLAIN says has lines of its own.
+        # The result of EXPLAIN has lines of its own.
         print(text_of(str(rows.columns[0][0]).encode(errors="replace"), lines=True).strip())
         return []
     cells = [

@@ -155,6 +155,8 @@ def test_a_topic_interrupted_and_resumed(
         assert (headers[ID_HEADER], headers["kind"]) == (str(origin.id), "test")
         assert (message.key, message.value) == (origin.key, origin.value)
 
+    with replay()._alone(), pytest.raises(Conflict, match="is running already"):
+        replay().run(spark)
     with pytest.raises(Conflict, match="began with --where None") as caught:
         replay(request=ReplayRequest("orders", "copy", where="offset > 3"))
     assert caught.value.code == "replay_differs"

@@ -247,9 +247,9 @@ def test_declared_schemas(spark: Any, where: dict[str, str]) -> None:
     finally:
         topics.close()
     for ddl, complaint in (
-        ("id STRNG", "is none"),
+        ("id STRNG", "is invalid"),
         ("_offset INT", "no field"),
-        ("int", "is none"),
+        ("int", "is invalid"),
     ):
         topics = TopicSql(spark, where, schemas={"orders": ddl})
         with pytest.raises(InvalidArgument, match=complaint):

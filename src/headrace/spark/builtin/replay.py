@@ -23,8 +23,8 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,7 +82,7 @@ def parse_rate(text: str) -> float:
 
 @dataclass(frozen=True)
 class ReplayRequest:
-    """What a user asks for."""
+    """The range, the target and the options of a replay."""
 
     source: str
     """A topic, several with commas, a wildcard; or the path of a table, which has a slash."""
@@ -172,7 +172,7 @@ class Replay:
         self._request, self._connection = request, dict(connection)
         self._rate = None if rate is None else parse_rate(rate)
         self._path = Path(state or default_state()) / f"{self.name}.json"
-        self._plan = self._load()
+        self._load()  # another request under this name is an error now, not when Spark has started
         if request.is_table:  # that there is no source is said before Spark starts
             lake.describe(request.source)
         else:
@@ -185,8 +185,13 @@ class Replay:
         stop: StopFlag | None = None,
     ) -> ReplayPlan:
         """Write all that is left, step by step. ``tell`` hears of each step; ``stop`` ends it after one."""
-        stop = stop or StopFlag()
-        plan = self._plan or self._begin(spark)
+        with self._alone():
+            return self._run(spark, tell, stop or StopFlag())
+
+    def _run(
+        self, spark: SparkSession, tell: Callable[[ReplayPlan], None], stop: StopFlag
+    ) -> ReplayPlan:
+        plan = self._load() or self._begin(spark)
         tell(plan)
         due = time.monotonic()
         while not plan.is_finished and not stop.wait(due - time.monotonic()):
@@ -198,6 +203,22 @@ class Replay:
             self._save(plan)
             tell(plan)
         return plan
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Two processes that begin one replay would make two plans of it."""
+        files = Files()
+        try:
+            files.make_directory(self._path.parent)
+            handle = files.open(self._path.with_suffix(".lock"), write=True, create=True)
+        except OSError as error:
+            raise self._not_written(error) from None
+        try:
+            if not files.lock(handle):
+                raise Conflict(f"the replay {self.name} is running already", code="replay_running")
+            yield
+        finally:
+            handle.close()
 
     # --- the plan ---------------------------------------------------------------------------------
     def _load(self) -> ReplayPlan | None:
@@ -221,15 +242,16 @@ class Replay:
         return plan
 
     def _save(self, plan: ReplayPlan) -> None:
-        files = Files()
         try:
-            files.make_directory(self._path.parent)
-            files.replace(self._path, [orjson.dumps(plan, option=orjson.OPT_INDENT_2)])
+            Files().replace(self._path, [orjson.dumps(plan, option=orjson.OPT_INDENT_2)])
         except OSError as error:
-            raise InvalidArgument(
-                f"{self._path} cannot be written: {error.strerror}; give a directory with --state",
-                code="invalid_path",
-            ) from None
+            raise self._not_written(error) from None
+
+    def _not_written(self, error: OSError) -> InvalidArgument:
+        return InvalidArgument(
+            f"{self._path} cannot be written: {error.strerror}; give a directory with --state",
+            code="invalid_path",
+        )
 
     def _begin(self, spark: SparkSession) -> ReplayPlan:
         request = self._request
@@ -259,7 +281,7 @@ class Replay:
         return found
 
     def _look_at_topics(self, spark: SparkSession) -> tuple[list[Offsets], float]:
-        """What a read of Spark over this range would plan; and the size of the largest records."""
+        """The offsets that a read of Spark over this range would plan; and the size of the largest records."""
         known = self._known()
         given = {**self._connection, "topic": self._request.source}
         given |= self._request.range.options(known, Clock().now_ms())

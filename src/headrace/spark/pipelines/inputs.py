@@ -34,7 +34,7 @@ NO_JSON = "the value is not JSON of the schema"
 
 @dataclass(frozen=True)
 class Read:
-    """What a topic gives."""
+    """The rows of a topic."""
 
     good: DataFrame
     bad: DataFrame | None
@@ -125,7 +125,7 @@ def topic_option(given: TopicInput) -> str:
 
 
 def schema_of(given: TopicInput, columns: set[str] | None = None) -> StructType:
-    """What is asked of the source: the fields of JSON, and those columns of the record."""
+    """The columns that are asked of the source: the fields of JSON, and those of the record."""
     before = prefix_of(given)
     types = RECORD | ({"value": "STRING"} if given.format == "text" else {})
     wanted = [name for name in types if columns is None or before + name in columns]

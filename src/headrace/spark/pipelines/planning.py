@@ -60,7 +60,7 @@ FAILED_SUFFIX = ".failed"
 
 @dataclass(frozen=True)
 class PipelineSetting:
-    """What all pipelines of a run share."""
+    """The settings that all pipelines of a run share."""
 
     connection: Mapping[str, str] = field(default_factory=dict)
     """The options of the source and the sink: servers, token, ca."""
@@ -111,7 +111,7 @@ class PipelinePlan:
 def plan(
     pipeline: Pipeline, spark: SparkSession, checkpoint: str, setting: PipelineSetting | None = None
 ) -> PipelinePlan:
-    """What a pipeline does, or :class:`InvalidPipeline` with what is wrong and where."""
+    """Plan a pipeline; :class:`InvalidPipeline` says what is wrong, and where."""
     setting = setting or PipelineSetting()
     session = spark.newSession()
     with analysed(pipeline.section, "spark"):
@@ -219,7 +219,7 @@ def _function(pipeline: Pipeline) -> Callable[..., Any]:
 
 
 def _called(function: Callable[..., Any], spark: SparkSession, frames: Mapping[str, Any]) -> Any:
-    """One input is the first argument; several go by their names. ``spark`` for who asks for it."""
+    """One input is the first argument; several go by their names. ``spark`` is passed if it is a parameter."""
     more: dict[str, Any] = {}
     if "spark" in inspect.signature(function).parameters and "spark" not in frames:
         more["spark"] = spark

@@ -34,14 +34,14 @@ class Section:
         self.where = where
         """The file, and the pipeline if there is one."""
         self.path = path
-        """The keys that lead here, each with a point behind it."""
+        """The keys that lead here, each with a point after it."""
 
     # --- errors -----------------------------------------------------------------------------
     def wrong(self, key: str, why: object) -> InvalidPipeline:
         return InvalidPipeline(f"{self.where}: {self.path}{key}: {why}")
 
     def checked(self, key: str, check: Callable[[Any], Any], value: Any) -> Any:
-        """What a check of the model says, with where it stands."""
+        """The value, checked by the model; an error names its place."""
         try:
             return check(value)
         except HeadraceError as error:
@@ -116,7 +116,7 @@ class Section:
         return {name: found.section(name) or found for name in found._values}
 
     def options(self, key: str, prefix: str = "") -> dict[str, str]:
-        """Names and values for somebody else; points in names may have become tables on the way."""
+        """Options for Spark or a format; TOML turns points in names into tables, which is undone here."""
         found = self.section(key)
         if found is None:
             return {}

@@ -1,4 +1,4 @@
-"""Which topics there are, and what is in them: what a prompt knows before Spark has started.
+"""Which topics exist, and the shape of their records: what a prompt knows before Spark has started.
 
 A topic's shape is what was declared, else what its records look like. That is looked up once and kept,
 until the topic is another one or, when there were few records to look at, there are more.
@@ -69,7 +69,7 @@ class Catalog:
         return sorted(name for name in found if not name.startswith(INTERNAL_PREFIX))
 
     def known(self, name: str) -> Known:
-        """What there is of a topic or a wildcard; empty if there is none."""
+        """The topics of a name or a wildcard; empty if none exists."""
         try:
             (check_pattern(name) if is_pattern(name) else check_topic_name(name, internal=True))
             return self._store.topics([name])
@@ -113,7 +113,7 @@ class Catalog:
 
     # --- shapes -----------------------------------------------------------------------------
     def shape(self, name: str, known: Known) -> tuple[Shape, bool]:
-        """What is in the topic or wildcard, and whether that was just found out."""
+        """The shape of a topic or wildcard, and whether it was just inferred."""
         incarnations = {topic: state.incarnation for topic, state in known.items()}
         total = sum(
             extent.end - extent.start
@@ -144,11 +144,11 @@ def declared_shape(ddl: str) -> Shape:
         fields = [each for each in parse_schema(ddl).fields if each.name.lower() not in TAKEN]
     except Exception as error:
         raise InvalidArgument(
-            f"the schema {ddl!r} is none: {sentence(error)}", code="invalid_schema"
+            f"the schema {ddl!r} is invalid: {sentence(error)}", code="invalid_schema"
         ) from None
     if not fields:
         raise InvalidArgument(
-            f"the schema {ddl!r} has no field: {CORRUPT} and what begins with _ is always there",
+            f"the schema {ddl!r} has no field: {CORRUPT} and the columns that begin with _ always exist",
             code="invalid_schema",
         )
     nullable = [StructField(each.name, each.dataType, True) for each in fields]

@@ -1,4 +1,4 @@
-"""What a query found, as rows for people (a table) and for programs (CSV, JSON, Parquet).
+"""The result of a query, as rows for people (a table) and for programs (CSV, JSON, Parquet).
 
 A table is for reading, so it has a limit, and its rows are fetched at once. The other formats may be of
 any size: Spark writes the result, all tasks at once, into Parquet files in a folder beside, and from
@@ -197,7 +197,7 @@ def _float(value: float) -> Any:
 
 
 def converter(type_: pa.DataType) -> Convert | None:
-    """What makes a value of the type one that JSON knows. None: it is one."""
+    """A function that turns a value of the type into one that JSON knows. None: it is one."""
     is_ = pa.types
     if is_.is_timestamp(type_):
         return lambda value: moment(value.astimezone(UTC) if value.tzinfo else value)
@@ -235,7 +235,7 @@ def _key(value: Any) -> str:
 
 
 def as_json(value: Any) -> str:
-    """What a converter made, as a text."""
+    """The result of a converter, as a text."""
     return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS).decode()
 
 
@@ -291,7 +291,7 @@ class CsvWriter:
 
 
 class JsonWriter:
-    """A row is an object on a line of its own; a null is there, so that all rows have all columns."""
+    """A row is an object on a line of its own; a null is written, so that all rows have all columns."""
 
     def __init__(self, stream: IO[bytes]):
         self._stream = stream
@@ -395,7 +395,7 @@ def format_of(format_: str | None, output: Path | None) -> Format:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file that is there, whole, when all went well, and else as it was before."""
+    """A file that is replaced by a whole new one, or stays as it was."""
     half = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with half.open("wb") as stream:

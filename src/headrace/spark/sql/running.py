@@ -23,7 +23,7 @@ from headrace.spark.error_sentences import QueryCancelled, error_of
 Result = TypeVar("Result")
 LOOK_S = 0.1
 GRACE_S = 10.0
-"""So long a cancelled query has to end."""
+"""The time that a cancelled query has to end."""
 
 
 class TaskProgress(NamedTuple):
@@ -71,7 +71,7 @@ def run(
     work: Callable[[], Result],
     tell: Callable[[TaskProgress], None] | None = None,
 ) -> Result:
-    """What ``work`` returns. ``tell`` is told how far it is; Ctrl-C cancels, and :class:`QueryCancelled`."""
+    """The result of ``work``. ``tell`` hears of its progress; Ctrl-C cancels it: :class:`QueryCancelled`."""
     group = f"headrace-sql-{uuid.uuid4()}"
     thread = _Work(spark, work, group)
     with interrupts() as seen:
@@ -89,7 +89,7 @@ def run(
 
 
 def _cancel(spark: SparkSession, thread: _Work[Any], group: str, seen: list[int]) -> None:
-    """Until it has ended, or nobody waits any longer. A job may begin after the first time."""
+    """Cancel until it has ended, or Ctrl-C comes again. A job may begin after the first time."""
     for _ in range(int(GRACE_S / LOOK_S)):
         spark.sparkContext.cancelJobGroup(group)
         thread.join(LOOK_S)

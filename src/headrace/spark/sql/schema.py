@@ -1,11 +1,11 @@
-"""The schema of a topic that nobody declared one for, inferred from some of its records.
+"""The schema of a topic without a declared one, inferred from some of its records.
 
 The first and the last records of each partition are looked at, not those between: what a topic began
 with and what it holds now is what queries are about, and reading all of it would be the query itself.
 If most of them are JSON objects, the topic has their fields; else its values are text, or bytes if they
 are not UTF-8.
 
-What a field's values are decides its type. Whole numbers are BIGINT (DECIMAL(20,0) beyond that), numbers
+The values of a field decide its type. Whole numbers are BIGINT (DECIMAL(20,0) beyond that), numbers
 DOUBLE, true and false BOOLEAN, texts STRING, objects STRUCT, arrays ARRAY. Values of different kinds make
 a STRING, which takes any JSON value as its text, so that inference never makes a record bad that was
 looked at. An object with more fields than anybody names is a MAP.
@@ -106,7 +106,7 @@ def take_sample(store: Store, known: Known, count: int = SAMPLE_RECORDS) -> Samp
 
 # --- kinds --------------------------------------------------------------------------------------------
 class Kind:
-    """What the values of one field are."""
+    """The kinds of values that a field has."""
 
     def __init__(self) -> None:
         self.scalars: set[str] = set()
@@ -189,13 +189,13 @@ def apart_by_case(names: Iterable[str]) -> tuple[list[str], list[str]]:
 # --- topics -------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Shape:
-    """What the values of a topic are."""
+    """The values of a topic: JSON with these fields, text or bytes."""
 
     values: Literal["json", "text", "binary"]
     fields: tuple[StructField, ...] = ()
     key_is_text: bool = True
     notes: tuple[str, ...] = ()
-    """What a user should know: fields that are left out, and why."""
+    """Notes for the user: fields that are left out, and why."""
     seen: int = 0
     total: int = 0
     is_declared: bool = False
@@ -207,7 +207,7 @@ class Shape:
 
 
 def infer(sample: Sample) -> Shape:
-    """What a topic is, going by some of its records."""
+    """The shape of a topic, inferred from some of its records."""
     seen, total = len(sample.values), sample.total
     key_is_text = all(map(_is_text, sample.keys))
     objects = [each for each in map(_object_of, sample.values) if each is not None]

@@ -62,7 +62,7 @@ def tokens(text: str) -> Iterator[Token]:
 
 
 def _comment_end(text: str, at: int) -> int:
-    """Behind the end of a comment, which may hold others; -1 when it has none."""
+    """The position after a comment, which may hold others; -1 if it has no end."""
     depth = 1
     for edge in _COMMENT_EDGE.finditer(text, at):
         depth += 1 if edge[0] == "/*" else -1
@@ -72,7 +72,7 @@ def _comment_end(text: str, at: int) -> int:
 
 
 def split(text: str) -> tuple[list[str], str]:
-    """The statements that are ended by a semicolon, and what stands behind the last one.
+    """The statements that are ended by a semicolon, and the text after the last one.
 
     The rest is empty when it says nothing.
     """
@@ -138,7 +138,7 @@ def quote_name(text: str, parts: tuple[str, ...]) -> str:
 
 
 def similar(name: str, known: Iterable[str]) -> list[str]:
-    """What may have been meant, the likeliest first."""
+    """Similar names, the likeliest first."""
     wanted = name.lower()
     lower: dict[str, list[str]] = {}
     for each in known:
@@ -151,7 +151,7 @@ def similar(name: str, known: Iterable[str]) -> list[str]:
 
 # --- schemas ------------------------------------------------------------------------------------------
 class Schemas:
-    """What was declared of topics and wildcards, first come first served."""
+    """Declared schemas of topics and wildcards; the first that matches counts."""
 
     def __init__(self, declared: Mapping[str, str] | None = None):
         self._declared: dict[str, str] = {}

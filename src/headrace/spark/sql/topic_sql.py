@@ -31,7 +31,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from pyspark.errors import AnalysisException, PySparkAttributeError
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession, is_remote
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
@@ -49,7 +49,7 @@ from headrace.spark.sql.text import Schemas, names, quote_name, quoted, unquoted
 
 VIEWS_MAX = 100
 TASK_RECORDS = 250_000
-"""A topic is read by tasks of about so many records, or smaller ones where cores would idle."""
+"""A task reads about this number of records, or fewer where cores would idle."""
 SMALL = 20_000
 """A topic with fewer records is not split."""
 _EXPLAIN = re.compile(
@@ -120,11 +120,13 @@ class TopicSql:
     # --- statements -------------------------------------------------------------------------
     def query(self, text: str) -> DataFrame:
         """A statement's result. A query runs when its result is asked for, anything else at once."""
+        self._forget()
         try:
             with in_words():
                 return self._query(text)
         finally:
-            self._forget()
+            if not is_remote():  # Spark Connect plans a query only when its result is asked for
+                self._forget()
 
     def _query(self, text: str) -> DataFrame:
         explained = _EXPLAIN.match(text)
@@ -225,7 +227,7 @@ class TopicSql:
         return self._view(name).columns
 
     def _view(self, name: str) -> _View:
-        """What is in a topic, without reading more of it than a sample."""
+        """A topic and its columns; only a sample of it is read."""
         topic = self.catalog.find(name)
         if topic is None:
             raise self.catalog.no_such(name)
