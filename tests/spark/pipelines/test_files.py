@@ -20,7 +20,7 @@ def written(folder: Path, name: str, text: str) -> Path:
 def test_the_example_at_the_head_of_the_room(tmp_path: Path) -> None:
     """What the description of the room shows can be read as it stands."""
     assert room.__doc__ is not None
-    block = room.__doc__.split("are needed::\n")[1].split("The same in Python")[0]
+    block = room.__doc__.split("are required::\n")[1].split("The same in Python")[0]
     declared = load(written(tmp_path, "orders.toml", block))
     revenue, shipped = declared.pipelines
     assert declared.servers == "127.0.0.1:9999"
@@ -34,7 +34,7 @@ def test_the_example_at_the_head_of_the_room(tmp_path: Path) -> None:
 def test_the_example_in_python(tmp_path: Path) -> None:
     """The same for the one in Python."""
     assert room.__doc__ is not None
-    block = room.__doc__.split('"module:name"``)::\n')[1].split("What a row looks like")[0]
+    block = room.__doc__.split('"module:name"``)::\n')[1].split("\nColumns\n")[0]
     (pipeline,) = load(written(tmp_path, "orders.py", block)).pipelines
     assert (pipeline.name, pipeline.failed, pipeline.way) == (
         "large_orders",
