@@ -140,7 +140,7 @@ def test_another_system_is_told_nothing(server: RunningServer, client: BrokerCli
 def test_a_file_that_is_another_one_is_not_read(
     server: RunningServer, client: BrokerClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same path in another container, or after the topic was made again."""
+    """The same path in another container, or after the topic was created again."""
     stored = fill(client, 100)
     with BatchReader([server.address]) as reader:
         told = answer(reader)
@@ -186,7 +186,7 @@ def test_a_broker_without_files() -> None:
 def test_a_file_that_came_in_the_place_of_another(
     server: RunningServer, client: BrokerClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The topic is made again between the broker's answer and our opening of the file: whether or not
+    """The topic is created again between the broker's answer and our opening of the file: whether or not
     the new file got the old one's number, nothing of it is read."""
     for number in range(5):
         topic = f"orders{number}"
@@ -201,7 +201,7 @@ def test_a_file_that_came_in_the_place_of_another(
         with BatchReader([server.address], timeout=5) as reader:
             with monkeypatch.context() as patch:
                 patch.setattr("headrace.client.reader.open_file", too_late)
-                with pytest.raises(errors.TopicNotFound, match="made again"):
+                with pytest.raises(errors.TopicNotFound, match="created again"):
                     values(reader.read(topic, 0, 0, 20, incarnation=incarnation))
             assert reader.direct_bytes == 0
 
