@@ -4,9 +4,9 @@
 #   docker run -p 127.0.0.1:9999:9999 -p 127.0.0.1:8080:8080 -v headrace:/data \
 #     -e HEADRACE_TOKEN=secret headrace
 #
-# Inside it listens on every address, which it refuses to do without HEADRACE_TOKEN; whoever wants
-# that says so with HEADRACE_INSECURE=true. Every setting is a HEADRACE_* variable; `headrace config`
-# lists them. deploy/ has it with Prometheus and Grafana.
+# The broker listens on every address of the container. It refuses to do so without HEADRACE_TOKEN,
+# unless HEADRACE_INSECURE=true. Every setting is a HEADRACE_* variable; `headrace config` lists them.
+# deploy/ has a compose file with Prometheus and Grafana.
 
 FROM python:3.11-slim AS build
 WORKDIR /build
@@ -29,7 +29,7 @@ USER headrace
 WORKDIR /data
 VOLUME /data
 EXPOSE 9999 8080
-# Drains: what is under way is answered, everything is synced.
+# The broker answers the requests under way, syncs everything and exits.
 STOPSIGNAL SIGTERM
 # With TLS, or another HEADRACE_HTTP_PORT, give `docker run` a --health-cmd of your own.
 HEALTHCHECK --interval=10s --timeout=3s --start-period=60s --retries=3 \

@@ -1,4 +1,4 @@
-"""Run benchmarks by name, all of them without one; exit 1 when a target is missed and --strict."""
+"""Run the named benchmarks, or all of them; with --strict, exit 1 if a target is missed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import benchmarks
+from benchmarks._against import SLOWER, against
 from benchmarks.harness import RESULTS, console, write
 
 
@@ -23,12 +24,26 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names())}")
     parser.add_argument("--quick", action="store_true", help="small data, few repetitions")
     parser.add_argument("--json", type=Path, default=None, help=f"where to write; {RESULTS.name}/")
-    parser.add_argument("--strict", action="store_true", help="fail when a target is missed")
+    parser.add_argument("--strict", action="store_true", help="fail if a target is missed")
+    parser.add_argument(
+        "--against",
+        type=Path,
+        metavar="CHECKOUT",
+        help="compare with another checkout: each case runs in both, alternately",
+    )
     arguments = parser.parse_args()
     chosen = arguments.names or names()
     unknown = sorted(set(chosen) - set(names()))
     if unknown:
-        parser.error(f"there is no benchmark {', '.join(unknown)}; there are {', '.join(names())}")
+        parser.error(f"unknown benchmark {', '.join(unknown)}; choose from {', '.join(names())}")
+    if arguments.against is not None:
+        other = arguments.against.resolve()
+        if not (other / "benchmarks" / "harness.py").is_file():
+            parser.error(f"{other} is not a checkout with benchmarks")
+        slower = against(other, chosen, quick=arguments.quick, directory=arguments.json or RESULTS)
+        if slower:
+            console.print(f"slower than {SLOWER} ×: " + "; ".join(slower))
+        return 1 if slower and arguments.strict else 0
     missed = []
     for name in chosen:
         module = importlib.import_module(f"benchmarks.{name}")

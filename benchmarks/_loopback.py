@@ -1,7 +1,7 @@
-"""What the benchmarks over the network share: a server process, the native load generator, its files.
+"""Shared by the benchmarks over the network: a server process and the native load generator.
 
-The generator is ``native/load.c``, compiled here with gcc; it is told what to send in files. Everything
-is on the loopback interface, the broker in a process of its own, and so is whoever talks to it.
+The generator is ``native/load.c``, compiled here with gcc; it reads the requests from files. Everything
+runs over the loopback interface, with the broker and its clients in processes of their own.
 """
 
 from __future__ import annotations
@@ -16,9 +16,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from websockets.client import ClientProtocol
+from websockets.frames import Frame, Opcode
+from websockets.uri import parse_uri
+
 from benchmarks.harness import console, data_directory
 from headrace import limits
-from headrace.bench.dialects import WebSocketDialect, masked_frame
 from headrace.testing import Address, ServerProcess, server_process
 
 SOURCE = Path(__file__).parent / "native" / "load.c"
@@ -33,7 +36,7 @@ assert len(JSON_VALUE) == 100
 
 
 def missing(*commands: str) -> list[str]:
-    """Which of the commands this machine lacks. It is said, not hidden."""
+    """The commands that this machine lacks; each is reported."""
     absent = [command for command in commands if shutil.which(command) is None]
     for command in absent:
         console.print(f"[yellow]{command} is not installed: what needs it is not measured[/yellow]")
@@ -42,7 +45,7 @@ def missing(*commands: str) -> list[str]:
 
 @contextmanager
 def broker(**settings: Any) -> Iterator[ServerProcess]:
-    """A broker with its data on the real disk, and a topic that is synced before each ack."""
+    """A broker with its data on the real disk and a topic that syncs before each receipt."""
     with (
         data_directory() as directory,
         server_process(directory / "data", retention_hours="none", **settings) as process,
@@ -118,7 +121,7 @@ class Load:
     def listening(
         self, address: Address, unit: str, connections: int, greeting: bytes, answers: int = 1
     ) -> Iterator[Listeners]:
-        """Connections that have said ``greeting`` and were answered; from now on they count."""
+        """Connections that have sent ``greeting`` and got its answer; then they count what comes."""
         command = self._command(
             "listen", address, unit, connections, answers, self._file("listen", greeting)
         )
@@ -144,7 +147,7 @@ class Listeners:
         return self._process.stdout.readline().strip()
 
     def counts(self) -> dict[str, float]:
-        """What came since the last time."""
+        """The counts since the last call."""
         assert self._process.stdin is not None
         self._process.stdin.write("\n")
         found: dict[str, float] = json.loads(self._line())
@@ -153,7 +156,7 @@ class Listeners:
 
 @contextmanager
 def loading() -> Iterator[Load | None]:
-    """The generator, compiled; None where there is no compiler."""
+    """The compiled generator; None without a compiler."""
     if missing("gcc"):
         yield None
         return
@@ -166,7 +169,7 @@ def loading() -> Iterator[Load | None]:
 
 @contextmanager
 def bare(what: str) -> Iterator[Address]:
-    """A server of ``benchmarks._bare`` in a process of its own: what the machine allows."""
+    """A server of ``benchmarks._bare`` in a process of its own, to show what the machine allows."""
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks._bare", what], stdout=subprocess.PIPE, text=True
     )
@@ -178,22 +181,30 @@ def bare(what: str) -> Iterator[Address]:
         process.communicate()
 
 
-# --- what is said over a WebSocket ----------------------------------------------------------------
+# --- WebSocket ------------------------------------------------------------------------------------
 def handshake(address: Address) -> bytes:
-    return WebSocketDialect(TOPIC, None, f"{address.host}:{address.port}").greeting()
+    protocol = ClientProtocol(parse_uri(f"ws://{address.host}:{address.port}/ws"))
+    return protocol.connect().serialize()
 
 
 def ws_publish(value: bytes = JSON_VALUE) -> bytes:
-    """A publish that is acknowledged, as a masked frame."""
-    return WebSocketDialect(TOPIC, None, "").publish(value)
+    """A publish that is acknowledged, as a frame."""
+    return _frame(b'{"type":"publish","topic":"%b","messageId":1,"data":%b}' % (_TOPIC, value))
 
 
 def ws_subscribe() -> bytes:
-    return masked_frame(1, b'{"type":"subscribe","topic":"%b","messageId":1}' % TOPIC.encode())
+    return _frame(b'{"type":"subscribe","topic":"%b","messageId":1}' % _TOPIC)
+
+
+def _frame(content: bytes) -> bytes:
+    return Frame(Opcode.TEXT, content).serialize(mask=True)
+
+
+_TOPIC = TOPIC.encode()
 
 
 class Latest:
-    """One measurement that is judged in two ways: ``take`` takes it, ``again`` gives the same."""
+    """One measurement with two targets: ``take`` measures, ``again`` returns the same value."""
 
     def __init__(self, measure: Callable[[], float]):
         self._measure = measure
@@ -212,5 +223,5 @@ def kilobytes_each(before: int, after: int, connections: int) -> float:
 
 
 def allow_open_files() -> int:
-    """As many as may be, for this process and those it starts. Returns how many that is."""
+    """Raise the limit of open files for this process and its children; returns the limit."""
     return limits.allow_open_files(100_000)

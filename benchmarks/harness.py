@@ -41,7 +41,7 @@ class Case:
     when ``relative`` is set."""
     relative: bool = False
     is_repeated: bool = False
-    """Not measured: it gives again what another case has measured in this round."""
+    """It measures nothing, and returns the value of another case of this round."""
     samples: list[float] = field(default_factory=list)
 
     @property
@@ -50,7 +50,7 @@ class Case:
 
 
 class Benchmark:
-    """A named list of cases with what they need around them."""
+    """A named list of cases."""
 
     def __init__(
         self,
@@ -66,10 +66,10 @@ class Benchmark:
         self.cases = cases
         self.repeat = repeat
         self.is_shuffled = is_shuffled
-        """Each round in another order: for cases that leave something behind for the next one (a
-        heap, a compiled method), so that it is not always the same one that gets it."""
+        """Whether each round has another order: for cases that affect the next one (a heap, a
+        compiled method), so that it is not always the same next one."""
         self.facts = facts or {}
-        """What else the written result should say; it goes before what it says of the machine."""
+        """Additional facts for the written result; they override those about the machine."""
 
     def run(self, *, quick: bool) -> None:
         repeat = min(self.repeat, 3) if quick else self.repeat
@@ -114,9 +114,9 @@ class Benchmark:
                 target += " ×"
             table.add_row(
                 case.name,
-                _number(case.median),
-                _number(min(case.samples)),
-                _number(max(case.samples)),
+                number(case.median),
+                number(min(case.samples)),
+                number(max(case.samples)),
                 case.unit,
                 "" if ratio is None else f"{ratio:.2f} × {case.reference}",
                 target,
@@ -145,19 +145,21 @@ class Benchmark:
         return {"benchmark": self.name, "text": self.text, "cases": rows, **machine(), **self.facts}
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:,.3g}"
 
 
+def commit_of(tree: Path) -> str:
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, cwd=tree, capture_output=True, text=True).stdout.strip()
+
+
 def machine() -> dict[str, Any]:
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
-    ).stdout.strip()
     names = ("uvloop", "google-crc32c", "orjson", "httptools", "websockets", "zstandard")
     return {
         "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "command": "python -m benchmarks " + " ".join(sys.argv[1:]),
-        "commit": commit,
+        "commit": commit_of(ROOT),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "processor": _line("/proc/cpuinfo", "model name"),
@@ -170,7 +172,7 @@ def machine() -> dict[str, Any]:
 
 
 def _line(path: str, name: str) -> str:
-    """What stands behind the colon of the first line that begins with ``name``."""
+    """The text after the colon of the first line that begins with ``name``."""
     with suppress(OSError), open(path) as file:
         for line in file:
             if line.startswith(name):
@@ -197,7 +199,7 @@ def write(benchmark: Benchmark, directory: Path) -> None:
 
 @contextmanager
 def data_directory() -> Iterator[Path]:
-    """A folder on the real disk, gone afterwards."""
+    """A folder on the real disk, removed afterwards."""
     base = ROOT / "bench-data"
     base.mkdir(exist_ok=True)
     path = Path(tempfile.mkdtemp(dir=base))

@@ -174,10 +174,10 @@ def _listen(address: Address, topic: str, count: int, pipe: Connection) -> None:
 
 def _publish(address: Address, topic: str, count: int) -> None:
     with BrokerClient(*address) as client:
-        client.publish("warm-up", b"").result()
+        client.publish("warm-up", b"")
         for wait in _waits(count):
             time.sleep(wait)
-            client.publish(topic, _value())
+            client.publish_nowait(topic, _value())
         client.flush()
 
 

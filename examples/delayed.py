@@ -17,8 +17,8 @@ HOST, _, PORT = os.environ.get("HEADRACE_SERVER", "127.0.0.1:9999").partition(":
 def main(seconds: float = 2.0) -> None:
     with BrokerClient(HOST, int(PORT)) as client:
         channel = client.subscribe("reminders")
-        client.publish("reminders", b"call the dentist", delay=seconds).result()
-        mistake = client.publish("reminders", b"call the police", delay=seconds).result()
+        client.publish("reminders", b"call the dentist", delay=seconds)
+        mistake = client.publish("reminders", b"call the police", delay=seconds)
 
         for waiting in client.scheduled("reminders"):
             print(f"waits: {waiting.id} until {waiting.deliver_at}")
@@ -26,7 +26,7 @@ def main(seconds: float = 2.0) -> None:
         print("one of them is cancelled")
 
         # A message that is worthless after a while can say so: it is not delivered later than that.
-        client.publish("reminders", b"the bus leaves now", ttl=60).result()
+        client.publish("reminders", b"the bus leaves now", ttl=60)
 
         for _ in range(2):
             print(f"here it is: {channel.get(timeout=seconds + 30).text()}")

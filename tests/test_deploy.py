@@ -75,7 +75,7 @@ def scrape() -> dict[str, set[str]]:
     """The labels of every sample that a broker exposes once it has done everything."""
     with running_server() as server, server.client() as client:
         client.create_subscription("email", "orders", max_deliveries=1)
-        client.publish("orders", b"one").result()
+        client.publish("orders", b"one")
         consumer = client.subscription("email", "orders")
         consumer.get(10).nack()
         client.flush()

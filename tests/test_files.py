@@ -54,7 +54,7 @@ def test_a_server_runs_without_what_only_linux_has() -> None:
     run(
         """
 with running_server() as server, server.client() as client:
-    assert client.publish("orders", b"x").result(10).offset == 0
+    assert client.publish("orders", b"x").offset == 0
     assert client.fetch_values("orders") == [b"x"]
 """
     )

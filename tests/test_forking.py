@@ -84,7 +84,7 @@ def test_a_client_is_the_parents_and_can_connect_again(
         """
 client = BrokerClient(sys.argv[1], int(sys.argv[2])).connect()
 inbox = client.subscribe("orders")
-client.publish("orders", b"before").result(10)
+client.publish("orders", b"before")
 assert inbox.get(10).value == b"before"
 
 def child():
@@ -99,14 +99,14 @@ def child():
     with client:
         assert client.client_id == name
         mine = client.subscribe("orders")
-        client.publish("orders", b"child").result(10)
+        client.publish("orders", b"child")
         assert mine.get(10).value == b"child"
 
 name = client.client_id
 in_child(child)
 assert client.client_id == name
 assert inbox.get(10).value == b"child"
-client.publish("orders", b"after").result(10)
+client.publish("orders", b"after")
 assert inbox.get(10).value == b"after"
 in_child(lambda: None)
 client.disconnect()

@@ -23,7 +23,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from headrace.spark.source import HeadraceDataSource
+from headrace.spark.source.data_source import HeadraceDataSource
 
 RING = 16
 """Batches: some 30 MB, more than a processor's cache."""

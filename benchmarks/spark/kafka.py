@@ -26,7 +26,7 @@ import pyspark
 from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks.harness import ROOT, console
-from headrace.spark.java import use_java
+from headrace.spark import use_java
 
 KAFKA = "4.1.1"
 SCALA = "2.13"

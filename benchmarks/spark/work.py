@@ -56,7 +56,7 @@ def copy_stream(world: World, source: str, topic: str, **more: Any) -> int:
     return world.count(topic)
 
 
-def archive_topic(world: World, topic: str, kind: str = "parquet") -> int:
+def archive_topic(world: World, topic: str, kind: str = "delta") -> int:
     """``headrace archive`` of a topic; the rows that the table says it has."""
     path = new_path(world, "table")
     source = {"servers": world.servers}

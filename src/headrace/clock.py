@@ -3,7 +3,7 @@
 Two clocks that must not be confused: the *wall* clock gives records their timestamps and decides
 retention and schedules; the *monotonic* clock decides leases, timeouts and backoff, so that a
 jumping wall clock never expires a delivery. Timers belong to the event loop, of which the engine
-uses only what :class:`Loop` names; asyncio's loops and ``headrace.testing.FakeLoop`` both fit.
+uses only what :class:`Loop` names; asyncio's loops and ``tests.fakes.FakeLoop`` both fit.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The disk, passed in: the only place that touches files of a data directory.
 
 Everything durable goes through one :class:`Files`, so that tests can make the Nth call fail
-(``headrace.testing.FaultyFiles``) or keep only what was synced (``headrace.testing.SimulatedFiles``).
+(``tests.fakes.FaultyFiles``) or keep only what was synced (``tests.fakes.SimulatedFiles``).
 
 Rules:
 - ``write_at`` writes all or raises; a short write is continued here, nowhere else.
@@ -16,7 +16,7 @@ import errno
 import fcntl
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -188,18 +188,23 @@ class Files:
         finally:
             handle.close()
 
-    def replace(self, path: Path, content: Sequence[bytes]) -> None:
+    def replace(self, path: Path, content: Iterable[bytes]) -> None:
         """Put ``content`` at ``path`` so that a crash leaves the old or the new, whole."""
         self.rename(self.write_temporary(path, content), path)
         self.sync_directory(path.parent)
 
-    def write_temporary(self, path: Path, content: Sequence[bytes]) -> Path:
-        """The first half of ``replace``: write and sync beside ``path``. Returns where."""
+    def write_temporary(self, path: Path, content: Iterable[bytes]) -> Path:
+        """The first half of ``replace``: write and sync beside ``path``. Returns where.
+
+        A list is written at once; an iterator item by item, so it need not fit in memory.
+        """
         temporary = path.with_name(path.name + ".tmp")
         handle = self.open(temporary, write=True, create=True)
         try:
             self.truncate(handle, 0)
-            self.write_at(handle, 0, content)
+            position = 0
+            for buffers in [content] if isinstance(content, Sequence) else ([c] for c in content):
+                position += self.write_at(handle, position, buffers)
             self.sync(handle)
         except OSError:
             # Half a file is of no use, and on a full disk it takes the last room.

@@ -27,6 +27,10 @@ OFFSET_MAX = (1 << 62) - 1
 PARTITIONS_TOTAL_MAX = 10_000
 """Each durable partition in use holds one open file."""
 SUBSCRIPTIONS_MAX = 100_000
+OFFSETS_PER_REQUEST_MAX = 100_000
+"""Dead letters that one request may name."""
+LISTED_MAX = 10_000
+"""Items that one request may ask for."""
 TIMESTAMP_MS_MAX = (1 << 53) - 1
 """Exact as a JSON number; the year 287396."""
 
@@ -57,6 +61,8 @@ INDEX_INTERVAL_BYTES = 16 << 10
 PREALLOCATE_BYTES_MIN = 64 << 10
 PREALLOCATE_BYTES_MAX = 32 << 20
 READ_BYTES_DEFAULT = 1 << 20
+READ_KEPT_S = 10.0
+"""How long a log keeps records that it fetched over a network for a reader that waits for them."""
 COMMIT_BYTES_MAX = 16 << 20
 """What one write-and-sync takes at most; the rest waits for the next one."""
 COMMIT_QUEUE_BYTES_MAX = 256 << 20

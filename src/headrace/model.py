@@ -16,15 +16,18 @@ so an id leads back to its record (:func:`split_id`).
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import lru_cache
-from typing import Any, Literal, Protocol, get_args
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypedDict, get_type_hints
+
+from msgspec import Meta
 
 from headrace import limits
+from headrace.checking import check, schema_of
 from headrace.errors import Closed, InvalidArgument, TooLarge
 
 Durability = Literal["always", "interval", "never"]
@@ -35,6 +38,16 @@ Ordering = Literal["none", "key"]
 _NAME = re.compile(r"[A-Za-z0-9._-]+\Z")
 INTERNAL_PREFIX = "__"
 DEAD_LETTER_SUFFIX = ".dlq"
+DEAD_LETTER_HEADERS = (
+    "headrace-origin-topic",
+    "headrace-origin-partition",
+    "headrace-origin-offset",
+    "headrace-origin-id",
+    "headrace-subscription",
+    "headrace-reason",
+    "headrace-attempts",
+)
+"""The headers that a dead letter has besides its message's own, in this order."""
 
 
 def not_a_topic(name: object) -> InvalidArgument:
@@ -44,44 +57,37 @@ def not_a_topic(name: object) -> InvalidArgument:
 
 
 def check_topic_name(name: object, *, internal: bool = False) -> str:
-    """The name itself, or :class:`InvalidArgument`: a name becomes a directory, so it is strict."""
-    if not isinstance(name, str):
-        raise not_a_topic(name)
-    if not 1 <= len(name) <= limits.TOPIC_NAME_CHARS_MAX:
-        raise InvalidArgument(
-            f"a topic name has 1 to {limits.TOPIC_NAME_CHARS_MAX} characters, this one {len(name)}",
-            code="invalid_topic",
-        )
-    if not _NAME.match(name) or name in (".", ".."):
-        raise InvalidArgument(
-            f"topic {name!r} is not a valid name: use letters, digits, '.', '_' and '-'",
-            code="invalid_topic",
-        )
-    if name.startswith(INTERNAL_PREFIX) and not internal:
-        raise InvalidArgument(
-            f"topic {name!r}: names that begin with '{INTERNAL_PREFIX}' belong to the broker",
-            code="invalid_topic",
-        )
-    return name
+    """Return the name, or raise :class:`InvalidArgument`. A name becomes a directory, so it is strict."""
+    return _check_name("topic", name, limits.TOPIC_NAME_CHARS_MAX, internal)
 
 
 def check_subscription_name(name: object, *, internal: bool = False) -> str:
-    if not isinstance(name, str) or not _NAME.match(name) or name in (".", ".."):
-        raise InvalidArgument(
-            f"subscription {name!r} is not a valid name: use letters, digits, '.', '_' and '-'",
-            code="invalid_subscription",
-        )
-    if len(name) > limits.SUBSCRIPTION_NAME_CHARS_MAX:
-        raise InvalidArgument(
-            f"a subscription name has at most {limits.SUBSCRIPTION_NAME_CHARS_MAX} characters",
-            code="invalid_subscription",
+    return _check_name("subscription", name, limits.SUBSCRIPTION_NAME_CHARS_MAX, internal)
+
+
+def check_pipeline_name(name: object) -> str:
+    """Pipelines are named like subscriptions: their names stand in addresses and metrics."""
+    return _check_name("pipeline", name, limits.SUBSCRIPTION_NAME_CHARS_MAX, internal=False)
+
+
+def _check_name(kind: str, name: object, chars_max: int, internal: bool) -> str:
+    if not isinstance(name, str):
+        raise _bad_name(kind, f"a {kind} name is a str, not {type(name).__name__}")
+    if not 1 <= len(name) <= chars_max:
+        raise _bad_name(kind, f"a {kind} name has 1 to {chars_max} characters, not {len(name)}")
+    if not _NAME.match(name) or name in (".", ".."):
+        raise _bad_name(
+            kind, f"{kind} {name!r} is not a valid name: use letters, digits, '.', '_' and '-'"
         )
     if name.startswith(INTERNAL_PREFIX) and not internal:
-        raise InvalidArgument(
-            f"subscription {name!r}: names that begin with '{INTERNAL_PREFIX}' belong to the broker",
-            code="invalid_subscription",
+        raise _bad_name(
+            kind, f"{kind} {name!r}: names that begin with '{INTERNAL_PREFIX}' belong to the broker"
         )
     return name
+
+
+def _bad_name(kind: str, why: str) -> InvalidArgument:
+    return InvalidArgument(why, code=f"invalid_{kind}")
 
 
 def is_pattern(name: str) -> bool:
@@ -154,6 +160,55 @@ def parse_id(text: object) -> uuid.UUID:
             f"{text!r} is not a UUID, which an id of a message is",
             code="invalid_id",
         ) from None
+
+
+# --- positions --------------------------------------------------------------------------------
+Start = str | int | datetime
+"""Where to begin: ``earliest``, ``latest``, an offset, or a time."""
+
+
+def parse_position(value: Any) -> Any:
+    """A position from outside: text becomes an offset or a time, the rest stays as it is."""
+    if isinstance(value, str) and value not in ("earliest", "latest"):
+        if value.isascii() and value.isdigit() and len(value) <= 20:
+            return int(value)
+        try:
+            if value.startswith("@") and len(value) <= 20:
+                return datetime.fromtimestamp(int(value[1:]) / 1000).astimezone()
+            return datetime.fromisoformat(value).astimezone()
+        except (ValueError, OverflowError, OSError):
+            raise InvalidArgument(
+                f"{value[:60]!r} is not a position: it is 'earliest', 'latest', an offset, a time such "
+                "as 2026-01-31T12:00:00Z, or @ and milliseconds since 1970",
+                code="invalid_offset",
+            ) from None
+    if isinstance(value, bool) or not isinstance(value, (str, int, datetime)):
+        raise InvalidArgument(
+            f"a position is 'earliest', 'latest', an offset or a time, not {value!r}",
+            code="invalid_offset",
+        )
+    return value
+
+
+def position_text(start: Start) -> str:
+    """A position as it travels: a time is ``@`` and milliseconds."""
+    return f"@{to_ms(start)}" if isinstance(start, datetime) else str(start)
+
+
+def to_ms(time: datetime) -> int:
+    try:
+        return round(time.timestamp() * 1000)
+    except (OverflowError, OSError, ValueError):  # the first and the last days of the calendar
+        raise InvalidArgument(
+            f"{time} is not a time that a message can have", code="invalid_offset"
+        ) from None
+
+
+def split_position(position: Start) -> tuple[str | int, int | None]:
+    """(position, time in ms): a datetime is a time, anything else a position."""
+    if isinstance(position, datetime):
+        return "earliest", to_ms(position)
+    return position, None
 
 
 # --- messages ---------------------------------------------------------------------------------
@@ -328,6 +383,58 @@ class Receipt:
         return f"<Receipt {self.topic}/{self.partition}@{span}{again}>"
 
 
+ProducerBatch = tuple[int, int, int]
+"""(producer id, epoch, sequence of the first record)"""
+
+
+class PublishOptions(TypedDict, total=False):
+    """What ``publish`` takes besides topic, value and headers."""
+
+    key: bytes | str | None
+    """The same key, the same partition, and so the same order."""
+    id: uuid.UUID | str | None
+    partition: int | None
+    to: str | None
+    """The one subscription that it is meant for."""
+    delay: float | None
+    """Seconds until it is published."""
+    deliver_at: int | None
+    """When it is published, in milliseconds since 1970."""
+    ttl: float | None
+    """Seconds for which it is delivered."""
+    timestamp: int | None
+    """Its own time, in milliseconds since 1970."""
+    producer: ProducerBatch | None
+    """A repetition is answered with the first receipt."""
+    idempotency_key: str | None
+    """The same, for callers that have a key of their own."""
+
+
+class PublishManyOptions(TypedDict, total=False):
+    """What ``publish_many`` takes besides topic, values and headers."""
+
+    keys: Sequence[bytes | str | None] | None
+    ids: Sequence[uuid.UUID | str | None] | None
+    partition: int | None
+    to: str | None
+    ttl: float | None
+    timestamps: Sequence[int] | None
+    producer: ProducerBatch | None
+
+
+def check_options(options: Mapping[str, object], known: frozenset[str]) -> None:
+    """Refuse a misspelt keyword, as Python itself would."""
+    if not known.issuperset(options):
+        [name, *_] = sorted(set(options) - known)
+        raise TypeError(
+            f"publish got an unexpected keyword argument {name!r}; it takes {', '.join(sorted(known))}"
+        )
+
+
+PUBLISH_OPTIONS = frozenset(PublishOptions.__annotations__)
+PUBLISH_MANY_OPTIONS = frozenset(PublishManyOptions.__annotations__)
+
+
 @dataclass(frozen=True, slots=True)
 class Scheduled:
     """A message that waits for its time. ``id`` cancels it."""
@@ -336,6 +443,13 @@ class Scheduled:
     topic: str
     deliver_at: int
     """Milliseconds since 1970."""
+
+
+class ProducerIdentity(NamedTuple):
+    """An idempotent producer. A higher epoch fences off a lower one."""
+
+    id: int
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,39 +468,16 @@ class DeadLetter:
 
 
 # --- settings ---------------------------------------------------------------------------------
-def _number(
-    name: str, value: object, low: float, high: float, *, whole: bool = True
-) -> int | float:
-    kinds = (int,) if whole else (int, float)
-    if isinstance(value, bool) or not isinstance(value, kinds):
-        kind = "a whole number" if whole else "a number"
-        raise InvalidArgument(f"{name} is {kind}, not {value!r}", code="invalid_setting")
-    if not low <= value <= high or (isinstance(value, float) and not math.isfinite(value)):
-        raise InvalidArgument(
-            f"{name} must be between {low} and {high}, not {value!r}", code="invalid_setting"
-        )
-    return value
-
-
-def _one_of(name: str, value: object, choices: object) -> None:
-    if value not in get_args(choices):
-        raise InvalidArgument(
-            f"{name} must be one of {', '.join(map(str, get_args(choices)))}, not {value!r}",
-            code="invalid_setting",
-        )
-
-
-def _flag(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise InvalidArgument(f"{name} is true or false, not {value!r}", code="invalid_setting")
-
-
 class _Settings:
-    """Dataclass helpers: build from a mapping, change some, and complain by name."""
+    """Settings whose bounds are their annotations: built from a mapping, changed, refused by name."""
+
+    def __post_init__(self) -> None:
+        for name, annotation in _annotations(type(self)).items():
+            check(name, getattr(self, name), annotation, code="invalid_setting")
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Any:
-        known = {field.name for field in fields(cls)}  # type: ignore[arg-type]
+        known = _annotations(cls)
         for name in values:
             if name not in known:
                 raise InvalidArgument(
@@ -401,79 +492,100 @@ class _Settings:
         return replace(self, **values)  # type: ignore[type-var]
 
     def as_dict(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        return {name: getattr(self, name) for name in _annotations(type(self))}
+
+    @classmethod
+    def schemas(cls) -> dict[str, dict[str, Any]]:
+        """The JSON schema of each setting."""
+        return {name: schema_of(annotation) for name, annotation in _annotations(cls).items()}
+
+
+def _annotations(settings: type[_Settings]) -> dict[str, Any]:
+    """Name -> annotation of a class of settings."""
+    known = _ANNOTATIONS.get(settings)
+    if known is None:
+        known = _ANNOTATIONS[settings] = get_type_hints(settings, include_extras=True)
+    return known
+
+
+_ANNOTATIONS: dict[type[_Settings], dict[str, Any]] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class TopicSettings(_Settings):
     """All that can be chosen about a topic."""
 
-    partitions: int = 1
+    partitions: Annotated[int, Meta(ge=1, le=limits.PARTITIONS_PER_TOPIC_MAX)] = 1
     durable: bool = True
     """False: kept in memory, dropped once every subscription is done with it."""
     durability: Durability = "always"
-    """When a publish counts: after ``fdatasync``, or after the write with a sync every
-    ``sync_interval_ms``, or after the write alone."""
-    sync_interval_ms: int = 100
+    """When a publish is confirmed: ``always`` after ``fdatasync``; ``interval`` after the write, with a
+    sync every ``sync_interval_ms``; ``never`` after the write alone."""
+    sync_interval_ms: Annotated[int, Meta(ge=1, le=60_000)] = 100
     compression: Compression = "none"
-    segment_bytes: int = limits.SEGMENT_BYTES_DEFAULT
-    segment_hours: float = 24.0
-    retention_hours: float | None = 24.0
-    retention_bytes: int | None = None
+    segment_bytes: Annotated[int, Meta(ge=4096, le=1 << 31)] = limits.SEGMENT_BYTES_DEFAULT
+    segment_hours: Annotated[float, Meta(ge=0.001, le=24 * 366)] = 24.0
+    retention_hours: Annotated[float, Meta(ge=0, le=24 * 366_000)] | None = 24.0
+    retention_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] | None = None
     retain_unread: bool = True
-    """Retention never deletes what a subscription has not finished."""
-    max_queue_size: int | None = None
+    """Retention never deletes messages that a subscription has not finished."""
+    max_queue_size: Annotated[int, Meta(ge=1, le=limits.OFFSET_MAX)] | None = None
     """Most unread messages; publishes past it are refused. In memory 10,000 when not set."""
-    message_ttl_ms: int | None = None
-    """How long a message that brings no time-to-live of its own is delivered."""
+    message_ttl_ms: Annotated[int, Meta(ge=1, le=limits.TIMESTAMP_MS_MAX)] | None = None
+    """How long a message without a time to live of its own is delivered."""
 
-    def __post_init__(self) -> None:
-        _number("partitions", self.partitions, 1, limits.PARTITIONS_PER_TOPIC_MAX)
-        _flag("durable", self.durable)
-        _one_of("durability", self.durability, Durability)
-        _number("sync_interval_ms", self.sync_interval_ms, 1, 60_000)
-        _one_of("compression", self.compression, Compression)
-        _number("segment_bytes", self.segment_bytes, 4096, 1 << 31)
-        _number("segment_hours", self.segment_hours, 0.001, 24 * 366, whole=False)
-        if self.retention_hours is not None:
-            _number("retention_hours", self.retention_hours, 0, 24 * 366_000, whole=False)
-        if self.retention_bytes is not None:
-            _number("retention_bytes", self.retention_bytes, 0, 1 << 60)
-        _flag("retain_unread", self.retain_unread)
-        if self.max_queue_size is not None:
-            _number("max_queue_size", self.max_queue_size, 1, limits.OFFSET_MAX)
-        if self.message_ttl_ms is not None:
-            _number("message_ttl_ms", self.message_ttl_ms, 1, limits.TIMESTAMP_MS_MAX)
+
+class TopicOptions(TypedDict, total=False):
+    """:class:`TopicSettings` as keyword arguments, beside ``partitions``."""
+
+    durable: bool
+    durability: Durability
+    sync_interval_ms: int
+    compression: Compression
+    segment_bytes: int
+    segment_hours: float
+    retention_hours: float | None
+    retention_bytes: int | None
+    retain_unread: bool
+    max_queue_size: int | None
+    message_ttl_ms: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionSettings(_Settings):
     """All that can be chosen about a subscription."""
 
-    ack_timeout: float = 30.0
+    ack_timeout: Annotated[float, Meta(ge=0.001, le=limits.ACK_TIMEOUT_S_MAX)] = 30.0
     """Seconds a member has for a message before it is delivered again."""
-    max_deliveries: int = 5
-    """After so many failed deliveries a message goes to the dead-letter topic. 0: never."""
+    max_deliveries: Annotated[int, Meta(ge=0, le=limits.MAX_DELIVERIES_MAX)] = 5
+    """A message that failed this often goes to the dead-letter topic. 0: never."""
     ordering: Ordering = "none"
     """``key``: messages of one key go to one member at a time, in order."""
-    backoff: float = 0.1
+    backoff: Annotated[float, Meta(ge=0, le=86_400)] = 0.1
     """Seconds before the first redelivery; doubles with each further one."""
-    backoff_max: float = 60.0
+    backoff_max: Annotated[float, Meta(ge=0, le=86_400)] = 60.0
     dead_letter_topic: str | None = None
     """None: ``<subscription>.dlq``."""
 
     def __post_init__(self) -> None:
-        _number("ack_timeout", self.ack_timeout, 0.001, limits.ACK_TIMEOUT_S_MAX, whole=False)
-        _number("max_deliveries", self.max_deliveries, 0, limits.MAX_DELIVERIES_MAX)
-        _one_of("ordering", self.ordering, Ordering)
-        _number("backoff", self.backoff, 0, 86_400, whole=False)
-        _number("backoff_max", self.backoff_max, 0, 86_400, whole=False)
+        _Settings.__post_init__(self)
         if self.dead_letter_topic is not None:
             check_topic_name(self.dead_letter_topic)
 
     def delay_after(self, attempt: int) -> float:
         """Seconds between failed delivery number ``attempt`` and the next one."""
         return min(self.backoff_max, self.backoff * float(2 ** min(attempt - 1, 40)))
+
+
+class SubscriptionOptions(TypedDict, total=False):
+    """:class:`SubscriptionSettings` as keyword arguments."""
+
+    ack_timeout: float
+    max_deliveries: int
+    ordering: Ordering
+    backoff: float
+    backoff_max: float
+    dead_letter_topic: str | None
 
 
 def check_seconds(name: str, value: object, high: float) -> float:

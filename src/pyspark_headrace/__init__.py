@@ -1,23 +1,35 @@
-"""What Spark finds by itself: ``format("headrace")`` with no jar and no registration.
+"""``format("headrace")``, which Spark finds by itself: no jar, no registration.
 
 Spark imports every top-level module named ``pyspark_*`` and takes its ``DefaultSource``. One such
 module that fails to import hides all of them, so this one imports nothing: the class is looked up when
-it is asked for, and where the ``spark`` extra is not installed there simply is none.
+Spark asks for it, and where the ``spark`` extra is not installed the module has none.
+
+A module has one ``DefaultSource``, so each of the other formats (``headrace_lake``,
+``headrace_archive``) has a module of its own beside this one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 
-def __getattr__(name: str) -> Any:
-    if name == "DefaultSource":
+def default_source(module: str, source: str) -> Callable[[str], Any]:
+    """The ``__getattr__`` of a module whose ``DefaultSource`` is this class."""
+
+    def look_up(name: str) -> Any:
+        if name != "DefaultSource":
+            raise AttributeError(f"this module has no attribute {name!r}")
         try:
-            from headrace.spark.source import HeadraceDataSource
+            return getattr(import_module(module), source)
         except ImportError as error:
             raise AttributeError(
                 f"Headrace's source for Spark needs more than is installed ({error}): "
                 "pip install 'headrace[spark]'"
             ) from None
-        return HeadraceDataSource
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    return look_up
+
+
+__getattr__ = default_source("headrace.spark.source.data_source", "HeadraceDataSource")

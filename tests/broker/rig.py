@@ -5,6 +5,7 @@ disk is in memory unless a test brings another one.
 """
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -18,9 +19,10 @@ from headrace.errors import HeadraceError
 from headrace.files import Files
 from headrace.log.batch import Batch
 from headrace.log.columns import Columns, expiry_of, many, time_of
+from headrace.log.interface import ReadPending
 from headrace.log.partition import PartitionLog
 from headrace.model import DeadLetter, Message, Receipt, TopicSettings
-from headrace.testing import FakeClock, FakeLoop, InlineWorkers, SimulatedFiles
+from tests.fakes import FakeClock, FakeLoop, InlineWorkers, SimulatedFiles, SlowStorage
 
 DATA = Path("data")
 TOPIC = "orders"
@@ -113,6 +115,9 @@ class Answer:
 class Rig:
     """A loop, a clock, workers and a disk, and the engine that is opened over them."""
 
+    slow = False
+    """Whether every log completes its reads later (``test_slow_log.py``)."""
+
     def __init__(
         self,
         files: Files | None = None,
@@ -143,7 +148,7 @@ class Rig:
 
     def make(self) -> Engine:
         """An engine that is not open yet."""
-        return Engine(
+        engine = Engine(
             self.directory,
             self.loop,
             files=self.files,
@@ -153,6 +158,9 @@ class Rig:
             on_failed=self.failures.append,
             **self.options,
         )
+        if self.slow:
+            engine.topics.storage = SlowStorage(engine.topics.storage, self.loop)
+        return engine
 
     def open(self) -> Engine:
         engine = self.make()
@@ -209,8 +217,16 @@ class Rig:
     def ask(self, call: Callable[..., Any], *args: Any, **more: Any) -> Answer:
         """Call with ``done`` as the last argument; nothing happens until the loop runs."""
         answer = Answer()
-        call(*args, answer.done, **more)
+        self.complete(lambda: call(*args, answer.done, **more))
         return answer
+
+    def complete(self, read: Callable[[], Any]) -> Any:
+        """Call again, after the loop has run, for as long as a log still fetches."""
+        while True:
+            try:
+                return read()
+            except ReadPending:
+                self.run()
 
     def wait(self, call: Callable[..., Any], *args: Any, **more: Any) -> Any:
         """Call, let the loop run, and give what the answer was, or raise it."""
@@ -262,7 +278,9 @@ class Rig:
     def subscribe(self, name: str = GROUP, topic: str = TOPIC, **more: Any) -> Subscription:
         start = {key: more.pop(key) for key in ("start", "start_time_ms") if key in more}
         answer = Answer()
-        subscription = self.engine.subscribe(name, topic, settings=more, done=answer.done, **start)
+        subscription: Subscription = self.complete(
+            lambda: self.engine.subscribe(name, topic, settings=more, done=answer.done, **start)
+        )
         self.run()
         answer.get()
         return subscription
@@ -300,7 +318,7 @@ class Rig:
         found: list[Message] = []
         offset = log.start_offset
         while offset < log.end_offset:
-            for batch in log.read(offset):
+            for batch in self.complete(partial(log.read, offset)):
                 found += batch.messages(topic, partition, offset - batch.base_offset, batch.count)
                 offset = batch.end_offset
         return found
@@ -309,7 +327,7 @@ class Rig:
         return [message.value for message in self.read(topic, partition)]
 
     def letters(self, name: str = GROUP, **more: Any) -> list[DeadLetter]:
-        return self.engine.dead_letters.letters(name, **more)
+        return self.complete(lambda: self.engine.dead_letters.letters(name, **more))
 
     def segments(self, topic: str = TOPIC, partition: int = 0) -> list[int]:
         """The base offsets of the segments on disk."""
@@ -320,6 +338,7 @@ class Rig:
     def roll(self, topic: str = TOPIC, partition: int = 0) -> None:
         """Close the segment that is written, as its age would."""
         log = self.log(topic, partition)
+        log = getattr(log, "_log", log)  # of a slow one, the one on disk
         assert isinstance(log, PartitionLog)
         log._lane.put("roll")
         self.run()

@@ -24,7 +24,7 @@ from headrace.errors import (
 )
 from headrace.log.batch import encode
 from headrace.log.columns import Columns
-from headrace.testing import FaultyFiles
+from tests.fakes import FaultyFiles
 
 WAIT = 20.0
 

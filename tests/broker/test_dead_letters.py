@@ -15,8 +15,8 @@ from headrace.errors import (
     SubscriptionNotFound,
 )
 from headrace.model import DeadLetter, TopicSettings
-from headrace.testing import FaultyFiles, SimulatedFiles
 from tests.broker.rig import GROUP, TOPIC, Rig
+from tests.fakes import FaultyFiles, SimulatedFiles
 
 
 def with_letters(count: int = 5, files: FaultyFiles | None = None, **settings: Any) -> Rig:
@@ -69,13 +69,13 @@ def test_a_dead_letter_topic_of_ones_own() -> None:
 def test_one_letter_is_shown() -> None:
     """With all there is to know; one that was dealt with, or never was, is not there."""
     rig = with_letters(3)
-    letter = rig.engine.dead_letters.show(GROUP, 1)
+    letter = rig.complete(lambda: rig.engine.dead_letters.show(GROUP, 1))
     assert (letter.offset, letter.message.value, letter.message.offset) == (1, b"1", 1)
     assert letter.timestamp == rig.clock.now_ms()
     rig.wait(rig.engine.dead_letters.purge, GROUP, [1])
     for gone in (1, 3):
         with pytest.raises(MessageNotFound):
-            rig.engine.dead_letters.show(GROUP, gone)
+            rig.complete(lambda gone=gone: rig.engine.dead_letters.show(GROUP, gone))
 
 
 def test_letters_survive_a_crash() -> None:
@@ -372,7 +372,7 @@ def test_a_bad_correction_is_refused(value: Any, headers: Any, code: str) -> Non
     rig = with_letters(1)
     rig.engine.max_message_size = 1000
     with pytest.raises(InvalidArgument) as caught:
-        rig.engine.dead_letters.edit(GROUP, 0, value, headers, lambda *answer: None)
+        rig.ask(rig.engine.dead_letters.edit, GROUP, 0, value, headers)
     assert caught.value.code == code
     rig.run()
     assert [letter.message.value for letter in rig.letters()] == [b"0"]

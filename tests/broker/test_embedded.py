@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from headrace import Broker, HeadraceError
-from headrace.broker.channel import Consumer
+from headrace.broker.channel import EmbeddedConsumer
 from headrace.channels import Channel
 from headrace.errors import (
     BrokerFailed,
@@ -32,7 +32,7 @@ from headrace.errors import (
     SubscriptionNotFound,
     TopicNotFound,
 )
-from headrace.testing import FaultyFiles
+from tests.fakes import FaultyFiles
 
 WAIT = 20.0
 
@@ -572,7 +572,7 @@ def test_closing_a_consumer_while_it_is_read(tmp_path: Path) -> None:
         while len(seen) < 2000:
             consumer = broker.subscription("group", "work", prefetch=300, backoff=0.0)
 
-            def read(consumer: Consumer = consumer) -> None:
+            def read(consumer: EmbeddedConsumer = consumer) -> None:
                 for message in consumer:
                     try:
                         message.ack()

@@ -13,8 +13,8 @@ from headrace.errors import (
     StorageFailed,
     StorageFull,
 )
-from headrace.testing import FaultyFiles, SimulatedFiles
 from tests.broker.rig import DATA, GROUP, TOPIC, Rig
+from tests.fakes import FaultyFiles, SimulatedFiles
 
 SUSPECT = DATA / "@suspect"
 

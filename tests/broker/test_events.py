@@ -15,8 +15,9 @@ from headrace.broker.activity import Activity
 from headrace.broker.events import TOPIC as EVENTS
 from headrace.broker.subscription import Subscription
 from headrace.errors import InvalidArgument
-from headrace.testing import FaultyFiles, SimulatedFiles, wait_until
+from headrace.testing import wait_until
 from tests.broker.rig import DATA, GROUP, TOPIC, Rig
+from tests.fakes import FaultyFiles, SimulatedFiles
 
 INTERVAL = limits.EVENTS_INTERVAL_S_DEFAULT
 

@@ -7,8 +7,8 @@ from headrace.errors import DataCorrupt, InvalidArgument
 from headrace.log.batch import LOST, Batch, encode
 from headrace.log.columns import Columns
 from headrace.model import TopicSettings
-from headrace.testing import FaultyFiles, SimulatedFiles
 from tests.broker.rig import DATA, TOPIC, Rig, damage, flip
+from tests.fakes import FaultyFiles, SimulatedFiles
 
 
 @pytest.fixture

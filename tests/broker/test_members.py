@@ -16,6 +16,9 @@ from headrace.broker.retries import Retries
 from headrace.errors import HeadraceError, StaleDelivery, SubscriptionNotFound
 from tests.broker.rig import GROUP, TOPIC, Inbox, Rig
 
+OWNER: Any = SimpleNamespace()
+"""The subscription of leases that are looked at by themselves."""
+
 
 # --- members --------------------------------------------------------------------------------------
 def deal(members: Members, count: int) -> list[list[int]]:
@@ -77,6 +80,16 @@ def test_a_member_has_room_by_number_bytes_and_sink() -> None:
 
 
 # --- leases ---------------------------------------------------------------------------------------
+def lease_of(
+    cursor: Any, offsets: Any, attempts: Any = 1, *, id: int = 1, deadline: float = 0.0
+) -> Lease:
+    count = len(offsets)
+    member = Member("m", Inbox())
+    return Lease(
+        id, OWNER, member, cursor, offsets, attempts, deadline, 100, count, (1 << count) - 1
+    )
+
+
 @given(st.data())
 def test_a_lease_is_a_set_of_bits(data: st.DataObject) -> None:
     """Which offsets it has and which are out, whether they are a range or a list."""
@@ -86,7 +99,7 @@ def test_a_lease_is_a_set_of_bits(data: st.DataObject) -> None:
     else:
         offsets = sorted(data.draw(st.sets(st.integers(0, 60), min_size=1, max_size=20)))
     cursor: Any = SimpleNamespace()
-    lease = Lease(1, Member("m", Inbox()), cursor, offsets, 1, 0.0, 100)
+    lease = lease_of(cursor, offsets)
     settled = data.draw(st.sets(st.sampled_from(list(offsets))))
     for offset in settled:
         lease.mask &= ~(1 << lease.index(offset))
@@ -99,8 +112,25 @@ def test_a_lease_is_a_set_of_bits(data: st.DataObject) -> None:
 def test_attempts_of_a_lease() -> None:
     """One number for all, or one for each."""
     cursor: Any = SimpleNamespace()
-    assert Lease(1, Member("m", Inbox()), cursor, range(3), 2, 0.0, 0).attempt_at(1) == 2
-    assert Lease(1, Member("m", Inbox()), cursor, range(3), [1, 5, 2], 0.0, 0).attempt_at(1) == 5
+    assert lease_of(cursor, range(3), 2).attempt_at(1) == 2
+    assert lease_of(cursor, range(3), [1, 5, 2]).attempt_at(1) == 5
+
+
+def test_members_of_one_connection_share_a_register_of_leases() -> None:
+    """A lease is found by its id while it is out, and not after it was settled or has ended."""
+    rig = Rig()
+    by_id: dict[int, Lease] = {}
+    groups = [rig.subscribe(f"group-{number}") for number in range(3)]
+    inboxes = [Inbox() for _ in groups]
+    for group, inbox in zip(groups, inboxes, strict=True):
+        group.join(Member("m", inbox, by_id=by_id))
+    rig.publish(TOPIC, b"one")
+    ids = [inbox.messages[0].lease.id for inbox in inboxes]
+    assert [by_id[id].subscription for id in ids] == groups
+    groups[0].ack(ids[0], 0)
+    groups[1].seek(groups[1].cursors[(TOPIC, 0)], 1)
+    groups[2].close()
+    assert by_id == {}
 
 
 # --- deadlines and retries ------------------------------------------------------------------------
@@ -115,7 +145,7 @@ def test_deadlines(changes: list[tuple[int, float]], pauses: list[float]) -> Non
             del leases[number]  # settled
             continue
         if number not in leases:
-            leases[number] = Lease(number, Member("m", Inbox()), cursor, range(1), 1, at, 0)
+            leases[number] = lease_of(cursor, range(1), id=number, deadline=at)
         leases[number].deadline = at
         deadlines.add(leases[number])
     now = 0.0

@@ -21,8 +21,8 @@ from headrace.errors import (
 from headrace.log.batch import encode
 from headrace.log.columns import one
 from headrace.model import Receipt
-from headrace.testing import FaultyFiles, SimulatedFiles
 from tests.broker.rig import DATA, TOPIC, Answer, Rig, damage, flip
+from tests.fakes import FaultyFiles, SimulatedFiles
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import pytest
 
 from headrace.broker.retention import INTERVAL_S, DiskGuard, low_water
 from headrace.errors import DataCorrupt, QueueFull, StorageFull
-from headrace.testing import FakeLoop, FaultyFiles, SimulatedFiles
 from tests.broker.rig import DATA, GROUP, TOPIC, Rig
+from tests.fakes import FakeLoop, FaultyFiles, SimulatedFiles
 
 HOUR = 3600.0
 MIB = 1 << 20

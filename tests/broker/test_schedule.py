@@ -12,8 +12,8 @@ from headrace.broker.schedule import LOOK_AGAIN_S, ROUND_MAX
 from headrace.broker.schedule import TOPIC as HOME
 from headrace.errors import InvalidArgument, MessageNotFound, QueueFull
 from headrace.model import TopicSettings
-from headrace.testing import FaultyFiles, SimulatedFiles
 from tests.broker.rig import DATA, TOPIC, Inbox, Rig, damage, flip
+from tests.fakes import FaultyFiles, SimulatedFiles
 
 OWN = "12345678-1234-4234-8234-123456789abc"
 

@@ -1,6 +1,7 @@
 """Staged batches: nobody sees them before their commit, and a commit is seen whole or not at all."""
 
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -8,7 +9,8 @@ import pytest
 
 from headrace import limits
 from headrace.broker import staging
-from headrace.broker.applying import Piece
+from headrace.broker.staged_commit import StagedPiece
+from headrace.doctor.commands import examine
 from headrace.errors import (
     Closed,
     DataCorrupt,
@@ -20,9 +22,8 @@ from headrace.errors import (
     TopicNotFound,
 )
 from headrace.log.batch import encode
-from headrace.log.doctor import examine
-from headrace.testing import FaultyFiles, SimulatedFiles
 from tests.broker.rig import DATA, Answer, Rig
+from tests.fakes import FaultyFiles, SimulatedFiles
 
 
 def stage(
@@ -62,7 +63,7 @@ def content(rig: Rig, topic: str = "lake") -> list[list[bytes]]:
         log = partition.log
         values: list[bytes] = []
         while log.start_offset + len(values) < log.end_offset:
-            for batch in log.read(log.start_offset + len(values)):
+            for batch in rig.complete(partial(log.read, log.start_offset + len(values))):
                 values += batch.values()
         found.append(values)
     return found
@@ -149,7 +150,8 @@ def test_pieces_that_nobody_commits_expire() -> None:
     stage(rig, b"orphan")
     rig.advance(3600)
     fresh = stage(rig, b"fresh")
-    assert rig.engine.staging.expire(rig.clock.now_ms() - 60_000) == 1
+    before_ms = rig.clock.now_ms() - 60_000
+    assert rig.complete(lambda: rig.engine.staging.expire(before_ms)) == 1
     commit(rig, 0, fresh)
     assert content(rig)[0] == [b"fresh"]
 
@@ -271,8 +273,8 @@ def test_what_was_staged_for_a_commit_goes_with_it() -> None:
     assert rig.engine.staging._owned == {}
 
 
-def others_piece(piece: str) -> Piece:
-    parsed = Piece.parse(piece)
+def others_piece(piece: str) -> StagedPiece:
+    parsed = StagedPiece.parse(piece)
     assert parsed is not None
     return parsed[1]
 

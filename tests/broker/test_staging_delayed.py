@@ -10,8 +10,8 @@ from headrace import limits
 from headrace.errors import HeadraceError, InvalidArgument, NotFound, QueueFull
 from headrace.log.batch import encode
 from headrace.log.columns import Columns
-from headrace.testing import FaultyFiles, SimulatedFiles
 from tests.broker.rig import TOPIC, Rig
+from tests.fakes import FaultyFiles, SimulatedFiles
 
 
 def stage(rig: Rig, *values: bytes, delay: float = 10, **more: Any) -> Any:

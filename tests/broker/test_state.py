@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace import limits
-from headrace.broker.engine import JOURNAL
 from headrace.broker.state import FLUSH_S, RETRY_S
 from headrace.errors import BrokerFailed, Closed, OutcomeUnknown, StorageFailed, StorageFull
+from headrace.log.directory import JOURNAL
 from headrace.log.journal import frame
-from headrace.testing import FaultyFiles, SimulatedFiles
 from tests.broker.rig import DATA, GROUP, TOPIC, Rig, damage, flip
+from tests.fakes import FaultyFiles, SimulatedFiles
 
 PATH = DATA / JOURNAL
 

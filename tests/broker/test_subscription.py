@@ -13,8 +13,8 @@ from headrace.errors import (
     SubscriptionNotFound,
     TopicNotFound,
 )
-from headrace.testing import FaultyFiles, SimulatedFiles
 from tests.broker.rig import GROUP, TOPIC, Rig
+from tests.fakes import FaultyFiles, SimulatedFiles
 
 
 @pytest.fixture

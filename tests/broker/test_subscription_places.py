@@ -13,8 +13,8 @@ from headrace.errors import (
     StaleDelivery,
 )
 from headrace.log.batch import LOST, Batch
-from headrace.testing import FaultyFiles, SimulatedFiles
 from tests.broker.rig import DATA, GROUP, TOPIC, Inbox, Rig, damage, flip
+from tests.fakes import FaultyFiles, SimulatedFiles
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from headrace import limits
-from headrace.broker.directory import DataDirectory
 from headrace.errors import (
     Conflict,
     DirectoryLocked,
@@ -22,9 +21,10 @@ from headrace.errors import (
     TopicNotFound,
 )
 from headrace.files import Files
+from headrace.log.directory import DataDirectory
 from headrace.model import TopicSettings
-from headrace.testing import FaultyFiles, SimulatedFiles
 from tests.broker.rig import DATA, GROUP, TOPIC, Answer, Rig
+from tests.fakes import FaultyFiles, SimulatedFiles
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from tests.cli.rig import Command
 def bury(client: BrokerClient, name: str, *values: bytes, reason: str = "no such address") -> None:
     """Have a subscription over a topic of the same name give messages up."""
     for value in values:
-        client.publish(name, value, {"source": "shop"}, key="k").result()
+        client.publish(name, value, {"source": "shop"}, key="k")
     consumer = client.subscription(name, name, max_deliveries=1)
     for _ in values:
         consumer.get(10).nack(reason=reason)
@@ -159,8 +159,8 @@ def test_what_is_not_there(
 # --- scheduled --------------------------------------------------------------------------------------
 def test_delayed_messages_are_listed(headrace: Command, client: BrokerClient) -> None:
     """Soonest first, of all topics or of one."""
-    later = client.publish("calendar", b"later", delay=7200).result()
-    sooner = client.publish("calendar", b"sooner", delay=3600).result()
+    later = client.publish("calendar", b"later", delay=7200)
+    sooner = client.publish("calendar", b"sooner", delay=3600)
     ran = headrace("scheduled", "list", "calendar")
     assert ran.lines[0].split() == ["when", "(UTC)", "topic", "id"]
     assert [row[-1] for row in ran.rows[1:]] == [str(sooner.id), str(later.id)]
@@ -172,7 +172,7 @@ def test_delayed_messages_are_listed(headrace: Command, client: BrokerClient) ->
 
 def test_a_delayed_message_is_cancelled(headrace: Command, client: BrokerClient) -> None:
     """Once; a second time there is nothing to cancel."""
-    receipt = client.publish("cancelled", b"never", delay=3600).result()
+    receipt = client.publish("cancelled", b"never", delay=3600)
     ran = headrace("scheduled", "cancel", receipt.id)
     assert (ran.code, ran.lines) == (0, [f"message {receipt.id} is cancelled"])
     ran = headrace("scheduled", "cancel", receipt.id)

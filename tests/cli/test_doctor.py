@@ -9,7 +9,7 @@ from typer.testing import CliRunner, Result
 
 from headrace.cli import app, main
 from headrace.files import Files
-from tests.log.directories import flip_body, make_partition, read_all, segment
+from tests.doctor.directories import flip_body, make_partition, read_all, segment
 
 FILES = Files()
 
@@ -100,7 +100,7 @@ def test_damage_that_cannot_be_repaired_is_left(data: Path) -> None:
     (data / "orders" / "topic.json").write_text("{")
     result = run(data, "--repair", "--yes")
     assert result.exit_code == 1
-    assert "must be seen to by hand" in result.stdout
+    assert "must be fixed by hand" in result.stdout
 
 
 def test_json_is_for_programs(data: Path) -> None:
@@ -181,21 +181,21 @@ def test_many_partitions_are_counted(data: Path) -> None:
     result = run(data)
     assert "orders/0" in result.stdout
     assert "many/7" not in result.stdout
-    assert "and 60 partitions with nothing to say" in result.stdout
+    assert "and 60 partitions without problems" in result.stdout
 
 
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
         ([], "name the data directory"),
-        (["nowhere"], "there is no directory nowhere [data_dir_not_found]"),
+        (["nowhere"], "directory nowhere does not exist [data_dir_not_found]"),
         (["{data}/orders/topic.json"], "is a file"),
         (["{data}/orders/0"], "is not a data directory"),
         (["{data}", "--yes"], "add --repair"),
         (["{data}", "--repair", "--json"], "add --yes"),
         (["--dump", "{data}"], "is a directory"),
         (["--dump", "{data}/orders/topic.json"], "no file of batches"),
-        (["--dump", "nothing.log"], "there is no file"),
+        (["--dump", "nothing.log"], "nothing.log does not exist"),
         (["--dump", "nothing.log", "--repair"], "leave out --repair"),
         (["--frobnicate"], "No such option"),
     ],

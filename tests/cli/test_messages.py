@@ -119,8 +119,8 @@ def test_messages_are_fetched_by_time(headrace: Command, client: BrokerClient) -
 
 def test_fetched_messages_in_json(headrace: Command, client: BrokerClient) -> None:
     """One object a line; bytes that are no text are base64 and say so."""
-    client.publish("shapes", b"text", {"a": "b"}, key="k").result()
-    client.publish("shapes", b"\xff\x00").result()
+    client.publish("shapes", b"text", {"a": "b"}, key="k")
+    client.publish("shapes", b"\xff\x00")
     text, binary = headrace("fetch", "shapes", "--json").json_lines
     assert text["data"] == "text"
     assert text["headers"] == {"a": "b"}
@@ -130,7 +130,7 @@ def test_fetched_messages_in_json(headrace: Command, client: BrokerClient) -> No
 
 def test_a_message_cannot_steer_the_terminal(headrace: Command, client: BrokerClient) -> None:
     """What cannot be printed is escaped, and every message stays on its line."""
-    client.publish("hostile", b"\x1b[2J[red]two\nlines\ttab").result()
+    client.publish("hostile", b"\x1b[2J[red]two\nlines\ttab")
     assert headrace("fetch", "hostile").lines == ["hostile/0@0  \\x1b[2J[red]two\\nlines\ttab"]
 
 
@@ -139,7 +139,7 @@ def test_waiting_for_a_message(headrace: Command, client: BrokerClient) -> None:
     client.create_topic("awaited")
 
     def publish() -> None:
-        client.publish("awaited", b"here").result()
+        client.publish("awaited", b"here")
 
     thread = threading.Thread(target=publish)
     thread.start()
@@ -175,11 +175,11 @@ def test_everything_from_now_on(
     headrace: Command, server: RunningServer, client: BrokerClient
 ) -> None:
     """A plain subscribe, also by a wildcard, sees what comes and not what was."""
-    client.publish("orders.eu", b"old").result()
+    client.publish("orders.eu", b"old")
 
     def publish() -> None:
         wait_until(lambda: is_followed(server, "orders.*"))
-        client.publish("orders.eu", b"new").result()
+        client.publish("orders.eu", b"new")
 
     thread = threading.Thread(target=publish)
     thread.start()

@@ -112,36 +112,34 @@ def test_status(headrace: Command, client: BrokerClient) -> None:
     assert ran.lines[-1] == "large: no \\x1b[31mluck"
     assert headrace("pipeline", "status", "large", "--json").json["state"] == "failed"
     assert headrace("pipeline", "status", "--json").json[0]["name"] == "large"
-    client.forget_pipeline("large")
-    ran = headrace("pipeline", "status", "large")
+    ran = headrace("pipeline", "status", "unheard")
     assert ran.code == 2
     assert "[pipeline_not_found]" in ran.err
 
 
 def test_stop(headrace: Command, client: BrokerClient) -> None:
     """It is told with its next report; the command waits for its end, or does not."""
-    client.report_pipeline("large", report())
-    assert headrace("pipeline", "stop", "large", "--wait", "0").lines == [
-        "pipeline large was asked to stop"
+    client.report_pipeline("halted", report())
+    assert headrace("pipeline", "stop", "halted", "--wait", "0").lines == [
+        "pipeline halted was asked to stop"
     ]
-    assert client.report_pipeline("large", report())["stop"]
-    assert headrace("pipeline", "status").rows[1][1] == "stopping"
+    assert client.report_pipeline("halted", report())["stop"]
+    assert headrace("pipeline", "status", "halted", "--json").json["stopping"]
 
-    assert not client.report_pipeline("large", report(run="r2"))["stop"]  # meant for the other
+    assert not client.report_pipeline("halted", report(run="r2"))["stop"]  # meant for the other
 
     def obey() -> None:
-        wait_until(lambda: client.report_pipeline("large", report(run="r2"))["stop"])
-        client.report_pipeline("large", report("stopped", run="r2"))
+        wait_until(lambda: client.report_pipeline("halted", report(run="r2"))["stop"])
+        client.report_pipeline("halted", report("stopped", run="r2"))
 
     thread = threading.Thread(target=obey)
     thread.start()
-    ran = headrace("pipeline", "stop", "large")
+    ran = headrace("pipeline", "stop", "halted")
     thread.join()
-    assert (ran.code, ran.lines) == (0, ["pipeline large is stopped"])
-    ran = headrace("pipeline", "stop", "large")
+    assert (ran.code, ran.lines) == (0, ["pipeline halted is stopped"])
+    ran = headrace("pipeline", "stop", "halted")
     assert ran.code == 2
     assert "[pipeline_not_running]" in ran.err
-    client.forget_pipeline("large")
 
 
 # --- with Spark, as a process -----------------------------------------------------------------------
@@ -166,4 +164,3 @@ def test_run(server: RunningServer, client: BrokerClient, file: Path) -> None:
     assert out.splitlines()[0] == "large: orders to large"
     assert out.splitlines()[-1] == "large stopped: 5 rows, 1 dead letter"
     assert [letter.message.value for letter in client.dead_letters("large")] == [b"rubbish"]
-    client.forget_pipeline("large")

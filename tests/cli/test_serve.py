@@ -53,7 +53,7 @@ def test_flags_are_stronger_than_the_environment(tmp_path: Path) -> None:
         with server.client() as client:
             client.publish_text("events", "one")
             assert client.topic_stats("events")["durability"] == "never"
-            assert client.admin("info")["max_message_size"] == 1024
+            assert client.info()["max_message_size"] == 1024
         server.terminate()
     assert (directory / "events").is_dir()
 

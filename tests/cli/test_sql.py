@@ -15,7 +15,7 @@ from rich.console import Console
 
 from headrace import BrokerClient
 from headrace.cli import sql_table
-from headrace.cli.sql_prompt import Feed, candidates
+from headrace.cli.sql_prompt import StatementFeed, candidates
 from headrace.testing import RunningServer
 from tests.cli.rig import SCRIPT, Command, clean_environment
 from tests.spark.conftest import spark  # noqa: F401, the one session of all tests
@@ -54,7 +54,7 @@ def test_mistakes_are_found_before_spark_starts(
 ) -> None:
     """One line, at once."""
     monkeypatch.setenv("HEADRACE_REQUEST_TIMEOUT", "0.2")
-    monkeypatch.setattr("headrace.cli.sql.Work.start", None)
+    monkeypatch.setattr("headrace.cli.sql.StatementRunner.start", None)
     ran = command("sql", *arguments)
     assert (ran.code, ran.out) == (2, "")
     assert ran.err.startswith("headrace: ")
@@ -66,7 +66,7 @@ def test_the_topics_need_no_spark(
     headrace: Command, topics: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """They are listed in every format, and by a pipe."""
-    monkeypatch.setattr("headrace.cli.sql.Work.start", None)
+    monkeypatch.setattr("headrace.cli.sql.StatementRunner.start", None)
     ran = headrace("sql", "show tables")
     assert ran.rows[0] == ["topic", "partitions", "records", "size"]
     assert ran.rows[1:] == [
@@ -88,7 +88,7 @@ def test_the_topics_need_no_spark(
 class TestFeed:
     def test_statements_of_lines(self) -> None:
         """A statement may have several lines, a line several statements."""
-        feed = Feed()
+        feed = StatementFeed()
         assert feed.line("SELECT 1,") == []
         assert not feed.is_empty
         assert feed.line("  2; SELECT 3; SELECT") == ["SELECT 1,\n  2", "SELECT 3"]
@@ -98,7 +98,7 @@ class TestFeed:
 
     def test_words_of_the_prompt(self) -> None:
         """They need no semicolon, and are none inside a statement."""
-        feed = Feed()
+        feed = StatementFeed()
         assert feed.line(" \\d orders ; ") == ["\\d orders"]
         feed.line("SELECT '")
         assert feed.line("\\d") == []
@@ -107,7 +107,7 @@ class TestFeed:
 
     def test_the_end(self) -> None:
         """What has no semicolon at the end of a file is a statement."""
-        feed = Feed()
+        feed = StatementFeed()
         feed.line("SELECT 1")
         assert feed.end() == ["SELECT 1"]
         assert feed.end() == []
@@ -138,9 +138,9 @@ def printed(stream: io.StringIO) -> list[str]:
 
 def test_a_table_on_a_terminal(terminal: io.StringIO) -> None:
     """Numbers to the right, nulls as such, long texts folded, and empty columns left out."""
-    from headrace.spark.sql_output import Rows
+    from headrace.spark.sql.output import ResultRows
 
-    rows = Rows.of(
+    rows = ResultRows.of(
         {"id": ["a", None], "n": [5, 1000], "_key": [None, None], "t": ["x" * 40, "[b]"]}
     )
     assert sql_table.print_table_of(rows, set()) == ["_key"]
@@ -151,9 +151,9 @@ def test_a_table_on_a_terminal(terminal: io.StringIO) -> None:
 
 def test_a_row_at_a_time_where_it_is_too_wide(terminal: io.StringIO) -> None:
     """What does not fit is not squeezed."""
-    from headrace.spark.sql_output import Rows
+    from headrace.spark.sql.output import ResultRows
 
-    rows = Rows.of({f"column{n}": ["text that is long"] for n in range(5)})
+    rows = ResultRows.of({f"column{n}": ["text that is long"] for n in range(5)})
     sql_table.print_table_of(rows, set())
     assert re.match(r"(─+ )?row 1 ─", printed(terminal)[0])
     assert printed(terminal)[1:3] == ["column0  text that is long", "column1  text that is long"]
@@ -282,9 +282,11 @@ def test_the_prompt(
 def test_a_plan_has_its_lines(capsys: pytest.CaptureFixture[str]) -> None:
     """What EXPLAIN says is no cell of a table; a column that happens to have its name is."""
     from headrace.cli.sql_table import print_table_of
-    from headrace.spark.sql_output import Rows
+    from headrace.spark.sql.output import ResultRows
 
-    print_table_of(Rows.of({"plan": ["== Physical Plan ==\n*(1) Project\n+- Scan\n\n"]}), set())
+    print_table_of(
+        ResultRows.of({"plan": ["== Physical Plan ==\n*(1) Project\n+- Scan\n\n"]}), set()
+    )
     assert capsys.readouterr().out == "== Physical Plan ==\n*(1) Project\n+- Scan\n"
-    print_table_of(Rows.of({"plan": ["free"]}), set())
+    print_table_of(ResultRows.of({"plan": ["free"]}), set())
     assert capsys.readouterr().out.split() == ["plan", "free"]

@@ -30,7 +30,7 @@ def test_many_acks_are_few_requests(client: BrokerClient) -> None:
     """Acknowledged one by one, they leave as runs."""
     client.publish_many("orders", [b"x"] * 5000)
     member = client.subscription("billing", "orders", prefetch=5000)
-    wire = client._async.link.wire
+    wire = client._core.link.wire
     assert wire is not None
     before = wire._next
     for _ in range(5000):
@@ -70,7 +70,7 @@ def test_an_ack_up_to_settles_everything_before(client: BrokerClient) -> None:
 
 def test_a_message_is_settled_once(client: BrokerClient) -> None:
     """The second time is refused on the spot; extending before is fine."""
-    client.publish("orders", b"x").result(10)
+    client.publish("orders", b"x")
     member = client.subscription("billing", "orders")
     message = member.get(10)
     message.extend(60)
@@ -85,7 +85,7 @@ def test_a_message_is_settled_once(client: BrokerClient) -> None:
 def test_what_came_from_a_plain_subscribe_cannot_be_settled(client: BrokerClient) -> None:
     """In words."""
     inbox = client.subscribe("orders")
-    client.publish("orders", b"x").result(10)
+    client.publish("orders", b"x")
     with pytest.raises(Closed, match="nothing to acknowledge"):
         inbox.get(10).ack()
 
@@ -93,7 +93,7 @@ def test_what_came_from_a_plain_subscribe_cannot_be_settled(client: BrokerClient
 def test_a_reason_may_hold_anything(client: BrokerClient) -> None:
     """Also what no protocol likes."""
     client.create_subscription("billing", "orders", max_deliveries=1, backoff=0)
-    client.publish("orders", b"x").result(10)
+    client.publish("orders", b"x")
     member = client.subscription("billing", "orders")
     member.get(10).nack(reason="line\r\n\0two" + "x" * 5000)
     wait_until(lambda: stats(client)["dead_lettered"] == 1)
@@ -126,7 +126,7 @@ def test_a_handler_that_raises_gives_back_with_the_reason(client: BrokerClient) 
 
     client.subscribe_to_subscription("billing", handler)
     client.publish("orders", b"bad")
-    client.publish("orders", b"good").result(10)
+    client.publish("orders", b"good")
     wait_until(lambda: stats(client)["dead_lettered"] == 1)
     (letter,) = client.dead_letters("billing")
     assert letter.reason == "ValueError: no such customer"
@@ -147,12 +147,12 @@ def test_a_handler_may_take_longer_than_the_ack_timeout(client: BrokerClient) ->
             go_on.wait(10)
 
     client.publish("orders", b"slow")
-    client.publish("orders", b"quick").result(10)
+    client.publish("orders", b"quick")
     client.subscribe_to_subscription("billing", handler)
     wait_until(lambda: seen)
-    before = client._async.link.wire._next  # type: ignore[union-attr]
+    before = client._core.link.wire._next  # type: ignore[union-attr]
     # Eight extensions are more than two ack timeouts.
-    wait_until(lambda: client._async.link.wire._next >= before + 8)  # type: ignore[union-attr]
+    wait_until(lambda: client._core.link.wire._next >= before + 8)  # type: ignore[union-attr]
     go_on.set()
     wait_until(lambda: stats(client)["lag"] == 0)
     assert seen == [(b"slow", 1), (b"quick", 1)]
@@ -162,7 +162,7 @@ def test_a_handler_may_take_longer_than_the_ack_timeout(client: BrokerClient) ->
 def test_a_message_that_nobody_holds_is_not_extended(client: BrokerClient) -> None:
     """A program that lost it gets it again."""
     client.create_subscription("billing", "orders", ack_timeout=0.3, backoff=0)
-    client.publish("orders", b"x").result(10)
+    client.publish("orders", b"x")
     member = client.subscription("billing", "orders", auto_extend=True)
     assert member.get(10).attempt == 1
     gc.collect()
@@ -174,12 +174,12 @@ def test_leaving_a_subscription_ends_its_handler(client: BrokerClient) -> None:
     seen: list[bytes] = []
     client.create_subscription("billing", "orders")
     client.subscribe_to_subscription("billing", lambda m: seen.append(m.value))
-    client.publish("orders", b"one").result(10)
+    client.publish("orders", b"one")
     wait_until(lambda: seen)
     client.unsubscribe_from_subscription("billing")
     with pytest.raises(NotFound, match="not joined"):
         client.unsubscribe_from_subscription("billing")
-    client.publish("orders", b"two").result(10)
+    client.publish("orders", b"two")
     assert stats(client)["members"] == 0
     client.subscribe_to_subscription("billing", lambda m: seen.append(m.value))
     wait_until(lambda: seen == [b"one", b"two"])
@@ -198,7 +198,7 @@ def test_one_name_over_two_topics_are_two_subscriptions(client: BrokerClient) ->
     orders = client.subscription("audit", "orders")
     users = client.subscription("audit", "users")
     client.publish("orders", b"o")
-    client.publish("users", b"u").result(10)
+    client.publish("users", b"u")
     assert (orders.get(10).value, users.get(10).value) == (b"o", b"u")
     client.unsubscribe_from_subscription("audit")
     assert orders.is_closed
@@ -370,7 +370,7 @@ def test_a_closed_channel_gives_what_has_arrived_and_then_ends(client: BrokerCli
     """Iteration stops; get says why."""
     inbox = client.subscribe("orders")
     for number in range(3):
-        client.publish("orders", b"%d" % number).result(10)
+        client.publish("orders", b"%d" % number)
     wait_until(lambda: len(inbox) == 3)
     inbox.close()
     assert [message.value for message in inbox] == [b"0", b"1", b"2"]
@@ -386,7 +386,7 @@ def test_unsubscribe_closes_the_channels_of_a_topic(client: BrokerClient) -> Non
     assert first.is_closed
     assert second.is_closed
     assert not other.is_closed
-    client.publish("users", b"x").result(10)
+    client.publish("users", b"x")
     assert other.get(10).value == b"x"
 
 
@@ -398,7 +398,7 @@ def test_the_end_of_a_subscription_is_raised_where_it_is_read(client: BrokerClie
         for _ in member:
             pass
     again = client.subscription("billing", "orders")
-    client.publish("orders", b"x").result(10)
+    client.publish("orders", b"x")
     assert again.get(10).value == b"x"
 
 

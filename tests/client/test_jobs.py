@@ -76,7 +76,7 @@ def test_positions_and_waiting_survive_a_restart(
         waiting = pool.submit(client.wait_for, {"orders": {0: 0}}, timeout=30.0)
         server.restart()
         assert client.positions("orders")["orders"][0]["end"] == 0
-        client.publish("orders", b"x").result(10)
+        client.publish("orders", b"x")
         assert waiting.result(30) is True
 
 
@@ -85,7 +85,7 @@ def test_what_can_pass_later_is_tried_again(server: RunningServer) -> None:
     with server.client(delivery_timeout=30) as client, server.client() as other:
         client.create_topic("small", durable=False, max_queue_size=1)
         client.create_subscription("group", "small")
-        client.publish("small", b"first").result(10)
+        client.publish("small", b"first")
         piece = client.stage("small", batch(b"second"))
         timer = threading.Timer(0.1, other.advance, ("group", {"small": {0: 1}}))
         timer.start()
@@ -112,7 +112,7 @@ def test_waiting_can_be_longer_than_one_request(
     client: BrokerClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client asks again until its own time is up."""
-    monkeypatch.setattr("headrace.client.jobs.WAIT_S_MAX", 0.02)
+    monkeypatch.setattr("headrace.client.remote.WAIT_S_MAX", 0.02)
     client.create_topic("orders")
     started = time.monotonic()
     assert client.wait_for({"orders": {0: 0}}, timeout=0.15) is False
@@ -136,7 +136,7 @@ def test_a_large_commit_holds_up_nobody() -> None:
         with ThreadPoolExecutor(1) as pool:
             committing = pool.submit(client.commit_staged, "job", 0, pieces)
             while not committing.done():
-                other.publish("other", b"x").result(10)
+                other.publish("other", b"x")
                 places = client.positions("lake")["lake"]  # behind it on the same connection
                 assert {place["end"] for place in places} in ({0}, {30_000})
                 answers += 1

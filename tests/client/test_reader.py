@@ -120,7 +120,7 @@ def test_errors_of_the_broker_are_raised_as_they_are(
     server: RunningServer, client: BrokerClient, direct: bool
 ) -> None:
     """Asking again would not help."""
-    client.publish("orders", b"one").result()
+    client.publish("orders", b"one")
     with BatchReader([server.address], timeout=5, direct=direct) as reader:
         with pytest.raises(errors.TopicNotFound):
             list(reader.read("nothing", 0, 0, 1))
@@ -135,10 +135,10 @@ def test_a_topic_that_was_made_again_is_another(
     server: RunningServer, client: BrokerClient, direct: bool
 ) -> None:
     """Its records are not taken for the old one's."""
-    client.publish("orders", b"old").result()
+    client.publish("orders", b"old")
     old = incarnation(client, "orders")
     client.delete_topic("orders")
-    client.publish("orders", b"new").result()
+    client.publish("orders", b"new")
     with BatchReader([server.address], timeout=5, direct=direct) as reader:
         with pytest.raises(errors.TopicNotFound) as failed:
             list(reader.read("orders", 0, 0, 1, incarnation=old))

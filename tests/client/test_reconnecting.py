@@ -5,11 +5,11 @@ import random
 import threading
 import time
 from collections import Counter
-from itertools import pairwise
 
 import pytest
 
 from headrace import AsyncClient, BrokerClient
+from headrace.client.link import BACKOFF_S
 from headrace.client.threads import Publication
 from headrace.errors import (
     HeadraceError,
@@ -24,20 +24,20 @@ SEED = random.SystemRandom().randrange(1 << 32)
 
 
 def reconnects(client: BrokerClient) -> int:
-    return client._async.link.reconnects
+    return client._core.link.reconnects
 
 
 # --- coming back ----------------------------------------------------------------------------------
 def test_everything_goes_on_after_a_restart(server: RunningServer, client: BrokerClient) -> None:
     """Publishing, fetching, plain channels, memberships and administration."""
     plain, member = client.subscribe("orders"), client.subscription("billing", "orders")
-    client.publish("orders", b"before").result(10)
+    client.publish("orders", b"before")
     assert plain.get(10).value == b"before"
     member.get(10).ack()
     client.flush()
     for number in range(3):
         server.restart()
-        client.publish("orders", b"%d" % number).result(10)
+        client.publish("orders", b"%d" % number)
         got = member.get(10)
         assert got.value == b"%d" % number
         got.ack()
@@ -55,7 +55,7 @@ def test_a_broker_in_memory_that_restarts_is_published_to_again(
     with running_server(memory=True) as memory, memory.client() as client:
         for _ in range(3):
             for number in range(5):
-                assert client.publish("orders", b"x").result(10).offset == number
+                assert client.publish("orders", b"x").offset == number
             memory.restart()
 
 
@@ -63,35 +63,38 @@ def test_a_topic_that_is_made_anew_is_published_to_again(client: BrokerClient) -
     """Also with fewer partitions than before."""
     client.create_topic("orders", partitions=3)
     for number in range(200):
-        client.publish("orders", b"x", key=str(number))
+        client.publish_nowait("orders", b"x", key=str(number))
     client.flush()
     client.delete_topic("orders")
     client.create_topic("orders", partitions=1)
-    publications = [client.publish("orders", b"y", key=str(number)) for number in range(20)]
+    publications = [client.publish_nowait("orders", b"y", key=str(number)) for number in range(20)]
     for publication in publications:
         try:
             publication.result(10)
         except HeadraceError as error:
             assert error.code == "invalid_partition"  # noqa: PT017 - that the topic is another was news
-    assert client.publish("orders", b"z", key="0").result(10).partition == 0
+    assert client.publish("orders", b"z", key="0").partition == 0
 
 
-def test_the_pauses_between_attempts_grow(client: BrokerClient, server: RunningServer) -> None:
-    """It tries at once, and then less and less often."""
-    link = client._async.link
-    attempts: list[float] = []
-    dial = link._dial
+def test_the_pauses_between_attempts_grow(
+    client: BrokerClient, server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client tries again almost at once, and then after longer and longer pauses."""
+    link = client._core.link
+    pauses: list[float] = []
+    sleep = asyncio.sleep
 
-    async def counted() -> object:
-        attempts.append(time.monotonic())
-        return await dial()
+    async def recorded(delay: float, *more: object) -> object:
+        if asyncio.current_task() is link._keeper:
+            pauses.append(delay)
+        return await sleep(delay, *more)
 
-    link._dial = counted  # type: ignore[method-assign,assignment]
+    monkeypatch.setattr(asyncio, "sleep", recorded)
     server.stop()
-    wait_until(lambda: len(attempts) >= 6)
-    pauses = [b - a for a, b in pairwise(attempts)]
-    assert pauses[0] < 0.3
-    assert pauses[-1] > 2 * pauses[0]
+    wait_until(lambda: len(pauses) >= 6)
+    for pause, longest in zip(pauses, BACKOFF_S, strict=False):
+        assert longest / 2 <= pause <= longest
+    assert list(BACKOFF_S) == sorted(BACKOFF_S)
     server.start()
     wait_until(lambda: client.is_connected)
     assert client.topics() == []
@@ -101,7 +104,7 @@ def test_questions_asked_while_it_is_away_are_answered_when_it_is_back(
     server: RunningServer, client: BrokerClient
 ) -> None:
     """Reading, describing, subscribing and publishing wait for it."""
-    client.publish("orders", b"x").result(10)
+    client.publish("orders", b"x")
     server.stop()
     results: dict[str, object] = {}
 
@@ -114,14 +117,14 @@ def test_questions_asked_while_it_is_away_are_answered_when_it_is_back(
         ask("fetch", lambda: client.fetch("orders")[0].value),
         ask("topics", client.topics),
         ask("subscribe", lambda: client.subscribe("orders")),
-        ask("publish", lambda: client.publish("orders", b"y").result(10).offset),
+        ask("publish", lambda: client.publish("orders", b"y").offset),
     ]
     server.start()
     for thread in threads:
         thread.join(15)
     channel = results.pop("subscribe")
     assert results == {"fetch": b"x", "topics": ["orders"], "publish": 1}
-    client.publish("orders", b"z").result(10)
+    client.publish("orders", b"z")
     while channel.get(10).value != b"z":  # type: ignore[attr-defined]
         pass
     assert reconnects(client) == 1
@@ -141,8 +144,8 @@ def test_questions_asked_while_it_is_away_end_after_the_request_timeout(
             lambda: client.subscribe("orders"),
             lambda: client.subscription("mail", "orders"),
             lambda: client.create_topic("x"),
-            lambda: client.publish("orders", b"x", delay=5).result(10),
-            lambda: client.publish("orders", b"x", idempotency_key="k").result(10),
+            lambda: client.publish("orders", b"x", delay=5),
+            lambda: client.publish("orders", b"x", idempotency_key="k"),
         ):
             began = time.monotonic()
             with pytest.raises(RequestTimeout):
@@ -158,14 +161,14 @@ def test_a_broker_that_hangs_is_noticed() -> None:
         server_process() as server,
         server.client(request_timeout=0.5, heartbeat_interval=0.6) as client,
     ):
-        client.publish("orders", b"x").result(10)
+        client.publish("orders", b"x")
         server.suspend()
         with pytest.raises(RequestTimeout):
             client.topics()
         wait_until(lambda: not client.is_connected)
         server.resume()
         wait_until(lambda: client.is_connected)
-        assert client.publish("orders", b"y").result(10).offset == 1
+        assert client.publish("orders", b"y").offset == 1
 
 
 def test_closing_a_client_of_a_broker_that_hangs_ends(server: RunningServer) -> None:
@@ -174,9 +177,9 @@ def test_closing_a_client_of_a_broker_that_hangs_ends(server: RunningServer) -> 
         client = hanging.client(request_timeout=0.3, delivery_timeout=30).connect()
         inboxes = [client.subscribe(f"topic-{number}") for number in range(5)]
         client.subscription("billing", "orders")
-        client.publish("orders", b"x").result(10)
+        client.publish("orders", b"x")
         hanging.suspend()
-        publication = client.publish("orders", b"y")
+        publication = client.publish_nowait("orders", b"y")
         began = time.monotonic()
         client.close()
         assert time.monotonic() - began < 6
@@ -190,7 +193,7 @@ def test_what_was_delivered_before_the_connection_broke_is_void(
     server: RunningServer, client: BrokerClient
 ) -> None:
     """An old message cannot be settled; it comes again, and that one can."""
-    client.publish("orders", b"x").result(10)
+    client.publish("orders", b"x")
     member = client.subscription("billing", "orders")
     old = member.get(10)
     server.restart()
@@ -234,7 +237,7 @@ def test_a_subscription_that_is_gone_after_the_restart_ends(server: RunningServe
             admin.delete_subscription("gone")
         with pytest.raises(SubscriptionNotFound):
             gone.get(10)
-        client.publish("orders", b"x").result(10)
+        client.publish("orders", b"x")
         assert stays.get(10).value == b"x"
 
 
@@ -247,7 +250,7 @@ def test_a_consumer_closed_while_the_broker_is_away_stays_closed(
     member.close()
     plain.close()
     server.start()
-    client.publish("orders", b"x").result(10)
+    client.publish("orders", b"x")
     assert client.subscription_stats("billing", "orders")["members"] == 0
     assert server.call(lambda: len(server.engine._followers)) == 0
 
@@ -257,11 +260,11 @@ def test_a_plain_channel_misses_what_came_while_it_was_away(
 ) -> None:
     """It is from now on, and gone with the connection: what was before the break is still there."""
     inbox = client.subscribe("orders")
-    client.publish("orders", b"before").result(10)
+    client.publish("orders", b"before")
     wait_until(lambda: len(inbox) == 1)
     server.restart()
     wait_until(lambda: reconnects(client) == 1)
-    client.publish("orders", b"after").result(10)
+    client.publish("orders", b"after")
     assert [inbox.get(10).value for _ in range(2)] == [b"before", b"after"]
 
 
@@ -280,7 +283,7 @@ class Publisher:
         while not self._stop.is_set():
             for _ in range(self._rng.randint(1, 50)):
                 value = b"%d" % len(self.publications)
-                self.publications[value] = self._client.publish("orders", value, key=value)
+                self.publications[value] = self._client.publish_nowait("orders", value, key=value)
             if self._rng.random() < 0.5:
                 self.publications[value].result(30)
 
@@ -319,9 +322,9 @@ def test_killed_at_any_moment_every_message_is_stored_once() -> None:
 def test_killed_while_publishes_with_a_key_are_under_way() -> None:
     """By an idempotency key: sent again after the kill, and stored once."""
     with server_process() as server, server.client(request_timeout=20) as client:
-        client.publish("orders", b"first").result(10)
+        client.publish("orders", b"first")
         keyed = [
-            client.publish("orders", b"k%d" % number, idempotency_key=f"key-{number}")
+            client.publish_nowait("orders", b"k%d" % number, idempotency_key=f"key-{number}")
             for number in range(50)
         ]
         server.kill()
@@ -336,7 +339,9 @@ def test_killed_while_delayed_publishes_are_under_way() -> None:
     """They are sent again under the same id, and wait once."""
     with server_process() as server, server.client(request_timeout=20) as client:
         client.create_topic("orders")
-        delayed = [client.publish("orders", b"%d" % number, delay=3600) for number in range(50)]
+        delayed = [
+            client.publish_nowait("orders", b"%d" % number, delay=3600) for number in range(50)
+        ]
         wait_until(delayed[10].done)
         server.kill()
         server.start()
@@ -360,7 +365,7 @@ def test_an_administrative_call_that_was_cut_off_says_that_it_may_have_been_done
                 outcome.append(error)
 
         thread = threading.Thread(target=delete)
-        wire = client._async.link.wire
+        wire = client._core.link.wire
         assert wire is not None
         before = wire._next
         thread.start()
@@ -378,9 +383,9 @@ def test_the_same_for_asyncio(server: RunningServer) -> None:
     async def main() -> None:
         async with AsyncClient(*server.address, request_timeout=10) as client:
             member = await client.subscription("billing", "orders")
-            sent = [client.send("orders", b"%d" % number) for number in range(500)]
+            sent = [client.publish_nowait("orders", b"%d" % number) for number in range(500)]
             await asyncio.to_thread(server.kill)
-            sent += [client.send("orders", b"%d" % number) for number in range(500, 1000)]
+            sent += [client.publish_nowait("orders", b"%d" % number) for number in range(500, 1000)]
             await asyncio.to_thread(server.start)
             receipts = await asyncio.gather(*sent)
             assert len({receipt.offset for receipt in receipts}) == 1000

@@ -47,7 +47,7 @@ def test_many_threads_publish_through_one_client(client: BrokerClient) -> None:
     """Every message is stored once, and those of one thread keep their order."""
 
     def publish(thread: int) -> list[int]:
-        publications = [client.publish("orders", b"%d:%d" % (thread, n)) for n in range(200)]
+        publications = [client.publish_nowait("orders", b"%d:%d" % (thread, n)) for n in range(200)]
         return [publication.result(20).offset for publication in publications]
 
     offsets = in_threads(16, publish)
@@ -65,10 +65,10 @@ def test_many_threads_do_everything_at_once(client: BrokerClient) -> None:
     def busy(thread: int) -> int:
         done = 0
         for number in range(15):
-            client.publish("orders", b"%d:%d" % (thread, number)).result(20)
+            client.publish("orders", b"%d:%d" % (thread, number))
             client.fetch("orders", limit=5)
             with client.subscribe("orders") as inbox:
-                client.publish("orders", b"marker").result(20)
+                client.publish("orders", b"marker")
                 inbox.get(20)
             client.topic_stats("orders")
             if number % 5 == 0:
@@ -204,7 +204,7 @@ def test_a_client_can_be_connected_again(server: RunningServer) -> None:
     for number in range(3):
         assert client.connect() is client
         assert client.connect() is client
-        assert client.publish("orders", b"x").result(10).offset == number
+        assert client.publish("orders", b"x").offset == number
         client.disconnect()
 
 
@@ -212,7 +212,7 @@ def test_a_client_can_be_connected_again(server: RunningServer) -> None:
 def test_what_was_published_just_before_the_close_is_stored(server: RunningServer) -> None:
     """Nobody has to flush before leaving."""
     with server.client(linger=60) as client:
-        publications = [client.publish("orders", b"%d" % number) for number in range(500)]
+        publications = [client.publish_nowait("orders", b"%d" % number) for number in range(500)]
     assert all(publication.done() for publication in publications)
     with server.client() as client:
         assert len(client.fetch_values("orders", max_bytes=16 << 20)) == 500
@@ -259,9 +259,9 @@ def publish_until_closed(client: BrokerClient, found: list[Any], going: threadin
         number += 1
         try:
             if number % 3:
-                found.append(client.publish("orders", b"x"))
+                found.append(client.publish_nowait("orders", b"x"))
             else:
-                found.append(client.publish("orders", b"x", idempotency_key=str(number)))
+                found.append(client.publish_nowait("orders", b"x", idempotency_key=str(number)))
             if number % 20 == 0:
                 found[-1].result(10)
         except HeadraceError:
@@ -293,7 +293,7 @@ def test_publishing_while_the_client_is_closed_is_answered_one_way_or_the_other(
             with contextlib.suppress(Closed, OutcomeUnknown):
                 publication.result(5)
     with client.connect():
-        client.publish("orders", b"x").result(10)
+        client.publish("orders", b"x")
 
 
 def test_a_callback_that_calls_the_client_is_refused_instead_of_waiting_for_itself(
@@ -308,7 +308,7 @@ def test_a_callback_that_calls_the_client_is_refused_instead_of_waiting_for_itse
         except InvalidArgument as error:
             caught.append(error)
 
-    client.publish("orders", b"x").add_done_callback(callback)
+    client.publish_nowait("orders", b"x").add_done_callback(callback)
     wait_until(lambda: caught)
     assert "own thread" in str(caught[0])
 
@@ -317,10 +317,10 @@ def test_a_handler_may_use_its_client(client: BrokerClient) -> None:
     """It runs in a thread of its own: answering one message by another is what handlers do."""
     client.create_subscription("billing", "orders")
     client.subscribe_to_subscription(
-        "billing", lambda m: client.publish("invoices", b"for " + m.value).result(10)
+        "billing", lambda m: client.publish("invoices", b"for " + m.value)
     )
     inbox = client.subscribe("invoices")
-    client.publish("orders", b"one").result(10)
+    client.publish("orders", b"one")
     assert inbox.get(10).value == b"for one"
 
 
@@ -334,6 +334,6 @@ def test_no_threads_are_left_behind(server: RunningServer) -> None:
     before = {name for name in ours() if name.startswith("headrace-disk")}
     with server.client() as client:
         client.subscribe_to_subscription("billing", lambda m: None, "orders")
-        client.publish("orders", b"x").result(10)
+        client.publish("orders", b"x")
     wait_until(lambda: {n for n in ours() if not n.startswith("headrace-disk")} == set())
     assert before <= ours()

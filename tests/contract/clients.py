@@ -78,7 +78,7 @@ class ClientSession(Session):
     def publish(
         self, topic: str, value: bytes, headers: Mapping[str, str] | None = None, **options: Any
     ) -> Stored:
-        return stored(self._client.publish(topic, value, headers, **options).result(WAIT_S))
+        return stored(self._client.publish(topic, value, headers, **options))
 
     def fetch(self, topic: str, where: Any = "earliest", limit: int = 1000) -> list[Got]:
         return [Got.of(message) for message in self._client.fetch(topic, where, limit)]

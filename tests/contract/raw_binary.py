@@ -18,7 +18,7 @@ from uuid import UUID
 from headrace.errors import Closed, HeadraceError, RequestTimeout, by_kind
 from headrace.log.batch import Batch, parse
 from headrace.model import DeadLetter, Message, Scheduled, derive_id, topic_hash
-from headrace.wire import documents
+from headrace.operations import documents
 from tests.contract.clients import ServerFrontEnd
 from tests.contract.front_end import STAY, WAIT_S, Got, Inbox, Session, Stored
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from headrace.broker.directory import SUSPECT
 from headrace.cli import app
+from headrace.log.directory import SUSPECT
 from headrace.model import SubscriptionSettings, TopicSettings
 from headrace.server import server as serving
 from headrace.settings import load

@@ -1,15 +1,18 @@
-"""The tour of README.md, line by line: what it says you should see is what comes."""
+"""The tour of README.md, line by line: each command prints what the text says."""
 
+import json
 import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from headrace.settings import SETTINGS
+from headrace.testing import running_server
 from tests.cli.rig import SCRIPT
 from tests.docs.blocks import ROOT, Block, blocks, read, section
 
@@ -19,12 +22,13 @@ READY = re.compile(
     r"Headrace is ready: tcp://127\.0\.0\.1:(\d+), http://127\.0\.0\.1:(\d+) \(data: data\)"
 )
 
-OF_MAKE = {"MAKEFLAGS", "MAKEOVERRIDES", "MFLAGS", "MAKELEVEL", "ARGS"}
-"""What ``make test`` hands on to its children is not meant for the reader's ``make run``."""
+OF_MAKE = {"MAKEFLAGS", "MAKEOVERRIDES", "MFLAGS", "MAKELEVEL", "ARGS", "PYTHON"}
+"""Variables that ``make test`` passes to its children and that a reader's ``make run`` does not have."""
+STAND_IN = Path(__file__).with_name("curl.py")
 
 
 def expected(block: Block) -> list[str]:
-    """What stands behind ``#:``."""
+    """The lines after ``#:``."""
     return [line[2:].strip() for line in block.text.splitlines() if line.startswith("#:")]
 
 
@@ -43,6 +47,11 @@ class Tour:
 
     def __init__(self, folder: Path):
         self._folder = folder
+        self._commands = folder / "commands"
+        self._commands.mkdir()
+        curl = self._commands / "curl"
+        curl.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{STAND_IN}" "$@"\n')
+        curl.chmod(0o755)
         self._server: subprocess.Popen[str] | None = None
         self._ports = ("0", "0")
 
@@ -50,9 +59,10 @@ class Tour:
         ours = {name for setting in SETTINGS for name in setting.environment}
         clean = {n: v for n, v in os.environ.items() if n not in ours and "HEADRACE" not in n}
         port, http_port = self._ports
-        path = f"{SCRIPT.parent}{os.pathsep}{os.environ['PATH']}"
+        # The stand-in comes last: where curl is installed, the tour uses curl.
+        path = [str(SCRIPT.parent), os.environ["PATH"], str(self._commands)]
         return clean | {
-            "PATH": path,
+            "PATH": os.pathsep.join(path),
             "HEADRACE_PORT": port,
             "HEADRACE_HTTP_PORT": http_port,
             "HEADRACE_EVENTS_INTERVAL": "0",  # they come by the clock, and readers differ in speed
@@ -141,15 +151,42 @@ def test_the_tour(tour: Tour) -> None:
             tour.make_run()
 
 
+def test_the_stand_in_answers_like_curl() -> None:
+    """The lines of the tour that call curl also work on a machine without it."""
+    with running_server() as server:
+        at = f"http://{server.http_address.host}:{server.http_address.port}"
+        lines = [
+            ["-s", "-X", "POST", f"{at}/publish/visits", "-d", '{"page": "/"}'],
+            ["-s", f"{at}/consume/visits"],
+        ]
+        answers = [
+            json.loads(subprocess.check_output([sys.executable, STAND_IN, *line])) for line in lines
+        ]
+    assert (answers[0]["topic"], answers[0]["offset"]) == ("visits", 0)
+    assert answers[1]["data"] == {"page": "/"}
+
+
+def test_the_supported_pythons_are_those_of_the_package() -> None:
+    """README.md, the classifiers and ``requires-python`` name the same versions."""
+    project = tomllib.loads(read("pyproject.toml"))["project"]
+    classifier = re.compile(r"Programming Language :: Python :: (3\.\d+)")
+    versions = [found[1] for text in project["classifiers"] if (found := classifier.match(text))]
+    *others, last = versions
+    assert f"Python {', '.join(others)} or {last}" in " ".join(TEXT.split())
+    minor = int(last.removeprefix("3."))
+    assert project["requires-python"] == f">={versions[0]},<3.{minor + 1}"
+    assert versions == [f"3.{number}" for number in range(minor - len(others), minor + 1)]
+
+
 def test_the_commands_are_real() -> None:
-    """Everything that is said of make is in the Makefile."""
+    """Every target of make that the text names is in the Makefile."""
     makefile = read("Makefile")
-    for target in set(re.findall(r"make ([a-z]+)\b", TEXT)) - {"and"}:
+    for target in set(re.findall(r"make ([a-z]+(?:-[a-z]+)*)\b", TEXT)) - {"and"}:
         assert f"\n{target}:" in makefile, target
 
 
 def test_a_line_that_differs_is_noticed() -> None:
-    """The test itself: another word, a line too many and one too few."""
+    """The comparison notices another word, an additional line and a missing line."""
     assert matches(["a  b …"], ["a b c"])
     assert not matches(["a"], ["b"])
     assert not matches(["a"], ["a", "b"])
@@ -157,5 +194,5 @@ def test_a_line_that_differs_is_noticed() -> None:
 
 
 def test_it_is_the_description_of_the_package() -> None:
-    """Who looks at the package sees this text."""
+    """The package shows this text as its description."""
     assert 'readme = "README.md"' in read("pyproject.toml")

@@ -3,7 +3,8 @@
 import ast
 import re
 
-from headrace.spark import options, sink
+from headrace.spark.sink import writers
+from headrace.spark.source import options
 from tests.docs.blocks import read
 from tests.docs.test_protocol import SPARK, classes, raised, table
 
@@ -48,6 +49,6 @@ def test_every_option_of_writing_is_described() -> None:
     """Besides those that reading has too, or that Spark adds."""
     text = TEXT[TEXT.index("## Writing") :]
     spark = {"checkpointLocation", "queryName"}
-    ours = set(sink.WRITING) - set(options.READING) - spark
+    ours = set(writers.WRITING) - set(options.READING) - spark
     rows = table(text, "option", "meaning")
     assert {name for row in rows for name in re.findall(r"`(\w+)`", row[0])} == ours

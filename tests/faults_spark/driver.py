@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from headrace.spark.sessions import session
+from headrace.spark.sessions.builder import session
 from tests.faults_spark.pipelines import PIPELINES
 
 LOOK_AGAIN_S = 0.05

@@ -112,7 +112,6 @@ def _in_archive(orders: Orders, _client: BrokerClient) -> Counter[str]:
 
 PIPELINES = {
     "topic": Pipeline(_to_topic, _in_topic),
-    "parquet": _table("parquet"),
     "delta": _table("delta"),
     "iceberg": _table("iceberg"),
     "archive": Pipeline(_to_archive, _in_archive),

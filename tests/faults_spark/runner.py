@@ -211,7 +211,7 @@ class Producer:
                 while not self._stop.wait(PRODUCER_PAUSE_S):
                     for _ in range(self._random.randrange(1, 2 * PRODUCER_ROWS)):
                         key = f"user-{self._random.randrange(100)}"
-                        client.publish(INPUT, f"number {self.sent}", key=key)
+                        client.publish_nowait(INPUT, f"number {self.sent}", key=key)
                         self.sent += 1
                 client.flush()
         except HeadraceError as error:

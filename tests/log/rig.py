@@ -1,6 +1,7 @@
 """A partition with everything it needs, and the words that the tests of this room use."""
 
 from collections.abc import Callable
+from copy import copy
 from pathlib import Path
 
 from headrace.errors import HeadraceError
@@ -9,9 +10,10 @@ from headrace.log.batch import Batch
 from headrace.log.cache import BatchCache
 from headrace.log.columns import Columns
 from headrace.log.interface import Append
-from headrace.log.partition import LogOptions, PartitionLog
+from headrace.log.partition import PartitionLog
 from headrace.log.segment import Readers
-from headrace.testing import FakeClock, FakeLoop, InlineWorkers, SimulatedFiles
+from headrace.model import TopicSettings
+from tests.fakes import FakeClock, FakeLoop, InlineWorkers, SimulatedFiles
 
 DIRECTORY = Path("data/orders/0")
 
@@ -31,7 +33,7 @@ class Rig:
         self.readers = Readers(self.files, readers_max)
         # Without a cache every read goes to the bytes, which is what these tests are about.
         self.cache = BatchCache(cache_bytes)
-        self.options = LogOptions(**options)  # type: ignore[arg-type]
+        self.settings = TopicSettings(**options)  # type: ignore[arg-type]
         self.failures: list[HeadraceError] = []
         self.advanced: list[int] = []
         self.files.make_directory(directory)
@@ -47,7 +49,7 @@ class Rig:
     def open(self, *, suspect: bool = False) -> PartitionLog:
         self._log = PartitionLog(
             self.directory,
-            self.options,
+            self.settings,
             files=self.files,
             clock=self.clock,
             loop=self.loop,
@@ -86,6 +88,13 @@ class Rig:
         self.clock = FakeClock(self.loop, self.clock.now_ms())
         self.workers = InlineWorkers(self.loop, hold=self.workers.hold)
         self.readers = Readers(self.files, 8)
+
+    def change(self, **values: object) -> None:
+        """Other settings from now on; also values that no topic may have, such as tiny segments."""
+        settings = copy(self.log.settings)
+        for name, value in values.items():
+            object.__setattr__(settings, name, value)
+        self.log.change(settings)
 
     def reopen(self, *, suspect: bool = False) -> PartitionLog:
         self.close()

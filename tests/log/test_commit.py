@@ -8,7 +8,7 @@ from headrace import limits
 from headrace.errors import HeadraceError, ProducerFenced, SequenceGap, TooLarge
 from headrace.log.batch import AFTER_SYNC, LOST, STAGED, encode, lost
 from headrace.log.columns import Columns
-from headrace.log.commit import Group, gather
+from headrace.log.commit import CommitGroup, gather
 from headrace.log.interface import Append
 from headrace.log.producers import Producers
 from tests.log.rig import entry_of
@@ -19,7 +19,7 @@ NOW = 10_000
 def commit(
     entries: list[Append], *, end: int = 0, last: int = 0, now: int = NOW,
     producers: Producers | None = None,
-) -> Group:  # fmt: skip
+) -> CommitGroup:  # fmt: skip
     group, left = gather(
         entries,
         end_offset=end,

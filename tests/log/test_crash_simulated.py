@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from headrace.errors import HeadraceError, OutcomeUnknown
 from headrace.log.interface import Append
-from headrace.testing import FaultyFiles, SimulatedFiles
-from headrace.testing.faults import CHANGES, Fault
+from tests.fakes import FaultyFiles, SimulatedFiles
+from tests.fakes.faults import CHANGES, Fault
 from tests.log.rig import Rig, records
 
 pytestmark = pytest.mark.usefixtures("quiet")
@@ -129,10 +129,10 @@ class World:
         self.run()
 
     def roll(self) -> None:
-        self.rig.log.options.segment_hours = -1
+        self.rig.change(segment_hours=-1)
         self.rig.log.roll_if_old(self.rig.clock.now_ms())
         self.run()
-        self.rig.log.options.segment_hours = 24
+        self.rig.change(segment_hours=24)
 
     def flush(self) -> None:
         rig, end = self.rig, self.rig.log.end_offset

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import HeadraceError, OutcomeUnknown
 from headrace.log.interface import Append
-from headrace.testing import Fault, FaultyFiles, SimulatedFiles
+from tests.fakes import Fault, FaultyFiles, SimulatedFiles
 from tests.log.rig import Rig, number_of, records
 
 pytestmark = pytest.mark.usefixtures("quiet")

@@ -23,7 +23,7 @@ def test_the_example_is_a_real_batch() -> None:
 
 def test_every_finding_of_the_doctor_is_explained() -> None:
     """Each code that an examination can report stands in the table."""
-    source = (ROOT / "src" / "headrace" / "log" / "examination.py").read_text(encoding="utf-8")
+    source = (ROOT / "src" / "headrace" / "doctor" / "examination.py").read_text(encoding="utf-8")
     codes = set(re.findall(r'"(?:note|warning|damage)",\s+"([a-z_]+)"', source))
     codes |= {"columns_invalid", "damaged_range"}
     assert len(codes) > 15

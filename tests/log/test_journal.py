@@ -16,7 +16,7 @@ from headrace.files import Files
 from headrace.log.batch import crc32c
 from headrace.log.journal import RESERVE_BYTES, Journal, frame
 from headrace.log.workers import SyncFailed
-from headrace.testing import FaultyFiles, SimulatedFiles
+from tests.fakes import FaultyFiles, SimulatedFiles
 
 FIXTURES = Path(__file__).parent / "fixtures"
 PATH = Path("data/@journal")

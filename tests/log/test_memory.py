@@ -9,7 +9,7 @@ from headrace.log.batch import Batch
 from headrace.log.cache import BatchCache
 from headrace.log.interface import Append
 from headrace.log.memory import MemoryLog
-from headrace.testing import FakeClock, FakeLoop
+from tests.fakes import FakeClock, FakeLoop
 from tests.log.rig import Rig, entry_of, number_of
 
 

@@ -17,7 +17,7 @@ from headrace.log.batch import AFTER_SYNC, ZSTD, encode
 from headrace.log.columns import Columns
 from headrace.log.index import Index
 from headrace.log.segment import log_name
-from headrace.testing import FaultyFiles, SimulatedFiles
+from tests.fakes import FaultyFiles, SimulatedFiles
 from tests.log.rig import DIRECTORY, Rig, entry_of, number_of, records, values
 
 SMALL = 4096  # a segment that is full after a few records of this size:
@@ -151,7 +151,7 @@ def test_times_never_run_backwards_over_a_restart() -> None:
     rig.clock.jump(-3_600_000)
     rig.reopen()
     assert rig.publish(b"later").timestamp == now
-    rig.log.options.segment_hours = 0
+    rig.change(segment_hours=0)
     rig.clock.set(now + 1)
     rig.log.roll_if_old(rig.clock.now_ms())
     rig.loop.run_until_idle()
@@ -281,7 +281,7 @@ def test_a_sync_that_is_due_is_not_lost_to_a_failed_write() -> None:
     """A commit may fail, but a sync that it was to do for what came before it is done."""
     rig, files = faulty_rig(durability="interval", sync_interval_ms=100)
     rig.publish(b"kept")
-    rig.log.options.segment_bytes = 1  # so that the next commit has to roll, and cannot
+    rig.change(segment_bytes=1)  # so that the next commit has to roll, and cannot
     files.fail("truncate", 1, errno.ENOSPC)
     rig.log.flush()
     entry = rig.publish(b"refused")
@@ -293,7 +293,7 @@ def test_the_interval_sync_does_not_need_a_new_segment() -> None:
     """A full segment on a full disk is synced when its time has come, though it cannot be rolled."""
     rig, files = faulty_rig(durability="interval", sync_interval_ms=100)
     rig.publish(b"kept")
-    rig.log.options.segment_bytes = 1
+    rig.change(segment_bytes=1)
     files.fail("create", 1, errno.ENOSPC, repeat=True)
     rig.loop.advance(0.1)
     assert data_syncs(files) == 1
@@ -331,7 +331,7 @@ def test_the_mode_may_change_while_it_is_open() -> None:
     """When a topic becomes more careful, the next commit syncs all that was written before."""
     rig, files = faulty_rig(durability="never")
     rig.publish(b"a")
-    rig.log.options.durability = "always"
+    rig.change(durability="always")
     rig.publish(b"b")
     assert data_syncs(files) == 1
     assert rig.log._synced_position == rig.log._position

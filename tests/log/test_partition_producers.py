@@ -5,7 +5,7 @@ import errno
 import pytest
 
 from headrace.errors import ProducerFenced, SequenceGap, StorageFull
-from headrace.testing import FaultyFiles, SimulatedFiles
+from tests.fakes import FaultyFiles, SimulatedFiles
 from tests.log.rig import DIRECTORY, Rig, values
 
 SMALL = 4096
@@ -30,7 +30,7 @@ def test_a_repetition_is_known_across_restarts_and_rolls() -> None:
     assert isinstance(rig.publish(b"", producer=(7, 1, 20)).error, SequenceGap)
     assert isinstance(rig.publish(b"", producer=(7, 0, 12)).error, ProducerFenced)
     assert rig.log.last_producer_batch(7) == (11, 1)
-    assert (rig.log.next_sequence(7), rig.log.producer_epoch(7)) == (12, 1)
+    assert (rig.log.next_sequence(7), rig.log.next_sequence(7, 1)) == (12, 12)
 
 
 @pytest.mark.parametrize("lost", ["last", "all", "damaged"])

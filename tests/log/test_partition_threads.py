@@ -13,9 +13,10 @@ from headrace.errors import OffsetOutOfRange
 from headrace.files import Files
 from headrace.log.cache import BatchCache
 from headrace.log.interface import Append
-from headrace.log.partition import LogOptions, PartitionLog
+from headrace.log.partition import PartitionLog
 from headrace.log.segment import Readers
 from headrace.log.workers import Workers
+from headrace.model import TopicSettings
 from tests.log.rig import entry_of, values
 
 COMMITS = 150
@@ -40,7 +41,7 @@ async def with_log(directory: Path, main: Callable[[PartitionLog], object]) -> o
     workers = Workers(loop, 2)  # type: ignore[arg-type]
     log = PartitionLog(
         directory,
-        LogOptions(segment_bytes=4096),
+        TopicSettings(segment_bytes=4096),
         files=files,
         clock=Clock(),
         loop=loop,  # type: ignore[arg-type]

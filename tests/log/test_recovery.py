@@ -15,7 +15,7 @@ from headrace.log.batch import VERSION, crc32c, encode
 from headrace.log.columns import Columns
 from headrace.log.partition import PartitionLog
 from headrace.log.segment import log_name
-from headrace.testing import FaultyFiles, SimulatedFiles
+from tests.fakes import FaultyFiles, SimulatedFiles
 from tests.log.rig import DIRECTORY, Rig, values
 
 FIRST = DIRECTORY / log_name(0)
@@ -237,7 +237,7 @@ def test_an_empty_segment_in_the_way_is_taken_out(indexed: bool) -> None:
     disk, _, sent = written(4)
     rig = Rig(disk)
     if indexed:
-        rig.log.options.segment_hours = 0
+        rig.change(segment_hours=0)
         rig.loop.advance(1)
         rig.log.roll_if_old(rig.clock.now_ms())
         rig.loop.run_until_idle()

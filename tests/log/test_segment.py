@@ -24,7 +24,7 @@ from headrace.log.segment import (
     log_name,
     scan,
 )
-from headrace.testing import FaultyFiles, SimulatedFiles
+from tests.fakes import FaultyFiles, SimulatedFiles
 
 PATH = Path("data/orders/0") / log_name(100)
 

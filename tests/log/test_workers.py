@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.log.workers import Lane, Workers
-from headrace.testing import FakeLoop, InlineWorkers
+from tests.fakes import FakeLoop, InlineWorkers
 
 
 class Bench:

@@ -169,7 +169,7 @@ def test_a_stranger_cannot_make_the_broker_keep_much(
 def test_a_client_with_the_token_works_and_one_without_hears_why(guarded: RunningServer) -> None:
     """At once, when it connects or asks for the first thing."""
     with guarded.client() as client:
-        assert client.publish("orders", b"x").result(10).offset == 0
+        assert client.publish("orders", b"x").offset == 0
     with pytest.raises(Unauthenticated):
         guarded.client(token="wrong").connect()
     with (
@@ -254,7 +254,7 @@ def test_clients_over_tls(encrypted: RunningServer, certificate: tuple[Path, Pat
             member.get(10).ack()
         client.flush()
         encrypted.restart()
-        client.publish("orders", b"after").result(10)
+        client.publish("orders", b"after")
         assert member.get(10).value == b"after"
 
 

@@ -10,9 +10,10 @@ import pytest
 
 from headrace.server import flow
 from headrace.server.flow import Outbox
-from headrace.testing import FakeLoop, RunningServer, running_server, server_process, wait_until
+from headrace.testing import RunningServer, running_server, server_process, wait_until
 from tests.contract.raw_binary import CREATE_SUBSCRIPTION, SUBSCRIBE, FrameSocket
 from tests.contract.raw_text import TextSocket
+from tests.fakes import FakeLoop
 
 
 # --- the outbox alone -----------------------------------------------------------------------------
@@ -300,7 +301,7 @@ def test_many_large_fetches_in_one_write_are_answered_as_they_are_read(
     """400 MB of answers were asked for in one write; the broker keeps a few of them at a time."""
     size, count = 1 << 20, 400
     with server.client() as client:
-        client.publish("orders", bytes(size)).result(10)
+        client.publish("orders", bytes(size))
     with plain_socket(server) as plain:
         plain.sendall(b"FETCH orders 0\r\n" * count)
         outbox = server.call(lambda: connection_of(server).outbox)  # type: ignore[attr-defined]

@@ -149,11 +149,11 @@ def test_a_subscription_can_be_moved(http: Http) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "status", "code"),
     [
-        ("/subscribe/orders", {"group": 5}, 400, "invalid_argument"),
+        ("/subscribe/orders", {"group": 5}, 400, "invalid_subscription"),
         ("/subscribe/orders", {"group": "a/b"}, 400, "invalid_subscription"),
         ("/subscribe/orders", {"group": "__own"}, 400, "invalid_subscription"),
-        ("/subscribe/orders", {"start": True}, 400, "invalid_argument"),
-        ("/subscribe/orders", {"start": []}, 400, "invalid_argument"),
+        ("/subscribe/orders", {"start": True}, 400, "invalid_offset"),
+        ("/subscribe/orders", {"start": []}, 400, "invalid_offset"),
         ("/subscribe/orders", {"group": "new", "start": -1}, 400, "invalid_offset"),
         ("/subscribe/orders", {"group": "new", "start": 99}, 404, "offset_out_of_range"),
         ("/subscribe/orders", {"group": "new", "start": "soon"}, 400, "invalid_offset"),

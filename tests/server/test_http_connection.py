@@ -383,9 +383,9 @@ def test_a_mistake_of_ours_is_one_answer(
         raise ZeroDivisionError("a mistake")
 
     http.publish("orders", 1)
-    monkeypatch.setattr("headrace.server.admin_routes.readiness", fail)
+    monkeypatch.setattr("headrace.server.health_routes.readiness", fail)
     monkeypatch.setattr("headrace.server.routes.fetch_messages", fail)
-    monkeypatch.setattr("headrace.broker.aio.AsyncBroker.topics", fail)
+    monkeypatch.setattr("headrace.broker.administration.Administration.list_topics", fail)
     raw.send(PUBLISH, raw_request("GET", "/health"), raw_request("GET", "/topics"), PUBLISH)
     raw.send(raw_request("GET", "/topics/orders/messages"), HEALTH)
     assert raw.answer().status == 200

@@ -125,7 +125,7 @@ def test_headers_travel_with_the_message(server: RunningServer, http: Http) -> N
 def test_headers_of_a_client_over_tcp_arrive_over_http(server: RunningServer, http: Http) -> None:
     """The other way round, untouched too."""
     with server.client() as client:
-        client.publish("orders", b"{}", {"traceparent": TRACEPARENT, "Source": "x"}).result()
+        client.publish("orders", b"{}", {"traceparent": TRACEPARENT, "Source": "x"})
     assert http.consume("orders")["headers"] == {"traceparent": TRACEPARENT, "Source": "x"}
 
 

@@ -308,7 +308,7 @@ def test_a_mistake_of_ours_is_answered(
     async def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(server.server.broker, "delete_topic", broken)
+    monkeypatch.setattr("headrace.broker.administration.Administration.delete_topic", broken)
     text.ask("PUB orders 2", b"hi")
     with pytest.raises(HeadraceError) as caught:
         text.ask("DELETE orders")

@@ -17,7 +17,7 @@ def synced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
         path = Path(os.readlink(f"/proc/self/fd/{handle}"))
         found.append(str(path.relative_to(tmp_path)))
 
-    monkeypatch.setattr(checkpoints.os, "fsync", fsync)
+    monkeypatch.setattr(os, "fsync", fsync)
     return found
 
 

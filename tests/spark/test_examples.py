@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from headrace import BrokerClient
-from headrace.spark.options import SourceOptions
-from headrace.spark.sink import SinkOptions
+from headrace.spark.sink.writers import SinkOptions
+from headrace.spark.source.options import SourceOptions
 from headrace.testing import RunningServer
 
 pytestmark = pytest.mark.xdist_group("spark")
@@ -140,7 +140,7 @@ def test_nothing_else_needs_what_this_example_needs() -> None:
 @pytest.mark.timeout(900)
 def test_declarative(server: RunningServer, client: BrokerClient, tmp_path: Path) -> None:
     """Validated, and run twice: the second time takes what has come since, and doubles nothing."""
-    from headrace.spark.java import find_java
+    from headrace.spark.sessions.java import find_java
 
     project = tmp_path / "project"
     shutil.copytree(DECLARATIVE, project)

@@ -17,17 +17,17 @@ def test_a_server_in_a_thread_answers_and_keeps_its_place_over_a_restart() -> No
     """A restart goes on with the same port and the same data."""
     with running_server() as server, server.client() as client:
         address = server.address
-        assert client.publish("orders", b"one").result().offset == 0
+        assert client.publish("orders", b"one").offset == 0
         server.restart()
         assert server.address == address
-        assert client.publish("orders", b"two").result().offset == 1
+        assert client.publish("orders", b"two").offset == 1
 
 
 def test_a_killed_server_has_what_it_acknowledged_and_lets_its_directory_go() -> None:
     """After kill, a start finds what was acknowledged; while it runs, the directory is taken."""
     with running_server() as server:
         with server.client() as client:
-            client.publish("orders", b"one").result()
+            client.publish("orders", b"one")
             with pytest.raises(DirectoryLocked), running_server(server.data_dir):
                 pass
             server.kill()
@@ -40,7 +40,7 @@ def test_a_killed_server_has_what_it_acknowledged_and_lets_its_directory_go() ->
 def test_in_memory_nothing_is_written() -> None:
     """With memory=True there is no directory."""
     with running_server(memory=True) as server, server.client() as client:
-        client.publish("orders", b"one").result()
+        client.publish("orders", b"one")
         assert not server.data_dir.exists()
 
 
@@ -71,7 +71,7 @@ def test_a_server_process_is_killed_started_again_and_drained() -> None:
     with server_process() as server:
         address, first = server.address, server.pid
         with server.client() as client:
-            client.publish("orders", b"one").result()
+            client.publish("orders", b"one")
         server.kill()
         assert not server.is_running
         server.start()
@@ -117,7 +117,7 @@ def test_in_process(headrace_broker):
 
 def test_over_the_network(headrace_server):
     with headrace_server.client() as client:
-        client.publish("orders", b"one").result()
+        client.publish("orders", b"one")
         headrace_server.restart()
         assert client.fetch("orders")[0].value == b"one"
 """

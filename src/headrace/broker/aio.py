@@ -3,34 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
-from collections.abc import Callable, Generator, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Unpack
 
 from headrace import limits
-from headrace.broker.channel import AsyncConsumer, AsyncPlainChannel
+from headrace.broker.administration import Administration, answer, settle
+from headrace.broker.channel import AsyncEmbeddedConsumer, AsyncPlainChannel
+from headrace.broker.delivery import Member
 from headrace.broker.engine import Engine
-from headrace.broker.jobs import Jobs
-from headrace.broker.publishing import PublishManyOptions, PublishOptions
-from headrace.broker.topic import Topic
+from headrace.broker.publishing import Publish
+from headrace.broker.staged_commit import unstamped
+from headrace.broker.subscription import Subscription
 from headrace.channels import AsyncChannel
 from headrace.errors import Closed, DataCorrupt, HeadraceError, InvalidArgument
-from headrace.log.batch import LOST, Batch, no_collection
+from headrace.facade import AsyncFacade
+from headrace.log.batch import LOST, Batch, check_columns, no_collection
+from headrace.log.interface import completed
 from headrace.model import (
-    DeadLetter,
     Message,
+    PublishManyOptions,
+    PublishOptions,
     Receipt,
-    Scheduled,
+    Start,
+    SubscriptionOptions,
     TopicSettings,
-    check_subscription_name,
-    check_topic_name,
-    parse_id,
+    split_position,
 )
+from headrace.operations.catalog import Operations
+from headrace.operations.declaring import Operation
 
-Start = str | int | datetime
-Result = TypeVar("Result")
 _ENGINE_OPTIONS = (
     "auto_create_topics",
     "max_message_size",
@@ -65,19 +67,7 @@ def open_engine(data_dir: str | Path | None, loop: Any, options: dict[str, Any])
     return Engine(path, loop, topic_defaults=defaults, **mine, **injected)
 
 
-def split_start(start: Start) -> tuple[str | int, int | None]:
-    """(position, time in ms): a datetime is a time, anything else a position."""
-    if isinstance(start, datetime):
-        try:
-            return "earliest", round(start.timestamp() * 1000)
-        except (OverflowError, OSError, ValueError):  # the first and the last days of the calendar
-            raise InvalidArgument(
-                f"{start} is not a time that a message can have", code="invalid_offset"
-            ) from None
-    return start, None
-
-
-class AsyncBroker(Jobs):
+class AsyncBroker(Operations, AsyncFacade):
     """A broker in this process. ``async with AsyncBroker.open("./data") as broker: ...``
 
     ``None`` as the directory keeps everything in memory.
@@ -89,6 +79,7 @@ class AsyncBroker(Jobs):
         self._engine: Engine | None = None
         self._channels: list[AsyncChannel] = []
         self._members = 0
+        self._handlers: dict[asyncio.Task[None], str] = {}
         self._closed: asyncio.Event | None = None
         """Set when it is closed; there is one from the first ``close`` on."""
 
@@ -120,6 +111,9 @@ class AsyncBroker(Jobs):
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    async def _operate(self, operation: Operation, arguments: dict[str, Any]) -> Any:
+        return await Administration(self.engine).call(operation, arguments)
+
     @property
     def engine(self) -> Engine:
         if self._engine is None:
@@ -134,46 +128,12 @@ class AsyncBroker(Jobs):
         if self._closed is None:
             if engine.closing:
                 return  # by whoever opened it
+            await self._stop_handlers()
             for channel in list(self._channels):
                 channel.close()
             self._closed = asyncio.Event()
             engine.close(self._closed.set)
         await self._closed.wait()
-
-    async def _done(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        """Await an engine call that answers ``done(error)`` as its last argument."""
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        call(*args, lambda error: _settle(future, None, error), **kwargs)
-        await future
-
-    async def _value(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Await an engine call that answers ``done(value, error)``."""
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        call(*args, lambda value, error: _settle(future, value, error), **kwargs)
-        return await future
-
-    # --- topics -----------------------------------------------------------------------------
-    async def create_topic(self, name: str, **settings: Any) -> None:
-        """Make a topic; settings as in ``TopicSettings``, the rest from the broker's defaults.
-
-        A topic that exists with these settings is fine; with others it is a ``Conflict``.
-        """
-        existing = self.engine.topics.get(name)
-        if existing is not None and existing.settings.but(settings) == existing.settings:
-            return
-        self.engine.create_topic(name, self.engine.topics.defaults.but(settings))
-
-    async def change_topic(self, name: str, **changes: Any) -> None:
-        self.engine.change_topic(check_topic_name(name), changes)
-
-    async def delete_topic(self, name: str) -> None:
-        await self._done(self.engine.delete_topic, name)
-
-    async def topics(self) -> list[str]:
-        return sorted(topic.name for topic in self.engine.topics if not topic.name.startswith("__"))
-
-    async def topic_stats(self, name: str) -> dict[str, Any]:
-        return topic_stats(self.engine, self.engine.topics.find(name))
 
     # --- publishing -------------------------------------------------------------------------
     async def publish(
@@ -181,17 +141,7 @@ class AsyncBroker(Jobs):
         topic: str,
         value: bytes | str,
         headers: Mapping[str, str] | None = None,
-        *,
-        key: bytes | str | None = None,
-        id: uuid.UUID | str | None = None,
-        partition: int | None = None,
-        to: str | None = None,
-        delay: float | None = None,
-        deliver_at: int | None = None,
-        ttl: float | None = None,
-        timestamp: int | None = None,
-        producer: tuple[int, int, int] | None = None,
-        idempotency_key: str | None = None,
+        **options: Unpack[PublishOptions],
     ) -> Receipt:
         """Store one message; when this returns it is as durable as the topic promises.
 
@@ -199,20 +149,38 @@ class AsyncBroker(Jobs):
         (ms) publish it later; ``ttl`` (seconds) limits how long it is delivered. A repeated
         ``idempotency_key`` or ``producer`` (id, epoch, sequence) is answered with the first receipt.
         """
-        options: PublishOptions = {
-            "key": key,
-            "id": id,
-            "partition": partition,
-            "to": to,
-            "delay": delay,
-            "deliver_at": deliver_at,
-            "ttl": ttl,
-            "timestamp": timestamp,
-            "producer": producer,
-            "idempotency_key": idempotency_key,
-        }
         publish = self.engine.publishing.message(topic, value, headers, options)
-        receipts: list[Receipt] = await self._value(self.engine.publish, publish)
+        receipts: list[Receipt] = await answer(self.engine.publish, publish)
+        return receipts[0]
+
+    def publish_nowait(
+        self,
+        topic: str,
+        value: bytes | str,
+        headers: Mapping[str, str] | None = None,
+        **options: Unpack[PublishOptions],
+    ) -> asyncio.Future[Receipt]:
+        """Publish without waiting; the future gets the receipt, or the error."""
+        publish = self.engine.publishing.message(topic, value, headers, options)
+        future: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
+
+        def done(receipts: list[Receipt], error: HeadraceError | None) -> None:
+            settle(future, receipts[0] if receipts else None, error)
+
+        self.engine.publish(publish, done)
+        return future
+
+    async def publish_batch(
+        self, topic: str, batch: Batch, *, partition: int | None = None
+    ) -> Receipt:
+        """Store a whole batch.
+
+        Without a partition, records that have a key go where it belongs; the receipt is the first
+        one's.
+        """
+        check_columns(batch, self.engine.max_message_size)
+        publish = Publish(topic, unstamped(batch), partition=partition)
+        receipts: list[Receipt] = await answer(self.engine.publish, publish)
         return receipts[0]
 
     async def publish_many(
@@ -220,36 +188,12 @@ class AsyncBroker(Jobs):
         topic: str,
         values: Sequence[bytes | str],
         headers: Sequence[Mapping[str, str] | None] | Mapping[str, str] | None = None,
-        *,
-        keys: Sequence[bytes | str | None] | None = None,
-        ids: Sequence[uuid.UUID | str | None] | None = None,
-        partition: int | None = None,
-        to: str | None = None,
-        ttl: float | None = None,
-        timestamps: Sequence[int] | None = None,
-        producer: tuple[int, int, int] | None = None,
+        **options: Unpack[PublishManyOptions],
     ) -> list[Receipt]:
         """Store many messages together; one receipt for each partition they went to."""
-        options: PublishManyOptions = {
-            "keys": keys,
-            "ids": ids,
-            "partition": partition,
-            "to": to,
-            "ttl": ttl,
-            "timestamps": timestamps,
-            "producer": producer,
-        }
         publish = self.engine.publishing.messages(topic, values, headers, options)
-        receipts: list[Receipt] = await self._value(self.engine.publish, publish)
+        receipts: list[Receipt] = await answer(self.engine.publish, publish)
         return receipts
-
-    async def producer(self, name: str | None = None) -> tuple[int, int]:
-        """(id, epoch) of an idempotent producer; a name fences off its earlier holder."""
-        future: asyncio.Future[tuple[int, int]] = asyncio.get_running_loop().create_future()
-        self.engine.publishing.producer(
-            name, lambda pid, epoch, error: _settle(future, (pid, epoch), error)
-        )
-        return await future
 
     # --- reading ----------------------------------------------------------------------------
     async def fetch(
@@ -260,9 +204,25 @@ class AsyncBroker(Jobs):
         *,
         partition: int = 0,
         max_bytes: int = limits.READ_BYTES_DEFAULT,
+        wait: float = 0.0,
     ) -> list[Message]:
-        """Messages from an offset (or a time) on. Nothing is moved or acknowledged."""
-        return fetch_messages(self.engine, topic, offset, limit, partition, max_bytes)
+        """Messages from an offset (or a time) on. Nothing is moved or acknowledged.
+
+        ``wait``: seconds to wait for the first one if there is none yet. Fewer than ``limit`` may come
+        although there are more; the last one's offset plus one goes on.
+        """
+        at = await self._wait_at(topic, offset, partition, wait)
+        return await completed(
+            lambda: fetch_messages(self.engine, topic, at, limit, partition, max_bytes)
+        )
+
+    async def _wait_at(self, topic: str, offset: Start, partition: int, wait: float) -> Start:
+        """The position to read from, once there is something to read or the time is up."""
+        if not wait:
+            return offset
+        at = await self.offset_at(topic, offset, partition=partition)
+        await self.wait_for({topic: {partition: at}}, timeout=wait)
+        return at
 
     async def fetch_values(
         self,
@@ -271,9 +231,11 @@ class AsyncBroker(Jobs):
         *,
         partition: int = 0,
         max_bytes: int = limits.READ_BYTES_DEFAULT,
+        wait: float = 0.0,
     ) -> list[bytes]:
         """Like ``fetch``, but the plain values of about ``max_bytes``."""
-        return fetch_values(self.engine, topic, offset, partition, max_bytes)
+        at = await self._wait_at(topic, offset, partition, wait)
+        return await completed(lambda: fetch_values(self.engine, topic, at, partition, max_bytes))
 
     async def fetch_batches(
         self,
@@ -282,13 +244,11 @@ class AsyncBroker(Jobs):
         *,
         partition: int = 0,
         max_bytes: int = limits.READ_BYTES_DEFAULT,
+        wait: float = 0.0,
     ) -> list[Batch]:
         """Whole batches as they lie in the log; the first holds the offset."""
-        return fetch_batches(self.engine, topic, offset, partition, max_bytes)
-
-    async def find(self, message_id: uuid.UUID | str) -> Message:
-        """The message that an id from a receipt leads to."""
-        return self.engine.find_message(message_id)
+        at = await self._wait_at(topic, offset, partition, wait)
+        return await completed(lambda: fetch_batches(self.engine, topic, at, partition, max_bytes))
 
     # --- subscribing ------------------------------------------------------------------------
     async def subscribe(
@@ -309,30 +269,53 @@ class AsyncBroker(Jobs):
     async def unsubscribe(self, topic: str) -> None:
         """Close the plain channels of the topic."""
         for channel in [c for c in self._channels if c.topic == topic]:
-            if not isinstance(channel, AsyncConsumer):
+            if not isinstance(channel, AsyncEmbeddedConsumer):
                 channel.close()
 
     async def subscription(
         self,
         name: str,
-        topic: str,
+        topic: str | None = None,
         *,
         start: Start = "earliest",
         prefetch: int = limits.PREFETCH_DEFAULT,
-        member: str | None = None,
-        **settings: Any,
-    ) -> AsyncConsumer:
-        """Join a durable subscription, made if it is not there yet."""
-        await self.create_subscription(name, topic, start=start, **settings)
-        self._members += 1
-        subscription = self.engine.subscription(name, topic)
-        consumer = AsyncConsumer(
-            subscription, member or f"member-{self._members}", check_prefetch(prefetch)
+        auto_extend: bool = False,
+        **settings: Unpack[SubscriptionOptions],
+    ) -> AsyncEmbeddedConsumer:
+        """Join a durable subscription. With a topic, it is created if it does not exist.
+
+        ``prefetch``: how many messages may be out with this member at a time. ``auto_extend``: their
+        deadlines are extended until they are settled.
+        """
+        subscription = await self._find_or_create(name, topic, start, settings)
+        consumer = AsyncEmbeddedConsumer(
+            subscription, self._next_member(), check_prefetch(prefetch)
         )
         consumer.on_close = self._close_consumer
         subscription.join(consumer.member)
+        if auto_extend:
+            self._extend(subscription, consumer.member)
         self._remember(consumer)
         return consumer
+
+    async def _find_or_create(
+        self, name: str, topic: str | None, start: Start, settings: SubscriptionOptions
+    ) -> Subscription:
+        if topic is not None:
+            await self.create_subscription(name, topic, start, **settings)
+        return self.engine.subscription(name, topic)
+
+    def _next_member(self) -> str:
+        self._members += 1
+        return f"member-{self._members}"
+
+    def _extend(self, subscription: Subscription, member: Member) -> None:
+        """Extend what is out with the member, again and again until it has left."""
+        if member in subscription.members:
+            for lease_id in list(member.leases):
+                subscription.extend(lease_id)
+            pause = subscription.settings.ack_timeout / 3
+            self.engine.call_later(pause, self._extend, subscription, member)
 
     def _remember(self, channel: AsyncChannel) -> None:
         # One that is closed, and not by us, has lost its topic.
@@ -340,147 +323,43 @@ class AsyncBroker(Jobs):
         self._channels.append(channel)
 
     def _close_consumer(self, channel: AsyncChannel) -> None:
-        assert isinstance(channel, AsyncConsumer)
+        assert isinstance(channel, AsyncEmbeddedConsumer)
         self._channels.remove(channel)
         channel.leave()
         channel.closed(None)
 
-    async def create_subscription(
-        self, name: str, topic: str, *, start: Start = "earliest", **settings: Any
-    ) -> None:
-        """Make a subscription, or change the settings given of one that is there."""
-        position, time_ms = split_start(start)
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.engine.subscribe(
-            name,
-            topic,
-            start=position,
-            start_time_ms=time_ms,
-            settings=settings,
-            done=lambda error: _settle(future, None, error),
-        )
-        await future
-
-    async def delete_subscription(self, name: str, topic: str | None = None) -> None:
-        check_subscription_name(name)
-        await self._done(self.engine.unsubscribe, self.engine.subscription(name, topic))
-
-    async def subscriptions(self, topic: str | None = None) -> list[dict[str, Any]]:
-        return [subscription.statistics() for subscription in self.engine.subscriptions(topic)]
-
-    async def subscription_stats(self, name: str, topic: str | None = None) -> dict[str, Any]:
-        return self.engine.subscription(name, topic).statistics()
-
-    async def seek(
+    # --- jobs of many tasks -------------------------------------------------------------------
+    async def stage(
         self,
-        name: str,
-        to: Start,
+        topic: str,
+        batch: Batch,
         *,
-        topic: str | None = None,
         partition: int | None = None,
-    ) -> None:
-        """Replay a subscription from ``earliest``, ``latest``, an offset or a time on."""
-        position, time_ms = split_start(to)
-        check_subscription_name(name)
-        engine = self.engine
-        subscription = None if topic is None else engine.subscription_or_none(name, topic)
-        if subscription is None:  # the topic is one of those that a wildcard stands for
-            subscription = engine.subscription(name)
-        only = None if topic == subscription.pattern else topic
-        await self._done(
-            lambda done: engine.seek(
-                subscription, position, done, time_ms=time_ms, topic=only, partition=partition
-            )
+        name: str | None = None,
+        number: int | None = None,
+        delayed: bool = False,
+    ) -> str:
+        """Store a batch durably but out of sight; returns the piece's id, for ``commit_staged``.
+
+        The whole batch goes to one partition: the one named, or else the topic's next in turn,
+        whatever keys its records have. To keep the records of a key together, sort them into batches
+        by partition first.
+
+        With the ``name`` and ``number`` of the commit that it is meant for, it is dropped once that
+        or a later one is done without it; else it stays for a day, and all that is staged after it.
+        ``delayed``: the times of the batch say when each record is published, after its commit.
+        """
+        check_columns(batch, self.engine.max_message_size)
+        piece: str = await answer(
+            self.engine.staging.stage,
+            topic,
+            partition,
+            unstamped(batch),
+            name=name,
+            number=number,
+            delayed=delayed,
         )
-
-    # --- dead letters -----------------------------------------------------------------------
-    async def dead_letters(
-        self, subscription: str, *, after: int = -1, limit: int = 100
-    ) -> list[DeadLetter]:
-        """Messages that the subscription gave up, oldest first."""
-        return self.engine.dead_letters.letters(subscription, after=after, limit=limit)
-
-    async def redrive(
-        self,
-        subscription: str,
-        *,
-        offsets: list[int] | None = None,
-        where: Callable[[DeadLetter], bool] | None = None,
-        limit: int | None = None,
-        rate: float | None = None,
-        to: str = "subscription",
-    ) -> int:
-        """Publish dead letters back to their origin; returns how many."""
-        count: int = await self._value(
-            self.engine.dead_letters.redrive,
-            subscription,
-            offsets=offsets,
-            where=where,
-            limit=limit,
-            rate=rate,
-            to=to,
-        )
-        return count
-
-    async def edit_dead_letter(
-        self,
-        subscription: str,
-        offset: int,
-        *,
-        value: bytes | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> int:
-        """Correct a dead letter before it is redriven; returns its new offset."""
-        new: int = await self._value(
-            self.engine.dead_letters.edit, subscription, offset, value, headers
-        )
-        return new
-
-    async def purge_dead_letters(self, subscription: str, offsets: list[int] | None = None) -> int:
-        """Give dead letters up for good; returns how many."""
-        count: int = await self._value(self.engine.dead_letters.purge, subscription, offsets)
-        return count
-
-    # --- delayed messages -------------------------------------------------------------------
-    async def scheduled(self, topic: str | None = None, *, limit: int = 1000) -> list[Scheduled]:
-        """Messages that wait for their time, soonest first."""
-        return self.engine.schedule.waiting(topic, check_capacity(limit, "limit"))
-
-    async def cancel(self, message_id: uuid.UUID | str) -> None:
-        """A delayed message will not be published."""
-        await self._done(self.engine.schedule.cancel, parse_id(message_id))
-
-    # --- pipelines --------------------------------------------------------------------------
-    async def report_pipeline(self, name: str, report: dict[str, Any]) -> dict[str, Any]:
-        """How a running pipeline gets on; the answer says whether it is to ``stop``."""
-        self.engine.check_open()
-        return self.engine.pipelines.report(name, report)
-
-    async def pipelines(self) -> list[dict[str, Any]]:
-        """The last report of each, and whether it is ``stale``."""
-        return self.engine.pipelines.documents()
-
-    async def stop_pipeline(self, name: str) -> None:
-        """Ask a pipeline to stop; it hears of it with its next report."""
-        self.engine.pipelines.stop(name)
-
-    async def forget_pipeline(self, name: str) -> None:
-        """Drop one that has ended from the list."""
-        self.engine.pipelines.forget(name)
-
-    async def flush(self) -> None:
-        """Everything acknowledged so far is on disk when this returns."""
-        self.engine.check_open()
-        await self._done(self.engine.state.flush)
-
-
-def _settle(future: asyncio.Future[Any], value: Any, error: HeadraceError | None) -> None:
-    if future.done():
-        return
-    if error is not None:
-        future.set_exception(error)
-    else:
-        future.set_result(value)
+        return piece
 
 
 def check_capacity(capacity: object, name: str = "capacity") -> int:
@@ -504,7 +383,7 @@ def fetch_batches(
     engine.check_open()
     check_capacity(max_bytes, "max_bytes")
     place = engine.partition(topic, partition)
-    position, time_ms = split_start(offset)
+    position, time_ms = split_position(offset)
     if time_ms is None and isinstance(position, int) and not isinstance(position, bool):
         if position < 0:
             raise InvalidArgument(f"{position} is not an offset", code="invalid_offset")
@@ -563,7 +442,7 @@ def _pages(
         at = offset
     elif batches:
         place = engine.partition(topic, partition)
-        position, time_ms = split_start(offset)
+        position, time_ms = split_position(offset)
         at = max(engine.resolve(place, position, time_ms=time_ms), batches[0].base_offset)
     first = True
     while batches:
@@ -582,27 +461,3 @@ def _pages(
             batches = fetch_batches(engine, topic, at, partition, want)
         except DataCorrupt:
             return  # the same: what lies before the damage can be read
-
-
-def topic_stats(engine: Engine, topic: Topic) -> dict[str, Any]:
-    partitions = [
-        {
-            "partition": partition.number,
-            "start_offset": partition.log.start_offset,
-            "end_offset": partition.log.end_offset,
-            "bytes": partition.log.size_bytes(),
-            "read_only": partition.log.read_only,
-        }
-        for partition in topic.partitions
-    ]
-    return {
-        "topic": topic.name,
-        "partitions": partitions,
-        "messages": sum(p["end_offset"] - p["start_offset"] for p in partitions),  # type: ignore[operator,misc]
-        "bytes": topic.size_bytes(),
-        "backlog": engine.publishing.backlog(topic),
-        "subscriptions": [s.name for s in engine.subscriptions(topic.name)],
-        "durability": topic.settings.durability if topic.settings.durable else "memory",
-        "created": topic.created_ms,
-        "settings": topic.settings.as_dict(),
-    }

@@ -12,54 +12,81 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, cast
 
 from headrace import limits
 from headrace.broker.delivery import Delivery, Lease, Member
 from headrace.broker.subscription import Subscription
-from headrace.channels import AsyncChannel, Channel
+from headrace.channels import Arrivals, AsyncChannel, Channel
 from headrace.errors import StaleDelivery
-from headrace.model import Message, check_reason, check_seconds, not_a_delivery
+from headrace.model import Message, Settling, check_reason, check_seconds, not_a_delivery
 
 logger = logging.getLogger("headrace.broker")
 _ACK, _NACK, _EXTEND, _UP_TO = range(4)
 
 
-class PlainChannel(Channel):
-    """Everything of a topic from now on, for threads."""
-
+class _Follows(Arrivals):
     def deliver(self, delivery: Delivery) -> None:
         self.put(delivery.messages())
 
 
-class AsyncPlainChannel(AsyncChannel):
-    """Everything of a topic from now on, for asyncio."""
+class PlainChannel(_Follows, Channel):
+    """Every message of a topic from now on, for threads."""
+
+
+class AsyncPlainChannel(_Follows, AsyncChannel):
+    """Every message of a topic from now on, for asyncio."""
+
+
+class _Consumes(Arrivals):
+    """The common part of both consumers: a member of a subscription."""
+
+    subscription: Subscription
+    name: str
+    member: Member
+
+    def _become_member(self, subscription: Subscription, name: str, prefetch: int) -> None:
+        self.subscription = subscription
+        self.name = subscription.name
+        self.member = Member(name, self, prefetch)
+
+    def room(self) -> int:
+        return self.capacity  # the member's prefetch is the bound
 
     def deliver(self, delivery: Delivery) -> None:
-        self.put(delivery.messages())
+        self.put(delivery.messages(cast(Settling, self)))
+
+    def ack(self, message: Message) -> None:
+        raise NotImplementedError
+
+    def ack_many(self, messages: Iterable[Message]) -> None:
+        for message in messages:
+            self.ack(message)
+
+    def leave(self) -> None:
+        """On the loop: give back the messages that nobody has taken, and go.
+
+        A message that was never taken out of the channel does not count as an attempt.
+        """
+        for message in self.drain():
+            with contextlib.suppress(StaleDelivery):
+                self.subscription.release(message.lease.id, message.offset)
+        self.subscription.leave(self.member)
 
 
-class Consumer(Channel):
+class EmbeddedConsumer(_Consumes, Channel):
     """A member of a subscription, for threads."""
 
     def __init__(
         self, subscription: Subscription, name: str, prefetch: int, call: Callable[..., Any]
     ):
-        super().__init__(subscription.pattern, prefetch, call)
-        self.subscription = subscription
-        self.name = subscription.name
-        self.member = Member(name, self, prefetch)
+        Channel.__init__(self, subscription.pattern, prefetch, call)
+        self._become_member(subscription, name, prefetch)
         self._settled: deque[tuple[int, Message, Any, str]] = deque()
         self._flushing = False
 
-    def room(self) -> int:
-        return self.capacity  # the prefetch of the member is what bounds it
-
-    def deliver(self, delivery: Delivery) -> None:
-        self.put(delivery.messages(self))
-
     def get(self, timeout: float | None = None) -> Message:
-        """The next message that is still ours: one that timed out in the channel comes again."""
+        """The next message that is still ours; one that timed out in the channel comes again."""
         deadline = None if timeout is None else time.monotonic() + timeout
         message = super().get(timeout)
         while not message.lease.is_out(message.offset):
@@ -78,7 +105,7 @@ class Consumer(Channel):
             self._call(self._carry_out)
 
     def _carry_out(self) -> None:
-        """On the loop: do what was asked for since the last time."""
+        """On the loop: carry out the settlements since the last time."""
         self._flushing = False
         subscription, settled = self.subscription, self._settled
         while settled:
@@ -91,10 +118,6 @@ class Consumer(Channel):
 
     def ack(self, message: Message) -> None:
         self._settle(_ACK, message)
-
-    def ack_many(self, messages: Iterable[Message]) -> None:
-        for message in messages:
-            self._settle(_ACK, message)
 
     def ack_up_to(self, message: Message) -> None:
         """The message and all that this consumer holds of its partition before it."""
@@ -111,28 +134,19 @@ class Consumer(Channel):
         self._settle(_EXTEND, message, seconds)
 
     def leave(self) -> None:
-        """On the loop: settle what was asked for, give back what was not begun, go."""
         self._carry_out()
-        _leave(self.subscription, self.member, self.drain())
+        super().leave()
 
 
-class AsyncConsumer(AsyncChannel):
+class AsyncEmbeddedConsumer(_Consumes, AsyncChannel):
     """A member of a subscription, for asyncio. Settling takes effect at once."""
 
     def __init__(self, subscription: Subscription, name: str, prefetch: int):
-        super().__init__(subscription.pattern, prefetch)
-        self.subscription = subscription
-        self.name = subscription.name
-        self.member = Member(name, self, prefetch)
-
-    def room(self) -> int:
-        return self.capacity
-
-    def deliver(self, delivery: Delivery) -> None:
-        self.put(delivery.messages(self))
+        AsyncChannel.__init__(self, subscription.pattern, prefetch)
+        self._become_member(subscription, name, prefetch)
 
     async def get(self, timeout: float | None = None) -> Message:
-        """The next message that is still ours: one that timed out in the channel comes again."""
+        """The next message that is still ours; one that timed out in the channel comes again."""
         deadline = None if timeout is None else time.monotonic() + timeout
         message = await super().get(timeout)
         while not message.lease.is_out(message.offset):
@@ -143,10 +157,6 @@ class AsyncConsumer(AsyncChannel):
     def ack(self, message: Message) -> None:
         self.subscription.ack(_lease_of(message).id, message.offset)
 
-    def ack_many(self, messages: Iterable[Message]) -> None:
-        for message in messages:
-            self.ack(message)
-
     def ack_up_to(self, message: Message) -> None:
         self.subscription.ack_up_to(_lease_of(message).id, message.offset)
 
@@ -155,9 +165,6 @@ class AsyncConsumer(AsyncChannel):
 
     def extend(self, message: Message, seconds: float | None = None) -> None:
         self.subscription.extend(_lease_of(message).id, seconds)
-
-    def leave(self) -> None:
-        _leave(self.subscription, self.member, self.drain())
 
 
 def _lease_of(message: Message) -> Lease:
@@ -215,11 +222,3 @@ def _carry_out(
     except StaleDelivery as error:
         # It ended between the caller's look and now; the message comes again, as promised.
         logger.info("%s/%d@%d: %s", message.topic, message.partition, offset, error)
-
-
-def _leave(subscription: Subscription, member: Member, unread: list[Message]) -> None:
-    """What was delivered but never taken out of the channel does not count as an attempt."""
-    for message in unread:
-        with contextlib.suppress(StaleDelivery):
-            subscription.release(message.lease.id, message.offset)
-    subscription.leave(member)

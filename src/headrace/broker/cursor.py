@@ -1,11 +1,11 @@
-"""Where one subscription stands in one partition: a position, and what is done beyond it.
+"""Where one subscription stands in one partition: a position, and the done offsets beyond it.
 
 ``position`` is the first offset that is not done. Beyond it, done offsets are kept as bits in chunks
 of 4096, so that a million messages acknowledged in any order cost 125 KB, an ack costs the same at
 any depth, and the position moves over a full chunk in one step. ``next`` is where fresh reading goes
 on; between the two lie messages that are out with members, waiting for a retry, or done.
 
-For the journal the cursor remembers what has changed since it was last written: runs of newly done
+For the journal the cursor remembers the changes since it was last written: runs of newly done
 offsets, and attempts; nothing, while all of it is to be written next time. Replaying these on an older
 state gives the newer one, in any overlap: writing something twice does no harm.
 """
@@ -49,9 +49,9 @@ class Cursor:
         self.position = position
         self.next = position
         self.high = position
-        """Behind the highest done offset: nothing at or above it is done."""
+        """The offset after the highest done one: nothing at or above it is done."""
         self.attempts: dict[int, int] = {}
-        """Failed deliveries so far, of what is not done."""
+        """Failed deliveries so far, of offsets that are not done."""
         self.blocked: str | None = None
         """Why nothing more is read here, or None."""
         self.parked = 0
@@ -149,7 +149,7 @@ class Cursor:
             self._chunks.clear()
 
     def failed(self, offset: int, attempt: int) -> None:
-        """Remember that delivery number ``attempt`` of the offset came to nothing."""
+        """Remember that delivery number ``attempt`` of the offset failed."""
         self.attempts[offset] = attempt
         if not self._rewrite:
             self._fresh_attempts[offset] = attempt
@@ -229,13 +229,13 @@ class Cursor:
         return self._rewrite or bool(self._fresh_runs) or bool(self._fresh_attempts)
 
     def rewrite(self) -> None:
-        """Write everything next time, not only what is new."""
+        """Write everything next time, not only the changes."""
         self._rewrite = True
         self._fresh_runs.clear()
         self._fresh_attempts.clear()
 
     def take_delta(self) -> bytes:
-        """What has changed since the last call, for the journal."""
+        """The changes since the last call, for the journal."""
         if self._rewrite:
             payload = self.snapshot()
         else:

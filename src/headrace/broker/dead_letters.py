@@ -30,8 +30,9 @@ from headrace.errors import (
 )
 from headrace.log.batch import LOST
 from headrace.log.columns import Columns
-from headrace.log.interface import Append
+from headrace.log.interface import Append, ReadPending
 from headrace.model import (
+    DEAD_LETTER_HEADERS,
     DEAD_LETTER_SUFFIX,
     DeadLetter,
     Message,
@@ -46,17 +47,9 @@ if TYPE_CHECKING:
     from headrace.broker.topic import Topic
 
 KEEPER = "__dead_letters"
-PREFIX = "headrace-"
-TOPIC = PREFIX + "origin-topic"
-PARTITION = PREFIX + "origin-partition"
-OFFSET = PREFIX + "origin-offset"
-ID = PREFIX + "origin-id"
-SUBSCRIPTION = PREFIX + "subscription"
-REASON = PREFIX + "reason"
-ATTEMPTS = PREFIX + "attempts"
+TOPIC, PARTITION, OFFSET, ID, SUBSCRIPTION, REASON, ATTEMPTS = DEAD_LETTER_HEADERS
 REASON_CHARS_MAX = 1000
 RATE_MIN, RATE_MAX = 0.001, 1e6
-_OURS = (TOPIC, PARTITION, OFFSET, ID, SUBSCRIPTION, REASON, ATTEMPTS)
 
 Select = Callable[[DeadLetter], bool]
 RedriveDone = Callable[[int, HeadraceError | None], None]
@@ -75,14 +68,21 @@ class DeadLetters:
         """Store the message as a dead letter and tell the subscription."""
         partition = cursor.partition
         try:
-            batch = partition.log.read(offset, 1)[0]
+            batch = partition.log.read_cached(offset)
             index = offset - batch.base_offset
             message = batch.messages(partition.topic, partition.number, index, index + 1)[0]
             topic = self._topic(subscription, partition.topic)
-        except (HeadraceError, OSError, IndexError) as error:
+        except ReadPending as pending:
+            pending.then(lambda: self.bury(subscription, cursor, offset, attempt, reason))
+            return
+        except (HeadraceError, OSError) as error:
             self._engine.call_soon(subscription.buried, cursor, offset, error)
             return
-        headers = {name: value for name, value in message.headers.items() if name not in _OURS} | {
+        headers = {
+            name: value
+            for name, value in message.headers.items()
+            if name not in DEAD_LETTER_HEADERS
+        } | {
             TOPIC: message.topic,
             PARTITION: str(message.partition),
             OFFSET: str(message.offset),
@@ -115,8 +115,7 @@ class DeadLetters:
             topic = engine.create_topic(
                 name, TopicSettings(durable=durable, retention_hours=None), internal=True
             )
-        if engine.subscription_or_none(KEEPER, name) is None:
-            engine.subscribe(KEEPER, name, start="earliest", internal=True)
+        engine.keeper(KEEPER, name)
         return topic
 
     # --- listing ----------------------------------------------------------------------------
@@ -132,7 +131,7 @@ class DeadLetters:
             topic = engine.topics.get(candidate)
             if topic is not None and keeper is None and candidate != name:
                 # A crash came before it was in the journal.
-                keeper = engine.subscribe(KEEPER, candidate, start="earliest", internal=True)
+                keeper = engine.keeper(KEEPER, candidate)
             if topic is not None and keeper is not None:
                 return topic, keeper, keeper.cursors[(candidate, 0)]
         raise SubscriptionNotFound(
@@ -154,29 +153,15 @@ class DeadLetters:
         self, name: str, *, after: int = -1, limit: int = 100, where: Select | None = None
     ) -> list[DeadLetter]:
         """Letters that were not redriven, edited or purged, oldest first."""
+        return self.listing(name, after=after, limit=limit, where=where).collect()
+
+    def listing(
+        self, name: str, *, after: int = -1, limit: int = 100, where: Select | None = None
+    ) -> Listing:
         _check_whole("after", after, -1)
         _check_whole("limit", limit, 0)
         topic, _, cursor = self._open(name)
-        log = topic.partitions[0].log
-        found: list[DeadLetter] = []
-        batch = None
-        for offset in cursor.undone(log.end_offset):
-            if offset <= after:
-                continue
-            if len(found) >= limit:
-                break
-            if batch is None or offset >= batch.end_offset:
-                try:
-                    batch = log.read(offset, 1)[0]
-                except OffsetOutOfRange:
-                    continue
-            if batch.flags & LOST:
-                continue
-            index = offset - batch.base_offset
-            letter = _letter(batch.messages(topic.name, 0, index, index + 1)[0])
-            if where is None or where(letter):
-                found.append(letter)
-        return found
+        return Listing(topic, cursor, after, limit, where)
 
     def show(self, name: str, offset: int) -> DeadLetter:
         _check_whole("offset", offset, 0)
@@ -253,6 +238,37 @@ class DeadLetters:
         run.step()
 
 
+class Listing:
+    """A page of letters. Where the log still fetches them, ``collect`` is called again."""
+
+    def __init__(self, topic: Topic, cursor: Cursor, after: int, limit: int, where: Select | None):
+        self._topic, self._cursor = topic, cursor
+        self._after, self._limit, self._where = after, limit, where
+        self._found: list[DeadLetter] = []
+
+    def collect(self) -> list[DeadLetter]:
+        topic, found = self._topic, self._found
+        log = topic.partitions[0].log
+        batch = None
+        for offset in self._cursor.undone(log.end_offset):
+            if offset <= self._after:
+                continue
+            if len(found) >= self._limit:
+                break
+            if batch is None or offset >= batch.end_offset:
+                try:
+                    batch = log.read_cached(offset)
+                except OffsetOutOfRange:
+                    continue
+            if not batch.flags & LOST:
+                index = offset - batch.base_offset
+                letter = _letter(batch.messages(topic.name, 0, index, index + 1)[0])
+                if self._where is None or self._where(letter):
+                    found.append(letter)
+            self._after = offset
+        return found
+
+
 class _Redrive:
     """One redrive under way: a page of letters at a time, each done when it is durable again."""
 
@@ -280,6 +296,8 @@ class _Redrive:
         self._after = -1
         self._count = 0
         self._error: HeadraceError | None = None
+        self._listing: Listing | None = None
+        """The page that is being collected."""
         self._left_out: HeadraceError | None = None
         """A letter that cannot be redriven does not stand in the way of others; it is told at the end."""
 
@@ -291,11 +309,15 @@ class _Redrive:
         if self._limit is not None:
             page = min(page, self._limit - self._count)
         try:
-            letters = (
-                self._letters.letters(self._name, after=self._after, limit=page, where=self._wanted)
-                if page > 0
-                else []
-            )
+            if self._listing is None:
+                self._listing = self._letters.listing(
+                    self._name, after=self._after, limit=max(page, 0), where=self._wanted
+                )
+            letters = self._listing.collect()
+            self._listing = None
+        except ReadPending as pending:
+            pending.then(self.step)
+            return
         except HeadraceError as error:
             self._finish(error)
             return
@@ -309,6 +331,15 @@ class _Redrive:
             self._finish(self._error or self._left_out)
             return
         self._after = letters[-1].offset
+        # While the log was fetching, others may have dealt with some of them.
+        letters = [
+            letter
+            for letter in letters
+            if self._wanted(letter) and not self._cursor.is_done(letter.offset)
+        ]
+        if not letters:
+            self._engine.call_soon(self.step)
+            return
         waiting = len(letters)
 
         def stored(letter: DeadLetter, error: HeadraceError | None) -> None:
@@ -388,7 +419,7 @@ def _origin(letter: DeadLetter) -> dict[str, str]:
 def _letter(stored: Message) -> DeadLetter:
     """Take a stored record apart. One that lacks our headers was published there by hand."""
     headers = stored.headers
-    own = {name: value for name, value in headers.items() if name not in _OURS}
+    own = {name: value for name, value in headers.items() if name not in DEAD_LETTER_HEADERS}
     message = Message(
         headers.get(TOPIC, stored.topic),
         _int(headers.get(PARTITION), 0),

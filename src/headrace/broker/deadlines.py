@@ -1,8 +1,8 @@
 """When the leases of a subscription end.
 
-A heap of (time, lease id). Settling a lease or extending it leaves its old entry behind; such entries
-are passed over when they come up, and thrown out when they are most of the heap, so that it stays in
-proportion to what is out, however long the deadlines are.
+A heap of (time, lease id). Settling or extending a lease leaves its old entry in the heap. Such
+entries are passed over when they come up, and removed when they are most of the heap, so that it stays
+in proportion to the leases, however long the deadlines are.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Deadlines:
 
     def __init__(self, leases: dict[int, Lease]):
         self._leases = leases
-        """Those that are out, by their id; whoever made us changes it."""
+        """The leases that are out, by id; the subscription changes it."""
         self._heap: list[tuple[float, int]] = []
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""A message on its way to a member: leases, members, and what is handed over.
+"""A message on its way to a member: leases, members, deliveries.
 
 A :class:`Lease` covers all records that one member got of one batch at one time: offsets as a range
 (strided when several members share a batch round-robin) or a list, and one bit for each that is
@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace import limits
@@ -25,40 +27,21 @@ if TYPE_CHECKING:
     from headrace.broker.subscription import Subscription
 
 
+@dataclass(slots=True, eq=False)
 class Lease:
     """Messages out with one member until they are settled or the deadline passes."""
 
-    __slots__ = (
-        "attempts",
-        "bytes",
-        "count",
-        "cursor",
-        "deadline",
-        "id",
-        "mask",
-        "member",
-        "offsets",
-    )
-
-    def __init__(
-        self,
-        id: int,
-        member: Member,
-        cursor: Cursor,
-        offsets: Sequence[int],
-        attempts: int | list[int],
-        deadline: float,
-        size: int,
-    ):
-        self.id = id
-        self.member = member
-        self.cursor = cursor
-        self.offsets = offsets
-        self.attempts = attempts
-        self.count = len(offsets)
-        self.mask = (1 << self.count) - 1
-        self.deadline = deadline
-        self.bytes = size
+    id: int
+    subscription: Subscription
+    member: Member
+    cursor: Cursor
+    offsets: Sequence[int]
+    attempts: int | list[int]
+    deadline: float
+    bytes: int
+    count: int
+    mask: int
+    """A bit for each offset that is still out."""
 
     def index(self, offset: int) -> int:
         """Which bit is the offset's; -1 when the lease never had it."""
@@ -83,25 +66,16 @@ class Lease:
         return [index for index in range(self.count) if mask >> index & 1]
 
 
+@dataclass(slots=True, eq=False)
 class Delivery:
     """Records of one batch for one sink. ``lease`` is None where nothing is to be acknowledged."""
 
-    __slots__ = ("attempts", "batch", "indexes", "lease", "partition", "topic")
-
-    def __init__(
-        self,
-        topic: str,
-        partition: int,
-        batch: Batch,
-        indexes: Sequence[int],
-        lease: Lease | None = None,
-    ):
-        self.topic = topic
-        self.partition = partition
-        self.batch = batch
-        self.indexes = indexes
-        self.lease = lease
-        self.attempts: int | list[int] = 1 if lease is None else lease.attempts
+    topic: str
+    partition: int
+    batch: Batch
+    indexes: Sequence[int]
+    lease: Lease | None = None
+    attempts: int | list[int] = 1
 
     def __len__(self) -> int:
         return len(self.indexes)
@@ -119,14 +93,12 @@ class Delivery:
                 settling=settling,
                 lease=lease,
             )
-        attempts = self.attempts
-        if isinstance(attempts, int):
-            attempts = [attempts] * len(indexes)
+        attempts = repeat(self.attempts) if isinstance(self.attempts, int) else self.attempts
         return batch.pick(self.topic, self.partition, indexes, attempts, settling, lease)
 
 
 class Sink(Protocol):
-    """Whatever stands behind a member: a channel, a connection, a waiting request."""
+    """The receiving end of a member: a channel, a connection, a waiting request."""
 
     def room(self) -> int:
         """How many messages it can take now."""
@@ -134,24 +106,23 @@ class Sink(Protocol):
     def deliver(self, delivery: Delivery) -> None: ...
 
     def closed(self, error: HeadraceError | None) -> None:
-        """There will be no more: it was removed, its topic or the broker is gone."""
+        """No more messages come: the subscription, its topic or the broker is gone."""
 
 
+@dataclass(slots=True, eq=False)
 class Member:
     """One consumer of a subscription."""
 
-    __slots__ = ("auto_ack", "in_flight", "in_flight_bytes", "leases", "name", "prefetch", "sink")
-
-    def __init__(
-        self, name: str, sink: Sink, prefetch: int = limits.PREFETCH_DEFAULT, auto_ack: bool = False
-    ):
-        self.name = name
-        self.sink = sink
-        self.prefetch = prefetch
-        self.auto_ack = auto_ack
-        self.in_flight = 0
-        self.in_flight_bytes = 0
-        self.leases: dict[int, Lease] = {}
+    name: str
+    sink: Sink
+    prefetch: int = limits.PREFETCH_DEFAULT
+    auto_ack: bool = False
+    by_id: dict[int, Lease] | None = None
+    """The register of a connection with several members. Each of them keeps its leases there too,
+    so that an ack finds its lease with one lookup."""
+    in_flight: int = 0
+    in_flight_bytes: int = 0
+    leases: dict[int, Lease] = field(default_factory=dict)
 
     def room(self) -> int:
         free = self.prefetch - self.in_flight
@@ -169,6 +140,8 @@ class Member:
 
     def took(self, lease: Lease) -> None:
         self.leases[lease.id] = lease
+        if self.by_id is not None:
+            self.by_id[lease.id] = lease
         self.in_flight += lease.count
         self.in_flight_bytes += lease.bytes
 
@@ -177,43 +150,32 @@ class Member:
         self.in_flight_bytes -= lease.bytes // lease.count * count
         if not lease.mask:
             self.leases.pop(lease.id, None)
+            if self.by_id is not None:
+                self.by_id.pop(lease.id, None)
 
 
+@dataclass(slots=True)
 class Tally:
-    """Plain counters of a subscription; metrics read them when they are asked."""
+    """Plain counters of a subscription; metrics read them on request."""
 
-    __slots__ = (
-        "acked",
-        "dead_lettered",
-        "delivered",
-        "expired",
-        "lost",
-        "nacked",
-        "redelivered",
-        "skipped",
-        "timeouts",
-    )
+    delivered: int = 0
+    redelivered: int = 0
+    acked: int = 0
+    nacked: int = 0
+    timeouts: int = 0
+    dead_lettered: int = 0
+    expired: int = 0
+    """Passed over because their time to live had ended."""
+    skipped: int = 0
+    """Passed over because they were meant for another subscription."""
+    lost: int = 0
+    """Given up by a repair of the log."""
 
-    def __init__(self) -> None:
-        self.delivered = 0
-        self.redelivered = 0
-        self.acked = 0
-        self.nacked = 0
-        self.timeouts = 0
-        self.dead_lettered = 0
-        self.expired = 0
-        """Passed over because their time to live had ended."""
-        self.skipped = 0
-        """Passed over because they were meant for another subscription."""
-        self.lost = 0
-        """Given up by a repair of the log."""
-
-    def as_dict(self) -> dict[str, int]:
-        return {name: getattr(self, name) for name in self.__slots__}
+    as_dict = asdict
 
 
 class Context(Protocol):
-    """What a subscription needs of the engine around it."""
+    """The part of the engine that a subscription uses."""
 
     def time(self) -> float: ...
 

@@ -1,53 +1,66 @@
 """``Broker``: the whole broker inside a program that uses threads.
 
-The engine runs on an event loop in a thread of its own; this class carries calls over. All methods
-may be called from any thread. Reading (``fetch*``) does not cross over at all: the log may be read
-from any thread, so a reader never waits for the loop.
-
-Closing: first nothing more may cross over (``_gate``), then everything that did is answered. So a call
-that races with ``close`` is done or gets ``Closed``, and never waits for a loop that has ended. A broker
-that is open when the program ends is closed then: acknowledgements of the last moment are kept.
+A shell (``shell.py``) around ``AsyncBroker``. Reading (``fetch*``) does not cross over to its thread: the
+log may be read from any thread, so a reader never waits for the loop.
 """
 
 from __future__ import annotations
 
-import asyncio
-import atexit
 import contextlib
+import functools
 import threading
-import uuid
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import CancelledError, Future
-from datetime import datetime
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, TypeVar, Unpack
+from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
 
 from headrace import limits
 from headrace.broker import aio
-from headrace.broker.aio import AsyncBroker, Start
-from headrace.broker.channel import Consumer, PlainChannel
+from headrace.broker.aio import AsyncBroker
+from headrace.broker.channel import EmbeddedConsumer, PlainChannel
 from headrace.broker.engine import Engine
-from headrace.broker.publishing import Publish, PublishManyOptions, PublishOptions
+from headrace.broker.publishing import Publish, PublishDone
 from headrace.channels import Channel
-from headrace.clock import new_loop
 from headrace.errors import Closed, HeadraceError, InvalidArgument
-from headrace.forking import put_aside, watch
-from headrace.log.batch import Batch
-from headrace.log.memory import MemoryLog
-from headrace.model import DeadLetter, Message, Receipt, Scheduled
+from headrace.facade import BlockingFacade
+from headrace.model import (
+    PublishManyOptions,
+    PublishOptions,
+    Receipt,
+    Start,
+    SubscriptionOptions,
+)
+from headrace.operations.blocking import BlockingOperations
+from headrace.publication import Publication
+from headrace.shell import blocking, nowait
 
+Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 
-async def _cancel_all() -> None:
-    """Whoever still waits on this loop is told that it is over."""
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+def _reading(
+    method: Callable[Concatenate[Any, Parameters], Coroutine[Any, Any, Result]],
+) -> Callable[Concatenate[Any, Parameters], Result]:
+    """A method of ``AsyncBroker`` that reads, in the caller's thread where the log allows it."""
+    crossing = blocking(method)
+
+    @functools.wraps(method)
+    def forward(self: Any, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        topic = args[0] if args else kwargs.get("topic")
+        log = self.engine.topics.find(topic).partitions[0].log
+        if kwargs.get("wait") or not log.thread_safe_reads:
+            return crossing(self, *args, **kwargs)
+        try:
+            method(self._core, *args, **kwargs).send(None)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
+        raise AssertionError("a read of a log with thread-safe reads never waits")
+
+    return forward
 
 
-class Broker:
+class Broker(BlockingOperations, BlockingFacade):
     """A broker in this process. ``with Broker.open("./data") as broker: ...``
 
     Without a directory everything is kept in memory. Keyword options are ``auto_create_topics``,
@@ -55,51 +68,31 @@ class Broker:
     (``TopicSettings``).
     """
 
+    _core: AsyncBroker
+
     def __init__(self, data_dir: str | Path | None = None, **options: Any):
-        self._loop = new_loop()
-        self._async = AsyncBroker(data_dir, **options)
+        super().__init__()
+        self._core = AsyncBroker(data_dir, **options)
         self._channels: list[Channel] = []
-        self._members = 0
-        self._closed = False
-        self._is_forked = False
+        self._joined: dict[Channel, str] = {}
+        self._workers: dict[Channel, threading.Thread] = {}
         self._closing = threading.Lock()
-        self._gate = threading.Lock()
-        self._thread = threading.Thread(target=self._serve, name="headrace-broker", daemon=True)
-        self._thread.start()
-        try:
-            self._run(self._async.start())
-        except BaseException:
-            self._stop()
-            raise
-        watch(self)
-        _open.add(self)
+        self._start(self._core.start)
 
     @classmethod
     def open(cls, data_dir: str | Path | None = None, **options: Any) -> Broker:
         return cls(data_dir, **options)
 
-    def _serve(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
-
-    def _stop(self) -> None:
-        _open.discard(self)
-        with self._gate:
-            self._closed = True
-        asyncio.run_coroutine_threadsafe(_cancel_all(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
     def close(self) -> None:
-        """Store what is on its way, wake whoever waits, give the directory back."""
+        """Store what is on its way, wake every waiter, release the directory."""
         with self._closing:
-            if self._closed:
+            if self._loop is None:
                 return
-            for channel in list(self._channels):
+            self._stop_workers()
+            for channel in [*self._channels, *self._joined]:
                 channel.close()
             try:
-                self._run(self._async.close())
+                self._run(self._core.close())
             finally:
                 self._stop()
 
@@ -110,71 +103,26 @@ class Broker:
         self.close()
 
     def forked(self) -> None:
-        """In a child process: the broker stays with the parent."""
-        put_aside(self._loop, self._thread, self._async)
-        _open.discard(self)
-        self._closing, self._gate = threading.Lock(), threading.Lock()
-        self._closed = self._is_forked = True
-        for channel in self._channels:
+        super().forked()
+        self._closing = threading.Lock()
+        for channel in [*self._channels, *self._joined]:
             channel.on_close = lambda channel: None
-            channel.forked(self._over())
-        self._channels = []
+            channel.forked(self._not_open())
+        self._channels, self._joined, self._workers = [], {}, {}
 
-    # --- crossing over ----------------------------------------------------------------------
     @property
     def engine(self) -> Engine:
-        if self._closed:
-            raise self._over()
-        return self._async.engine
+        if self._loop is None:
+            raise self._not_open()
+        return self._core.engine
 
-    def _over(self) -> Closed:
+    def _not_open(self) -> Closed:
         if self._is_forked:
             return Closed(
                 "the broker belongs to the process that this one was forked from; for several "
                 "processes run 'headrace serve' and use a BrokerClient in each"
             )
         return Closed("the broker is closed")
-
-    def _call(self, callback: Callable[..., Any], *args: Any) -> None:
-        """Have it run on the loop, soon."""
-        if self._is_forked:
-            raise self._over()
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
-            self._loop.call_soon_threadsafe(callback, *args)
-
-    def _run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
-        if threading.current_thread() is self._thread:
-            coroutine.close()
-            raise InvalidArgument(
-                "this would wait for the thread that it runs in; do not call the broker from a "
-                "callback of its own loop"
-            )
-        with self._gate:
-            if self._closed:
-                coroutine.close()
-                raise self._over()
-            future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        try:
-            return future.result()
-        except CancelledError:
-            raise Closed("the broker was closed while this was under way") from None
-
-    # --- topics -----------------------------------------------------------------------------
-    def create_topic(self, name: str, **settings: Any) -> None:
-        """Make a topic; settings as in ``TopicSettings``, the rest from the broker's defaults."""
-        self._run(self._async.create_topic(name, **settings))
-
-    def change_topic(self, name: str, **changes: Any) -> None:
-        self._run(self._async.change_topic(name, **changes))
-
-    def delete_topic(self, name: str) -> None:
-        self._run(self._async.delete_topic(name))
-
-    def topics(self) -> list[str]:
-        return self._run(self._async.topics())
-
-    def topic_stats(self, name: str) -> dict[str, Any]:
-        return self._run(self._async.topic_stats(name))
 
     # --- publishing -------------------------------------------------------------------------
     def publish(
@@ -185,7 +133,24 @@ class Broker:
         **options: Unpack[PublishOptions],
     ) -> Receipt:
         """Store one message; see ``AsyncBroker.publish``."""
-        return self._publish(self.engine.publishing.message(topic, value, headers, options))[0]
+        return self.publish_nowait(topic, value, headers, **options).result()
+
+    def publish_nowait(
+        self,
+        topic: str,
+        value: bytes | str,
+        headers: Mapping[str, str] | None = None,
+        **options: Unpack[PublishOptions],
+    ) -> Publication:
+        """Publish without waiting; ``result()`` of what is returned waits for the receipt."""
+        publish = self.engine.publishing.message(topic, value, headers, options)
+        publication = Publication()
+
+        def done(receipts: list[Receipt], error: HeadraceError | None) -> None:
+            publication.settle(receipts[0] if receipts else None, error)
+
+        self._begin_publish(publish, done)
+        return publication
 
     def publish_many(
         self,
@@ -195,9 +160,7 @@ class Broker:
         **options: Unpack[PublishManyOptions],
     ) -> list[Receipt]:
         """Store many messages together; one receipt for each partition they went to."""
-        return self._publish(self.engine.publishing.messages(topic, values, headers, options))
-
-    def _publish(self, publish: Publish) -> list[Receipt]:
+        publish = self.engine.publishing.messages(topic, values, headers, options)
         future: Future[list[Receipt]] = Future()
 
         def done(receipts: list[Receipt], error: HeadraceError | None) -> None:
@@ -206,79 +169,30 @@ class Broker:
             else:
                 future.set_result(receipts)
 
+        self._begin_publish(publish, done)
+        return future.result()
+
+    def _begin_publish(self, publish: Publish, done: PublishDone) -> None:
         def start() -> None:
             try:
-                self._async.engine.publish(publish, done)
-            except BaseException as error:
-                future.set_exception(error)
+                self._core.engine.publish(publish, done)
+            except HeadraceError as error:
+                done([], error)
 
         if threading.current_thread() is self._thread:
             raise InvalidArgument("do not publish from a callback of the broker's own loop")
         with self._gate:
-            if self._closed:
-                raise self._over()
+            if self._loop is None:
+                raise self._not_open()
             self._loop.call_soon_threadsafe(start)
-        return future.result()
 
-    def producer(self, name: str | None = None) -> tuple[int, int]:
-        """(id, epoch) of an idempotent producer; a name fences off its earlier holder."""
-        return self._run(self._async.producer(name))
+    publish_batch = blocking(AsyncBroker.publish_batch)
+    publish_batch_nowait = nowait(AsyncBroker.publish_batch)
 
     # --- reading: in the caller's thread ------------------------------------------------------
-    def _in_memory(self, topic: str) -> bool:
-        """A memory log changes under a reader, so it is read on the loop."""
-        found = self.engine.topics.find(topic)
-        return isinstance(found.partitions[0].log, MemoryLog)
-
-    def fetch(
-        self,
-        topic: str,
-        offset: Start = "earliest",
-        limit: int = 1000,
-        *,
-        partition: int = 0,
-        max_bytes: int = limits.READ_BYTES_DEFAULT,
-    ) -> list[Message]:
-        """Messages from an offset (or a time) on. Nothing is moved or acknowledged."""
-        if self._in_memory(topic):
-            return self._run(
-                self._async.fetch(topic, offset, limit, partition=partition, max_bytes=max_bytes)
-            )
-        return aio.fetch_messages(self.engine, topic, offset, limit, partition, max_bytes)
-
-    def fetch_values(
-        self,
-        topic: str,
-        offset: Start = "earliest",
-        *,
-        partition: int = 0,
-        max_bytes: int = limits.READ_BYTES_DEFAULT,
-    ) -> list[bytes]:
-        """Like ``fetch``, but the plain values of about ``max_bytes``."""
-        if self._in_memory(topic):
-            return self._run(
-                self._async.fetch_values(topic, offset, partition=partition, max_bytes=max_bytes)
-            )
-        return aio.fetch_values(self.engine, topic, offset, partition, max_bytes)
-
-    def fetch_batches(
-        self,
-        topic: str,
-        offset: Start = "earliest",
-        *,
-        partition: int = 0,
-        max_bytes: int = limits.READ_BYTES_DEFAULT,
-    ) -> list[Batch]:
-        """Whole batches as they lie in the log; the first holds the offset."""
-        if self._in_memory(topic):
-            return self._run(
-                self._async.fetch_batches(topic, offset, partition=partition, max_bytes=max_bytes)
-            )
-        return aio.fetch_batches(self.engine, topic, offset, partition, max_bytes)
-
-    def find(self, message_id: uuid.UUID | str) -> Message:
-        """The message that an id from a receipt leads to."""
-        return self._run(self._async.find(message_id))
+    fetch = _reading(AsyncBroker.fetch)
+    fetch_values = _reading(AsyncBroker.fetch_values)
+    fetch_batches = _reading(AsyncBroker.fetch_batches)
 
     # --- subscribing ------------------------------------------------------------------------
     def subscribe(self, topic: str, *, capacity: int = limits.CHANNEL_CAPACITY_DEFAULT) -> Channel:
@@ -289,7 +203,7 @@ class Broker:
             follower = self.engine.follow(topic, channel)
             channel.refill = follower.wake
             channel.on_close = lambda channel: self._forget(
-                channel, lambda: self._async.engine.unfollow(follower)
+                channel, lambda: self._core.engine.unfollow(follower)
             )
 
         self._run(follow())
@@ -306,204 +220,60 @@ class Broker:
     def unsubscribe(self, topic: str) -> None:
         """Close the plain channels of the topic."""
         for channel in list(self._channels):
-            if channel.topic == topic and not isinstance(channel, Consumer):
+            if channel.topic == topic:
                 channel.close()
 
     def subscription(
         self,
         name: str,
-        topic: str,
+        topic: str | None = None,
         *,
         start: Start = "earliest",
         prefetch: int = limits.PREFETCH_DEFAULT,
-        member: str | None = None,
-        **settings: Any,
-    ) -> Consumer:
-        """Join a durable subscription, made if it is not there yet."""
+        auto_extend: bool = False,
+        **settings: Unpack[SubscriptionOptions],
+    ) -> EmbeddedConsumer:
+        """Join a durable subscription. With a topic, it is created if it does not exist."""
         aio.check_prefetch(prefetch)
+        core = self._core
 
-        async def join() -> Consumer:
-            await self._async.create_subscription(name, topic, start=start, **settings)
-            subscription = self.engine.subscription(name, topic)
-            self._members += 1
-            label = member or f"member-{self._members}"
-            consumer = Consumer(subscription, label, prefetch, self._call)
+        async def join() -> EmbeddedConsumer:
+            subscription = await core._find_or_create(name, topic, start, settings)
+            consumer = EmbeddedConsumer(subscription, core._next_member(), prefetch, self._call)
             consumer.on_close = self._close_consumer
             subscription.join(consumer.member)
+            if auto_extend:
+                core._extend(subscription, consumer.member)
             return consumer
 
         consumer = self._run(join())
-        self._remember(consumer)
+        for known in list(self._joined):
+            if known.is_closed:
+                self._joined.pop(known, None)
+        self._joined[consumer] = name
         return consumer
 
     def _close_consumer(self, channel: Channel) -> None:
-        assert isinstance(channel, Consumer)
+        assert isinstance(channel, EmbeddedConsumer)
 
         def leave() -> None:
             channel.leave()
             channel.closed(None)
 
-        self._forget(channel, leave)
+        if self._joined.pop(channel, None) is not None:  # two threads may close it at once
+            self._leave(leave)
 
     def _forget(self, channel: Channel, leave: Callable[[], None]) -> None:
+        with contextlib.suppress(ValueError):  # two threads may close it at once
+            self._channels.remove(channel)
+            self._leave(leave)
+
+    def _leave(self, leave: Callable[[], None]) -> None:
         async def on_loop() -> None:
             leave()
 
-        with contextlib.suppress(ValueError, Closed):  # two threads may close it at once
-            self._channels.remove(channel)
+        with contextlib.suppress(Closed):
             self._run(on_loop())
 
-    def create_subscription(
-        self, name: str, topic: str, *, start: Start = "earliest", **settings: Any
-    ) -> None:
-        """Make a subscription, or change the settings given of one that is there."""
-        self._run(self._async.create_subscription(name, topic, start=start, **settings))
-
-    def delete_subscription(self, name: str, topic: str | None = None) -> None:
-        self._run(self._async.delete_subscription(name, topic))
-
-    def subscriptions(self, topic: str | None = None) -> list[dict[str, Any]]:
-        return self._run(self._async.subscriptions(topic))
-
-    def subscription_stats(self, name: str, topic: str | None = None) -> dict[str, Any]:
-        return self._run(self._async.subscription_stats(name, topic))
-
-    def seek(
-        self, name: str, to: Start, *, topic: str | None = None, partition: int | None = None
-    ) -> None:
-        """Replay a subscription from ``earliest``, ``latest``, an offset or a time on."""
-        self._run(self._async.seek(name, to, topic=topic, partition=partition))
-
-    # --- dead letters -----------------------------------------------------------------------
-    def dead_letters(
-        self, subscription: str, *, after: int = -1, limit: int = 100
-    ) -> list[DeadLetter]:
-        """Messages that the subscription gave up, oldest first."""
-        return self._run(self._async.dead_letters(subscription, after=after, limit=limit))
-
-    def redrive(
-        self,
-        subscription: str,
-        *,
-        offsets: list[int] | None = None,
-        where: Callable[[DeadLetter], bool] | None = None,
-        limit: int | None = None,
-        rate: float | None = None,
-        to: str = "subscription",
-    ) -> int:
-        """Publish dead letters back to their origin; returns how many."""
-        return self._run(
-            self._async.redrive(
-                subscription, offsets=offsets, where=where, limit=limit, rate=rate, to=to
-            )
-        )
-
-    def edit_dead_letter(
-        self,
-        subscription: str,
-        offset: int,
-        *,
-        value: bytes | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> int:
-        """Correct a dead letter before it is redriven; returns its new offset."""
-        return self._run(
-            self._async.edit_dead_letter(subscription, offset, value=value, headers=headers)
-        )
-
-    def purge_dead_letters(self, subscription: str, offsets: list[int] | None = None) -> int:
-        """Give dead letters up for good; returns how many."""
-        return self._run(self._async.purge_dead_letters(subscription, offsets))
-
-    # --- delayed messages -------------------------------------------------------------------
-    def scheduled(self, topic: str | None = None, *, limit: int = 1000) -> list[Scheduled]:
-        """Messages that wait for their time, soonest first."""
-        return self._run(self._async.scheduled(topic, limit=limit))
-
-    def cancel(self, message_id: uuid.UUID | str) -> None:
-        """A delayed message will not be published."""
-        self._run(self._async.cancel(message_id))
-
-    # --- pipelines --------------------------------------------------------------------------
-    def report_pipeline(self, name: str, report: dict[str, Any]) -> dict[str, Any]:
-        """How a running pipeline gets on; the answer says whether it is to ``stop``."""
-        return self._run(self._async.report_pipeline(name, report))
-
-    def pipelines(self) -> list[dict[str, Any]]:
-        """The last report of each, and whether it is ``stale``."""
-        return self._run(self._async.pipelines())
-
-    def stop_pipeline(self, name: str) -> None:
-        """Ask a pipeline to stop; it hears of it with its next report."""
-        self._run(self._async.stop_pipeline(name))
-
-    def forget_pipeline(self, name: str) -> None:
-        """Drop one that has ended from the list."""
-        self._run(self._async.forget_pipeline(name))
-
-    # --- jobs of many tasks -------------------------------------------------------------------
-    def stage(
-        self,
-        topic: str,
-        batch: Batch,
-        *,
-        partition: int | None = None,
-        name: str | None = None,
-        number: int | None = None,
-        delayed: bool = False,
-    ) -> str:
-        """Store a batch durably but out of sight; returns the piece's id, for ``commit_staged``.
-
-        The whole batch goes to one partition: the one named, or else the topic's next in turn.
-        With ``name`` and ``number``, it is dropped once that commit is done without it.
-        ``delayed``: its times say when each record is to be published, from its commit on.
-        """
-        return self._run(
-            self._async.stage(
-                topic, batch, partition=partition, name=name, number=number, delayed=delayed
-            )
-        )
-
-    def commit_staged(self, name: str, number: int, pieces: list[str]) -> bool:
-        """Show all pieces at once; False when this number of the name was committed before."""
-        return self._run(self._async.commit_staged(name, number, pieces))
-
-    def abort_staged(self, pieces: list[str]) -> None:
-        """Give pieces up that will not be committed."""
-        self._run(self._async.abort_staged(pieces))
-
-    def positions(
-        self, topics: str | list[str], *, at: int | datetime | None = None
-    ) -> dict[str, list[dict[str, int]]]:
-        """Start, end and bytes of every partition of the topics; with ``at`` an ``offset``, too."""
-        return self._run(self._async.positions(topics, at=at))
-
-    def wait_for(
-        self,
-        positions: Mapping[str, Mapping[int, int]],
-        *,
-        topics: str | list[str] | None = None,
-        timeout: float,
-    ) -> bool:
-        """Wait until one of the partitions has more than that; False: the time was up."""
-        return self._run(self._async.wait_for(positions, topics=topics, timeout=timeout))
-
-    def advance(
-        self, name: str, positions: Mapping[str, Mapping[int, int]], *, topic: str | None = None
-    ) -> None:
-        """Everything before these offsets is done for the subscription; it never moves back."""
-        self._run(self._async.advance(name, positions, topic=topic))
-
-    def flush(self) -> None:
-        """Everything acknowledged so far is on disk when this returns."""
-        self._run(self._async.flush())
-
-
-_open: set[Broker] = set()
-
-
-@atexit.register
-def _close_all() -> None:
-    for broker in list(_open):
-        with contextlib.suppress(HeadraceError):
-            broker.close()
+    stage = blocking(AsyncBroker.stage)
+    stage_nowait = nowait(AsyncBroker.stage)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from random import Random, SystemRandom
 from typing import Any
@@ -26,7 +26,6 @@ from headrace.broker import state as entries
 from headrace.broker.cursor import Cursor
 from headrace.broker.dead_letters import DeadLetters
 from headrace.broker.delivery import Sink
-from headrace.broker.directory import DataDirectory
 from headrace.broker.events import Events
 from headrace.broker.follower import Follower
 from headrace.broker.pipelines import Pipelines
@@ -34,7 +33,7 @@ from headrace.broker.publishing import Publishing
 from headrace.broker.retention import DiskGuard, Retention
 from headrace.broker.schedule import Schedule
 from headrace.broker.staging import Staging
-from headrace.broker.state import Loaded, State
+from headrace.broker.state import Loaded, StateJournal
 from headrace.broker.subscription import Subscription
 from headrace.broker.topic import Partition, Topic
 from headrace.broker.topics import Topics
@@ -55,8 +54,10 @@ from headrace.errors import (
 )
 from headrace.files import Files
 from headrace.log.batch import LOST
+from headrace.log.directory import JOURNAL, DataDirectory
+from headrace.log.interface import ReadPending, Storage
 from headrace.log.journal import Journal
-from headrace.log.memory import MemoryLog
+from headrace.log.storage import DiskStorage, MemoryStorage
 from headrace.log.workers import SyncFailed, Workers
 from headrace.model import (
     INTERNAL_PREFIX,
@@ -76,7 +77,6 @@ logger = logging.getLogger("headrace.broker")
 
 Done = Callable[[HeadraceError | None], None]
 Start = str | int
-JOURNAL = "@subscriptions.journal"
 
 
 class Engine:
@@ -94,6 +94,7 @@ class Engine:
         clock: Clock | None = None,
         random: Random | None = None,
         workers: Workers | None = None,
+        storage: Storage | None = None,
         on_failed: Callable[[HeadraceError], None] | None = None,
     ):
         self.loop = loop
@@ -112,18 +113,24 @@ class Engine:
         """About to close: members that leave now are sent away."""
         self.directory = None if data_dir is None else DataDirectory(data_dir, files, self._clock)
         self.guard = DiskGuard(data_dir, disk_reserve_bytes, files, loop)
-        self.topics = Topics(
-            data_dir,
-            topic_defaults or TopicSettings(),
-            files=files,
-            clock=self._clock,
-            loop=loop,
-            random=self._random,
-            workers=self.workers,
-            on_failure=self.fail,
-        )
+        if storage is not None:
+            pass
+        elif data_dir is None:
+            storage = MemoryStorage(clock=self._clock, loop=loop)
+        else:
+            storage = DiskStorage(
+                data_dir,
+                files=files,
+                clock=self._clock,
+                loop=loop,
+                random=self._random,
+                workers=self.workers,
+                on_failure=self.fail,
+            )
+        defaults = topic_defaults or TopicSettings()
+        self.topics = Topics(storage, defaults, clock=self._clock, random=self._random)
         journal = None if data_dir is None else Journal(files, data_dir / JOURNAL, entries.MAGIC)
-        self.state = State(journal, loop, self.workers, self._snapshot, self.fail)
+        self.state = StateJournal(journal, loop, self.workers, self._snapshot, self.fail)
         self.retention = Retention(self.topics, self._clock, loop)
         self.publishing = Publishing(self, self._random)
         self.append = self.publishing.append
@@ -131,7 +138,7 @@ class Engine:
         self.schedule = Schedule(self)
         self.dead_letters = DeadLetters(self)
         self.staging = Staging(self, self._random)
-        self.pipelines = Pipelines(loop.time, self.now_ms)
+        self.pipelines = Pipelines(self)
         self.events = Events(self, events_interval)
         self.retention.before_run = self.staging.expire_orphans
         self._subscriptions: dict[tuple[str, str], Subscription] = {}
@@ -160,6 +167,7 @@ class Engine:
             if self.directory is not None and suspect:
                 self.directory.clear_suspect()
             self.schedule.load()
+            self.pipelines.load()
         except BaseException as error:
             refused = isinstance(error, (OSError, SyncFailed))
             if self.directory is not None:
@@ -213,7 +221,7 @@ class Engine:
             end = partition.log.end_offset
             if cursor.position > end or cursor.high > end:
                 # Memory topics start empty; a durable one can only be short after a loss.
-                if isinstance(partition.log, MemoryLog):
+                if not partition.log.durable:
                     cursor.seek(0)
                 else:
                     logger.error(
@@ -227,7 +235,7 @@ class Engine:
         for subscription in self._subscriptions.values():
             for topic in self.topics:
                 if pattern_matches(subscription.pattern, topic.name):
-                    self._attach(subscription, topic, "earliest", write=False)
+                    self._attach(subscription, topic, write=False)
 
     def _snapshot(self) -> list[bytes]:
         """Everything the journal has to know, for its rewriting."""
@@ -314,7 +322,7 @@ class Engine:
         topic = self.topics.create(name, settings or self.topics.defaults, internal=internal)
         for subscription in self._subscriptions.values():
             if pattern_matches(subscription.pattern, name):
-                self._attach(subscription, topic, "earliest")
+                self._attach(subscription, topic)
         for follower in self._open_followers():
             if pattern_matches(follower.pattern, name):
                 for partition in topic.partitions:
@@ -329,7 +337,7 @@ class Engine:
         if len(topic.partitions) > before:
             for subscription in self._subscriptions.values():
                 if pattern_matches(subscription.pattern, name):
-                    self._attach(subscription, topic, "earliest")
+                    self._attach(subscription, topic)
             for follower in self._open_followers():
                 if pattern_matches(follower.pattern, name):
                     for partition in topic.partitions[before:]:
@@ -341,7 +349,7 @@ class Engine:
         self.check_open()
         check_topic_name(name)
         topic = self.topics.find(name)
-        grave = self.topics.bury(topic)
+        deletion = self.topics.storage.delete(topic.record)
         self.events.ended(topic)
         for follower in self._open_followers():
             follower.detach(name)
@@ -357,9 +365,9 @@ class Engine:
 
         def flushed(error: HeadraceError | None) -> None:
             # A journal that finds no room is written later; the topic is gone all the same.
-            done(error if isinstance(error, OutcomeUnknown) else grave.unsure)
+            done(error if isinstance(error, OutcomeUnknown) else deletion.unsure)
 
-        self.topics.delete(topic, grave.path, deleted)
+        self.topics.delete(topic, deletion, deleted)
 
     def topic_for_publish(self, name: str) -> Topic:
         topic = self.topics.get(name)
@@ -394,6 +402,21 @@ class Engine:
             )
         return max(offset, log.start_offset)
 
+    def resolve_all(
+        self, partitions: Iterable[Partition], where: Start, *, time_ms: int | None = None
+    ) -> dict[Partition, int]:
+        """``resolve`` for each. Where logs have to fetch, all of them begin before any is awaited."""
+        found: dict[Partition, int] = {}
+        pending = None
+        for partition in partitions:
+            try:
+                found[partition] = self.resolve(partition, where, time_ms=time_ms)
+            except ReadPending as error:
+                pending = error
+        if pending is not None:
+            raise pending
+        return found
+
     def find_message(self, message_id: uuid.UUID | str) -> Message:
         """The record that a derived id leads to."""
         parts = split_id(parse_id(message_id))
@@ -408,7 +431,7 @@ class Engine:
         log = topic.partitions[number].log
         if not log.start_offset <= offset < log.end_offset:
             raise MessageNotFound(f"message {message_id} is not there any more, or not yet")
-        batch = log.read(offset, 1)[0]
+        batch = log.read_cached(offset)
         if batch.flags & LOST:
             raise MessageNotFound(f"message {message_id} was lost and given up by a repair")
         index = offset - batch.base_offset
@@ -429,6 +452,11 @@ class Engine:
 
     def subscription_or_none(self, name: str, pattern: str) -> Subscription | None:
         return self._subscriptions.get((pattern, name))
+
+    def keeper(self, name: str, topic: str) -> Subscription:
+        """The hidden subscription that knows which records of a topic are done, made if needed."""
+        found = self._subscriptions.get((topic, name))
+        return found or self.subscribe(name, topic, start="earliest", internal=True)
 
     def subscription(self, name: str, pattern: str | None = None) -> Subscription:
         """By name and topic, or by name alone where that is unambiguous."""
@@ -500,13 +528,13 @@ class Engine:
                 code="too_many_subscriptions",
             )
         topics = [t for t in self.topics if pattern_matches(pattern, t.name)]
-        for topic in topics:  # a bad start is refused before anything is made
-            for partition in topic.partitions:
-                self.resolve(partition, start, time_ms=start_time_ms)
+        partitions = [partition for topic in topics for partition in topic.partitions]
+        # A bad start is refused before anything is created.
+        offsets = self.resolve_all(partitions, start, time_ms=start_time_ms)
         subscription = Subscription(self, self._number(), name, pattern, chosen, self.now_ms())
         self._subscriptions[subscription.key] = subscription
-        for topic in topics:
-            self._attach(subscription, topic, start, start_time_ms, write=False)
+        for partition, offset in offsets.items():
+            subscription.attach(Cursor(self._number(), partition, offset))
         self._keep(subscription)
         for cursor in subscription.cursors.values():
             self._write_cursor(subscription, cursor)
@@ -529,16 +557,13 @@ class Engine:
         self,
         subscription: Subscription,
         topic: Topic,
-        start: Start,
-        start_time_ms: int | None = None,
         *,
         write: bool = True,
     ) -> None:
-        """Give the subscription a cursor in every partition where it has none."""
+        """Give the subscription a cursor at the start of every partition where it has none."""
         for partition in topic.partitions:
             if (topic.name, partition.number) not in subscription.cursors:
-                offset = self.resolve(partition, start, time_ms=start_time_ms)
-                cursor = Cursor(self._number(), partition, offset)
+                cursor = Cursor(self._number(), partition, partition.log.start_offset)
                 subscription.attach(cursor)
                 if write:
                     self._write_cursor(subscription, cursor)
@@ -595,9 +620,10 @@ class Engine:
                 f"subscription {subscription.name!r} has no such topic or partition",
                 code="invalid_partition",
             )
-        targets = [self.resolve(cursor.partition, where, time_ms=time_ms) for cursor in chosen]
-        for cursor, offset in zip(chosen, targets, strict=True):
-            subscription.seek(cursor, offset)
+        partitions = [cursor.partition for cursor in chosen]
+        targets = self.resolve_all(partitions, where, time_ms=time_ms)
+        for cursor in chosen:
+            subscription.seek(cursor, targets[cursor.partition])
         self.state.flush(done)
 
     def follow(self, pattern: str, sink: Sink) -> Follower:
@@ -629,7 +655,7 @@ class Engine:
         return self._lease_id
 
     def changed(self, cursor: Cursor) -> None:
-        if isinstance(cursor.partition.log, MemoryLog):
+        if not cursor.partition.log.durable:
             self.retention.trim(cursor.partition)
         self.state.changed(cursor)
 

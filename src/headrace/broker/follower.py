@@ -1,9 +1,9 @@
 """An ephemeral subscription: every message from now on, to one sink, gone with it.
 
-There is nothing to acknowledge and nothing is kept. A follower that is slow reads later from the
-log, so it costs an offset and not a buffer; when what it has not read yet is dropped (retention, or
-a memory topic that everybody else is done with), it goes on with what is there and counts what it
-missed.
+There is nothing to acknowledge and nothing is kept. A slow follower reads later from the log, so it
+costs an offset and not a buffer. When unread records are dropped (by retention, or in a memory topic
+that every subscription is done with), it continues with the first record that exists and counts the
+ones it missed.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from headrace.broker.delivery import Context, Delivery, Sink
 from headrace.broker.selection import select
 from headrace.errors import DataCorrupt, HeadraceError, OffsetOutOfRange
 from headrace.log.batch import LOST
+from headrace.log.interface import ReadPending
 
 if TYPE_CHECKING:
     from headrace.broker.topic import Partition
@@ -33,6 +34,8 @@ class Follower:
         self.missed = 0
         self._places: dict[tuple[str, int], tuple[Partition, int]] = {}
         self._behind: dict[tuple[str, int], None] = {}
+        self._pending: set[tuple[str, int]] = set()
+        """The partitions whose logs still fetch what was asked for."""
         self._pumping = False
 
     def attach(self, partition: Partition, offset: int) -> None:
@@ -72,7 +75,7 @@ class Follower:
             self._context.call_soon(self.pump)
 
     def pump(self) -> None:
-        self._pumping = True  # what a delivery sets off waits for the next turn
+        self._pumping = True  # a wake-up during a delivery waits for the next turn
         try:
             self._pump()
         finally:
@@ -87,18 +90,24 @@ class Follower:
             del self._behind[key]
             partition, offset = self._places[key]
             if offset < partition.log.end_offset:
-                offset = self._deliver(partition, offset, room)
-                if key not in self._places:
-                    continue  # it was closed, or the topic deleted, meanwhile
-                self._places[key] = (partition, offset)
-                if offset < partition.log.end_offset:
+                moved = self._deliver(partition, offset, room)
+                if moved is None or key not in self._places:
+                    continue  # not fetched yet; or it was closed, or the topic deleted, meanwhile
+                self._places[key] = (partition, moved)
+                if moved < partition.log.end_offset:
                     self._behind[key] = None
 
-    def _deliver(self, partition: Partition, offset: int, room: int) -> int:
-        """Hand over what fits; returns where to go on."""
+    def _deliver(self, partition: Partition, offset: int, room: int) -> int | None:
+        """Hand over what fits; returns the next offset, or None when the log still fetches."""
         log = partition.log
         try:
             batch = log.read_cached(offset)
+        except ReadPending as pending:
+            key = (partition.topic, partition.number)
+            if key not in self._pending:
+                self._pending.add(key)
+                pending.then(lambda: self._fetched(key))
+            return None
         except OffsetOutOfRange:
             self.missed += log.start_offset - offset
             return log.start_offset
@@ -126,6 +135,12 @@ class Follower:
             partition.consumed += len(indexes)
             self.sink.deliver(Delivery(partition.topic, partition.number, batch, indexes))
         return batch.base_offset + stop
+
+    def _fetched(self, key: tuple[str, int]) -> None:
+        self._pending.discard(key)
+        if key in self._places:
+            self._behind[key] = None
+            self.wake()
 
     def close(self, error: HeadraceError | None = None) -> None:
         if self.closed:

@@ -9,7 +9,7 @@ from headrace.broker.delivery import Member
 
 
 class Members:
-    """Round-robin over whoever has room; the turn goes on where the last deal ended."""
+    """Round-robin over the members that have room; the turn continues where the last deal ended."""
 
     def __init__(self) -> None:
         self._members: list[Member] = []
@@ -30,7 +30,7 @@ class Members:
     def remove(self, member: Member) -> None:
         at = self._members.index(member)
         del self._members[at]
-        if at < self._turn:  # the turn stays with whom it was
+        if at < self._turn:  # the turn stays with the same member
             self._turn -= 1
 
     def clear(self) -> None:
@@ -60,7 +60,7 @@ class Members:
                     break
         rounds = -(-wanted // len(chosen)) if chosen else 0
         if chosen and room >= rounds and wanted % len(chosen):
-            # The last round does not reach everybody: the turn goes on behind who it reached.
+            # The last round does not reach every member: the turn continues after the last one reached.
             self._turn = self._members.index(chosen[wanted % len(chosen) - 1]) + 1
         return chosen, room
 

@@ -1,10 +1,10 @@
-"""Order by key: which message holds a key, and what waits behind it.
+"""Order by key: which message holds a key, and which ones wait for it.
 
 A key is *busy* from the moment its message is handed out until that message is done, through all its
 retries and until its dead letter is stored. Later messages of a busy key are parked, in order; when
 the key becomes free the first of them takes it over at once, so no other message of the key can slip
-in between. Who holds a key is remembered by place, so that it is freed even when the message itself
-can no longer be read.
+in between. The holder of a key is remembered by its offset, so that the key is freed even when the
+message can no longer be read.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class KeyOrder:
         return cursor, offset
 
     def forget(self, cursor: Cursor, before: int | None = None) -> list[Item]:
-        """Drop what there is of one partition, or only what lies before an offset of it.
+        """Drop the messages of one partition, or only those before an offset of it.
 
         Returns what may go now because its key is free.
         """

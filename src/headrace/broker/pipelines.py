@@ -1,316 +1,270 @@
-"""How running pipelines get on: what Spark jobs report, kept for whoever watches over them.
+"""How Spark pipelines are doing: their reports, as records of the topic ``__pipelines``.
 
-A pipeline says every few seconds where it stands (:meth:`Pipelines.report`) and is told in the answer
-whether somebody wants it to stop: the broker cannot call a job, so the wish waits for the next report.
-One that is running and has not reported for a while is *stale*: it died without a word, or cannot reach
-the broker.
+A pipeline reports every second (:meth:`Pipelines.report`) and learns from the answer whether somebody
+asked it to stop: the broker cannot call a job, so the wish waits for the next report. A pipeline that runs
+and has not reported for a while is *stale*: it died, or cannot reach the broker.
+
+A record's key is the pipeline's name, its value the state of the pipeline from then on (the report and the
+wish to stop). So the last record of each name is all there is to know; a broker that starts reads them
+back, and SQL over the topic shows the history.
 
 Rules:
-- In memory, and gone with the process: a pipeline that lives reports again within seconds. Its data is
-  in its checkpoint, not here.
-- A report is hostile until it is checked. It is kept as bytes, not as objects, so what it costs is what
-  it weighs; the number of pipelines and the bytes of all of them have a bound. Those that ended longest
-  ago make room, those that run never do.
-- Staleness goes by the monotonic clock; the times that people read go by the wall clock.
+- A report that repeats the last one is stored only every ``REPEATED_S`` seconds.
+- Reports never stand in anybody's way: a report that the disk refuses is still known until the broker stops.
 - A name is one pipeline. A second run takes the name over once the first has ended or is stale, or if it
-  began later; a run that was replaced is told so (``pipeline_replaced``) and does not flap.
-
-Rejected: a topic for the reports. Nobody needs the old ones, a metric's history belongs to Prometheus,
-and a broker that is full could not be watched any more.
+  began later; a run that was replaced is told so (``pipeline_replaced``).
+- The number of pipelines and the bytes of their reports are bounded. The ones that ended longest ago make
+  room; running ones never do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+import logging
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from headrace import limits
-from headrace.errors import Conflict, InvalidArgument, NotFound, TooLarge
-from headrace.model import check_subscription_name
+from headrace.broker.topic import Topic
+from headrace.errors import Conflict, HeadraceError, InvalidArgument, NotFound, TooLarge
+from headrace.log.batch import LOST
+from headrace.log.columns import Columns
+from headrace.log.interface import Append, Log, ReadPending
+from headrace.model import TopicSettings
+from headrace.operations.results import PipelineReport, PipelineStats, StopWanted
 
-STATES = ("running", "stopped", "failed", "finished")
-_WHOLE = (0, (1 << 63) - 1)
-NUMBERS: dict[str, tuple[int, int]] = {
-    "batch_id": (-1, _WHOLE[1]),
-    "input_rows": _WHOLE,
-    "batches_total": _WHOLE,
-    "input_rows_total": _WHOLE,
-    "dead_letters": _WHOLE,
-}
-"""Whole numbers that a query may report, from which to which."""
-MEASURES = ("input_rows_per_second", "processed_rows_per_second", "trigger_ms")
-"""Numbers, not below 0."""
-TEXTS = ("id", "sink", "error")
+if TYPE_CHECKING:
+    from headrace.broker.engine import Engine
 
-
-class Query:
-    """What is counted of one query of a pipeline."""
-
-    __slots__ = ("batch_id", "batches", "dead_letters", "progress_at", "progress_ms", "rate", "rows",
-                 "trigger_s")  # fmt: skip
-
-    def __init__(self) -> None:
-        self.batch_id: int | None = None
-        """The last batch of the run under way that was heard of."""
-        self.batches = 0
-        self.rows = 0
-        self.dead_letters = 0
-        self.rate = 0.0
-        self.trigger_s = 0.0
-        self.progress_at: float | None = None
-        self.progress_ms: int | None = None
-
-    def took(self, said: dict[str, Any], time: float, now_ms: int) -> None:
-        batch_id = said.get("batch_id")
-        if batch_id is not None and batch_id >= 0 and batch_id != self.batch_id:
-            step = 1 if self.batch_id is None else max(batch_id - self.batch_id, 1)
-            self.batches += step
-            self.rows += said.get("input_rows") or 0
-            self.batch_id = batch_id
-            self.progress_at, self.progress_ms = time, now_ms
-        # Who counts by itself knows better: some batches may never have been reported.
-        self.batches = _or(said.get("batches_total"), self.batches)
-        self.rows = _or(said.get("input_rows_total"), self.rows)
-        self.dead_letters = _or(said.get("dead_letters"), self.dead_letters)
-        self.rate = float(said.get("input_rows_per_second") or 0)
-        self.trigger_s = (said.get("trigger_ms") or 0) / 1000
+logger = logging.getLogger("headrace.broker")
+TOPIC = "__pipelines"
+REPEATED_S = 10.0
+_KNOWN_TO_BROKER = ("name", "reported_at", "stopping")
 
 
 class Pipeline:
-    """One pipeline: its last report, and what was counted over all of them."""
+    """The last report of one pipeline. It is kept as JSON, so that it costs what it weighs."""
 
-    __slots__ = ("content", "name", "queries", "reported_at", "reported_ms", "run_id", "started_at",
-                 "state", "stop")  # fmt: skip
+    __slots__ = ("content", "heard_at", "name", "reported_at", "run_id", "started_at", "state",
+                 "stopping", "stored_at")  # fmt: skip
 
     def __init__(self, name: str):
         self.name = name
-        self.content = b""
+        self.content = b"{}"
         self.state = "running"
         self.run_id = ""
-        self.started_at = 0
-        self.reported_at = 0.0
-        self.reported_ms = 0
-        self.stop = False
-        self.queries: dict[str, Query] = {}
+        self.started_at = self.reported_at = self.stored_at = 0
+        self.heard_at = 0.0
+        """By the monotonic clock, for liveness: a wall clock may jump."""
+        self.stopping = False
+
+    def took(self, report: PipelineReport, content: bytes, now_ms: int, time: float) -> None:
+        if report["run_id"] != self.run_id or report["state"] != "running":
+            self.stopping = False  # the wish was for the run before
+        self.content = content
+        self.state, self.run_id = report["state"], report["run_id"]
+        self.started_at, self.reported_at, self.heard_at = report["started_at"], now_ms, time
 
     def is_stale(self, time: float) -> bool:
-        return self.state == "running" and time - self.reported_at > limits.PIPELINE_STALE_S
+        return self.state == "running" and time - self.heard_at > limits.PIPELINE_STALE_S
 
     def is_up(self, time: float) -> bool:
         return self.state == "running" and not self.is_stale(time)
 
-    def took(self, report: dict[str, Any], content: bytes, time: float, now_ms: int) -> None:
-        if report["run_id"] != self.run_id:
-            self.stop = False  # the wish was for the run before
-            for query in self.queries.values():
-                query.batch_id = None
-        self.content = content
-        self.run_id, self.started_at = report["run_id"], report["started_at"]
-        self.state = report["state"]
-        self.reported_at, self.reported_ms = time, now_ms
-        known, self.queries = self.queries, {}
-        for said in report["queries"]:
-            query = self.queries[said["name"]] = known.get(said["name"]) or Query()
-            query.took(said, time, now_ms)
-        if self.state != "running":
-            self.stop = False
-
-    def as_dict(self, time: float) -> dict[str, Any]:
-        """The report as it came, with what the broker knows about it."""
-        report: dict[str, Any] = orjson.loads(self.content)
-        for said in report["queries"]:
-            query = self.queries[said["name"]]
-            said["batches_total"] = query.batches
-            said["input_rows_total"] = query.rows
-            said["last_progress_at"] = query.progress_ms
+    def record(self) -> dict[str, Any]:
         return {
-            **report,
+            **orjson.loads(self.content),
             "name": self.name,
-            "stale": self.is_stale(time),
-            "stopping": self.stop,
-            "reported_at": self.reported_ms,
+            "reported_at": self.reported_at,
+            "stopping": self.stopping,
         }
+
+    def stats(self, time: float) -> PipelineStats:
+        stats: PipelineStats = {**self.record(), "stale": self.is_stale(time)}  # type: ignore[typeddict-item]
+        return stats
 
 
 class Pipelines:
-    def __init__(self, time: Callable[[], float], now_ms: Callable[[], int]):
-        self.time, self._now_ms = time, now_ms
+    def __init__(self, engine: Engine):
+        self._engine = engine
         self._pipelines: dict[str, Pipeline] = {}
-        """Whoever reported last stands last."""
+        """The one that reported last stands last."""
         self._bytes = 0
+        self._refused = False
+        """The last report could not be stored, and the log says so."""
 
-    def __iter__(self) -> Iterator[Pipeline]:
-        return iter(self._pipelines.values())
+    def __iter__(self) -> Iterator[PipelineStats]:
+        time = self._engine.time()
+        return (self._pipelines[name].stats(time) for name in sorted(self._pipelines))
 
-    # --- what pipelines say -----------------------------------------------------------------
-    def report(self, name: str, report: dict[str, Any]) -> dict[str, Any]:
-        """Keep what a pipeline says; the answer says whether it is to stop."""
-        check_pipeline_name(name)
-        content, checked = _check_report(report)
+    def load(self) -> None:
+        """Read back what pipelines reported before this start."""
+        topic = self._engine.topics.get(TOPIC)
+        if topic is not None:
+            log = topic.partitions[0].log
+            self._load(log, log.start_offset, log.end_offset)
+
+    def _load(self, log: Log, at: int, end: int) -> None:
+        try:
+            while at < end:
+                for batch in log.read(at, limits.READ_BYTES_DEFAULT):
+                    if not batch.flags & LOST:
+                        for value in batch.values()[max(at - batch.base_offset, 0) :]:
+                            self._restore(value)
+                    at = batch.end_offset
+        except ReadPending as pending:
+            pending.then(lambda: self._load(log, at, end))
+        except HeadraceError as error:
+            logger.warning("reports of pipelines cannot be read back: %s", error)
+
+    def _restore(self, value: bytes) -> None:
+        record = orjson.loads(value)
+        name, reported_at, stopping = (record.pop(field) for field in _KNOWN_TO_BROKER)
+        if name in self._pipelines and self._pipelines[name].reported_at > reported_at:
+            return  # it reported while this was read
+        pipeline = self._pipelines.pop(name, None) or Pipeline(name)
+        self._pipelines[name] = pipeline
+        content = orjson.dumps(record)
+        self._bytes += len(content) - len(pipeline.content)
+        silent_s = max(self._engine.now_ms() - reported_at, 0) / 1000
+        pipeline.took(record, content, reported_at, self._engine.time() - silent_s)
+        pipeline.stopping = stopping
+
+    # --- reports ----------------------------------------------------------------------------
+    def report(self, name: str, report: PipelineReport) -> StopWanted:
+        """Keep what a pipeline reports; the answer says whether it should stop."""
+        names = {query["name"] for query in report["queries"]}
+        if len(names) != len(report["queries"]):
+            raise InvalidArgument("two queries have the same name", code="invalid_report")
+        now, time = self._engine.now_ms(), self._engine.time()
         known = self._pipelines.get(name)
         if known is not None:
-            self._check_run(known, checked)
-        self._make_room(name, len(content) - (0 if known is None else len(known.content)))
+            self._check_run(known, report, time)
+        self._note_progress(known, report, now)
+        try:
+            content = orjson.dumps(report)
+        except TypeError as error:  # a source may hold anything that Python has
+            raise InvalidArgument(
+                f"the report is not JSON: {error}", code="invalid_report"
+            ) from None
+        if len(content) > limits.PIPELINE_REPORT_BYTES_MAX:
+            raise TooLarge(
+                f"the report has {len(content)} bytes, the limit is "
+                f"{limits.PIPELINE_REPORT_BYTES_MAX}; leave details out",
+                code="report_too_large",
+            )
+        self._make_room(name, len(content) - (len(known.content) if known else 0), time)
         pipeline = self._pipelines.pop(name, None) or Pipeline(name)
-        self._bytes += len(content) - len(pipeline.content)
-        pipeline.took(checked, content, self.time(), self._now_ms())
         self._pipelines[name] = pipeline
-        return {"stop": pipeline.stop}
+        is_new = content != pipeline.content or now - pipeline.stored_at > REPEATED_S * 1000
+        self._bytes += len(content) - len(pipeline.content)
+        pipeline.took(report, content, now, time)
+        if is_new:
+            self._store(pipeline)
+        return {"stop": pipeline.stopping}
 
-    def _check_run(self, known: Pipeline, report: dict[str, Any]) -> None:
+    def _check_run(self, known: Pipeline, report: PipelineReport, time: float) -> None:
         if (
             known.run_id != report["run_id"]
             and known.started_at > report["started_at"]
-            and known.is_up(self.time())
+            and known.is_up(time)
         ):
             raise Conflict(
-                f"a later run of pipeline {known.name!r} has taken its name over; stop this one, or "
-                "give it a name of its own",
+                f"a later run of pipeline {known.name!r} took its name over; stop this one, or give "
+                "it a name of its own",
                 code="pipeline_replaced",
             )
 
-    def _make_room(self, name: str, more: int) -> None:
+    @staticmethod
+    def _note_progress(known: Pipeline | None, report: PipelineReport, now: int) -> None:
+        """Note when each query finished its last batch, by the broker's clock."""
+        last = (
+            {} if known is None else {q["name"]: q for q in orjson.loads(known.content)["queries"]}
+        )
+        same_run = known is not None and known.run_id == report["run_id"]
+        for query in report["queries"]:
+            before = last.get(query["name"], {}) if same_run else {}
+            batch, seen = query.get("batch_id"), before.get("batch_id")
+            if batch in (None, -1, seen):
+                query["last_progress_at"] = before.get("last_progress_at")
+            else:
+                query["last_progress_at"] = now
+
+    def _make_room(self, name: str, more: int, time: float) -> None:
         """Forget those that ended, or fell silent, longest ago, if a bound asks for it."""
         count = len(self._pipelines) + (name not in self._pipelines)
         size = self._bytes + more
-        if count <= limits.PIPELINES_MAX and size <= limits.PIPELINES_BYTES_MAX:
-            return
-        time = self.time()
-        gone = []
-        for other in self._pipelines.values():
+        for other in list(self._pipelines.values()):
             if count <= limits.PIPELINES_MAX and size <= limits.PIPELINES_BYTES_MAX:
-                break
+                return
             if other.name != name and not other.is_up(time):
-                gone.append(other.name)
+                del self._pipelines[other.name]
+                self._bytes -= len(other.content)
                 count -= 1
                 size -= len(other.content)
         if count > limits.PIPELINES_MAX or size > limits.PIPELINES_BYTES_MAX:
             raise InvalidArgument(
-                f"{len(self._pipelines)} pipelines run here, and the broker keeps track of at most "
+                f"{len(self._pipelines)} pipelines run; a broker keeps track of at most "
                 f"{limits.PIPELINES_MAX} with {limits.PIPELINES_BYTES_MAX} bytes of reports together",
                 code="too_many_pipelines",
             )
-        for other_name in gone:
-            self.forget(other_name)
 
-    # --- what others ask --------------------------------------------------------------------
-    def documents(self) -> list[dict[str, Any]]:
-        """All that are known, by name."""
-        time = self.time()
-        return [self._pipelines[name].as_dict(time) for name in sorted(self._pipelines)]
+    def _store(self, pipeline: Pipeline) -> None:
+        pipeline.stored_at = pipeline.reported_at
+        columns = Columns([orjson.dumps(pipeline.record())], [pipeline.name.encode()])
+        try:
+            topic = self._topic()
+        except (HeadraceError, OSError) as error:
+            self._warn(error)
+            return
+        self._engine.append(topic, 0, Append(columns, None, self._stored))
 
-    def show(self, name: str) -> dict[str, Any]:
-        return self._find(name).as_dict(self.time())
+    def _topic(self) -> Topic:
+        topic = self._engine.topics.get(TOPIC)
+        return topic or self._engine.create_topic(TOPIC, SETTINGS, internal=True)
 
-    def stop(self, name: str) -> None:
-        """Have it told with the answer to its next report. Asking twice is asking once."""
+    def _stored(self, entry: Append) -> None:
+        if entry.error is not None:
+            self._warn(entry.error)
+        self._refused = entry.error is not None
+
+    def _warn(self, error: Exception) -> None:
+        if not self._refused:
+            logger.warning("reports of pipelines are not stored: %s", error)
+        self._refused = True
+
+    # --- questions --------------------------------------------------------------------------
+    def stats(self, name: str) -> PipelineStats:
+        return self._find(name).stats(self._engine.time())
+
+    def stop(self, name: str) -> PipelineStats:
+        """Tell it with the answer to its next report. Asking twice is asking once."""
         pipeline = self._find(name)
         if pipeline.state != "running":
             raise Conflict(
                 f"pipeline {name!r} does not run: it is {pipeline.state}",
                 code="pipeline_not_running",
             )
-        pipeline.stop = True
+        pipeline.stopping = True
+        self._store(pipeline)
+        return self.stats(name)
 
-    def forget(self, name: str) -> None:
-        """Drop one that has ended or gone silent; should it report again, it is known again."""
-        pipeline = self._find(name)
-        if pipeline.is_up(self.time()):
-            raise Conflict(
-                f"pipeline {name!r} runs; stop it first, then it can be forgotten",
-                code="pipeline_running",
-            )
-        del self._pipelines[name]
-        self._bytes -= len(pipeline.content)
-
-    def _find(self, name: object) -> Pipeline:
-        pipeline = self._pipelines.get(check_pipeline_name(name))
+    def _find(self, name: str) -> Pipeline:
+        pipeline = self._pipelines.get(name)
         if pipeline is None:
             raise NotFound(
-                f"no pipeline {name!r} has reported to this broker since it was started",
-                code="pipeline_not_found",
+                f"no pipeline {name!r} has reported to this broker", code="pipeline_not_found"
             )
         return pipeline
 
 
-def check_pipeline_name(name: object) -> str:
-    """The same names as subscriptions have: they stand in addresses and metrics."""
-    try:
-        return check_subscription_name(name)
-    except InvalidArgument:
-        raise InvalidArgument(
-            f"pipeline {str(name)[:60]!r} is not a valid name: use at most "
-            f"{limits.SUBSCRIPTION_NAME_CHARS_MAX} letters, digits, '.', '_' and '-', and no '__' in "
-            "front",
-            code="invalid_pipeline",
-        ) from None
-
-
-# --- what a report may be -------------------------------------------------------------------------
-def _check_report(report: object) -> tuple[bytes, dict[str, Any]]:
-    """The report as JSON, and what that says: NaN has become null, and nothing is shared."""
-    if not isinstance(report, dict):
-        raise _refused("it is a JSON object")
-    try:
-        content = orjson.dumps(report)
-    except TypeError as error:  # orjson.JSONEncodeError is one
-        raise _refused(f"it cannot be written as JSON: {error}") from None
-    if len(content) > limits.PIPELINE_REPORT_BYTES_MAX:
-        raise TooLarge(
-            f"the report has {len(content)} bytes, the limit is {limits.PIPELINE_REPORT_BYTES_MAX}; "
-            "leave details out",
-            code="report_too_large",
-        )
-    checked: dict[str, Any] = orjson.loads(content)
-    if checked.get("state") not in STATES:
-        raise _refused(f"state is one of {', '.join(STATES)}")
-    run_id = checked.get("run_id")
-    if not isinstance(run_id, str) or not 1 <= len(run_id) <= limits.PIPELINE_TEXT_CHARS_MAX:
-        raise _refused(f"run_id is a text of 1 to {limits.PIPELINE_TEXT_CHARS_MAX} characters")
-    started_at = checked.get("started_at")
-    if type(started_at) is not int or not 0 <= started_at <= limits.TIMESTAMP_MS_MAX:
-        raise _refused("started_at is a time in milliseconds since 1970")
-    queries = checked.get("queries")
-    if not isinstance(queries, list) or len(queries) > limits.PIPELINE_QUERIES_MAX:
-        raise _refused(f"queries is a list of at most {limits.PIPELINE_QUERIES_MAX}")
-    names: set[str] = set()
-    for query in queries:
-        names.add(_check_query(query))
-    if len(names) != len(queries):
-        raise _refused("two queries have the same name")
-    return content, checked
-
-
-def _check_query(query: object) -> str:
-    """The name of a query whose fields are what they are meant to be; each but the name may lack."""
-    if not isinstance(query, dict):
-        raise _refused("a query is a JSON object")
-    name = query.get("name")
-    if not isinstance(name, str) or not 1 <= len(name) <= limits.PIPELINE_TEXT_CHARS_MAX:
-        raise _refused(
-            f"a query has a name of 1 to {limits.PIPELINE_TEXT_CHARS_MAX} characters, not {name!r}"
-        )
-    for field, (low, high) in NUMBERS.items():
-        value = query.get(field)
-        if value is not None and (type(value) is not int or not low <= value <= high):
-            raise _refused(f"{field} of query {name!r} is a whole number from {low} on")
-    for field in MEASURES:
-        value = query.get(field)
-        if value is not None and (type(value) not in (int, float) or value < 0):
-            raise _refused(f"{field} of query {name!r} is a number, not below 0")
-    for field in TEXTS:
-        if not isinstance(query.get(field), (str, type(None))):
-            raise _refused(f"{field} of query {name!r} is a text")
-    if not isinstance(query.get("sources"), (list, type(None))):
-        raise _refused(f"sources of query {name!r} is a list")
-    return name
-
-
-def _refused(why: str) -> InvalidArgument:
-    return InvalidArgument(f"the report of a pipeline: {why}", code="invalid_report")
-
-
-def _or(value: int | None, otherwise: int) -> int:
-    return otherwise if value is None else value
+SETTINGS = TopicSettings(
+    durability="interval",
+    sync_interval_ms=1_000,
+    compression="zstd",
+    segment_bytes=4 << 20,
+    retention_hours=limits.EVENTS_KEPT_HOURS,
+    retention_bytes=limits.PIPELINES_BYTES_MAX,
+    retain_unread=False,
+)

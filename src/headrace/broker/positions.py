@@ -1,8 +1,8 @@
 """Where partitions begin and end, waiting until one has more, and moving a subscription along.
 
-These serve readers that keep their own position, such as a Spark query with its checkpoint: one request
-tells where all partitions of many topics stand, one waits for news in any of them, and one says how far
-the reader has come, so that a subscription of its name shows the lag and holds what is unread.
+These serve readers that keep their own position, such as a Spark query with its checkpoint. One request
+tells where all partitions of many topics begin and end, one waits for news in any of them, and one says
+how far the reader has come, so that a subscription of its name shows the lag and retains unread messages.
 
 ``positions`` travel as ``{topic: {partition: offset}}``. They are checked as a whole before anything is
 done with them.
@@ -11,15 +11,17 @@ done with them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from headrace import limits
 from headrace.broker.cursor import Cursor
 from headrace.broker.subscription import Subscription
 from headrace.broker.topic import Partition, Topic
+from headrace.broker.topics import Topics
 from headrace.errors import HeadraceError, InvalidArgument, OffsetOutOfRange, TopicNotFound
 from headrace.model import check_pattern, check_topic_name, is_pattern, pattern_matches
+from headrace.operations.results import PartitionPosition
 
 if TYPE_CHECKING:
     from headrace.broker.engine import Engine
@@ -31,8 +33,8 @@ Done = Callable[[HeadraceError | None], None]
 def matching(engine: Engine, topics: object) -> list[Topic]:
     """The topics that a name, a wildcard or a list of these stands for, in the order of their names.
 
-    A name has to be there; a wildcard may stand for nothing yet. Internal topics are never meant by a
-    wildcard.
+    A named topic has to exist; a wildcard may match nothing yet. A wildcard never matches internal
+    topics.
     """
     wanted = [topics] if isinstance(topics, str) else topics
     if not isinstance(wanted, (list, tuple)) or not wanted:
@@ -52,29 +54,37 @@ def matching(engine: Engine, topics: object) -> list[Topic]:
 
 def describe(
     engine: Engine, topics: object, at_ms: int | None = None
-) -> dict[str, list[dict[str, int]]]:
+) -> dict[str, list[PartitionPosition]]:
     """Start, end and size of every partition; with a time also the first offset not older than it.
 
-    The topic's incarnation tells it from an earlier one of the same name: who keeps positions needs it.
+    The topic's incarnation tells it from an earlier one of the same name. Readers that keep positions
+    need it.
     """
     engine.check_open()
+    found = matching(engine, topics)
+    offsets: dict[Partition, int] = {}
+    if at_ms is not None:
+        partitions = [partition for topic in found for partition in topic.partitions]
+        offsets = engine.resolve_all(partitions, "earliest", time_ms=at_ms)
     return {
-        topic.name: [_describe(topic, partition, at_ms) for partition in topic.partitions]
-        for topic in matching(engine, topics)
+        topic.name: [
+            _describe(topic, partition, offsets.get(partition)) for partition in topic.partitions
+        ]
+        for topic in found
     }
 
 
-def _describe(topic: Topic, partition: Partition, at_ms: int | None) -> dict[str, int]:
+def _describe(topic: Topic, partition: Partition, offset: int | None) -> PartitionPosition:
     log = partition.log
-    document = {
+    document: PartitionPosition = {
         "partition": partition.number,
         "incarnation": topic.incarnation,
         "start": log.start_offset,
         "end": log.end_offset,
         "bytes": log.size_bytes(),
     }
-    if at_ms is not None:
-        document["offset"] = log.offset_at(at_ms)
+    if offset is not None:
+        document["offset"] = offset
     return document
 
 
@@ -94,7 +104,7 @@ def check(positions: object) -> Positions:
         count += len(offsets)
     if count > limits.PARTITIONS_TOTAL_MAX:
         raise InvalidArgument(
-            f"there are {count} positions and can be {limits.PARTITIONS_TOTAL_MAX}",
+            f"{count} positions are too many; the limit is {limits.PARTITIONS_TOTAL_MAX}",
             code="invalid_argument",
         )
     return positions
@@ -117,36 +127,39 @@ class _Bell:
     def on_advance(self, topic: str, partition: int, at_once: bool = True) -> None:
         self.rung.set()
 
-    def on_topics(self) -> None:
-        self.rung.set()
+
+async def news_in(
+    partitions: Sequence[Partition], seconds: float, topics: Topics | None = None
+) -> bool:
+    """True when a partition has grown, or the topics have changed; False after the time."""
+    bell = _Bell()
+    watchers = [] if topics is None else topics.watchers
+    for partition in partitions:
+        partition.watchers.append(bell)
+    watchers.append(bell.rung.set)
+    try:
+        async with asyncio.timeout(seconds):
+            await bell.rung.wait()
+        return True
+    except TimeoutError:
+        return False
+    finally:
+        watchers.remove(bell.rung.set)
+        for partition in partitions:
+            partition.watchers.remove(bell)
 
 
 async def wait_for(engine: Engine, positions: Positions, topics: object, seconds: float) -> bool:
-    """True as soon as there is something that ``positions`` do not know of; False after the time."""
+    """True when a partition has more than ``positions`` say, or a topic is new; False after the time."""
     engine.check_open()
     check(positions)
     deadline = engine.time() + seconds
-    bell = _Bell()
     while not _is_news(engine, positions, topics):
-        left = deadline - engine.time()
-        if left <= 0:
-            return False
-        bell.rung.clear()
         watched = [
             engine.partition(topic, number) for topic, some in positions.items() for number in some
         ]
-        for partition in watched:
-            partition.watchers.append(bell)
-        engine.topics.watchers.append(bell.on_topics)
-        try:
-            async with asyncio.timeout(left):
-                await bell.rung.wait()
-        except TimeoutError:
+        if not await news_in(watched, deadline - engine.time(), engine.topics):
             return False
-        finally:
-            engine.topics.watchers.remove(bell.on_topics)
-            for partition in watched:
-                partition.watchers.remove(bell)
         engine.check_open()
     return True
 
@@ -167,7 +180,7 @@ def _is_news(engine: Engine, positions: Positions, topics: object) -> bool:
 
 # --- moving a subscription along ------------------------------------------------------------------
 def advance(engine: Engine, subscription: Subscription, positions: Positions, done: Done) -> None:
-    """Everything before the positions is done; what lies beyond the end is refused, all of it."""
+    """Everything before the positions is done. If one lies beyond the end, nothing changes."""
     engine.check_open()
     moves: list[tuple[Cursor, int]] = []
     for topic, some in check(positions).items():
@@ -183,7 +196,7 @@ def advance(engine: Engine, subscription: Subscription, positions: Positions, do
             end = cursor.partition.log.end_offset
             if offset > end:
                 raise OffsetOutOfRange(
-                    f"offset {offset} is behind the end of {topic}/{number}, which is {end}"
+                    f"offset {offset} is after the end of {topic}/{number}, which is {end}"
                 )
             moves.append((cursor, offset))
     for cursor, offset in moves:

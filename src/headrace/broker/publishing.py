@@ -32,11 +32,10 @@ a topic that nobody reads: there the publisher is refused.
 from __future__ import annotations
 
 import hashlib
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from headrace import limits
 from headrace.broker import state as entries
@@ -53,17 +52,23 @@ from headrace.errors import (
     StorageFull,
 )
 from headrace.log.batch import Batch
-from headrace.log.columns import Columns, expiry_of, many, one, pick, time_of
+from headrace.log.columns import Columns, pick, record, records, time_of
 from headrace.log.interface import Append
-from headrace.model import Receipt, check_subscription_name, check_topic_name, check_value
+from headrace.model import (
+    ProducerBatch,
+    PublishManyOptions,
+    PublishOptions,
+    Receipt,
+    check_subscription_name,
+    check_topic_name,
+    check_value,
+)
 from headrace.partitioning import spread
 
 if TYPE_CHECKING:
     from headrace.broker.engine import Engine
 
 PublishDone = Callable[[list[Receipt], HeadraceError | None], None]
-ProducerBatch = tuple[int, int, int]
-"""(producer id, epoch, sequence of the first record)"""
 SCHEDULE_PRODUCER = 0x6865_6164_7261_6365  # "headrace"
 """The schedule publishes with this producer id, and nobody else may."""
 
@@ -74,34 +79,6 @@ class Once(NamedTuple):
     id: int
     epoch: int = 0
     sequence: int = 0
-
-
-class PublishOptions(TypedDict, total=False):
-    """What ``publish`` takes besides topic, value and headers; see ``AsyncBroker.publish``."""
-
-    key: bytes | str | None
-    id: uuid.UUID | str | None
-    partition: int | None
-    to: str | None
-    delay: float | None
-    deliver_at: int | None
-    ttl: float | None
-    timestamp: int | None
-    producer: ProducerBatch | None
-    idempotency_key: str | None
-
-
-class PublishManyOptions(TypedDict, total=False):
-    """What ``publish_many`` takes besides topic, values and headers."""
-
-    keys: Sequence[bytes | str | None] | None
-    ids: Sequence[uuid.UUID | str | None] | None
-    partition: int | None
-    to: str | None
-    ttl: float | None
-    timestamps: Sequence[int] | None
-    producer: ProducerBatch | None
-    idempotency_key: str | None
 
 
 def _nobody(receipts: list[Receipt], error: HeadraceError | None) -> None:
@@ -155,16 +132,7 @@ class Publishing:
                 value = check_value(value, bytes_max)
             return Publish(topic, value if gather else Columns([value]))
         now = self._engine.now_ms()
-        columns = one(
-            value,
-            bytes_max=bytes_max,
-            key=options.get("key"),
-            headers=headers,
-            id=options.get("id"),
-            timestamp=options.get("timestamp"),
-            expires_at=expiry_of(options.get("ttl"), now),
-            target=options.get("to"),
-        )
+        columns = record(value, headers, options, bytes_max, now)
         return Publish(
             topic,
             columns,
@@ -179,23 +147,17 @@ class Publishing:
         values: Sequence[object],
         headers: Sequence[Mapping[str, str] | None] | Mapping[str, str] | None,
         options: PublishManyOptions,
+        *,
+        idempotency_key: str | None = None,
     ) -> Publish:
         """Many messages, checked."""
-        columns = many(
-            values,
-            bytes_max=self._engine.max_message_size,
-            keys=options.get("keys"),
-            headers=headers,
-            ids=options.get("ids"),
-            timestamps=options.get("timestamps"),
-            expires_at=expiry_of(options.get("ttl"), self._engine.now_ms()),
-            target=options.get("to"),
-        )
+        bytes_max, now = self._engine.max_message_size, self._engine.now_ms()
+        columns = records(values, headers, options, bytes_max, now)
         return Publish(
             topic,
             columns,
             partition=options.get("partition"),
-            producer=producer_of(options.get("producer"), options.get("idempotency_key")),
+            producer=producer_of(options.get("producer"), idempotency_key),
         )
 
     # --- the door -----------------------------------------------------------------------------
@@ -457,8 +419,8 @@ class _Spread:
             self._topic.refused += self._publish.count
             self._publish.done([], refusal)
             return
-        for number, records in self._parts:
-            entry = _entry(records, self._stored, self._publish.producer, number)
+        for number, part in self._parts:
+            entry = _entry(part, self._stored, self._publish.producer, number)
             self._publishing.append(self._topic, number, entry)
 
     def _refusal(self) -> HeadraceError | None:

@@ -1,11 +1,11 @@
-"""A request for messages: up to so many, now or within some time, and then it is over.
+"""A request for messages: up to a number, now or within some time, and then it is over.
 
 For callers that have no connection to push into (HTTP). While it waits, a pull is a member like any
-other and takes its turn; once it has something it withdraws, and what it got stays out under its
+other and takes its turn; once it has messages it withdraws, and they stay out under their
 lease until it is settled, given back, or the deadline passes.
 
-Nothing is acknowledged before there is somebody to hand it to: whoever asked for "acknowledged on
-delivery" calls ``ack`` when the answer goes out, and ``cancel`` when there is nobody any more.
+Nothing is acknowledged before the answer goes out: a caller that asked for "acknowledged on delivery"
+calls ``ack`` then, and ``cancel`` when the client is gone.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from headrace.clock import Loop
 from headrace.errors import HeadraceError, StaleDelivery
 
 Done = Callable[[list[Delivery], HeadraceError | None], None]
+FETCH_WAIT_S = 1.0
+"""How long a pull that would not wait does so, while a log fetches messages for it."""
 
 
 class Pull:
@@ -37,13 +39,15 @@ class Pull:
     def start(self, wait_s: float) -> None:
         self._subscription.join(self._member)
         self._subscription.pump()
+        if not self._got and self._subscription.is_fetching:
+            wait_s = max(wait_s, FETCH_WAIT_S)
         if self._got or wait_s <= 0:
             self.finish()
         elif self._done is not None:
             self._timer = self._loop.call_later(wait_s, self.finish)
 
     def finish(self, error: HeadraceError | None = None) -> None:
-        """It is over: with what it got, perhaps nothing."""
+        """End with the messages so far, perhaps none."""
         done, self._done = self._done, None
         if done is None:
             return
@@ -61,7 +65,7 @@ class Pull:
                 self._subscription.ack_lease(lease_id)
 
     def cancel(self) -> None:
-        """Nobody waits any more: what it may have got goes back, and was not a delivery."""
+        """The client is gone: the messages go back, and this was not a delivery."""
         self._got = []
         self.finish()
         for lease in list(self._member.leases.values()):

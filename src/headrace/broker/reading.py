@@ -1,8 +1,9 @@
 """Which partitions of a subscription have something to read, and whose turn it is.
 
-One batch of each partition in turn. A partition that cannot be read does not stop the others: at
+One batch of each partition in turn. A partition that cannot be read does not stop the others. At
 damage it is *blocked* until the subscription is moved past it; after an error of the disk it is tried
-again a moment later; where retention has been faster, reading goes on with the first record there is.
+again a moment later; a partition whose log still fetches the records waits until they have come; where
+retention was faster, reading continues with the first record that exists.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from headrace.broker.cursor import Cursor
 from headrace.broker.delivery import Context, Tally
 from headrace.errors import DataCorrupt, OffsetOutOfRange
 from headrace.log.batch import Batch
+from headrace.log.interface import ReadPending
 
 logger = logging.getLogger("headrace.broker")
 PAUSE_S = 1.0
@@ -28,10 +30,17 @@ class Reading:
         self._wake = wake
         self._queue: deque[Cursor] = deque()
         self._queued: set[int] = set()
+        """Numbers of the cursors in the queue, and of those that wait for their log."""
+        self._pending: set[int] = set()
+        """Numbers of the cursors that wait for their log."""
         self._paused: set[int] = set()
 
     def __bool__(self) -> bool:
         return bool(self._queue)
+
+    @property
+    def is_fetching(self) -> bool:
+        return bool(self._pending)
 
     def advanced(self, cursor: Cursor) -> None:
         """There may be something to read at the cursor."""
@@ -52,7 +61,7 @@ class Reading:
     def next(self, may_read: Callable[[Cursor], bool]) -> tuple[Cursor, Batch] | None:
         """A cursor and the batch at it, or None when there is nothing to read.
 
-        Partitions for which ``may_read`` says no keep their place and hold up nobody.
+        Partitions for which ``may_read`` says no keep their place and hold up no other.
         """
         refused = 0
         while refused < len(self._queue):
@@ -71,6 +80,10 @@ class Reading:
     def _read(self, cursor: Cursor) -> Batch | None:
         try:
             return cursor.partition.log.read_cached(cursor.next)
+        except ReadPending as pending:
+            self._queue.remove(cursor)
+            self._pending.add(cursor.number)
+            pending.then(lambda: self._fetched(cursor))
         except OffsetOutOfRange:
             self._skip_missing(cursor)
         except DataCorrupt as error:
@@ -82,7 +95,7 @@ class Reading:
         return None
 
     def read(self, cursor: Cursor, offset: int) -> None:
-        """Everything before the offset was read; the next batch waits behind the other partitions."""
+        """Everything before the offset was read; the other partitions have their turn first."""
         cursor.next = offset
         self._dequeue(cursor)
         self._enqueue(cursor)
@@ -95,10 +108,19 @@ class Reading:
     def _dequeue(self, cursor: Cursor) -> None:
         if cursor.number in self._queued:
             self._queued.remove(cursor.number)
-            self._queue.remove(cursor)
+            if cursor.number in self._pending:
+                self._pending.remove(cursor.number)
+            else:
+                self._queue.remove(cursor)
+
+    def _fetched(self, cursor: Cursor) -> None:
+        """The log has what it was asked for, or an error to raise."""
+        if cursor.number in self._pending:
+            self._dequeue(cursor)
+            self.advanced(cursor)
 
     def _skip_missing(self, cursor: Cursor) -> None:
-        """Retention has overtaken the subscription: go on with the first record there is."""
+        """Retention has overtaken the subscription: continue with the first record that exists."""
         start = cursor.partition.log.start_offset
         logger.warning(
             "subscription %s lost %d messages of %s/%d to retention (offsets %d to %d)",

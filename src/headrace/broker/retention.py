@@ -1,8 +1,8 @@
-"""What may be forgotten, and whether there is room for more.
+"""Deletes old records, and refuses publishes while the disk is full.
 
 :class:`Retention` deletes whole closed segments by age and by size, oldest first; never the one being
 written, and, where the topic says ``retain_unread``, never what a subscription has not finished. In
-memory topics it lets go of what every subscription is done with.
+memory topics it drops what every subscription has finished.
 
 :class:`DiskGuard` refuses publishes while free space is below the reserve, before anything is
 appended, and lets them through again when there is a quarter more than that. Acks, positions and
@@ -21,8 +21,6 @@ from headrace.broker.topic import Partition, Topic
 from headrace.clock import Clock, Loop
 from headrace.errors import HeadraceError, StorageFull
 from headrace.files import Files
-from headrace.log.memory import MemoryLog
-from headrace.log.partition import PartitionLog
 
 if TYPE_CHECKING:
     from headrace.broker.topics import Topics
@@ -66,14 +64,13 @@ class Retention:
         self.before_run()
         for topic in self._topics:
             for partition in topic.partitions:
-                if isinstance(partition.log, PartitionLog):
-                    try:
-                        self._run_partition(topic, partition, partition.log)
-                    except (HeadraceError, OSError) as error:  # the next round tries again
-                        logger.error("retention of %s: %s", topic.name, error)
+                try:
+                    self._run_partition(topic, partition)
+                except (HeadraceError, OSError) as error:  # the next round tries again
+                    logger.error("retention of %s: %s", topic.name, error)
 
-    def _run_partition(self, topic: Topic, partition: Partition, log: PartitionLog) -> None:
-        settings = topic.settings
+    def _run_partition(self, topic: Topic, partition: Partition) -> None:
+        settings, log = topic.settings, partition.log
         now = self._clock.now_ms()
         log.roll_if_old(now)
         closed = log.closed_segments()
@@ -83,14 +80,14 @@ class Retention:
         oldest = None
         if settings.retention_hours is not None:
             oldest = now - int(settings.retention_hours * 3_600_000)
-        keep_from = closed[0][0]
-        for _, end, size, newest in closed:
-            too_old = oldest is not None and newest < oldest
+        keep_from = closed[0].base_offset
+        for segment in closed:
+            too_old = oldest is not None and segment.max_timestamp < oldest
             too_much = settings.retention_bytes is not None and total > settings.retention_bytes
             if not (too_old or too_much):
                 break
-            keep_from = end
-            total -= size
+            keep_from = segment.end_offset
+            total -= segment.bytes
         if settings.retain_unread:
             low = low_water(partition)
             if low is not None:
@@ -100,24 +97,24 @@ class Retention:
         self.deleted_bytes += before - log.size_bytes()
 
     def drop_done(self, partition: Partition) -> None:
-        """Delete what every subscription is done with, now; one file in each turn of the loop."""
+        """Delete now what every subscription has finished; one segment in each turn of the loop."""
         log, low = partition.log, low_water(partition)
-        if not isinstance(log, PartitionLog) or low is None or self._timer is None:
+        if low is None or self._timer is None:
             return
         closed = log.closed_segments()
-        if not closed or closed[0][1] > low:
+        if not closed or closed[0].end_offset > low:
             return
         try:
-            log.drop_before(closed[0][1])
+            log.drop_before(closed[0].end_offset)
         except OSError as error:  # the next round tries again
             logger.error("retention of %s: %s", partition.topic, error)
             return
-        self.deleted_bytes += closed[0][2]
+        self.deleted_bytes += closed[0].bytes
         self._loop.call_soon(self.drop_done, partition)
 
     # --- memory -----------------------------------------------------------------------------
     def trim(self, partition: Partition) -> None:
-        """A position moved in a memory topic: soon let go of what nobody needs."""
+        """A position moved in a memory topic: soon drop what every subscription has finished."""
         if not self._trims:
             self._loop.call_soon(self._trim)
         self._trims.add(partition)
@@ -126,7 +123,7 @@ class Retention:
         trims, self._trims = self._trims, set()
         for partition in trims:
             low = low_water(partition)
-            if low is not None and isinstance(partition.log, MemoryLog):
+            if low is not None and not partition.log.durable:
                 partition.log.drop_before(low)
 
 
@@ -153,7 +150,7 @@ class DiskGuard:
             return None
         return StorageFull(
             f"only {self.free_bytes >> 20} MiB are free on the disk, {self._reserve >> 20} MiB are "
-            "kept in reserve; publishing goes on by itself when there is room again"
+            "kept in reserve; publishing continues by itself when there is room again"
         )
 
     def _check(self) -> None:

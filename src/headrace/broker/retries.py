@@ -1,10 +1,13 @@
-"""Messages of a subscription that are to be delivered again: at once, or when their time comes."""
+"""Messages of a subscription that are to be delivered again: at once, or when their time comes.
+
+A message whose log still fetches it is *pending*, and ready again when the log has it.
+"""
 
 from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from headrace.broker.cursor import Cursor
 
@@ -14,19 +17,25 @@ Item = tuple[Cursor, int]
 class Retries:
     """``ready`` in the order in which they became so; ``later`` by the time they are due."""
 
-    __slots__ = ("_count", "_later", "ready")
+    __slots__ = ("_count", "_later", "_pending", "ready")
 
     def __init__(self) -> None:
         self.ready: deque[Item] = deque()
         self._later: list[tuple[float, int, Cursor, int]] = []
+        self._pending: list[Item] = []
         self._count = 0
 
     def __len__(self) -> int:
-        return len(self.ready) + len(self._later)
+        return len(self.ready) + len(self._later) + len(self._pending)
 
     def __iter__(self) -> Iterator[Item]:
         yield from self.ready
         yield from ((cursor, offset) for _, _, cursor, offset in self._later)
+        yield from self._pending
+
+    @property
+    def is_fetching(self) -> bool:
+        return bool(self._pending)
 
     def add(self, cursor: Cursor, offset: int) -> None:
         self.ready.append((cursor, offset))
@@ -34,6 +43,14 @@ class Retries:
     def add_at(self, due: float, cursor: Cursor, offset: int) -> None:
         self._count += 1
         heapq.heappush(self._later, (due, self._count, cursor, offset))
+
+    def wait_for_log(self, cursor: Cursor, offsets: Iterable[int]) -> None:
+        self._pending += [(cursor, offset) for offset in offsets]
+
+    def fetched(self) -> None:
+        """The log has something: try the pending ones again."""
+        self.ready.extend(self._pending)
+        self._pending = []
 
     def collect(self, now: float) -> None:
         """Those whose time has come become ready."""
@@ -46,14 +63,11 @@ class Retries:
 
     def forget(self, cursor: Cursor, before: int | None = None) -> None:
         """Drop those of one partition; with ``before`` only what lies before that offset."""
-        self.ready = deque(
-            item
-            for item in self.ready
-            if item[0] is not cursor or (before is not None and item[1] >= before)
-        )
-        self._later = [
-            item
-            for item in self._later
-            if item[2] is not cursor or (before is not None and item[3] >= before)
-        ]
+
+        def stays(item_cursor: Cursor, offset: int) -> bool:
+            return item_cursor is not cursor or (before is not None and offset >= before)
+
+        self.ready = deque(item for item in self.ready if stays(*item))
+        self._pending = [item for item in self._pending if stays(*item)]
+        self._later = [item for item in self._later if stays(*item[2:])]
         heapq.heapify(self._later)

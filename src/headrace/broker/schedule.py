@@ -22,18 +22,20 @@ import heapq
 import logging
 import uuid
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from headrace import limits
+from headrace.broker.cursor import Cursor
 from headrace.broker.publishing import SCHEDULE_PRODUCER as PRODUCER_ID
 from headrace.broker.topic import Topic
 from headrace.errors import HeadraceError, InvalidArgument, MessageNotFound, QueueFull
 from headrace.log.batch import LOST, Batch, encode
 from headrace.log.columns import NO_ID, Columns, time_of
-from headrace.log.interface import Append
+from headrace.log.interface import Append, Log, ReadPending
 from headrace.model import (
     Message,
     Receipt,
@@ -79,6 +81,8 @@ class Schedule:
         self._moving: set[int] = set()
         self._timer: Any = None
         self._rounding = False
+        self._when_loaded: list[Callable[[], None]] | None = None
+        """Callbacks that wait until the log has been read; None when it has."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -89,42 +93,59 @@ class Schedule:
         topic = self._engine.topics.get(TOPIC)
         if topic is None:
             return
-        cursor = self._cursor()
-        log = topic.partitions[0].log
-        there = self._already_there()
-        published: list[int] = []
-        undone = [at for at in cursor.undone(log.end_offset) if at >= log.start_offset]
-        for message in self._read(undone):
-            waiting = self._take(message)
-            if waiting is not None and there.get(waiting.id.bytes, -1) >= waiting.deliver_at:
-                published.append(message.offset)
-        self._drop(published)
-        self._go_on_when_durable()
+        self._rounding = True  # until everything is read, nothing is published
+        self._when_loaded = []
+        self._load_published(
+            [
+                (partition.log, last[0])
+                for topic in self._engine.topics
+                for partition in topic.partitions
+                if (last := partition.log.last_producer_batch(PRODUCER_ID)) is not None
+            ],
+            {},
+        )
 
-    def _already_there(self) -> dict[bytes, int]:
-        """Ids in the newest batch that a schedule wrote to each partition, and when.
+    def _load_published(self, last: list[tuple[Log, int]], there: dict[bytes, int]) -> None:
+        """Read the newest batch that a schedule wrote to each partition: its ids, and when.
 
         Only these can have been published without having been marked done.
         """
-        there: dict[bytes, int] = {}
-        for topic in self._engine.topics:
-            for partition in topic.partitions:
-                last = partition.log.last_producer_batch(PRODUCER_ID)
-                if last is None:
-                    continue
-                try:
-                    batch = partition.log.read(last[0], 1)[0]
-                except HeadraceError:
-                    continue  # retention took it, long after it was marked done
+        while last:
+            log, offset = last[-1]
+            try:
+                batch = log.read(offset, 1)[0]
                 there.update((id, batch.base_timestamp) for id in batch.ids() or ())
-        return there
+            except ReadPending as pending:
+                pending.then(lambda: self._load_published(last, there))
+                return
+            except HeadraceError:
+                pass  # retention dropped it, long after it was marked done
+            last.pop()
+        self._load_waiting(there)
 
-    def _cursor(self) -> Any:
-        engine = self._engine
-        keeper = engine.subscription_or_none(KEEPER, TOPIC)
-        if keeper is None:
-            keeper = engine.subscribe(KEEPER, TOPIC, start="earliest", internal=True)
-        return keeper.cursors[(TOPIC, 0)]
+    def _load_waiting(self, there: dict[bytes, int]) -> None:
+        published: list[int] = []
+
+        def take(messages: list[Message]) -> bool:
+            for message in messages:
+                waiting = self._take(message)
+                if waiting is not None and there.get(waiting.id.bytes, -1) >= waiting.deliver_at:
+                    published.append(message.offset)
+            return True
+
+        def loaded() -> None:
+            callbacks, self._when_loaded = self._when_loaded, None
+            self._drop(published)
+            self._go_on_when_durable()
+            for callback in callbacks or ():
+                callback()
+
+        log = self._engine.partition(TOPIC).log
+        undone = self._cursor().undone(log.end_offset)
+        self._read([at for at in undone if at >= log.start_offset], take, loaded)
+
+    def _cursor(self) -> Cursor:
+        return self._engine.keeper(KEEPER, TOPIC).cursors[(TOPIC, 0)]
 
     def _take(self, message: Message) -> _Waiting | None:
         """A record of the topic waits; None: it does not say for what."""
@@ -206,19 +227,29 @@ class Schedule:
 
     def take_in(self, start: int, stop: int) -> None:
         """Records that a commit has shown here."""
-        for message in self._read(list(range(start, stop))):
-            self._take(message)
-        self._arm()
+
+        def take(messages: list[Message]) -> bool:
+            for message in messages:
+                self._take(message)
+            return True
+
+        self._read(list(range(start, stop)), take, self._arm)
 
     def waiting(self, topic: str | None = None, limit: int = 1000) -> list[Scheduled]:
-        """What waits, soonest first."""
+        """The messages that wait, soonest first."""
+        self._check_loaded()
         chosen = (w for w in self._waiting.values() if topic is None or w.control["topic"] == topic)
         soonest = heapq.nsmallest(limit, chosen, key=lambda w: (w.deliver_at, w.offset))
         return [Scheduled(w.id, w.control["topic"], w.deliver_at) for w in soonest]
 
+    def _check_loaded(self) -> None:
+        if self._when_loaded is not None:
+            raise ReadPending(self._when_loaded.append)
+
     def cancel(self, message_id: uuid.UUID, done: Callable[[HeadraceError | None], None]) -> None:
         """It will not be published. :class:`MessageNotFound` if it was, or never waited."""
         self._engine.check_open()
+        self._check_loaded()
         offset = self._by_id.get(message_id)
         if offset is None:
             parts = split_id(message_id)
@@ -282,46 +313,76 @@ class Schedule:
             return
         self._rounding = True
         left = {waiting.offset: waiting for waiting in due}
-        places: dict[tuple[str, int], list[tuple[_Waiting, Message]]] = {}
-        failed: list[_Waiting] = []
+        found: list[Message] = []
         size = 0
-        for message in self._read(sorted(left)):
-            if size > limits.COMMIT_BYTES_MAX:
+        self._moving = set(left)
+
+        def take(messages: list[Message]) -> bool:
+            nonlocal size
+            for message in messages:
+                if size > limits.COMMIT_BYTES_MAX:
+                    return False
+                size += len(message.value)
+                found.append(message)
+            return True
+
+        def read() -> None:
+            pairs = [(left.pop(message.offset), message) for message in found]
+            if size > limits.COMMIT_BYTES_MAX:  # the rest is for the next round
+                for waiting in left.values():
+                    heapq.heappush(self._heap, (waiting.deliver_at, waiting.offset))
+                self._moving.difference_update(left)
+                left.clear()
+            self._place_and_publish(pairs, list(left.values()))
+
+        self._read(sorted(left), take, read)
+
+    def _read(
+        self,
+        offsets: list[int],
+        take: Callable[[list[Message]], bool],
+        done: Callable[[], None],
+        at: int = 0,
+    ) -> None:
+        """Give the messages at the offsets to ``take``, batch by batch, until it says False.
+
+        Messages that cannot be read are left out.
+        """
+        log = self._engine.topics.find(TOPIC).partitions[0].log
+        while at < len(offsets):
+            try:
+                batch = log.read(offsets[at], 1)[0]
+                stop = bisect_left(offsets, batch.end_offset, at)
+                indexes = [offset - batch.base_offset for offset in offsets[at:stop]]
+                messages = []
+                if not batch.flags & LOST:
+                    messages = batch.pick(TOPIC, 0, indexes, [1] * len(indexes))
+            except ReadPending as pending:
+                pending.then(partial(self._read, offsets, take, done, at))
+                return
+            except (HeadraceError, OSError) as error:
+                logger.error("a delayed message cannot be read: %s", error)
+                at += 1
+                continue
+            if not take(messages):
                 break
-            size += len(message.value)
-            waiting = left.pop(message.offset)
+            at = stop
+        done()
+
+    def _place_and_publish(
+        self, pairs: list[tuple[_Waiting, Message]], failed: list[_Waiting]
+    ) -> None:
+        """``failed``: the messages that could not be read."""
+        places: dict[tuple[str, int], list[tuple[_Waiting, Message]]] = {}
+        for waiting, message in pairs:
+            if waiting.offset not in self._waiting:
+                continue  # its topic was deleted meanwhile
             try:
                 places.setdefault(self._place(waiting, message), []).append((waiting, message))
             except (HeadraceError, OSError) as error:
                 logger.error("a delayed message cannot be published yet: %s", error)
                 failed.append(waiting)
-        else:
-            failed += left.values()  # those that could not be read
-            left = {}
-        for waiting in left.values():  # in the next round
-            heapq.heappush(self._heap, (waiting.deliver_at, waiting.offset))
-        self._moving = {waiting.offset for waiting in due if waiting.offset not in left}
         self._publish(places, failed)
-
-    def _read(self, offsets: list[int]) -> Iterator[Message]:
-        """The messages at the offsets, each batch read once; without those that cannot be read."""
-        log = self._engine.topics.find(TOPIC).partitions[0].log
-        at = 0
-        while at < len(offsets):
-            try:
-                batch = log.read(offsets[at], 1)[0]
-                stop = bisect_left(offsets, batch.end_offset, at)
-                if batch.flags & LOST:
-                    at = stop
-                    continue
-                indexes = [offset - batch.base_offset for offset in offsets[at:stop]]
-                messages = batch.pick(TOPIC, 0, indexes, [1] * len(indexes))
-            except (HeadraceError, OSError) as error:
-                logger.error("a delayed message cannot be read: %s", error)
-                at += 1
-                continue
-            yield from messages
-            at = stop
 
     def _place(self, waiting: _Waiting, message: Message) -> tuple[str, int]:
         topic = self._engine.topic_for_publish(waiting.control["topic"])

@@ -1,7 +1,7 @@
 """Which records of a batch are for a reader, and which are passed over.
 
-A record with a target is for the subscription it names and for nobody else. A record whose time to
-live has ended, its own or else its topic's, is for nobody any more.
+A record with a target is for the subscription it names and for no other. A record whose time to
+live has ended, its own or else its topic's, is delivered no more.
 """
 
 from __future__ import annotations

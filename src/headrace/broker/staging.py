@@ -11,7 +11,7 @@ which pieces are done. A commit goes through three steps, each of which survives
 
     decided   one journal entry (name, number, pieces): from here on it will happen
     applied   in every partition the end is held, the batches are stored behind it as an idempotent
-              producer, then all ends are released in the same turn of the loop (``applying.py``)
+              producer, then all ends are released in the same turn of the loop (``staged_commit.py``)
     finished  one journal entry; then the pieces are done, and their files go
 
 After a crash between *decided* and *finished* the partitions that already have (a part of) it hold their
@@ -45,9 +45,16 @@ from typing import TYPE_CHECKING, Any
 
 from headrace import limits
 from headrace.broker import state
-from headrace.broker.applying import Apply, Decision, Piece, read_piece, target_of
 from headrace.broker.cursor import Cursor
 from headrace.broker.schedule import TOPIC as SCHEDULED
+from headrace.broker.staged_commit import (
+    CommitRun,
+    Decision,
+    StagedPiece,
+    read_in_background,
+    read_piece,
+    target_of,
+)
 from headrace.broker.topic import Topic
 from headrace.errors import (
     DataCorrupt,
@@ -60,8 +67,7 @@ from headrace.errors import (
     refused_by_disk,
 )
 from headrace.log.batch import Batch
-from headrace.log.interface import Append
-from headrace.log.partition import PartitionLog
+from headrace.log.interface import Append, ReadPending
 from headrace.model import INTERNAL_PREFIX, TopicSettings, check_subscription_name
 
 if TYPE_CHECKING:
@@ -86,9 +92,9 @@ class Staging:
         self._random = random
         self.decisions: dict[str, Decision] = {}
         """The newest of each name, the one used longest ago first; the journal keeps these."""
-        self._pieces: dict[int, Piece] = {}
+        self._pieces: dict[int, StagedPiece] = {}
         """By offset, what is staged and known to be whole: since the start, or checked since."""
-        self._owned: dict[str, dict[int, list[Piece]]] = {}
+        self._owned: dict[str, dict[int, list[StagedPiece]]] = {}
         """Name -> number -> what was staged for that commit."""
         self._taken: set[int] = set()
         """Offsets of pieces of commits that are not finished."""
@@ -193,7 +199,7 @@ class Staging:
             if entry.error is not None:
                 done(None, entry.error)
                 return
-            piece = Piece(entry.first_offset, entry.count, place, topic)
+            piece = StagedPiece(entry.first_offset, entry.count, place, topic)
             self._pieces[piece.offset] = piece
             if name is not None and number is not None:
                 self._owned.setdefault(name, {}).setdefault(number, []).append(piece)
@@ -223,11 +229,7 @@ class Staging:
             )
 
     def _cursor(self) -> Cursor:
-        engine = self._engine
-        keeper = engine.subscription_or_none(KEEPER, TOPIC)
-        if keeper is None:
-            keeper = engine.subscribe(KEEPER, TOPIC, start="earliest", internal=True)
-        return keeper.cursors[(TOPIC, 0)]
+        return self._engine.keeper(KEEPER, TOPIC).cursors[(TOPIC, 0)]
 
     # --- committing -------------------------------------------------------------------------
     def commit(self, name: str, number: int, pieces: list[Any], done: CommitDone) -> None:
@@ -237,7 +239,7 @@ class Staging:
         self._commit(name, number, parse_pieces(pieces), done)
 
     def _commit(
-        self, name: str, number: int, given: list[tuple[int, Piece]], done: CommitDone
+        self, name: str, number: int, given: list[tuple[int, StagedPiece]], done: CommitDone
     ) -> None:
         known = self.decisions.get(name)
         if known is not None and number <= known.number:
@@ -264,7 +266,7 @@ class Staging:
         else:
             self._decide(name, number, pieces, done)
 
-    def _check_piece(self, incarnation: int, piece: Piece) -> Piece:
+    def _check_piece(self, incarnation: int, piece: StagedPiece) -> StagedPiece:
         home = self._home()
         if (
             home is None
@@ -279,7 +281,7 @@ class Staging:
             raise not_a_piece(piece.id(incarnation))
         return piece
 
-    def _check_targets(self, pieces: list[Piece]) -> None:
+    def _check_targets(self, pieces: list[StagedPiece]) -> None:
         """Once it is decided it has to happen, so whatever stands against it is looked for before."""
         topics: dict[str, int] = {}
         for piece in pieces:
@@ -299,15 +301,20 @@ class Staging:
             if why is not None:
                 raise ReadOnly(why)
 
-    def _look_into(self, pieces: list[Piece], done: Done) -> None:
+    def _look_into(self, pieces: list[StagedPiece], done: Done) -> None:
         """Pieces of an earlier run: are they what their ids say, and whole?"""
         log = self._engine.partition(TOPIC).log
+        left = deque(pieces)
 
-        def work() -> Piece | None:
-            return next((piece for piece in pieces if read_piece(log, piece) is None), None)
+        def are_whole() -> bool:
+            while left:
+                if read_piece(log, left[0]) is None:
+                    return False
+                left.popleft()
+            return True
 
-        def looked(bad: Piece | None, error: BaseException | None) -> None:
-            if bad is not None:
+        def looked(whole: bool | None, error: BaseException | None) -> None:
+            if whole is False:
                 done(
                     DataCorrupt("a staged batch is damaged, or was never there", code="piece_lost")
                 )
@@ -319,9 +326,9 @@ class Staging:
                 self._pieces.update((piece.offset, piece) for piece in pieces)
                 done(None)
 
-        self._engine.workers.submit(work, looked)
+        read_in_background(self._engine, log, are_whole, looked)
 
-    def _decide(self, name: str, number: int, pieces: list[Piece], done: CommitDone) -> None:
+    def _decide(self, name: str, number: int, pieces: list[StagedPiece], done: CommitDone) -> None:
         known = self.decisions.pop(name, None)
         if known is None or known.epoch == limits.EPOCH_MAX:
             producer, epoch = self._random.getrandbits(63) | 1, 0
@@ -349,7 +356,7 @@ class Staging:
         self._engine.state.write(_entry(decision), decided)
 
     def _again(
-        self, known: Decision, number: int, given: list[tuple[int, Piece]], done: CommitDone
+        self, known: Decision, number: int, given: list[tuple[int, StagedPiece]], done: CommitDone
     ) -> None:
         """A repetition: wait for the first one, or say that it is done. Its own pieces go."""
         self._drop(self._droppable(given))
@@ -359,7 +366,7 @@ class Staging:
         else:
             self._engine.call_soon(done, False, None)
 
-    def _droppable(self, given: list[tuple[int, Piece]]) -> list[Piece]:
+    def _droppable(self, given: list[tuple[int, StagedPiece]]) -> list[StagedPiece]:
         """Those that are here, and that no commit has decided about."""
         home = self._home()
         if home is None:
@@ -384,7 +391,11 @@ class Staging:
     def expire_orphans(self) -> None:
         """What was staged a day ago and never committed belongs to a job that is gone."""
         now = self._engine.now_ms()
-        self.expire(now - limits.STAGED_KEPT_S * 1000)
+        try:
+            self.expire(now - limits.STAGED_KEPT_S * 1000)
+        except ReadPending as pending:
+            pending.then(self.expire_orphans)
+            return
         self._forget_names(now - limits.COMMIT_NAMES_KEPT_S * 1000)
         self._let_go_of_files()
 
@@ -422,7 +433,7 @@ class Staging:
                 return
             del self.decisions[oldest.name]
 
-    def _drop(self, pieces: Iterable[Piece]) -> None:
+    def _drop(self, pieces: Iterable[StagedPiece]) -> None:
         """Pieces that are done, one way or the other."""
         if self._home() is None:
             return
@@ -449,10 +460,9 @@ class Staging:
             return
         partition = home.partitions[0]
         log = partition.log
-        if isinstance(log, PartitionLog):
-            if self._cursor().position == log.end_offset:
-                log.roll_soon(ROLL_BYTES_MIN)
-            self._engine.retention.drop_done(partition)
+        if self._cursor().position == log.end_offset:
+            log.roll_soon(ROLL_BYTES_MIN)
+        self._engine.retention.drop_done(partition)
 
     # --- applying ---------------------------------------------------------------------------
     def _next(self) -> None:
@@ -462,7 +472,7 @@ class Staging:
         self._applying = decision = self._queue.popleft()
         home = self._home()
         log = None if home is None else home.partitions[0].log
-        Apply(engine, log, decision, self._applied).start()
+        CommitRun(engine, log, decision, self._applied).start()
 
     def _applied(self, error: HeadraceError | None) -> None:
         decision = self._applying
@@ -512,7 +522,7 @@ class Staging:
         decision.answer(error)
 
 
-def _from(owned: dict[int, list[Piece]], offset: int) -> dict[int, list[Piece]]:
+def _from(owned: dict[int, list[StagedPiece]], offset: int) -> dict[int, list[StagedPiece]]:
     """What lies at the offset or behind it."""
     left = {number: [p for p in some if p.offset >= offset] for number, some in owned.items()}
     return {number: some for number, some in left.items() if some}
@@ -526,7 +536,7 @@ def check_commit(name: object, number: object) -> None:
         )
 
 
-def parse_pieces(pieces: object) -> list[tuple[int, Piece]]:
+def parse_pieces(pieces: object) -> list[tuple[int, StagedPiece]]:
     """(incarnation of the staging topic, piece) for each id."""
     if not isinstance(pieces, (list, tuple)):
         raise InvalidArgument(f"pieces are a list of ids, not {pieces!r}", code="invalid_piece")
@@ -538,7 +548,7 @@ def parse_pieces(pieces: object) -> list[tuple[int, Piece]]:
         )
     parsed = []
     for text in pieces:
-        piece = Piece.parse(text)
+        piece = StagedPiece.parse(text)
         if piece is None:
             raise not_a_piece(text)
         parsed.append(piece)

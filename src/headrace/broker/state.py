@@ -1,4 +1,4 @@
-"""What subscriptions there are and where they stand, kept in one journal.
+"""Subscriptions and their positions, kept in one journal.
 
 Payloads (``log.journal`` frames and checksums them), by their first byte:
 
@@ -9,20 +9,20 @@ Payloads (``log.journal`` frames and checksums them), by their first byte:
 - ``E`` + JSON: a named producer gets an epoch: name, id, epoch
 - ``T`` + JSON: a commit of staged batches is decided or finished: name, number, pieces, finished
 
-Definitions are durable before the caller hears of them. Positions are written together for all
+Definitions are durable before the caller is answered. Positions are written together for all
 subscriptions, at most ``FLUSH_S`` after they changed: a crash may cost the last acks, and the
-messages come again. ``flush`` is the barrier for who needs more.
+messages come again. ``flush`` is the barrier for callers that need more.
 
 When the journal cannot be written (no room), nothing is lost in memory and it is tried again; when
-its *sync* fails the broker stops, as for any other failed sync. Behind ``close`` nothing is written:
-the directory may be somebody else's by then.
+its *sync* fails the broker stops, as for any other failed sync. After ``close`` nothing is written:
+the directory may belong to another process by then.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -31,7 +31,7 @@ from headrace.broker.cursor import Cursor
 from headrace.clock import Loop
 from headrace.errors import Closed, HeadraceError, OutcomeUnknown, refused_by_disk
 from headrace.log.journal import Journal
-from headrace.log.workers import Lane, SyncFailed, Workers
+from headrace.log.workers import Lane, Workers
 
 logger = logging.getLogger("headrace.broker")
 MAGIC = b"headrace subscriptions 1"
@@ -41,12 +41,11 @@ RETRY_S = 1.0
 Done = Callable[[HeadraceError | None], None]
 
 
-class Entry:
-    __slots__ = ("done", "payload")
+class Entry(NamedTuple):
+    """Something to be written; without a payload, a request to write all positions."""
 
-    def __init__(self, payload: bytes | None, done: Done | None):
-        self.payload = payload
-        self.done = done
+    payload: bytes | None
+    done: Done | None
 
 
 def define(
@@ -131,8 +130,8 @@ def remember(producers: dict[str, tuple[int, int]], name: str, known: tuple[int,
         del producers[next(iter(producers))]
 
 
-class State:
-    """The journal and what is to go into it. ``journal`` None: nothing is kept."""
+class StateJournal:
+    """The journal, and the entries that wait for it. ``journal`` None: nothing is kept."""
 
     def __init__(
         self,
@@ -173,7 +172,7 @@ class State:
         return loaded
 
     def start(self) -> None:
-        """Write what was loaded as a fresh snapshot: short, and free of what damage was skipped."""
+        """Write the loaded state as a fresh snapshot: short, and without damaged entries."""
         if self._journal is None:
             return
         try:
@@ -187,11 +186,11 @@ class State:
 
     # --- writing ----------------------------------------------------------------------------
     def write(self, payload: bytes, done: Done | None = None) -> None:
-        """Keep a definition; ``done`` hears when it is durable."""
+        """Keep a definition; ``done`` is called when it is durable."""
         self._put(Entry(payload, done))
 
     def flush(self, done: Done) -> None:
-        """Write all positions now; ``done`` hears when they are durable."""
+        """Write all positions now; ``done`` is called when they are durable."""
         self._put(Entry(None, done))
 
     def _put(self, entry: Entry) -> None:
@@ -259,7 +258,7 @@ class State:
             self._on_failure(self._failed)
 
     def close(self, done: Callable[[], None]) -> None:
-        """Write what is new, then nothing more."""
+        """Write the last changes, then nothing more."""
 
         def closed(_error: HeadraceError | None) -> None:
             self._closed = True
@@ -275,6 +274,3 @@ class State:
             done()
 
         self.flush(closed)
-
-
-__all__ = ["Entry", "Loaded", "State", "SyncFailed"]

@@ -42,7 +42,9 @@ from headrace.broker.retries import Retries
 from headrace.broker.selection import select
 from headrace.errors import Closed, DataCorrupt, HeadraceError, OffsetOutOfRange, StaleDelivery
 from headrace.log.batch import LOST, Batch
+from headrace.log.interface import ReadPending
 from headrace.model import SubscriptionSettings, check_reason, check_seconds
+from headrace.operations.results import SubscriptionStats
 
 logger = logging.getLogger("headrace.broker")
 
@@ -75,7 +77,7 @@ class Subscription:
         self._retries = Retries()
         self._deadlines = Deadlines(self.leases)
         self._burying: dict[tuple[int, int], str] = {}
-        """(cursor number, offset) of what is on its way to the dead letters, and why."""
+        """(cursor number, offset) of messages on their way to the dead letters, and the reason."""
         self._now_ms = 0
         """When the messages that are being handed out were looked at."""
         self._timer: Any = None
@@ -109,7 +111,7 @@ class Subscription:
         self._reading.advanced(cursor)
 
     def detach(self, topic: str) -> list[Cursor]:
-        """Let go of a topic that is deleted."""
+        """Forget a topic that is deleted."""
         gone = [cursor for (name, _), cursor in self.cursors.items() if name == topic]
         for cursor in gone:
             del self.cursors[(topic, cursor.partition.number)]
@@ -122,7 +124,7 @@ class Subscription:
         if cursor is None:
             return
         if at_once and not self._pumping:
-            self._pumping = True  # for whoever would wake it: it is up
+            self._pumping = True  # so that nothing wakes it twice
             self._reading.advanced(cursor)
             self.pump()
         else:
@@ -130,13 +132,13 @@ class Subscription:
 
     # --- members ----------------------------------------------------------------------------
     def join(self, member: Member) -> None:
-        if self.closed:  # nobody would ever tell the member
+        if self.closed:  # the member would never be told
             raise Closed(f"subscription {self.name!r} is closed")
         self.members.add(member)
         self.wake()
 
     def leave(self, member: Member, *, count_attempt: bool = True) -> None:
-        """The member is gone; what it had goes to the others.
+        """The member is gone; its messages go to the others.
 
         With ``count_attempt`` (it vanished, perhaps because of a message) a delivery is used up;
         without (it closed in good order and says that it began none of these) it is not.
@@ -149,7 +151,7 @@ class Subscription:
         self.wake()
 
     def withdraw(self, member: Member) -> None:
-        """Give the member nothing more; what it holds stays out until settled or overdue."""
+        """Give the member nothing more; its messages stay out until settled or overdue."""
         if member in self.members:
             self.members.remove(member)
 
@@ -160,7 +162,7 @@ class Subscription:
 
     # --- handing out ------------------------------------------------------------------------
     def pump(self) -> None:
-        """Hand out what there is to whoever has room."""
+        """Hand out messages to the members that have room."""
         self._pumping = False
         if self.closed:
             return
@@ -172,6 +174,11 @@ class Subscription:
                 self._hand_out_fresh(*found)
             else:
                 break
+
+    @property
+    def is_fetching(self) -> bool:
+        """Whether a log still fetches messages that were asked for."""
+        return self._reading.is_fetching or self._retries.is_fetching
 
     @property
     def _has_work(self) -> bool:
@@ -219,7 +226,7 @@ class Subscription:
         return chosen.wanted
 
     def _share(self, cursor: Cursor, batch: Batch, indexes: Sequence[int]) -> Sequence[int]:
-        """Deal the records out, one to each member in turn; returns what nobody had room for."""
+        """Deal the records out, one to each member in turn; returns those that found no room."""
         each = batch.stored_bytes // batch.count
         while indexes:
             members, room = self.members.next(len(indexes), each)
@@ -254,8 +261,9 @@ class Subscription:
             self.activity.first(self._now_ms - batch.max_timestamp, count)
         self.tally.delivered += count
         if member.auto_ack:
-            delivery = Delivery(partition.topic, partition.number, batch, indexes)
-            delivery.attempts = attempts
+            delivery = Delivery(
+                partition.topic, partition.number, batch, indexes, attempts=attempts
+            )
             self.tally.acked += count
             partition.consumed += count
             self._done_all(cursor, offsets)
@@ -264,18 +272,23 @@ class Subscription:
         deadline = self._context.time() + self.settings.ack_timeout
         lease = Lease(
             self._context.next_lease_id(),
+            self,
             member,
             cursor,
             offsets,
             attempts,
             deadline,
             bytes_each * count,
+            count,
+            (1 << count) - 1,
         )
         self.leases[lease.id] = lease
         member.took(lease)
         self._deadlines.add(lease)
         self._arm(deadline)
-        member.sink.deliver(Delivery(partition.topic, partition.number, batch, indexes, lease))
+        member.sink.deliver(
+            Delivery(partition.topic, partition.number, batch, indexes, lease, attempts)
+        )
 
     # --- order by key -----------------------------------------------------------------------
     def _hand_out_ordered(
@@ -334,8 +347,12 @@ class Subscription:
     def _retry_batch(self, cursor: Cursor, offsets: list[int]) -> list[int]:
         """Hand out those that lie in the batch of the first; returns the rest."""
         try:
-            batch = cursor.partition.log.read(offsets[0], 1)[0]
-        except (OffsetOutOfRange, IndexError):
+            batch = cursor.partition.log.read_cached(offsets[0])
+        except ReadPending as pending:
+            self._retries.wait_for_log(cursor, offsets)
+            pending.then(self._fetched)
+            return []
+        except OffsetOutOfRange:
             self.tally.lost += 1
             self._done(cursor, offsets[0])
             return offsets[1:]
@@ -348,6 +365,10 @@ class Subscription:
         for index in self._share(cursor, batch, indexes):
             self._retries.add(cursor, batch.base_offset + index)
         return offsets[len(inside) :]
+
+    def _fetched(self) -> None:
+        self._retries.fetched()
+        self.wake()
 
     def _retry_at(self, due: float, cursor: Cursor, offset: int) -> None:
         self._retries.add_at(due, cursor, offset)
@@ -458,6 +479,12 @@ class Subscription:
         if not self._pumping and self._has_work:
             self.wake()
 
+    def _settled(self, lease: Lease, count: int) -> None:
+        """The member no longer holds ``count`` messages of the lease; an empty lease ends."""
+        lease.member.settled(lease, count)
+        if not lease.mask:
+            self.leases.pop(lease.id, None)
+
     def _done(self, cursor: Cursor, offset: int) -> None:
         cursor.done(offset)
         self._context.changed(cursor)
@@ -476,7 +503,7 @@ class Subscription:
                 self._free(cursor, offset)
 
     def _failed(self, cursor: Cursor, offset: int, attempt: int, reason: str, delay: float) -> None:
-        """A delivery came to nothing: again, or to the dead letters."""
+        """A delivery failed: try again, or store a dead letter."""
         cursor.failed(offset, attempt)
         self._context.changed(cursor)
         limit = self.settings.max_deliveries
@@ -533,11 +560,10 @@ class Subscription:
             self._arm(min(upcoming))
 
     def _end(self, lease: Lease, reason: str, *, at_once: bool, count: bool) -> None:
-        """Take back what is still out of the lease."""
+        """Take back the messages of the lease that are still out."""
         out = lease.out()
         lease.mask = 0
-        lease.member.settled(lease, len(out))
-        self.leases.pop(lease.id, None)
+        self._settled(lease, len(out))
         for index in out:
             offset = lease.offsets[index]
             attempt = lease.attempt_at(index)
@@ -550,37 +576,23 @@ class Subscription:
 
     # --- moving and ending --------------------------------------------------------------------
     def seek(self, cursor: Cursor, offset: int) -> None:
-        """Deliver again from the offset on; what is out of this partition becomes stale."""
+        """Deliver again from the offset on; deliveries of this partition become stale."""
         self._forget(cursor)
         cursor.seek(offset)
         self._context.changed(cursor)
         self._reading.advanced(cursor)
 
     def advance(self, cursor: Cursor, offset: int) -> None:
-        """Everything before the offset is done, whoever has it; never moves back.
+        """Everything before the offset is done, whichever member holds it; never moves back.
 
-        It is what a reader says that keeps its own position. A member that settles one of these
-        afterwards hears that its delivery has ended.
+        For readers that keep their own position. A member that settles one of these messages
+        afterwards gets :class:`StaleDelivery`.
         """
         if offset <= cursor.position:
             return
         count = cursor.undone_count(offset)
-        for lease in [lease for lease in self.leases.values() if lease.cursor is cursor]:
-            held = lease.mask & (1 << bisect_left(lease.offsets, offset)) - 1
-            if held:
-                lease.mask ^= held
-                lease.member.settled(lease, held.bit_count())
-                if not lease.mask:
-                    del self.leases[lease.id]
-        self._retries.forget(cursor, offset)
-        self._burying = {
-            item: reason
-            for item, reason in self._burying.items()
-            if item[0] != cursor.number or item[1] >= offset
-        }
         cursor.done_run(cursor.position, offset)
-        for item in self._order.forget(cursor, offset):
-            self._retries.add(*item)
+        self._forget(cursor, offset)
         if cursor.next < offset:
             cursor.blocked = None
             self._reading.forget(cursor)
@@ -591,21 +603,26 @@ class Subscription:
         if self._has_work:
             self.wake()
 
-    def _forget(self, cursor: Cursor) -> None:
-        """Drop everything that is under way at the cursor."""
+    def _forget(self, cursor: Cursor, before: int | None = None) -> None:
+        """Drop everything that is under way at the cursor, or only what lies before an offset."""
         for lease in [lease for lease in self.leases.values() if lease.cursor is cursor]:
-            out = lease.mask.bit_count()
-            lease.mask = 0
-            lease.member.settled(lease, out)
-            del self.leases[lease.id]
-        self._retries.forget(cursor)
+            gone = lease.mask
+            if before is not None:
+                gone &= (1 << bisect_left(lease.offsets, before)) - 1
+            if gone:
+                lease.mask ^= gone
+                self._settled(lease, gone.bit_count())
+        self._retries.forget(cursor, before)
         self._burying = {
-            item: reason for item, reason in self._burying.items() if item[0] != cursor.number
+            item: reason
+            for item, reason in self._burying.items()
+            if item[0] != cursor.number or (before is not None and item[1] >= before)
         }
-        for item in self._order.forget(cursor):
+        for item in self._order.forget(cursor, before):
             self._retries.add(*item)
-        self._reading.forget(cursor)
-        if self._has_work:  # who had these has room for others now
+        if before is None:
+            self._reading.forget(cursor)
+        if self._has_work:  # the members that had these have room for others now
             self.wake()
 
     def close(self, error: HeadraceError | None = None) -> None:
@@ -617,12 +634,13 @@ class Subscription:
             self._timer = None
         for cursor in self.cursors.values():
             cursor.partition.watchers.remove(self)
-        for member in list(self.members):  # a sink may leave as it hears of it
+        for member in list(self.members):  # a sink may leave when it is told
             member.sink.closed(error)
         self.members.clear()
-        for lease in self.leases.values():
-            lease.mask = 0  # who settles now must hear that it comes too late
-        self.leases.clear()
+        for lease in list(self.leases.values()):
+            out = lease.mask.bit_count()
+            lease.mask = 0  # an ack that comes now is stale
+            self._settled(lease, out)
 
     # --- asking -----------------------------------------------------------------------------
     def lag(self) -> int:
@@ -631,7 +649,7 @@ class Subscription:
     def in_flight(self) -> int:
         return sum(lease.mask.bit_count() for lease in self.leases.values())
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> SubscriptionStats:
         return {
             "name": self.name,
             "topic": self.pattern,
@@ -652,7 +670,7 @@ class Subscription:
                 }
                 for (topic, number), cursor in sorted(self.cursors.items())
             ],
-            **self.tally.as_dict(),
+            **self.tally.as_dict(),  # type: ignore[typeddict-item]
         }
 
 

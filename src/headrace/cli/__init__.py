@@ -24,7 +24,6 @@ from headrace.cli import (
     serve,
     sql,
     topics,
-    traffic,
 )
 from headrace.errors import HeadraceError, InvalidArgument
 
@@ -62,9 +61,6 @@ app.add_typer(
     archive.archive,
     name="archive",
     help="Topics into lake tables: run, verify, list, show, compact.",
-)
-app.add_typer(
-    traffic.traffic, name="traffic", help="What goes through topics, by minute: run, show."
 )
 app.command(short_help="Examine or repair a data directory.")(doctor.doctor)
 app.command(short_help="Test a running broker under load.")(bench.bench)

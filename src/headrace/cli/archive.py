@@ -1,4 +1,4 @@
-"""``headrace archive``: topics into a lake table, and the proof that it holds them."""
+"""``headrace archive``: write topics into a lake table, and prove that it holds them."""
 
 from __future__ import annotations
 
@@ -7,29 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.connecting import (
-    AsJson,
-    Ca,
-    Server,
-    Token,
-    connected,
-    count_of,
-    print_json,
-    print_rows,
-    say,
-    size,
-)
+from headrace.cli.connecting import AsJson, connected, count_of, print_json, print_rows, say, size
 from headrace.cli.spark_work import (
-    Conf,
     Format,
     Log,
-    Master,
     Once,
+    SparkPlace,
     check_installed,
     run_job,
     sparkling,
     watched,
-    where_of,
+    with_place,
 )
 from headrace.errors import InvalidArgument
 
@@ -37,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from headrace.spark.builtin.archive import ArchiveJob
-    from headrace.spark.builtin.verifying import Verdict
+    from headrace.spark.builtin.archive_verify import Verdict
     from headrace.spark.lake import Description
 
 archive = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -47,18 +35,21 @@ SHOWN_MAX = 50
 
 
 @archive.command()
+@with_place
 def run(
     topics: Annotated[list[str], typer.Argument(metavar="TOPIC...", help="Topics and wildcards.")],
-    to: Annotated[str, typer.Option("--to", metavar="PATH", help="The table; made if need be.")],
+    to: Annotated[
+        str, typer.Option("--to", metavar="PATH", help="The table; created if it does not exist.")
+    ],
     format_: Format = None,
     group: Annotated[
-        str, typer.Option(help="The subscription that holds what is not archived yet.")
+        str, typer.Option(help="The subscription that keeps records until they are archived.")
     ] = "archive",
     name: Annotated[
-        str | None, typer.Option(help="Its name among the pipelines; default: the group.")
+        str | None, typer.Option(help="The archive's name as a pipeline; default: the group.")
     ] = None,
     partition_by: Annotated[
-        str, typer.Option(metavar="COLUMNS", help="The table's directories.")
+        str, typer.Option(metavar="COLUMNS", help="Columns that partition the table.")
     ] = "topic,date",
     once: Once = False,
     trigger: Annotated[
@@ -68,34 +59,34 @@ def run(
         str | None, typer.Option(metavar="PATH", help="Default: in TABLE/_headrace.")
     ] = None,
     compact_every: Annotated[
-        int, typer.Option(min=0, help="Join small files after so many commits; 0: never.")
+        int,
+        typer.Option(min=0, help="Commits between compactions of small files; 0: never compact."),
     ] = 20,
-    master: Master = None,
-    conf: Conf = None,
     log: Log = None,
-    server: Server = None,
-    token: Token = None,
-    ca: Ca = None,
+    *,
+    place: SparkPlace,
 ) -> None:
     """Write every record of topics into a lake table, exactly once, until stopped.
 
-    The table keeps which offsets it holds, so a lost checkpoint loses and doubles nothing. What is
-    not archived yet is kept by the broker (retain_unread) and shown as the group's lag.
+    The table records which offsets it holds, so a lost checkpoint loses and doubles nothing. The
+    broker keeps records that are not archived yet (retain_unread) and shows them as the group's lag.
 
     Examples:
 
       headrace archive run orders --to /lake/orders
 
-      headrace archive run 'shop.>' --to /lake/shop --format delta --once
+      headrace archive run 'shop.>' --to /lake/shop --format iceberg --once
     """
     check_installed()
-    from headrace.spark.lake.table import directory_of
+    from headrace.spark.lake.table import KINDS, check_kind, directory_of
     from headrace.spark.lake.tables import kind_of
 
-    kind = format_ or kind_of(directory_of(to)) or "parquet"
-    source = where_of(server, token, ca)
-    with connected(server, token, ca) as client:
-        client.positions(list(topics))  # a topic that is not there is said before Spark starts
+    kind = check_kind(format_ or kind_of(directory_of(to)) or KINDS[0])
+    source = place.source()
+    with connected(place.server, place.token, place.ca) as client:
+        client.positions(
+            list(topics)
+        )  # a topic that does not exist is an error before Spark starts
 
     def job(spark: SparkSession) -> ArchiveJob:
         from headrace.spark.builtin.archive import ArchiveJob
@@ -114,10 +105,19 @@ def run(
             options={"compact_every": compact_every},
         )
 
-    run_job(job, source=source, name="archive", once=once, master=master, conf=conf, log=log)
+    run_job(
+        job,
+        source=source,
+        name="archive",
+        once=once,
+        master=place.master,
+        conf=place.conf,
+        log=log,
+    )
 
 
 @archive.command()
+@with_place
 def verify(
     path: Table,
     topics: Annotated[
@@ -128,12 +128,9 @@ def verify(
         typer.Option("--path", metavar="DATA_DIR", help="Read a data directory, with no broker."),
     ] = None,
     as_json: AsJson = False,
-    master: Master = None,
-    conf: Conf = None,
     log: Log = None,
-    server: Server = None,
-    token: Token = None,
-    ca: Ca = None,
+    *,
+    place: SparkPlace,
 ) -> None:
     """Prove that a table and the log hold the same records, or say exactly where they differ.
 
@@ -146,15 +143,15 @@ def verify(
       headrace archive verify /lake/orders --path /backup/data --json
     """
     check_installed()
-    from headrace.spark.builtin.verifying import verify as compare
+    from headrace.spark.builtin.archive_verify import verify as compare
     from headrace.spark.lake import describe
 
-    source = where_of(server, token, ca, data_dir)
-    describe(path)  # a table that is not there is said before Spark starts
+    source = place.source(data_dir)
+    describe(path)  # a table that does not exist is an error before Spark starts
     if data_dir is None:
-        with connected(server, token, ca):
+        with connected(place.server, place.token, place.ca):
             pass
-    with sparkling("archive verify", master, conf, log) as spark:
+    with sparkling("archive verify", place.master, place.conf, log) as spark:
         verdict = watched(
             spark,
             "comparing",
@@ -170,23 +167,17 @@ def verify(
 def _print_verdict(path: str, verdict: Verdict) -> None:
     if verdict.only_in_table:
         count = count_of(verdict.only_in_table.count, "record")
-        say(f"{count} of the table are deleted in the log by now: counted, not compared")
+        say(f"the log has deleted {count} of the table: counted, not compared")
     for topic in verdict.gone:
-        say(f"topic {topic} is not in the log any more: counted, not compared")
+        say(f"the log has no topic {topic} any more: counted, not compared")
     if verdict.waiting:
-        say(f"{count_of(verdict.waiting.count, 'record')} of the log are not archived yet")
+        say(f"not archived yet: {count_of(verdict.waiting.count, 'record')}")
     for difference in verdict.differences[:SHOWN_MAX]:
         say(str(difference))
     more = len(verdict.differences) - SHOWN_MAX
     if more > 0:
         say(f"and {count_of(more, 'difference')} more; --json has all of them")
     records = count_of(verdict.records, "record")
-    if verdict.unseen:
-        files = count_of(len(verdict.unseen), "file")
-        say(
-            f"{files} of the table cannot be seen by who reads its directory ({verdict.unseen[0]}); "
-            f"'headrace archive compact {path} --vacuum' gives them their names back"
-        )
     if not verdict.differences:
         say(f"{path} and the log hold the same: {records} compared")
     else:
@@ -200,7 +191,7 @@ def list_tables(
     ],
     as_json: AsJson = False,
 ) -> None:
-    """List tables: kind, rows, files, size, what they hold.
+    """List tables: format, rows, files, size, topics.
 
     Example:
 
@@ -295,14 +286,13 @@ def compact(
         int, typer.Option(metavar="MB", min=1, help="How large files may get.")
     ] = 128,
     vacuum: Annotated[
-        bool, typer.Option("--vacuum", help="Also delete files that nobody needs any more.")
+        bool, typer.Option("--vacuum", help="Also delete files that no reader needs any more.")
     ] = False,
 ) -> None:
-    """Join small files of a table into large ones; a query may be writing to it meanwhile.
+    """Join small files of a table into large ones; a query may write to it at the same time.
 
-    Readers by the table's log see the old files or the new ones. Those that were joined, and those
-    of attempts that failed, are kept for a day and then deleted by --vacuum (of a Parquet table, by
-    the query that writes it, too).
+    Readers see the old files or the new ones. The old files, and those of attempts that failed, are
+    kept for a day, and then deleted by --vacuum.
 
     Example:
 

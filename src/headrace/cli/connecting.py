@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Annotated, Any, NamedTuple
@@ -116,7 +116,7 @@ def say(text: str) -> None:
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def print_rows(rows: Iterable[dict[str, Any]], columns: dict[str, str], empty: str) -> None:
+def print_rows(rows: Iterable[Mapping[str, Any]], columns: dict[str, str], empty: str) -> None:
     """A table of some keys of each row; numbers to the right."""
     rows = list(rows)
     if not rows:

@@ -22,7 +22,7 @@ from headrace.cli.connecting import (
     when,
 )
 from headrace.errors import NotFound
-from headrace.wire import documents
+from headrace.operations import documents
 
 dlq = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 scheduled = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -46,7 +46,7 @@ def list_letters(
     """List dead letters; without a subscription, how many there are of each."""
     with connected(server, token, ca) as client:
         if subscription is None:
-            topics = client.admin("dead_letter_topics")
+            topics = client.dead_letter_topics()
             if as_json:
                 print_json(topics)
             else:
@@ -82,11 +82,10 @@ def show(
 ) -> None:
     """Show one dead letter whole."""
     with connected(server, token, ca) as client:
-        document = client.admin("dead_letter", subscription=subscription, offset=offset)
+        letter = client.dead_letter(subscription, offset)
     if as_json:
-        print_json(document)
+        print_json(documents.letter(letter))
         return
-    letter = documents.to_letter(document)
     message = letter.message
     origin = f"{message.topic}/{message.partition}@{message.offset}"
     attempts = "1 delivery" if letter.attempts == 1 else f"{letter.attempts:,} deliveries"

@@ -17,10 +17,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
+from headrace.doctor.commands import examine, repair
+from headrace.doctor.dump import DumpedBatch, dump
+from headrace.doctor.findings import Action, Finding, PartitionState, Report, Severity, count
 from headrace.errors import InvalidArgument, StorageFailed
-from headrace.log.doctor import examine, repair
-from headrace.log.dump import Piece, dump
-from headrace.log.findings import Action, Finding, PartitionState, Report, Severity, count
 
 _COLOURS: dict[Severity, str] = {
     "ok": "green",
@@ -29,9 +29,9 @@ _COLOURS: dict[Severity, str] = {
     "damage": "bold red",
 }
 _ROWS_MAX = 50
-"""Healthy partitions beyond so many are counted, not listed."""
+"""With more partitions than this, the healthy ones are counted, not listed."""
 _FINDINGS_MAX = 20
-"""Findings of one code beyond so many are counted, not listed."""
+"""More findings of one code than this are counted, not listed."""
 
 
 def doctor(
@@ -45,7 +45,7 @@ def doctor(
     ] = None,
     repair: Annotated[
         bool,
-        typer.Option("--repair", help="Repair what can be repaired, after asking."),
+        typer.Option("--repair", help="Ask, then repair what can be repaired."),
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Repair without asking.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
@@ -57,21 +57,21 @@ def doctor(
     """Examine a data directory: every checksum, every offset, every file.
 
     Nothing is changed without --repair. A repair never changes an offset and never throws data
-    away: destroyed records are marked as lost, so that consumers go on behind them, and a damaged
+    away: destroyed records are marked as lost, so that consumers continue after them, and a damaged
     file is kept beside the repaired one.
 
     \b
     Examples:
-      headrace doctor data              what is there, and is it whole?
-      headrace doctor data --repair     give up what is destroyed, go on
+      headrace doctor data              list partitions and problems
+      headrace doctor data --repair     give up destroyed records and continue
       headrace doctor data --json       the same for a program
       headrace doctor --dump data/orders/0/00000000000000000000.log
 
     \b
     Exit codes:
-      0  healthy: all that was safely stored can be read, or was given up by a repair
-      1  there is damage
-      2  it could not be examined: a broker is running there, or it is no data directory
+      0  healthy: every confirmed record can be read, or was given up by a repair
+      1  damage was found
+      2  not examined: a broker is running on it, or it is not a data directory
     """
     try:
         if dump is not None:
@@ -89,7 +89,7 @@ def doctor(
         else:
             whole = _examine(data_dir, as_json)
     except BrokenPipeError:
-        raise  # `| head` has seen enough, and that is no error
+        raise  # the reader (`| head`) closed the pipe; that is no error
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         raise StorageFailed(f"{where}{error.strerror or error}", retryable=False) from error
@@ -155,7 +155,7 @@ def _confirmed(report: Report) -> bool:
         question += f" and give up {count(lost, 'record')} for good"
     try:
         return typer.confirm(f"{question}?")
-    except typer.Abort:  # nobody there to answer
+    except typer.Abort:  # no answer can come
         typer.echo()
         return False
 
@@ -205,7 +205,7 @@ def _print_report(console: Console, report: Report) -> None:
         console.print(table, soft_wrap=False)
     if len(shown) < len(report.partitions):
         rest = len(report.partitions) - len(shown)
-        console.print(f"{'and ' if shown else ''}{count(rest, 'partition')} with nothing to say")
+        console.print(f"{'and ' if shown else ''}{count(rest, 'partition')} without problems")
     if report.partitions:
         console.print()
     seen: Counter[str] = Counter()
@@ -275,9 +275,9 @@ def _print_verdict(console: Console, report: Report, *, repaired: bool) -> None:
         text.append(f"{records} can be read ({place}), but something else is wrong.")
     left = sum(not finding.repairable for finding in damage)
     if len(damage) > left and not repaired:
-        text.append(" Run it again with --repair to give up what is destroyed and go on.")
+        text.append(" Run it again with --repair to give up the destroyed records and continue.")
     if left:
-        text.append(f" {count(left, 'place')} must be seen to by hand.")
+        text.append(f" {count(left, 'place')} must be fixed by hand.")
     console.print(text)
 
 
@@ -285,7 +285,7 @@ _DUMP_HEAD = ("position", "bytes", "offsets", "records", "time (UTC)", "what")
 _DUMP_ROW = "{:>12} {:>10}  {:<23} {:>9}  {:<25} {}"
 
 
-def _dump_row(piece: Piece) -> str:
+def _dump_row(piece: DumpedBatch) -> str:
     if piece.first is None or piece.end is None or piece.base_timestamp is None:
         offsets = records = time = "-"
         words = [piece.state]

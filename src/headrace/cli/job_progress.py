@@ -1,4 +1,4 @@
-"""What is shown of jobs that run on, and how they are asked to end; for all commands that have some."""
+"""The progress of running jobs on the terminal, and the signals that stop them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TELL_S = 10.0
 
 # --- signals ----------------------------------------------------------------------------------------
 class Signals:
-    """SIGINT and SIGTERM ask for an end; the second time they mean it."""
+    """SIGINT and SIGTERM stop jobs after the batch under way; the second signal breaks it off."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -113,7 +113,7 @@ def progress_table(jobs: Sequence[RunningJob]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
     for title in ("query", "state"):
         table.add_column(title)
-    for title in ("batch", "rows", "rows/s", "behind", "dead letters", "last batch"):
+    for title in ("batch", "rows", "rows/s", "lag", "dead letters", "last batch"):
         table.add_column(title, justify="right")
     for job in jobs:
         document = job.document()
@@ -134,13 +134,13 @@ def progress_table(jobs: Sequence[RunningJob]) -> Table:
 
 
 def line_of(query: dict[str, Any]) -> str:
-    behind = "" if query.get("lag") is None else f", {query['lag']:,} behind"
+    lag = "" if query.get("lag") is None else f", {query['lag']:,} unread"
     dead = query.get("dead_letters", 0)
     letters = f", {count_of(dead, 'dead letter')}" if dead else ""
     return (
         f"{query['name']}: batch {query.get('batch_id', -1)}, "
         f"{count_of(query.get('input_rows_total', 0), 'row')}, "
-        f"{query.get('input_rows_per_second', 0):,.0f} rows/s{behind}{letters}"
+        f"{query.get('input_rows_per_second', 0):,.0f} rows/s{lag}{letters}"
     )
 
 

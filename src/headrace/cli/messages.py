@@ -27,7 +27,7 @@ from headrace.cli.connecting import (
 from headrace.client.threads import BrokerClient
 from headrace.errors import Closed, InvalidArgument, RequestTimeout, StaleDelivery
 from headrace.model import is_pattern
-from headrace.wire import documents
+from headrace.operations import documents
 
 CHUNK = 5_000
 PROGRESS_AFTER = 20_000
@@ -99,7 +99,7 @@ def publish(
             delay=delay,
             ttl=ttl,
             partition=partition,
-        ).result()
+        )
     if as_json:
         document = documents.receipt(receipt)
         if receipt.offset < 0:  # it has no place yet

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +17,6 @@ from headrace.cli.connecting import (
     Ca,
     Server,
     Token,
-    address,
     connected,
     print_json,
     print_rows,
@@ -26,18 +25,28 @@ from headrace.cli.connecting import (
     text_of,
     when,
 )
-from headrace.cli.job_progress import Signals, display, signals
-from headrace.cli.spark_work import Conf, Master, Once, check_installed, errors, settings_of
+from headrace.cli.job_progress import Signals, signals
+from headrace.cli.spark_work import (
+    Once,
+    SparkPlace,
+    check_installed,
+    end_with,
+    errors,
+    run_jobs,
+    settings_of,
+    started,
+    with_place,
+)
 from headrace.client.threads import BrokerClient
 from headrace.errors import HeadraceError, InvalidArgument
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from headrace.spark.options import Connection
+    from headrace.spark.connection import ConnectionOptions
     from headrace.spark.pipelines.declaration import Pipeline
     from headrace.spark.pipelines.files import PipelineFile
-    from headrace.spark.pipelines.planning import Plan, Setting
+    from headrace.spark.pipelines.planning import PipelinePlan, PipelineSetting
     from headrace.spark.pipelines.running import RunningJob
 
 pipeline = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -49,11 +58,11 @@ Names = Annotated[
 
 # --- run ------------------------------------------------------------------------------------------
 @pipeline.command()
+@with_place
 def run(
     file: File,
     names: Names = None,
     once: Once = False,
-    master: Master = None,
     checkpoint_dir: Annotated[
         str | None,
         typer.Option(
@@ -65,7 +74,6 @@ def run(
         list[str] | None,
         typer.Option("--py-files", help="A module or zip for executors; may be repeated."),
     ] = None,
-    conf: Conf = None,
     ui: Annotated[bool, typer.Option("--ui", help="Serve Spark's own web page.")] = False,
     log: Annotated[
         str | None,
@@ -73,9 +81,8 @@ def run(
             help="A file for what Spark says; default on a terminal: FILE.state/spark.log."
         ),
     ] = None,
-    server: Server = None,
-    token: Token = None,
-    ca: Ca = None,
+    *,
+    place: SparkPlace,
 ) -> None:
     """Run the pipelines of a file, until they are stopped.
 
@@ -95,56 +102,47 @@ def run(
     check_installed()
     declared = load(file)
     chosen = declared.choose(names or ())
-    base = _checkpoint_dir(declared, chosen, checkpoint_dir, master)
-    connection = _connection(declared, server, token, ca)
+    base = _checkpoint_dir(declared, chosen, checkpoint_dir, place.master)
+    connection = _connection(declared, place)
     setting = _prepared(connection, chosen)
     with (
         signals() as asked,
-        _session(declared, master, conf, ui=ui, log=_log_file(declared, log)) as spark,
+        started(
+            declared.path.name,
+            place.master,
+            {**declared.spark, **settings_of(place.conf)},
+            ui=ui,
+            log_file=_log_file(declared, log),
+        ) as spark,
     ):
         asked.take_over()  # Spark has put its own in place
         for path in py_files or ():
             spark.sparkContext.addPyFile(path)
         ended = _run(spark, chosen, base, setting, connection, once, asked)
-    failed = [job for job in ended if job.state == "failed"]
-    for job in failed:
-        print(f"headrace: pipeline {job.name} failed: {job.error}", file=sys.stderr)
-    raise typer.Exit(1 if failed else 0)
+    end_with(ended, "pipeline ")
 
 
 def _run(
     spark: SparkSession,
     chosen: Sequence[Pipeline],
     base: str,
-    setting: Setting,
-    connection: Connection,
+    setting: PipelineSetting,
+    connection: ConnectionOptions,
     once: bool,
     asked: Signals,
 ) -> list[RunningJob]:
-    from headrace.spark.connecting import connect
-    from headrace.spark.pipelines.reporting import Reporter
-    from headrace.spark.pipelines.running import PipelineJob, Runner
+    from headrace.spark.pipelines.running import PipelineJob
 
     plans = _plans(spark, chosen, base, setting)
-    reporter = Reporter(lambda: connect(connection))
     for each in chosen:
         say(f"{each.name}: {', '.join(map(str, each.inputs))} to {each.to}")
-    with display() as shown:
-        runner = Runner(
-            [PipelineJob(plan) for plan in plans],
-            once=once or all(each.is_once for each in chosen),
-            reporter=reporter,
-            on_look=shown.show,
-        )
-        asked.tell(runner.stop)
-        ended = runner.run()
-        shown.end(ended)
-    return ended
+    once = once or all(each.is_once for each in chosen)
+    return run_jobs([PipelineJob(plan) for plan in plans], connection, asked, once=once)
 
 
 def _plans(
-    spark: SparkSession, chosen: Sequence[Pipeline], base: str, setting: Setting
-) -> list[Plan]:
+    spark: SparkSession, chosen: Sequence[Pipeline], base: str, setting: PipelineSetting
+) -> list[PipelinePlan]:
     from headrace.spark.pipelines.planning import plan
 
     return [plan(each, spark, each.checkpoint or f"{base}/{each.name}", setting) for each in chosen]
@@ -153,7 +151,7 @@ def _plans(
 def _checkpoint_dir(
     declared: PipelineFile, chosen: Sequence[Pipeline], given: str | None, master: str | None
 ) -> str:
-    from headrace.spark.sessions import is_local
+    from headrace.spark.sessions.builder import is_local
 
     found = given or declared.checkpoint_dir
     if found is not None:
@@ -166,23 +164,20 @@ def _checkpoint_dir(
     return str(declared.state_dir)
 
 
-def _connection(
-    declared: PipelineFile, server: str | None, token: str | None, ca: str | None
-) -> Connection:
-    from headrace.spark.options import Connection, Given
+def _connection(declared: PipelineFile, place: SparkPlace) -> ConnectionOptions:
+    from headrace.spark.connection import ConnectionOptions
+    from headrace.spark.options import Given
 
-    where = server or declared.servers
-    if where is None:
-        host, port, _ = address(None)
-        where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    options = {"servers": where, "token": token or "", "ca": ca or ""}
-    return Connection.of(Given(options))
+    found = place.source()
+    if place.server is None and declared.servers is not None:
+        found["servers"] = declared.servers
+    return ConnectionOptions.of(Given(found))
 
 
-def _prepared(connection: Connection, chosen: Sequence[Pipeline]) -> Setting:
+def _prepared(connection: ConnectionOptions, chosen: Sequence[Pipeline]) -> PipelineSetting:
     """Ask the broker what it takes, and make the topics for rows that fail."""
     with _asking(connection) as client:
-        info = client.admin("info")
+        info = client.info()
         known = set(client.topics())
         for name in sorted({each.failed for each in chosen if each.failed} - known):
             # One partition, as the broker's own have: the commands for dead letters look there.
@@ -190,8 +185,8 @@ def _prepared(connection: Connection, chosen: Sequence[Pipeline]) -> Setting:
     return _setting(connection, info["max_message_size"])
 
 
-def _setting(connection: Connection, max_message_size: int | None = None) -> Setting:
-    from headrace.spark.pipelines.planning import Setting
+def _setting(connection: ConnectionOptions, max_message_size: int | None = None) -> PipelineSetting:
+    from headrace.spark.pipelines.planning import PipelineSetting
 
     scheme = "tls://" if connection.tls else ""
     hosts = [(f"[{host}]" if ":" in host else host, port) for host, port in connection.addresses]
@@ -200,12 +195,16 @@ def _setting(connection: Connection, max_message_size: int | None = None) -> Set
         options["token"] = connection.token
     if connection.ca is not None:
         options["ca"] = connection.ca
-    return Setting(options) if max_message_size is None else Setting(options, max_message_size)
+    return (
+        PipelineSetting(options)
+        if max_message_size is None
+        else PipelineSetting(options, max_message_size)
+    )
 
 
 @contextmanager
-def _asking(connection: Connection) -> Iterator[BrokerClient]:
-    """A client for a few questions; a broker that is not there is said at once."""
+def _asking(connection: ConnectionOptions) -> Iterator[BrokerClient]:
+    """A client for a few questions; a broker that does not answer is an error at once."""
     host, port = connection.addresses[0]
     client = BrokerClient(
         host,
@@ -220,25 +219,6 @@ def _asking(connection: Connection) -> Iterator[BrokerClient]:
         yield client
     finally:
         client.disconnect()
-
-
-@contextmanager
-def _session(
-    declared: PipelineFile, master: str | None, conf: Sequence[str] | None, *, ui: bool, log: Any
-) -> Iterator[SparkSession]:
-    from headrace.spark.sessions import is_active, session
-
-    given = dict(declared.spark)
-    given |= settings_of(conf)
-    name = f"headrace {declared.path.name}"
-    is_ours = not is_active()
-    with errors.status("starting Spark"):
-        spark = session(name, master, ui=ui, log_file=log, **given)
-    try:
-        yield spark
-    finally:
-        if is_ours:
-            spark.stop()
 
 
 def _log_file(declared: PipelineFile, given: str | None) -> Path | None:
@@ -284,14 +264,12 @@ def list_pipelines(file: File, as_json: AsJson = False) -> None:
 
 
 @pipeline.command()
+@with_place
 def validate(
     file: File,
     names: Names = None,
-    master: Master = None,
-    conf: Conf = None,
-    server: Server = None,
-    token: Token = None,
-    ca: Ca = None,
+    *,
+    place: SparkPlace,
 ) -> None:
     """Plan the pipelines of a file without running them: schemas, SQL, functions, topics.
 
@@ -312,8 +290,9 @@ def validate(
         print(f"headrace: {error.message} [{error.code}]", file=sys.stderr)
         raise typer.Exit(1) from None
     chosen = declared.choose(names or ())
-    connection = _connection(declared, server, token, ca)
-    with _session(declared, master, conf, ui=False, log=os.devnull) as spark:
+    connection = _connection(declared, place)
+    settings = {**declared.spark, **settings_of(place.conf)}
+    with started(declared.path.name, place.master, settings, log_file=os.devnull) as spark:
         for each in chosen:
             try:
                 (found,) = _plans(spark, [each], str(declared.state_dir), _setting(connection))
@@ -328,15 +307,15 @@ def validate(
     raise typer.Exit(1 if wrong else 0)
 
 
-def _missing_topics(connection: Connection, chosen: Sequence[Pipeline]) -> int:
-    """How many topics are to be read that are not there."""
+def _missing_topics(connection: ConnectionOptions, chosen: Sequence[Pipeline]) -> int:
+    """How many topics do not exist that the pipelines read."""
     from headrace.model import is_pattern
 
     try:
         with _asking(connection) as client:
             known = set(client.topics())
     except HeadraceError as error:
-        say(f"whether the topics exist was not looked at: {error.message}")
+        say(f"the topics were not checked: {error.message}")
         return 0
     missing = 0
     for each in chosen:
@@ -369,11 +348,15 @@ def status(
       headrace pipeline status revenue --json
     """
     with connected(server, token, ca) as client:
-        found = client.pipelines() if name is None else [client.admin("pipeline", pipeline=name)]
+        found = client.pipelines() if name is None else [client.pipeline_stats(name)]
     if as_json:
         print_json(found if name is None else found[0])
         return
-    rows = [_status_row(each, query) for each in found for query in each["queries"] or [{}]]
+    rows = [
+        _status_row(each, query)
+        for each in found
+        for query in each["queries"] or [{"name": each["name"]}]
+    ]
     columns = {
         "name": "query",
         "state": "state",
@@ -381,18 +364,19 @@ def status(
         "batch": "batch",
         "rows": "rows",
         "rate": "rows/s",
-        "lag": "behind",
+        "lag": "lag",
         "dead": "dead letters",
         "sink": "to",
     }
     print_rows(rows, columns, "No pipeline has reported to this broker.")
     for each in found:
         for query in each["queries"]:
-            if query.get("error"):
-                say(f"{query['name']}: {text_of(query['error'].encode())}")
+            error = query.get("error")
+            if error:
+                say(f"{query['name']}: {text_of(error.encode())}")
 
 
-def _status_row(document: dict[str, Any], query: dict[str, Any]) -> dict[str, Any]:
+def _status_row(document: Mapping[str, Any], query: Mapping[str, Any]) -> dict[str, Any]:
     state = document["state"]
     if document["stale"]:
         state = "silent"
@@ -435,7 +419,7 @@ def stop(
         state = "running"
         while state == "running" and time.monotonic() < deadline:
             time.sleep(0.2)
-            state = client.admin("pipeline", pipeline=name)["state"]
+            state = client.pipeline_stats(name)["state"]
     if state == "running":
         say(f"pipeline {name} was asked to stop")
         raise typer.Exit(1 if wait else 0)

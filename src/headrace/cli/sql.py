@@ -15,32 +15,42 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from headrace import limits
-from headrace.cli.connecting import Ca, Server, Token, count_of, size
-from headrace.cli.spark_work import Conf, Master, settings_of, where_of
+from headrace.cli.connecting import count_of, size
+from headrace.cli.spark_work import (
+    FromOffset,
+    Since,
+    SparkPlace,
+    ToOffset,
+    Until,
+    check_installed,
+    errors,
+    progress_bar,
+    settings_of,
+    with_bar,
+    with_place,
+)
 from headrace.errors import HeadraceError, InvalidArgument
 
 if TYPE_CHECKING:
-    from headrace.spark.sql import TopicSql
-    from headrace.spark.sql_catalog import Catalog
-    from headrace.spark.sql_output import Format, Rows
-    from headrace.spark.sql_text import Bounds
+    from headrace.spark.notation import RecordRange
+    from headrace.spark.sql.catalog import Catalog
+    from headrace.spark.sql.output import Format, ResultRows
+    from headrace.spark.sql.topic_sql import TopicSql
 
 Result = TypeVar("Result")
 LIMIT = 100
-"""Rows of a table, unless told otherwise."""
+"""Rows of a table, unless --limit says otherwise."""
 _LIST = re.compile(r"(?:\\d|SHOW\s+(?:TABLES|TOPICS))\s*\Z", re.IGNORECASE)
 _DESCRIBE = re.compile(r"\\d\s+(\S+)\s*\Z")
 
 
+@with_place
 def sql(
     query: Annotated[
         str | None,
@@ -51,22 +61,14 @@ def sql(
         typer.Option(
             "--schema",
             metavar="'TOPIC: FIELDS'",
-            help="What is in a topic: fields as in CREATE TABLE, text, or binary; @FILE for a JSON "
+            help="The schema of a topic: fields as in CREATE TABLE, text, or binary; @FILE for a JSON "
             "object of them. May be repeated. Else it is inferred.",
         ),
     ] = None,
-    since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Only records since then: 1h, or a time.")
-    ] = None,
-    until: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Only records before: 1h ago, or a time.")
-    ] = None,
-    from_offset: Annotated[
-        int | None, typer.Option(min=0, help="Only records from this offset on, in each partition.")
-    ] = None,
-    to_offset: Annotated[
-        int | None, typer.Option(min=0, help="Only records before this offset, in each partition.")
-    ] = None,
+    since: Since = None,
+    until: Until = None,
+    from_offset: FromOffset = None,
+    to_offset: ToOffset = None,
     format_: Annotated[
         str | None,
         typer.Option("--format", "-f", metavar="FORMAT", help="table, csv, json or parquet."),
@@ -80,7 +82,9 @@ def sql(
     ] = None,
     limit: Annotated[
         int | None,
-        typer.Option("--limit", "-n", min=0, help=f"Rows at most; 0: all. A table has {LIMIT}."),
+        typer.Option(
+            "--limit", "-n", min=0, help=f"ResultRows at most; 0: all. A table has {LIMIT}."
+        ),
     ] = None,
     path: Annotated[
         Path | None,
@@ -89,11 +93,8 @@ def sql(
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Do not say what was inferred.")
     ] = False,
-    master: Master = None,
-    conf: Conf = None,
-    server: Server = None,
-    token: Token = None,
-    ca: Ca = None,
+    *,
+    place: SparkPlace,
 ) -> None:
     """Query topics with SQL. They are tables by name.
 
@@ -112,14 +113,14 @@ def sql(
     Without a query it is a prompt; a statement ends with a semicolon, \\? says more. Statements from
     a pipe are run one by one.
     """
-    spark_settings = settings_of(conf)
+    spark_settings = settings_of(place.conf)
     if as_json and format_ not in (None, "json"):
         raise InvalidArgument("--json is --format json; give one of them")
-    where = where_of(server, token, ca, path)
-    _check_installed()
-    from headrace.spark.sql_catalog import Catalog
-    from headrace.spark.sql_output import format_of
-    from headrace.spark.sql_text import Bounds, Schemas, statements
+    check_installed()
+    from headrace.spark.notation import RecordRange
+    from headrace.spark.sql.catalog import Catalog
+    from headrace.spark.sql.output import format_of
+    from headrace.spark.sql.text import Schemas, statements
 
     shape = format_of("json" if as_json else format_, output)
     if shape == "parquet" and output is None and sys.stdout.isatty():
@@ -129,14 +130,16 @@ def sql(
     schemas = Schemas()
     for each in schema or ():
         schemas.add(each)
-    bounds = Bounds(since, until, from_offset, to_offset)
+    bounds = RecordRange(since, until, from_offset, to_offset)
     given = None if query is None else statements(query)
     if given == []:
         raise InvalidArgument("the query is empty; headrace sql alone is a prompt")
     if output is not None and (given is None or len(given) != 1):
         raise InvalidArgument("--output takes the result of one query: give one")
-    catalog = Catalog(where, schemas)
-    with Work(catalog, bounds, shape, output, limit, quiet, master, spark_settings) as work:
+    catalog = Catalog(place.source(path), schemas)
+    with StatementRunner(
+        catalog, bounds, shape, output, limit, quiet, place.master, spark_settings
+    ) as work:
         catalog.names()  # is there a broker?
         try:
             _run(work, given)
@@ -146,7 +149,7 @@ def sql(
             raise
 
 
-def _run(work: Work, given: list[str] | None) -> None:
+def _run(work: StatementRunner, given: list[str] | None) -> None:
     from headrace.cli.sql_prompt import from_pipe, prompt
 
     if given is not None:
@@ -159,22 +162,13 @@ def _run(work: Work, given: list[str] | None) -> None:
         from_pipe(work)
 
 
-def _check_installed() -> None:
-    try:
-        import headrace.spark.sql  # noqa: F401
-    except ImportError as error:
-        raise InvalidArgument(
-            f"headrace sql needs Spark ({error}): pip install 'headrace[spark]'", code="no_spark"
-        ) from None
-
-
-class Work:
+class StatementRunner:
     """Runs statements and prints what they found; Spark is started when the first one needs it."""
 
     def __init__(
         self,
         catalog: Catalog,
-        bounds: Bounds,
+        bounds: RecordRange,
         format_: Format,
         output: Path | None,
         limit: int | None,
@@ -192,7 +186,6 @@ class Work:
         self._quiet = quiet
         self._master = master
         self._settings = settings
-        self._errors = Console(stderr=True)
         self._folder = Path(tempfile.mkdtemp(prefix="headrace-sql-"))
         self._starting: threading.Thread | None = None
         self._started: TopicSql | HeadraceError | None = None
@@ -201,7 +194,7 @@ class Work:
         self._silence = logging.NullHandler()
         self.shows_time = False
 
-    def __enter__(self) -> Work:
+    def __enter__(self) -> StatementRunner:
         # When the JVM dies, what talks to it logs the traceback of every call; one line says it all.
         logging.getLogger().addHandler(self._silence)
         return self
@@ -222,8 +215,8 @@ class Work:
         return self._folder / "spark.log"
 
     def say(self, text: str) -> None:
-        """To whoever sits there: standard error, a line."""
-        self._errors.print(text, markup=False, highlight=False, soft_wrap=True)
+        """A line on standard error."""
+        errors.print(text, markup=False, highlight=False, soft_wrap=True)
 
     # --- Spark ------------------------------------------------------------------------------
     def start(self) -> None:
@@ -233,19 +226,17 @@ class Work:
             self._starting.start()
 
     def _start(self) -> None:
-        from pyspark import SparkContext
-
-        from headrace.spark.sessions import session
-        from headrace.spark.sql import TopicSql
+        from headrace.spark.sessions.builder import is_active, session
+        from headrace.spark.sql.topic_sql import TopicSql
 
         try:
-            self._is_ours = SparkContext._active_spark_context is None
+            self._is_ours = not is_active()
             cores = limits.cores()
             settings: dict[str, Any] = {"spark.sql.warehouse.dir": str(self._folder / "warehouse")}
             settings |= self._settings
             spark = session(
                 "headrace sql",
-                # A query that fails is not tried again: somebody waits for it.
+                # A query that fails is not retried: a user waits for it.
                 self._master or f"local[{cores},1]",
                 log_level="ERROR",
                 log_file=self._log,
@@ -269,8 +260,7 @@ class Work:
         self.start()
         assert self._starting is not None
         if self._starting.is_alive():
-            with self._bar() as bar:
-                bar.add_task("starting Spark", total=None)
+            with progress_bar("starting Spark"):
                 while self._starting.is_alive():
                     self._starting.join(0.1)
         if isinstance(self._started, HeadraceError):
@@ -279,40 +269,19 @@ class Work:
         assert self._started is not None
         return self._started
 
-    @contextmanager
-    def _bar(self) -> Iterator[Progress]:
-        bar = Progress(
-            SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(),
-            console=self._errors, transient=True, disable=not self._errors.is_terminal,
-        )  # fmt: skip
-        with bar:
-            yield bar
-
     def _watched(self, work: Callable[[], Result]) -> Result:
         """Runs it in Spark, with a bar; Ctrl-C cancels it."""
-        from headrace.spark import sql_running
-
-        spark = self.topics().spark
-        with self._bar() as bar:
-            task = bar.add_task("planning", total=None)
-
-            def tell(progress: sql_running.Progress) -> None:
-                if progress.total:
-                    text = f"{progress.done} of {count_of(progress.total, 'task')}"
-                    bar.update(task, description=text, total=progress.total)
-                    bar.update(task, completed=progress.done)
-
-            try:
-                return sql_running.run(spark, work, tell if self._errors.is_terminal else None)
-            except HeadraceError as error:
-                if error.code == "spark_ended":
-                    self._keeps_log = True
-                    error.message += f". What it said last stands in {self._log}"
-                raise
+        try:
+            return with_bar(self.topics().spark, "query", work)
+        except HeadraceError as error:
+            if error.code == "spark_ended":
+                self._keeps_log = True
+                error.message += f". The end of its log is in {self._log}"
+            raise
 
     # --- statements -------------------------------------------------------------------------
     def run(self, statement: str) -> None:
-        """One statement, or a word of the prompt. What it found is printed."""
+        """Run a statement, or a word of the prompt, and print the result."""
         began = time.monotonic()
         described = _DESCRIBE.match(statement)
         if _LIST.match(statement):
@@ -327,7 +296,7 @@ class Work:
             self.say(f"{time.monotonic() - began:.1f} s")
 
     def _run_table(self, statement: str) -> None:
-        from headrace.spark.sql_output import fetch
+        from headrace.spark.sql.output import fetch
 
         topics = self.topics()
         limit = self._limit
@@ -337,7 +306,7 @@ class Work:
             self.say(f"these are the first {count_of(rows.height, 'row')}; --limit 0 shows all")
 
     def _run_rows(self, statement: str) -> None:
-        from headrace.spark.sql_output import Spool, check_names, spool
+        from headrace.spark.sql.output import Spool, check_names, spool
 
         topics = self.topics()
 
@@ -353,7 +322,7 @@ class Work:
             found.remove()
 
     def _write(self, batches: Iterator[Any]) -> None:
-        from headrace.spark.sql_output import replacing, write
+        from headrace.spark.sql.output import replacing, write
 
         if self._output is None:
             sys.stdout.flush()
@@ -363,10 +332,10 @@ class Work:
             count = write(batches, stream, self._format)
         self.say(f"wrote {count_of(count, 'row')} to {self._output}")
 
-    def _print(self, rows: Rows, statement: str = "") -> None:
+    def _print(self, rows: ResultRows, statement: str = "") -> None:
         """As a table, or in the format that was asked for."""
         from headrace.cli.sql_table import print_table_of
-        from headrace.spark.sql_text import names
+        from headrace.spark.sql.text import names
 
         if not rows.names:
             return
@@ -381,14 +350,14 @@ class Work:
             self.say(count_of(rows.height, "row"))
 
     def _list(self) -> None:
-        from headrace.spark.sql_output import Rows
+        from headrace.spark.sql.output import ResultRows
 
         found = self.catalog.listing()
         if not found and self._format == "table":
             self.say(f"there are no topics at {self.catalog.place}")
             return
         sizes: list[Any] = [each.bytes for each in found]
-        rows = Rows.of(
+        rows = ResultRows.of(
             {
                 "topic": [each.topic for each in found],
                 "partitions": [each.partitions for each in found],
@@ -401,10 +370,10 @@ class Work:
         self._print(rows)
 
     def _describe(self, name: str) -> None:
-        from headrace.spark.sql_output import Rows
+        from headrace.spark.sql.output import ResultRows
 
         columns = self.topics().columns(name.strip("`'\";"))
-        rows = Rows.of(
+        rows = ResultRows.of(
             {
                 "column": [each.name for each in columns.fields],
                 "type": [each.dataType.simpleString() for each in columns.fields],

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.errors import HeadraceError
 
 if TYPE_CHECKING:
-    from headrace.cli.sql import Work
+    from headrace.cli.sql import StatementRunner
 
 PROMPT = "headrace> "
 MORE = "     ...> "
@@ -31,7 +31,7 @@ _WORDS = (
 _PLAIN = re.compile(r"[A-Za-z_][\w.]*\Z")
 
 
-class Feed:
+class StatementFeed:
     """Lines in, statements out."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Feed:
 
     def line(self, line: str) -> list[str]:
         """The statements, and words of the prompt, that this line ends."""
-        from headrace.spark.sql_text import split
+        from headrace.spark.sql.text import split
 
         word = line.strip()
         if self.is_empty and word.startswith("\\"):
@@ -56,14 +56,14 @@ class Feed:
         return found
 
     def end(self) -> list[str]:
-        """What is left when there are no more lines."""
+        """The rest, after the last line."""
         rest, self._pending = self._pending.strip(), ""
         return [rest] if rest else []
 
 
-def from_pipe(work: Work) -> None:
+def from_pipe(work: StatementRunner) -> None:
     """Statement by statement; the first that fails is the last."""
-    feed = Feed()
+    feed = StatementFeed()
     for line in sys.stdin:
         if not all(_run(work, statement) for statement in feed.line(line.rstrip("\r\n"))):
             return
@@ -71,12 +71,12 @@ def from_pipe(work: Work) -> None:
         _run(work, statement)
 
 
-def prompt(work: Work) -> None:
-    """Until Ctrl-D or \\q. What goes wrong is said, and the prompt goes on."""
+def prompt(work: StatementRunner) -> None:
+    """Until Ctrl-D or \\q. Errors are printed, and the prompt continues."""
     history = _readline(work)
     work.shows_time = True
     work.say(f"topics at {work.catalog.place}; \\? for help, \\q to leave")
-    feed = Feed()
+    feed = StatementFeed()
     while True:
         try:
             line = input(PROMPT if feed.is_empty else MORE)
@@ -101,7 +101,7 @@ def prompt(work: Work) -> None:
         history()
 
 
-def _run(work: Work, statement: str) -> bool:
+def _run(work: StatementRunner, statement: str) -> bool:
     """Whether to go on."""
     if statement in ("\\q", "\\quit", "exit", "quit"):
         return False
@@ -115,7 +115,7 @@ def _run(work: Work, statement: str) -> bool:
 
 
 # --- the keyboard -------------------------------------------------------------------------------------
-def _readline(work: Work) -> Any:
+def _readline(work: StatementRunner) -> Any:
     """History and completion, where Python has readline. Returns what keeps the history."""
     try:
         import readline
@@ -140,7 +140,7 @@ def _readline(work: Work) -> Any:
     return keep
 
 
-def _completer(work: Work) -> Any:
+def _completer(work: StatementRunner) -> Any:
     found: list[str] = []
 
     def complete(text: str, number: int) -> str | None:
@@ -151,7 +151,7 @@ def _completer(work: Work) -> Any:
     return complete
 
 
-def _topics(work: Work) -> list[str]:
+def _topics(work: StatementRunner) -> list[str]:
     try:
         return work.catalog.names()
     except HeadraceError:
@@ -159,7 +159,7 @@ def _topics(work: Work) -> list[str]:
 
 
 def candidates(text: str, topics: list[str]) -> list[str]:
-    """What may be meant by the beginning of a word."""
+    """The words that begin so."""
     lower = text.lower()
     names = [name for name in topics if name.lower().startswith(lower)]
     quoted = [name if _PLAIN.match(name) else f"`{name}`" for name in names]

@@ -16,7 +16,7 @@ from rich.text import Text
 from headrace.cli.connecting import console, print_table, text_of
 
 if TYPE_CHECKING:
-    from headrace.spark.sql_output import Rows
+    from headrace.spark.sql.output import ResultRows
 
 CELL_CHARS_MAX = 1_000
 """On a terminal a longer value is cut."""
@@ -25,12 +25,12 @@ _COLUMN_CHARS_MIN = 16
 _QUIET = ("_key", "_headers", "_corrupt")
 
 
-def print_table_of(rows: Rows, asked_for: set[str]) -> list[str]:
+def print_table_of(rows: ResultRows, asked_for: set[str]) -> list[str]:
     """Prints them; returns the columns that were left out."""
-    from headrace.spark.sql_output import texts
+    from headrace.spark.sql.output import texts
 
     if rows.names == ["plan"] and rows.height == 1 and str(rows.columns[0][0]).startswith("== "):
-        # What EXPLAIN says has lines of its own.
+        # The result of EXPLAIN has lines of its own.
         print(text_of(str(rows.columns[0][0]).encode(errors="replace"), lines=True).strip())
         return []
     cells = [
@@ -78,7 +78,7 @@ def _text(cell: str | None) -> Text:
     return Text("NULL", style="dim") if cell is None else Text(cell)
 
 
-def _is_number(rows: Rows, number: int) -> bool:
+def _is_number(rows: ResultRows, number: int) -> bool:
     name = str(rows.types[number])
     return name.startswith(("int", "float", "double", "decimal", "halffloat"))
 

@@ -112,7 +112,7 @@ def topics(
 ) -> None:
     """List the topics."""
     with connected(server, token, ca) as client:
-        stats = client.admin("topics")
+        stats = client.list_topics()
     if as_json:
         print_json(stats)
         return

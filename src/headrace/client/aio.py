@@ -4,41 +4,46 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import logging
 import socket
 import ssl
 import uuid
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from copy import copy
-from typing import Any
+from typing import Any, Unpack
 
 from headrace import limits
 from headrace.channels import Arrivals, AsyncChannel, check_count
-from headrace.client.administration import Start, position_text
 from headrace.client.consumer import AsyncConsumer, Feed
-from headrace.client.jobs import Jobs, receipt_of
 from headrace.client.link import ConnectionLost, Link, Wire, error_of
 from headrace.client.producer import Done, Producer
+from headrace.client.remote import RemoteOperations, receipt_of
 from headrace.clock import Clock
 from headrace.errors import (
     Closed,
     Conflict,
     DataCorrupt,
     HeadraceError,
-    InvalidArgument,
     NotFound,
-    StaleDelivery,
 )
-from headrace.log.batch import LOST, Batch, parse
-from headrace.log.columns import Columns, cut, expiry_of, many, one, time_of
-from headrace.model import Message, Receipt, Settling, not_a_topic, parse_id
-from headrace.wire import documents
+from headrace.facade import AsyncFacade
+from headrace.log.batch import LOST, Batch, encode, parse
+from headrace.log.columns import Columns, cut, record, records, time_of
+from headrace.model import (
+    Message,
+    PublishManyOptions,
+    PublishOptions,
+    Receipt,
+    Settling,
+    Start,
+    SubscriptionOptions,
+    not_a_topic,
+    position_text,
+)
+from headrace.operations import documents
 from headrace.wire.binary import Frame, Type
 
 logger = logging.getLogger("headrace.client")
-Handler = Callable[[Message], Awaitable[None] | None]
-FETCH_BYTES_DEFAULT = 1 << 20
 _GOING_DOWN = ("closed", "broker_failed")
 """Why a broker ends a subscription that comes back with the next one."""
 
@@ -55,7 +60,15 @@ def make_tls(tls: bool | ssl.SSLContext, ca: str | None) -> ssl.SSLContext | Non
     return ssl.create_default_context(cafile=ca)
 
 
-class AsyncClient(Jobs):
+_ALONE = ("delay", "deliver_at", "idempotency_key", "producer")
+
+
+def goes_alone(options: PublishOptions) -> bool:
+    """Whether a publish cannot be gathered with others."""
+    return bool(options) and any(options.get(name) is not None for name in _ALONE)
+
+
+class AsyncClient(RemoteOperations, AsyncFacade):
     """A client of one broker. ``async with AsyncClient("localhost", 9999) as client: ...``
 
     ``linger`` (seconds) and ``batch_bytes`` say how long and how much publishes are gathered;
@@ -101,6 +114,7 @@ class AsyncClient(Jobs):
         self._producer: Producer | None = None
         self._feeds: dict[tuple[str, str | None, str], Feed] = {}
         self._channels = 0
+        self._handlers: dict[asyncio.Task[None], str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def anew(self) -> AsyncClient:
@@ -143,6 +157,7 @@ class AsyncClient(Jobs):
         link, producer = self._link, self._producer
         if link is None or producer is None:
             return
+        await self._stop_handlers()
         if not producer.is_idle and link.refused is None:
             # Also while the broker is away: it may be back in a moment.
             with contextlib.suppress(TimeoutError):
@@ -211,36 +226,41 @@ class AsyncClient(Jobs):
 
     # --- publishing -------------------------------------------------------------------------
     async def _ask_partitions(self, topic: str) -> int:
-        stats = await self.admin("topic", topic=topic, create=True)
+        stats = await self.topic_stats(topic, create=True)
         return len(stats["partitions"])
 
-    def send(
+    async def publish(
         self,
         topic: str,
         value: bytes | str,
         headers: Mapping[str, str] | None = None,
-        *,
-        key: bytes | str | None = None,
-        id: uuid.UUID | str | None = None,
-        partition: int | None = None,
-        to: str | None = None,
-        ttl: float | None = None,
-        timestamp: int | None = None,
+        **options: Unpack[PublishOptions],
+    ) -> Receipt:
+        """Store one message; when this returns it is as durable as the topic promises.
+
+        ``to`` names the one subscription it is meant for; ``delay`` (seconds) or ``deliver_at``
+        (ms) publish it later; ``ttl`` (seconds) limits how long it is delivered. A repeated
+        ``idempotency_key`` or ``producer`` (id, epoch, sequence) is answered with the first receipt.
+        Publishes that run at the same time travel together.
+        """
+        return await self.publish_nowait(topic, value, headers, **options)
+
+    def publish_nowait(
+        self,
+        topic: str,
+        value: bytes | str,
+        headers: Mapping[str, str] | None = None,
+        **options: Unpack[PublishOptions],
     ) -> asyncio.Future[Receipt]:
-        """Publish without waiting; the future hears when it is stored."""
+        """Publish without waiting; the future gets the receipt, or the error."""
         if not isinstance(topic, str):
             raise not_a_topic(topic)
-        columns = one(
-            value,
-            bytes_max=self._max_message_size,
-            key=key,
-            headers=headers,
-            id=id,
-            timestamp=timestamp,
-            expires_at=expiry_of(ttl, Clock().now_ms()),
-            target=to,
-        )
-        return self._produce(topic, columns, partition)
+        if goes_alone(options):
+            return asyncio.get_running_loop().create_task(
+                self.publish_alone(topic, value, headers, options)
+            )
+        columns = record(value, headers, options, self._max_message_size, Clock().now_ms())
+        return self._produce(topic, columns, options.get("partition"))
 
     def _produce(
         self, topic: str, columns: Columns, partition: int | None
@@ -266,70 +286,31 @@ class AsyncClient(Jobs):
         else:
             self._producer.publish(topic, columns, partition, done)
 
-    async def publish(
-        self,
-        topic: str,
-        value: bytes | str,
-        headers: Mapping[str, str] | None = None,
-        *,
-        delay: float | None = None,
-        deliver_at: int | None = None,
-        idempotency_key: str | None = None,
-        **options: Any,
-    ) -> Receipt:
-        """Store one message; when this returns it is as durable as the topic promises.
-
-        Options as for ``AsyncBroker.publish``. Publishes that run at the same time travel together.
-        """
-        if delay is None and deliver_at is None and idempotency_key is None:
-            return await self.send(topic, value, headers, **options)
-        if not isinstance(topic, str):
-            raise not_a_topic(topic)
-        return await self._publish_alone(
-            topic,
-            value,
-            headers,
-            time_of(delay, deliver_at, Clock().now_ms()),
-            idempotency_key,
-            options,
-        )
-
-    async def _publish_alone(
+    async def publish_alone(
         self,
         topic: str,
         value: bytes | str,
         headers: Mapping[str, str] | None,
-        deliver_at: int | None,
-        idempotency_key: str | None,
-        options: dict[str, Any],
+        options: PublishOptions,
     ) -> Receipt:
-        """Delayed and by an idempotency key: not gathered, and safe to send again."""
-        key = options.pop("key", None)
-        message_id = options.pop("id", None)
-        if deliver_at is not None and message_id is None:
-            message_id = uuid.uuid4()  # how the broker knows it again
-        ttl = options.pop("ttl", None)
-        columns = one(
-            value,
-            bytes_max=self._max_message_size,
-            key=key,
-            headers=headers,
-            id=message_id,
-            timestamp=options.pop("timestamp", None),
-            target=options.pop("to", None),
-        )
+        """Publish in a frame of its own. The broker knows it again, so it is safe to send again."""
+        deliver_at = time_of(options.get("delay"), options.get("deliver_at"), Clock().now_ms())
+        if deliver_at is not None and options.get("id") is None:
+            options["id"] = uuid.uuid4()
+        columns = record(value, headers, options, self._max_message_size, Clock().now_ms())
+        producer = options.get("producer") or (None, None, None)
         properties = {"topic": topic} | {f"h.{n}": v for n, v in (headers or {}).items()}
-        partition = options.pop("partition", None)
-        if options:
-            raise InvalidArgument(f"publish does not know {', '.join(options)}")
         optional = {
-            "id": None if message_id is None else str(parse_id(message_id)),
-            "partition": partition,
+            "id": str(uuid.UUID(bytes=columns.ids[0])) if columns.ids else None,
+            "partition": options.get("partition"),
             "deliver_at": deliver_at,
-            "ttl": ttl,
-            "idempotency_key": idempotency_key,
+            "ttl": options.get("ttl"),
+            "idempotency_key": options.get("idempotency_key"),
             "to": columns.targets[0].decode() if columns.targets else None,
             "timestamp": columns.times[0] if columns.times else None,
+            "producer_id": producer[0],
+            "producer_epoch": producer[1],
+            "producer_sequence": producer[2],
         }
         properties |= {n: str(v) for n, v in optional.items() if v is not None}
         if columns.keys:
@@ -342,25 +323,16 @@ class AsyncClient(Jobs):
         topic: str,
         values: Sequence[bytes | str],
         headers: Sequence[Mapping[str, str] | None] | Mapping[str, str] | None = None,
-        *,
-        keys: Sequence[bytes | str | None] | None = None,
-        ids: Sequence[uuid.UUID | str | None] | None = None,
-        partition: int | None = None,
-        to: str | None = None,
-        ttl: float | None = None,
-        timestamps: Sequence[int] | None = None,
+        **options: Unpack[PublishManyOptions],
     ) -> list[Receipt]:
         """Store many messages; receipts in the order in which they were put into partitions."""
-        columns = many(
-            values,
-            bytes_max=self._max_message_size,
-            keys=keys,
-            headers=headers,
-            ids=ids,
-            timestamps=timestamps,
-            expires_at=expiry_of(ttl, Clock().now_ms()),
-            target=to,
-        )
+        bytes_max, now = self._max_message_size, Clock().now_ms()
+        columns = records(values, headers, options, bytes_max, now)
+        partition, identity = options.get("partition"), options.get("producer")
+        if identity is not None:
+            batch = encode(columns)
+            batch.producer_id, batch.producer_epoch, batch.first_sequence = identity
+            return [await self.publish_batch(topic, batch, partition=partition)]
         producer = self.producing
         parts = await producer.spread(topic, columns, partition)
         futures: list[asyncio.Future[Receipt]] = []
@@ -379,7 +351,7 @@ class AsyncClient(Jobs):
         await self.producing.flush()
         for feed in list(self._feeds.values()):
             await self.link.within_time(feed.flush())
-        await self.admin("flush")
+        await super().flush()
 
     # --- reading ----------------------------------------------------------------------------
     async def fetch_batches(
@@ -388,7 +360,7 @@ class AsyncClient(Jobs):
         offset: Start = "earliest",
         *,
         partition: int = 0,
-        max_bytes: int = FETCH_BYTES_DEFAULT,
+        max_bytes: int = limits.READ_BYTES_DEFAULT,
         wait: float = 0.0,
     ) -> list[Batch]:
         """Whole batches as they lie in the log; ``wait`` seconds for the first if there is none."""
@@ -423,7 +395,7 @@ class AsyncClient(Jobs):
         limit: int = 1000,
         *,
         partition: int = 0,
-        max_bytes: int = FETCH_BYTES_DEFAULT,
+        max_bytes: int = limits.READ_BYTES_DEFAULT,
         wait: float = 0.0,
     ) -> list[Message]:
         """Messages from an offset (or a time) on. Nothing is moved or acknowledged.
@@ -452,7 +424,7 @@ class AsyncClient(Jobs):
         offset: Start = "earliest",
         *,
         partition: int = 0,
-        max_bytes: int = FETCH_BYTES_DEFAULT,
+        max_bytes: int = limits.READ_BYTES_DEFAULT,
         wait: float = 0.0,
     ) -> list[bytes]:
         """Like ``fetch``, but the plain values of about ``max_bytes``."""
@@ -508,11 +480,15 @@ class AsyncClient(Jobs):
         start: Start = "earliest",
         prefetch: int = limits.PREFETCH_DEFAULT,
         auto_extend: bool = False,
-        **settings: Any,
+        **settings: Unpack[SubscriptionOptions],
     ) -> AsyncConsumer:
-        """Join a durable subscription; with a topic it is made if it is not there yet."""
+        """Join a durable subscription. With a topic, it is created if it does not exist.
+
+        ``prefetch``: how many messages may be out with this member at a time. ``auto_extend``: their
+        deadlines are extended until they are settled.
+        """
         if topic is not None:
-            await self.create_subscription(name, topic, start=start, **settings)
+            await self.create_subscription(name, topic, start, **settings)
         consumer = AsyncConsumer(topic or name, prefetch)
         await self.join(consumer, consumer, name, topic, prefetch, auto_extend)
         consumer.on_close = self._close_channel
@@ -570,33 +546,6 @@ class AsyncClient(Jobs):
                 self._feeds.pop(feed.key, None)
                 raise
 
-    async def consume(
-        self,
-        name: str,
-        handler: Handler,
-        topic: str | None = None,
-        *,
-        concurrency: int = 1,
-        **options: Any,
-    ) -> None:
-        """Run ``handler`` for each message until cancelled or the subscription ends.
-
-        Acknowledged when it returns, given back when it raises; its deadline is extended while it
-        runs.
-        """
-        consumer = await self.subscription(name, topic, auto_extend=True, **options)
-
-        async def work() -> None:
-            async for message in consumer:
-                await _handle(message, handler)
-
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(concurrency):
-                    group.create_task(work())
-        finally:
-            consumer.close()
-
     def _spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
@@ -609,20 +558,6 @@ class AsyncClient(Jobs):
                 await self.unfollow(feed)
                 return
         raise NotFound(f"this client has not joined {name!r}", code="not_subscribed")
-
-
-async def _handle(message: Message, handler: Handler) -> None:
-    try:
-        result = handler(message)
-        if inspect.isawaitable(result):
-            await result
-    except Exception as error:
-        logger.exception("the handler failed for %r", message)
-        with contextlib.suppress(StaleDelivery):  # the connection broke meanwhile: it comes again
-            message.nack(reason=f"{type(error).__name__}: {error}")
-    else:
-        with contextlib.suppress(StaleDelivery):
-            message.ack()
 
 
 def _pieces(columns: Columns) -> list[Columns]:

@@ -1,6 +1,5 @@
 """Bytes on disk: batches, segments, partitions, group commit, recovery.
 
-``interface.Log`` is all that the broker knows of this room; ``partition.PartitionLog`` (disk) and
-``memory.MemoryLog`` are the two engines behind it. Nothing here knows topics, subscriptions or
-sockets.
+The broker knows ``interface.Log`` and ``interface.Storage``; ``storage`` opens the two engines,
+``partition.PartitionLog`` (disk) and ``memory.MemoryLog``. Nothing here knows subscriptions or sockets.
 """

@@ -1,4 +1,4 @@
-"""The columnar batch: what is appended, kept, read, sent and handed to Spark.
+"""The columnar batch: it is appended, kept, read, sent and handed to Spark.
 
 Little-endian. A header of 64 bytes, then a body whose length is a multiple of 8::
 
@@ -34,7 +34,7 @@ bytes, pad. The whole column is built and taken apart by builtins (``accumulate`
 
 Three more flags belong to the broker alone. ``AFTER_SYNC`` (0x8000): when this batch was written, all
 bytes before it were known to be on disk; so damage *before* such a batch is damage, while damage
-behind the last one is a torn write that nobody was promised. ``LOST`` (0x4000): the batch has no
+after the last one is a torn write that was never confirmed. ``LOST`` (0x4000): the batch has no
 columns and stands for ``count`` records that were destroyed and given up by ``headrace doctor``.
 ``STAGED`` (0x2000): it waits for its commit; its header says when it came, and its times, if it has
 such a column, are as the client made them.
@@ -44,7 +44,7 @@ Rules:
   after its checksums match.
 - The body never changes after it was made, but for ``commit.clamp_times``. The header is made anew when
   the broker stamps it, so stamping does not touch, copy or sum the body.
-Rejected: rows one behind the other (three times slower both ways and of no use to Arrow); numpy (a
+Rejected: rows one after the other (three times slower both ways and of no use to Arrow); numpy (a
 dependency of 60 MB for what builtins do at memory speed).
 """
 
@@ -54,8 +54,9 @@ import gc
 import struct
 import sys
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise, repeat
 from operator import sub
 from typing import Any
@@ -94,7 +95,7 @@ AFTER_SYNC = 0x8000
 _PAD = [bytes(n) for n in range(8)]
 
 APART_BYTES_MIN = 64 << 10
-"""A batch of this size is read by itself, so that its body is not copied out of what was read."""
+"""A batch of this size is read by itself, so that its body is not copied out of a larger read."""
 
 crc32c = google_crc32c.value
 
@@ -166,46 +167,29 @@ def encode(columns: Columns) -> Batch:
             code="batch_too_large",
         )
     batch = Batch(body, crc32c(body), count, flags)
-    if count <= _VALUES_KEPT_MAX:  # whoever follows the tail need not decode it again
+    if count <= _VALUES_KEPT_MAX:  # readers at the end need not decode it again
         batch._values = list(values)
     return batch
 
 
+@dataclass(slots=True, eq=False)
 class Batch:
     """One batch in memory: the header's fields, the body as stored, columns decoded on demand."""
 
-    __slots__ = (
-        "_body",
-        "_ends",
-        "_keys",
-        "_plain",
-        "_values",
-        "base_offset",
-        "base_timestamp",
-        "body_crc",
-        "count",
-        "first_sequence",
-        "flags",
-        "max_timestamp",
-        "producer_epoch",
-        "producer_id",
-    )
-
-    def __init__(self, body: bytes, body_crc: int, count: int, flags: int):
-        self._body = body
-        self.body_crc = body_crc
-        self.count = count
-        self.flags = flags
-        self.base_offset = 0
-        self.base_timestamp = 0
-        self.max_timestamp = 0
-        self.producer_id = 0
-        self.producer_epoch = 0
-        self.first_sequence = 0
-        self._plain: bytes | None = None
-        self._values: list[bytes] | None = None
-        self._keys: list[bytes | None] | None = None
-        self._ends: dict[int, int] | None = None
+    _body: bytes
+    body_crc: int
+    count: int
+    flags: int
+    base_offset: int = 0
+    base_timestamp: int = 0
+    max_timestamp: int = 0
+    producer_id: int = 0
+    producer_epoch: int = 0
+    first_sequence: int = 0
+    _plain: bytes | None = None
+    _values: list[bytes] | None = None
+    _keys: list[bytes | None] | None = None
+    _ends: dict[int, int] | None = None
 
     # --- as bytes ---------------------------------------------------------------------------
     @property
@@ -214,7 +198,7 @@ class Batch:
 
     @property
     def end_offset(self) -> int:
-        """The offset behind the last record."""
+        """The offset after the last record."""
         return self.base_offset + self.count
 
     @property
@@ -241,7 +225,7 @@ class Batch:
         return self.header() + self._body
 
     def pack(self) -> None:
-        """Compress the body, where that gains something. Anything but a new batch is not touched."""
+        """Compress the body of a new batch, where that makes it smaller."""
         body = self._body
         if self.flags & (COMPRESSION | LOST) or len(body) < limits.COMPRESS_BYTES_MIN:
             return
@@ -255,13 +239,13 @@ class Batch:
 
     # --- columns ----------------------------------------------------------------------------
     def plain(self) -> bytes:
-        """The body, unpacked. What was lost has none, and that is an explicit error."""
+        """The body, unpacked. A lost batch has none, and that is an explicit error."""
         if not self.flags & (COMPRESSION | LOST):
             return self._body
         if self.flags & LOST:
             raise DataCorrupt(
                 f"offsets {self.base_offset} to {self.end_offset - 1} were destroyed and given up "
-                "by a repair; go on at the next offset",
+                "by a repair; continue at the next offset",
                 code="records_lost",
             )
         if self._plain is None:
@@ -274,7 +258,7 @@ class Batch:
         return self._values
 
     def forget(self) -> None:
-        """Let go of what was decoded; it will be again when somebody asks."""
+        """Drop the decoded columns; they are decoded again on request."""
         self._values = self._keys = self._plain = None
 
     def column(self, flag: int) -> int:
@@ -365,24 +349,10 @@ class Batch:
         """Message objects for the records ``start:stop:step``."""
         stop = self.count if stop is None else stop
         cut = slice(start, stop, step)
-        keys, headers, times, ids = self.keys(), self.headers(), self.times(), self.ids()
-        base = self.base_offset
+        offsets = range(self.base_offset + start, self.base_offset + stop, step)
         with no_collection(stop - start):
-            return list(
-                map(
-                    Message,
-                    repeat(topic),
-                    repeat(partition),
-                    range(base + start, base + stop, step),
-                    repeat(self.base_timestamp) if times is None else times[cut],
-                    repeat(None) if keys is None else keys[cut],
-                    self.values()[cut],
-                    repeat(None) if headers is None else headers[cut],
-                    repeat(None) if ids is None else ids[cut],
-                    repeat(attempt),
-                    repeat(settling),
-                    repeat(lease),
-                )
+            return self._messages(
+                topic, partition, offsets, lambda c: c[cut], repeat(attempt), settling, lease
             )
 
     def pick(
@@ -390,28 +360,41 @@ class Batch:
         topic: str,
         partition: int,
         indexes: Sequence[int],
-        attempts: Sequence[int],
+        attempts: Iterable[int],
         settling: Settling | None = None,
         lease: Any = None,
         offsets: Sequence[int] | None = None,
     ) -> list[Message]:
         """Message objects for some records, each with its own attempt (and offset, if given)."""
+        if offsets is None:
+            offsets = [self.base_offset + index for index in indexes]
+        return self._messages(
+            topic, partition, offsets, lambda c: [c[i] for i in indexes], attempts, settling, lease
+        )
 
-        def some(column: Sequence[Any] | None) -> Iterable[Any]:
-            return repeat(None) if column is None else [column[index] for index in indexes]
-
-        times = self.times()
+    def _messages(
+        self,
+        topic: str,
+        partition: int,
+        offsets: Sequence[int],
+        some: Callable[[Sequence[Any]], Sequence[Any]],
+        attempts: Iterable[int],
+        settling: Settling | None,
+        lease: Any,
+    ) -> list[Message]:
+        """``some`` takes the wanted records out of a column."""
+        keys, headers, times, ids = self.keys(), self.headers(), self.times(), self.ids()
         return list(
             map(
                 Message,
                 repeat(topic),
                 repeat(partition),
-                [self.base_offset + index for index in indexes] if offsets is None else offsets,
+                offsets,
                 repeat(self.base_timestamp) if times is None else some(times),
-                some(self.keys()),
+                repeat(None) if keys is None else some(keys),
                 some(self.values()),
-                some(self.headers()),
-                some(self.ids()),
+                repeat(None) if headers is None else some(headers),
+                repeat(None) if ids is None else some(ids),
                 attempts,
                 repeat(settling),
                 repeat(lease),
@@ -467,11 +450,11 @@ def _binary_end(plain: bytes, start: int, count: int) -> int:
     size = 4 * (count + 1)
     base = start + size + (-size & 7)
     if base > len(plain):
-        raise DataCorrupt("a column of the batch reaches behind its body")
+        raise DataCorrupt("a column of the batch ends after its body")
     total = int.from_bytes(plain[start + size - 4 : start + size], "little", signed=True)
     end = base + total + (-total & 7)
     if total < 0 or end > len(plain):
-        raise DataCorrupt("a column of the batch reaches behind its body")
+        raise DataCorrupt("a column of the batch ends after its body")
     return end
 
 
@@ -487,7 +470,7 @@ def _layout(plain: bytes, count: int, flags: int) -> dict[int, int]:
         starts[HAS_HEADERS] = at
         size = 4 * (count + 1)
         if at + size > len(plain):
-            raise DataCorrupt("the header column of the batch reaches behind its body")
+            raise DataCorrupt("the header column of the batch ends after its body")
         total = int.from_bytes(plain[at + size - 4 : at + size], "little", signed=True)
         if not 0 <= total <= len(plain):
             raise DataCorrupt("the header column of the batch makes no sense")
@@ -498,7 +481,7 @@ def _layout(plain: bytes, count: int, flags: int) -> dict[int, int]:
             starts[flag] = at
             at += width * count
             if at > len(plain):
-                raise DataCorrupt("a column of the batch reaches behind its body")
+                raise DataCorrupt("a column of the batch ends after its body")
     if flags & HAS_TARGETS:
         starts[HAS_TARGETS] = at
         at = _binary_end(plain, at, count)
@@ -526,7 +509,7 @@ def _unpack(body: bytes, flags: int) -> bytes:
 
 
 def parse_header(raw: bytes, at: int = 0) -> tuple[Batch, int] | None:
-    """A batch without its body and the body's length; None when no valid header stands there."""
+    """A batch without its body and the body's length; None when no valid header is there."""
     if len(raw) - at < HEADER_BYTES:
         return None
     (
@@ -554,18 +537,23 @@ def parse_header(raw: bytes, at: int = 0) -> tuple[Batch, int] | None:
         or base_offset + count > limits.OFFSET_MAX
     ):
         return None
-    batch = Batch(b"", body_crc, count, flags)
-    batch.base_offset = base_offset
-    batch.base_timestamp = base_timestamp
-    batch.max_timestamp = max_timestamp
-    batch.producer_id = producer_id
-    batch.producer_epoch = producer_epoch
-    batch.first_sequence = first_sequence
+    batch = Batch(
+        b"",
+        body_crc,
+        count,
+        flags,
+        base_offset,
+        base_timestamp,
+        max_timestamp,
+        producer_id,
+        producer_epoch,
+        first_sequence,
+    )
     return batch, body_len
 
 
 def is_newer(raw: bytes) -> bool:
-    """Whether a whole header stands there that only its version keeps us from reading.
+    """Whether these bytes are a whole header of a newer version.
 
     Every version begins with "HRB" and sums its header the same way, so that an older broker knows
     a newer log from damage and leaves it alone.
@@ -591,7 +579,7 @@ def parse(raw: bytes, at: int = 0) -> Batch | None:
 
 
 def complete(batch: Batch, body_len: int, body: bytes) -> Batch | None:
-    """What :func:`parse_header` has found, with its body, which is not copied; None if that is damaged."""
+    """The batch of :func:`parse_header` with its body, which is not copied; None if it is damaged."""
     if len(body) != body_len or crc32c(body) != batch.body_crc:
         return None
     batch._body = body
@@ -631,7 +619,7 @@ def _check_columns(batch: Batch, message_bytes_max: int) -> None:
     plain, count = batch.plain(), batch.count
     end = batch.column(-1)
     if end != len(plain):
-        raise DataCorrupt("there are bytes behind the last column")
+        raise DataCorrupt("the body has bytes after the last column")
     size = _check_offsets(plain, 0, count, message_bytes_max)
     if size > message_bytes_max:
         raise TooLarge(
@@ -676,7 +664,7 @@ def _check_offsets(
     """Offsets begin at 0, never fall and stay inside. Returns the size of the largest item, or a bound
     for it that is not above ``most``; anything without one."""
     offsets = memoryview(plain)[start : start + 4 * (count + 1)].cast("i").tolist()
-    # Whether they are in order is asked like this because sorting what is sorted is one comparison each.
+    # Sorting a sorted list is one comparison for each item, so this is the fastest check.
     if offsets[0] != 0 or sorted(offsets) != offsets:
         raise DataCorrupt("the offsets of a column are not in order")
     if binary:
@@ -688,7 +676,7 @@ def _check_offsets(
 
 
 def lost(base_offset: int, count: int, timestamp: int) -> Batch:
-    """A batch that stands for records which are gone for good."""
+    """A batch that stands for destroyed records."""
     batch = Batch(b"", crc32c(b""), count, LOST | AFTER_SYNC)
     batch.base_offset = base_offset
     batch.base_timestamp = batch.max_timestamp = timestamp

@@ -1,4 +1,4 @@
-"""Recently written and read batches, decoded once for all who read them next.
+"""Recently written and read batches, decoded once for all readers.
 
 Shared by all partitions of a broker, bounded in bytes and in number; the ones used longest ago go
 first. ``find`` gives the batch that holds an offset: a member with room for five hundred comes back

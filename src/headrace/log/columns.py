@@ -1,22 +1,27 @@
 """The records of a batch before it is encoded, and how a user's arguments become them.
 
-:func:`one` and :func:`many` are the only way from what somebody wants to publish to records that can
-be stored: all checks are here, so every front end refuses the same things with the same words, and
-nothing behind this line has to doubt a type or a size. ``many`` looks at whole columns with builtins;
+Every published message passes :func:`one` or :func:`many`. All checks are here, so every front end
+refuses the same things with the same words, and
+later code need not doubt a type or a size. ``many`` looks at whole columns with builtins;
 a loop per record runs only for columns that need one (headers, keys).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, repeat
 from typing import Any
 
 from headrace import limits
 from headrace.errors import InvalidArgument, TooLarge
 from headrace.model import (
+    PUBLISH_MANY_OPTIONS,
+    PUBLISH_OPTIONS,
+    PublishManyOptions,
+    PublishOptions,
     check_headers,
     check_key,
+    check_options,
     check_subscription_name,
     check_value,
     parse_id,
@@ -50,6 +55,8 @@ class Columns:
         self.targets = targets
 
 
+_NAMES = ("values", "keys", "headers", "times", "ids", "expiry", "targets")
+"""In the order of the constructor's arguments."""
 _OPTIONAL: tuple[tuple[str, Any], ...] = (
     ("keys", None),
     ("headers", None),
@@ -61,36 +68,18 @@ _OPTIONAL: tuple[tuple[str, Any], ...] = (
 
 def cut(columns: Columns, start: int, stop: int) -> Columns:
     """The records ``start:stop``."""
-
-    def some(column: Sequence[Any] | None) -> Sequence[Any] | None:
-        return None if column is None else column[start:stop]
-
-    return Columns(
-        columns.values[start:stop],
-        some(columns.keys),
-        some(columns.headers),
-        some(columns.times),
-        some(columns.ids),
-        some(columns.expiry),
-        some(columns.targets),
-    )
+    return _each(columns, lambda column: column[start:stop])
 
 
 def pick(columns: Columns, indexes: Sequence[int]) -> Columns:
     """The records at the indexes."""
+    return _each(columns, lambda column: [column[index] for index in indexes])
 
-    def some(column: Sequence[Any] | None) -> list[Any] | None:
-        return None if column is None else [column[index] for index in indexes]
 
-    return Columns(
-        [columns.values[index] for index in indexes],
-        some(columns.keys),
-        some(columns.headers),
-        some(columns.times),
-        some(columns.ids),
-        some(columns.expiry),
-        some(columns.targets),
-    )
+def _each(columns: Columns, some: Callable[[Sequence[Any]], Sequence[Any]]) -> Columns:
+    """The same part of every column."""
+    parts: list[Any] = [getattr(columns, name) for name in _NAMES]
+    return Columns(*[None if part is None else some(part) for part in parts])  # type: ignore[arg-type]
 
 
 def concat(parts: Sequence[Columns]) -> Columns:
@@ -247,3 +236,48 @@ def _seconds(name: str, value: object, high: float) -> float | None:
             code=f"invalid_{name}",
         )
     return float(value)
+
+
+# --- from the options of a publish ------------------------------------------------------------------
+def record(
+    value: object,
+    headers: Mapping[str, str] | None,
+    options: PublishOptions,
+    bytes_max: int,
+    now_ms: int,
+) -> Columns:
+    """One message with the options of a publish, checked."""
+    if not options and not headers:
+        return Columns([check_value(value, bytes_max)])
+    check_options(options, PUBLISH_OPTIONS)
+    return one(
+        value,
+        bytes_max=bytes_max,
+        key=options.get("key"),
+        headers=headers,
+        id=options.get("id"),
+        timestamp=options.get("timestamp"),
+        expires_at=expiry_of(options.get("ttl"), now_ms),
+        target=options.get("to"),
+    )
+
+
+def records(
+    values: Sequence[object],
+    headers: Sequence[Mapping[str, str] | None] | Mapping[str, str] | None,
+    options: PublishManyOptions,
+    bytes_max: int,
+    now_ms: int,
+) -> Columns:
+    """Many messages with the options of a publish, checked."""
+    check_options(options, PUBLISH_MANY_OPTIONS)
+    return many(
+        values,
+        bytes_max=bytes_max,
+        keys=options.get("keys"),
+        headers=headers,
+        ids=options.get("ids"),
+        timestamps=options.get("timestamps"),
+        expires_at=expiry_of(options.get("ttl"), now_ms),
+        target=options.get("to"),
+    )

@@ -1,4 +1,4 @@
-"""The group commit's arithmetic: what waits becomes batches with offsets, times and verdicts.
+"""The group commit's arithmetic: waiting entries become batches with offsets, times and verdicts.
 
 Pure: no files, no clock, no loop. The disk log and the memory log both use it, so a repeated batch, a
 gap or a clock that runs backwards mean the same in both.
@@ -30,8 +30,8 @@ from headrace.log.interface import Append
 from headrace.log.producers import Producers
 
 
-class Group:
-    """What goes to the log together. Entries that were refused or repeated carry their answer."""
+class CommitGroup:
+    """The batches of one commit. Entries that were refused or repeated carry their answer."""
 
     __slots__ = ("batches", "entries", "offset", "timestamp")
 
@@ -72,7 +72,7 @@ def clamp_times(batch: Batch, low: int, high: int) -> Batch:
     """The batch with its time column made non-decreasing and kept between ``low`` and ``high``.
 
     Record times never run backwards in a partition, and a client whose clock is years ahead must
-    not drag everybody's records there.
+    not drag all later records there.
     """
     times = batch._longs(HAS_TIMES)
     fixed = list(accumulate((min(time, high) for time in times), max, initial=low))[1:]
@@ -97,9 +97,9 @@ def gather(
     last_timestamp: int,
     now_ms: int,
     producers: Producers,
-) -> tuple[Group, list[Append]]:
+) -> tuple[CommitGroup, list[Append]]:
     """One group of the entries, in order, and those that must wait for the next one."""
-    group = Group(end_offset, last_timestamp)
+    group = CommitGroup(end_offset, last_timestamp)
     run = _Run(group, now_ms)
     new: dict[int, list[Append]] = {}
     size = 0
@@ -121,7 +121,7 @@ def gather(
         except HeadraceError as error:
             entry.error = error
             continue
-        if not entry.hidden:  # of what was lost before its commit, that is all that can be told
+        if not entry.hidden:  # only a commit may store a batch whose records were lost
             batch.flags &= ~LOST
         if entry.staged:
             batch.flags |= STAGED
@@ -138,7 +138,7 @@ def gather(
 class _Run:
     """Entries that are gathered into one batch."""
 
-    def __init__(self, group: Group, now_ms: int):
+    def __init__(self, group: CommitGroup, now_ms: int):
         self._group = group
         self._now_ms = now_ms
         self._entries: list[Append] = []
@@ -185,7 +185,7 @@ def _parts(columns: Columns) -> list[Columns]:
 def _is_new(entry: Append, new: dict[int, list[Append]], producers: Producers) -> bool:
     """Whether an idempotent entry is to be stored; if not, its answer is set.
 
-    ``new`` holds what this very group stores already: not in the table before it is durable.
+    ``new`` holds what this group stores already; it is in the table only when it is durable.
     """
     epoch = entry.producer_epoch
     earlier = new.get(entry.producer_id, [])

@@ -1,91 +1,79 @@
-"""The line between broker and log: what another engine (say, a replicated one) has to offer.
+"""The line between broker and log: everything that a log engine has to offer.
 
-A log is one partition: records at gapless offsets from ``start_offset`` up to, but not including,
-``end_offset``. All methods are called on the event loop's thread, except ``read`` and ``offset_at``,
-which may be called from any thread; none of them blocks on more than a read from the page cache or
-disk.
+Two engines exist, ``partition.PartitionLog`` (disk) and ``memory.MemoryLog``; an engine over a
+network is the third. The broker knows :class:`Storage`, which opens logs, and :class:`Log`, which is
+one partition: records at gapless offsets from ``start_offset`` up to, but not including,
+``end_offset``.
 
 The promises every engine keeps:
-- ``append`` never raises for what is its business: it answers through ``Append.done``, once, on the
+- All methods are called on the event loop's thread and return at once (a disk engine may read a file
+  first), except where ``thread_safe_reads`` allows more.
+- ``append`` never raises for a failure of storage: it answers through ``Append.done``, once, on the
   loop, with ``first_offset`` set or with ``error`` set. Entries are stored in the order of the calls.
 - When ``done`` reports an offset, the record is as durable as the log's mode promises, and only
-  then does ``end_offset`` move past it and ``on_advance`` run: nobody sees a record earlier.
+  then does ``end_offset`` move past it and ``on_advance`` run: no reader sees a record earlier.
 - An error is definite (nothing of this entry was stored) unless it is ``OutcomeUnknown``.
 - An offset, once given out, means the same bytes for ever or an explicit error.
+- A read (``read``, ``read_cached``, ``offset_at``) that has to wait for a network raises
+  :class:`ReadPending` and begins to fetch. The caller reads again when it is told to. The log keeps
+  what it has fetched for at least ``limits.READ_KEPT_S``, so that a caller that needs several reads
+  gets all of them.
+
+Rejected: reads as coroutines or with a callback. Every delivery reads, nearly always from memory,
+and would pay a task or a closure for it. An exception costs nothing when it is not raised.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, OutcomeUnknown
 from headrace.log.batch import Batch
 from headrace.log.columns import Columns
+from headrace.model import TopicSettings
+
+Result = TypeVar("Result")
 
 
+@dataclass(slots=True, eq=False)
 class Append:
-    """Records on their way into a log, together with whoever waits for them.
+    """Records on their way into a log, together with the callback for the result.
 
-    Either ``columns`` (gathered with what else is waiting into one batch) or ``batch`` (a whole
+    Either ``columns`` (gathered with other waiting entries into one batch) or ``batch`` (a whole
     one, checked, stored as it is). With ``producer_id`` the entry is idempotent: it stays a batch
     of its own, and a repetition is answered with the first offset and stored once.
     """
 
-    __slots__ = (
-        "batch",
-        "bytes",
-        "columns",
-        "context",
-        "count",
-        "done",
-        "duplicate",
-        "error",
-        "first_offset",
-        "first_sequence",
-        "hidden",
-        "producer_epoch",
-        "producer_id",
-        "staged",
-        "timestamp",
-    )
+    columns: Columns | None
+    batch: Batch | None
+    done: Callable[[Append], None]
+    producer_id: int = 0
+    producer_epoch: int = 0
+    first_sequence: int = 0
+    context: object = None
+    hidden: bool = False
+    """Stored after a held end; shown when the log is released."""
+    staged: bool = False
+    """A whole batch that is only kept here: its times stay as they are."""
+    count: int = 0
+    bytes: int = 0
+    first_offset: int = -1
+    timestamp: int = 0
+    duplicate: bool = False
+    error: HeadraceError | None = None
 
-    def __init__(
-        self,
-        columns: Columns | None,
-        batch: Batch | None,
-        done: Callable[[Append], None],
-        *,
-        producer_id: int = 0,
-        producer_epoch: int = 0,
-        first_sequence: int = 0,
-        context: object = None,
-        hidden: bool = False,
-        staged: bool = False,
-    ):
-        self.columns = columns
-        self.batch = batch
-        self.done = done
-        self.producer_id = producer_id
-        self.producer_epoch = producer_epoch
-        self.first_sequence = first_sequence
-        self.context = context
-        self.hidden = hidden
-        """Stored behind a held end; shown when the log is released."""
-        self.staged = staged
-        """A whole batch that is only kept here: its times are left as they are."""
-        if batch is not None:
-            self.count = batch.count
-            self.bytes = batch.stored_bytes
+    def __post_init__(self) -> None:
+        if self.batch is not None:
+            self.count = self.batch.count
+            self.bytes = self.batch.stored_bytes
         else:
-            assert columns is not None
-            self.count = len(columns.values)
-            self.bytes = _size(columns)
-        self.first_offset = -1
-        self.timestamp = 0
-        self.duplicate = False
-        self.error: HeadraceError | None = None
+            assert self.columns is not None
+            self.count = len(self.columns.values)
+            self.bytes = _size(self.columns)
 
     def fail(self, error: HeadraceError) -> None:
         self.error = error
@@ -93,7 +81,7 @@ class Append:
 
 
 def _size(columns: Columns) -> int:
-    """About how many bytes the records take; what bounds queues and gathered batches counts this."""
+    """About how many bytes the records take; queues and gathered batches are bounded by this."""
     size = sum(map(len, columns.values)) + 64 * len(columns.values)
     if columns.keys is not None:
         size += sum([len(key) for key in columns.keys if key])
@@ -104,11 +92,35 @@ def _size(columns: Columns) -> int:
     return size
 
 
-class Whereabouts(NamedTuple):
-    """A part of a file that holds whole batches, one behind the other.
+# --- reading --------------------------------------------------------------------------------------
+class ReadPending(Exception):
+    """The log does not have the records at hand and fetches them.
 
-    The first one may be before the one that was asked for; and behind ``end_offset`` there may be
-    some that nobody was promised yet.
+    This is not an error, and no :class:`HeadraceError`: callers either pass it on or call ``then``.
+    """
+
+    def __init__(self, then: Callable[[Callable[[], None]], None]):
+        super().__init__("the records are being fetched")
+        self.then = then
+        """Has a callback run once, on the loop, when it is worth reading again."""
+
+
+async def completed(read: Callable[[], Result]) -> Result:
+    """The result of ``read``, which is called again after each :class:`ReadPending`."""
+    while True:
+        try:
+            return read()
+        except ReadPending as pending:
+            fetched = asyncio.Event()
+            pending.then(fetched.set)
+        await fetched.wait()
+
+
+class Whereabouts(NamedTuple):
+    """A part of a file that holds whole batches, one after the other.
+
+    The first batch may come before the offset that was asked for. After ``end_offset`` there may be
+    batches that are not confirmed yet.
     """
 
     path: Path
@@ -117,11 +129,26 @@ class Whereabouts(NamedTuple):
     length: int
 
 
+class ClosedSegment(NamedTuple):
+    """Records that retention can drop together."""
+
+    base_offset: int
+    end_offset: int
+    bytes: int
+    max_timestamp: int
+
+
 class Log(Protocol):
     """One partition, as the broker sees it."""
 
     start_offset: int
     end_offset: int
+    durable: bool
+    """Whether the records outlive the process. If not, the broker drops what every subscription
+    has finished, and ``drop_before`` is exact."""
+    thread_safe_reads: bool
+    """Whether ``read`` and ``offset_at`` may be called from any thread; then they block, and never
+    raise :class:`ReadPending`."""
     read_only: str | None
     """Why publishes are refused, or None."""
     on_advance: Callable[[], None]
@@ -136,34 +163,107 @@ class Log(Protocol):
         :class:`OffsetOutOfRange` outside of start..end, :class:`DataCorrupt` for a damaged range.
         """
 
-    def whereabouts(self, offset: int) -> Whereabouts | None:
-        """Where the records from ``offset`` on lie; None when that is not in a file."""
-
     def read_cached(self, offset: int) -> Batch:
-        """The batch that holds the offset, kept for the next reader. On the loop only."""
+        """The batch that holds the offset, kept for the next reader. On the loop only.
+
+        Raises like ``read``, and :class:`OffsetOutOfRange` at the end.
+        """
 
     def offset_at(self, timestamp_ms: int) -> int:
         """The first offset whose record is not older than the time, or ``end_offset``."""
 
-    def drop_before(self, offset: int) -> None:
-        """Forget what lies before the offset, as far as whole units allow."""
+    def whereabouts(self, offset: int) -> Whereabouts | None:
+        """The file and position of the records from ``offset`` on; None if they are in no file."""
 
     def hold(self) -> None:
         """Keep ``end_offset`` where it is; only hidden entries are stored meanwhile."""
 
+    @property
+    def is_held(self) -> bool: ...
+
+    def hide_from(self, offset: int) -> None:
+        """At a start: hold the end at an offset before records that are stored already."""
+
     def release(self) -> None:
         """Show all that was stored hidden, at once."""
-
-    def size_bytes(self) -> int: ...
 
     def last_producer_batch(self, producer_id: int) -> tuple[int, int] | None:
         """(offset, count) of the producer's newest batch, if it is still known."""
 
     def next_sequence(self, producer_id: int, epoch: int | None = None) -> int:
-        """The sequence that the producer's next record must have; 0 for one not known.
+        """The sequence that the producer's next record must have; 0 for an unknown producer.
 
         With an epoch: 0, too, when the producer is known by another one.
         """
 
+    def size_bytes(self) -> int: ...
+
+    def closed_segments(self) -> list[ClosedSegment]:
+        """The units that retention by age and size can drop, oldest first."""
+
+    def roll_if_old(self, now_ms: int) -> None:
+        """Close the active segment if it is too old, so that retention can reach it."""
+
+    def roll_soon(self, bytes_min: int) -> None:
+        """Close the active segment after the waiting entries, if it has this many bytes."""
+
+    def drop_before(self, offset: int) -> None:
+        """Drop records before the offset, as far as whole segments allow."""
+
+    def change(self, settings: TopicSettings) -> None:
+        """Use new settings of the topic from the next commit on."""
+
     def close(self, done: Callable[[], None]) -> None:
-        """Write and sync what waits, give up the files, then call ``done`` on the loop."""
+        """Store the waiting entries, release everything, then call ``done`` on the loop."""
+
+
+# --- topics in storage ----------------------------------------------------------------------------
+class TopicRecord(NamedTuple):
+    """A topic as it is stored.
+
+    ``incarnation`` tells it from an earlier topic of the same name, so that a subscription's
+    position in the deleted one is not mistaken for a position in the new one.
+    """
+
+    name: str
+    settings: TopicSettings
+    incarnation: int
+    created_ms: int
+
+
+class Deletion(NamedTuple):
+    """A topic that no start will find again."""
+
+    finish: Callable[[Callable[[], None]], None]
+    """Frees the space after the logs are closed, then calls back on the loop."""
+    unsure: OutcomeUnknown | None = None
+    """Why the topic may still be back after a crash, if it may."""
+
+
+class Storage(Protocol):
+    """Creates, lists, opens and deletes the topics of one broker. Only this knows the engines."""
+
+    durable: bool
+    """False: nothing outlives the process, so every topic is in memory."""
+    on_sync: Callable[[float], None]
+    """Told how many seconds each sync took."""
+    on_commit: Callable[[float, int], None]
+    """Told of each commit: seconds from the first arrival, records."""
+
+    def topics(self, defaults: TopicSettings) -> list[TopicRecord]:
+        """Every stored topic. A topic whose settings are lost gets ``defaults``."""
+
+    def create(self, topic: TopicRecord) -> list[Log]:
+        """Store a new topic and open its partitions. If it raises OSError, nothing is left of it."""
+
+    def save(self, topic: TopicRecord) -> None:
+        """Store changed settings. Raises OSError if that fails."""
+
+    def open(self, topic: TopicRecord, number: int, *, suspect: bool = False) -> Log:
+        """The log of a partition, created if it does not exist.
+
+        ``suspect``: the last owner stopped because a sync failed; nothing unsynced is trusted.
+        """
+
+    def delete(self, topic: TopicRecord) -> Deletion:
+        """Make the topic gone for the next start. If it raises, nothing has changed."""

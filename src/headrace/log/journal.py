@@ -1,4 +1,4 @@
-"""A small checksummed journal: the broker's own state, one file, appended and now and then rewritten.
+"""A small checksummed journal of the broker's own state: one file, appended and sometimes rewritten.
 
 Entry: ``u32 length, u32 crc32c of the payload``, payload, zeros up to a multiple of 8. A length of
 zero ends the journal (preallocated space is zeros). The first entry is the format's name.
@@ -65,7 +65,7 @@ def entries_in(raw: bytes) -> tuple[list[bytes], int, int]:
 
 
 def _next_entry(raw: bytes, at: int) -> int | None:
-    """The next place with a valid entry behind ``at``."""
+    """The next place after ``at`` with a valid entry."""
     limit = len(raw.rstrip(b"\0"))
     at += 8
     while at < limit:
@@ -89,7 +89,7 @@ class Journal:
         self._handle: Handle | None = None
 
     def open(self) -> list[bytes] | None:
-        """All entries, oldest first; None when there is no journal yet."""
+        """All entries, oldest first; None when the file does not exist."""
         if not self._files.exists(self.path):
             return None
         raw = self._files.read_file(self.path)
@@ -139,7 +139,7 @@ class Journal:
         self.size += size
 
     def _reserve(self, handle: Handle, size: int) -> None:
-        """Room for what is written now and for a while; on a full disk, for this alone."""
+        """Reserve room for this write and more; on a full disk, for this write alone."""
         end = self.size + max(size, RESERVE_BYTES)
         try:
             self._files.allocate(handle, self._allocated, end - self._allocated)
@@ -151,7 +151,7 @@ class Journal:
         self._allocated = end
 
     def _take_back(self, handle: Handle, cause: OSError) -> None:
-        """Make a failed append as if it had never been: what was refused must not come back."""
+        """Undo a failed append: an entry that was refused must not come back."""
         try:
             self._files.truncate(handle, self.size)
         except OSError as error:

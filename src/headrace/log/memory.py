@@ -1,7 +1,7 @@
-"""A partition in memory, behind the same interface as the one on disk.
+"""A partition in memory, with the same interface as the one on disk.
 
-Nothing survives the process. A record is kept until ``drop_before`` lets it go; the broker calls
-that once every subscription is done with it.
+Nothing survives the process. A record is kept until ``drop_before`` drops it; the broker calls that
+once every subscription is done with it.
 """
 
 from __future__ import annotations
@@ -11,85 +11,55 @@ from collections.abc import Callable
 
 from headrace import limits
 from headrace.clock import Clock, Loop
-from headrace.errors import Closed, OffsetOutOfRange
+from headrace.errors import Closed
+from headrace.log.base import BaseLog, offset_in, out_of_range
 from headrace.log.batch import Batch
-from headrace.log.commit import gather
-from headrace.log.interface import Append
+from headrace.log.interface import Append, ClosedSegment
 from headrace.log.producers import Producers
+from headrace.model import TopicSettings
 
 DECODED_KEPT = 64
-"""Batches at the end that may stay decoded: who follows is here, who is far behind takes the time."""
+"""Batches at the end that may stay decoded for the followers; a reader far from the end decodes."""
 
 
-class MemoryLog:
+class MemoryLog(BaseLog):
     """See :class:`headrace.log.interface.Log`."""
 
+    durable = False
+    thread_safe_reads = False
+
     def __init__(self, *, clock: Clock, loop: Loop):
-        self._clock, self._loop = clock, loop
+        super().__init__(clock, loop, Producers())
         self._batches: list[Batch] = []
         self._bases: list[int] = []
         self._bytes = 0
         self._waiting: list[Append] = []
         self._closed = False
-        self._last_timestamp = 0
-        self._producers = Producers()
+        self._first_arrival = 0.0
         self.start_offset = 0
         self.end_offset = 0
-        self.read_only: str | None = None
-        self._next_offset = 0
-        self._held = False
-        self._parked: list[Append] = []
-        self.on_advance: Callable[[], None] = lambda: None
-        self.on_commit: Callable[[float, int], None] = lambda seconds, count: None
-        self._first_arrival = 0.0
 
     def append(self, entry: Append) -> None:
         if self._closed:
             entry.fail(Closed("the log is closed"))
-            return
-        if self._held and not entry.hidden:
-            self._parked.append(entry)
-            return
+        else:
+            self._put(entry)
+
+    def _enqueue(self, entry: Append) -> None:
         if not self._waiting:
             self._first_arrival = self._clock.seconds()
             self._loop.call_soon(self._commit)
         self._waiting.append(entry)
 
-    @property
-    def is_held(self) -> bool:
-        return self._held
-
     def hold(self) -> None:
-        assert not self._held
-        self._commit()  # what was appended before is shown as always
-        self._held = True
-
-    def hide_from(self, offset: int) -> None:
-        raise AssertionError("a memory log is empty at a start")
-
-    def release(self) -> None:
-        assert self._held
-        self._held = False
-        self.end_offset = self._next_offset
-        # In the next turn: whoever releases several partitions has released all of them by then.
-        self._loop.call_soon(self.on_advance)
-        parked, self._parked = self._parked, []
-        for entry in parked:
-            self.append(entry)
+        self._commit()  # entries that were appended before are shown as always
+        super().hold()
 
     def _commit(self) -> None:
         entries, self._waiting = self._waiting, []
-        if not entries:  # close was faster
-            return
         arrived = self._first_arrival
         while entries:
-            group, entries = gather(
-                entries,
-                end_offset=self._next_offset,
-                last_timestamp=self._last_timestamp,
-                now_ms=self._clock.now_ms(),
-                producers=self._producers,
-            )
+            group, entries = self._gather(entries)
             for batch in group.batches:
                 self._producers.add_batch(batch)
                 self._batches.append(batch)
@@ -101,28 +71,15 @@ class MemoryLog:
             self._next_offset = group.offset
             if not self._held:
                 self.end_offset = group.offset
-            try:
-                if not self._held:
-                    self.on_advance()
-            finally:
-                for entry in group.entries:
-                    entry.done(entry)
+            self._answer(group.entries, shown=not self._held)
             if group.batches:
                 count = sum(batch.count for batch in group.batches)
                 self.on_commit(self._clock.seconds() - arrived, count)
 
     def read(self, offset: int, max_bytes: int = limits.READ_BYTES_DEFAULT) -> list[Batch]:
-        end = self.end_offset
-        if offset == end:
+        if offset == self.end_offset:
             return []
-        if not self.start_offset <= offset < end:
-            raise OffsetOutOfRange(
-                f"offset {offset} is not there: the partition holds {self.start_offset} to "
-                f"{end - 1} in memory"
-                if end > self.start_offset
-                else f"offset {offset} is not there: the partition is empty (next offset {end})"
-            )
-        at = bisect_right(self._bases, offset) - 1
+        at = self._at(offset)
         found = [self._batches[at]]
         taken = found[0].stored_bytes
         for batch in self._batches[at + 1 : at + 1 + limits.LEASE_RECORDS_MAX]:
@@ -132,23 +89,26 @@ class MemoryLog:
             found.append(batch)
         return found
 
-    def whereabouts(self, offset: int) -> None:
-        return None
-
     def read_cached(self, offset: int) -> Batch:
-        return self.read(offset, 1)[0]
+        return self._batches[self._at(offset)]
+
+    def _at(self, offset: int) -> int:
+        """The number of the batch that holds the offset."""
+        if not self.start_offset <= offset < self.end_offset:
+            raise out_of_range(offset, self.start_offset, self.end_offset)
+        return bisect_right(self._bases, offset) - 1
 
     def offset_at(self, timestamp_ms: int) -> int:
         at = bisect_right(self._batches, timestamp_ms - 1, key=lambda batch: batch.max_timestamp)
         if at == len(self._batches):
             return self.end_offset
-        batch = self._batches[at]
-        times = batch.times() or [batch.base_timestamp]
-        first = next(number for number, time in enumerate(times) if time >= timestamp_ms)
-        return max(batch.base_offset + first, self.start_offset)
+        return max(offset_in(self._batches[at], timestamp_ms), self.start_offset)
+
+    def whereabouts(self, offset: int) -> None:
+        return None
 
     def drop_before(self, offset: int) -> None:
-        """Batches go whole, but ``start_offset`` is exact: what was dropped is not shown again."""
+        """Batches go whole, but ``start_offset`` is exact: dropped records are not shown again."""
         if offset <= self.start_offset:
             return
         at = bisect_right(self._batches, offset, key=lambda batch: batch.end_offset)
@@ -160,14 +120,22 @@ class MemoryLog:
     def size_bytes(self) -> int:
         return self._bytes
 
-    def last_producer_batch(self, producer_id: int) -> tuple[int, int] | None:
-        return self._producers.last(producer_id)
+    # --- not in memory: segments, settings ------------------------------------------------------
+    def closed_segments(self) -> list[ClosedSegment]:
+        return []
 
-    def next_sequence(self, producer_id: int, epoch: int | None = None) -> int:
-        return self._producers.next_sequence(producer_id, epoch)
+    def roll_if_old(self, now_ms: int) -> None:
+        pass
+
+    def roll_soon(self, bytes_min: int) -> None:
+        pass
+
+    def change(self, settings: TopicSettings) -> None:
+        pass
 
     def close(self, done: Callable[[], None]) -> None:
         self._closed = True
         self._commit()
+        self._refuse_parked()
         self._batches, self._bases = [], []
         done()

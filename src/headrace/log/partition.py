@@ -2,12 +2,13 @@
 
 Rules:
 - The loop's thread owns everything here. A commit is prepared on it (``commit.gather``), written
-  and synced in a worker (:class:`_Commit`), and finished on it (index, ``end_offset``, answers). One commit at a time, so ``_Commit.run`` may use the writer's fields without a lock.
+  and synced in a worker (:class:`_DiskCommit`), and finished on it (index, ``end_offset``, answers).
+  One commit at a time, so ``_DiskCommit.run`` may use the writer's fields without a lock.
 - Readers in other threads take ``end_offset`` first and the segment list second; both are replaced,
   never changed in place.
 - ``end_offset`` moves only when a commit is as durable as the mode says.
 - A write that fails is taken back (truncate and sync) and is a definite error. A *sync* that fails
-  is never tried again: all who wait get ``OutcomeUnknown`` and ``on_failure`` stops the broker.
+  is never tried again: every waiting entry gets ``OutcomeUnknown``, ``on_failure`` stops the broker.
 
 Segments roll only between commits, so a segment may exceed ``segment_bytes`` by one commit.
 """
@@ -18,7 +19,6 @@ import errno
 import logging
 from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import count, pairwise
 from pathlib import Path
 
@@ -27,41 +27,31 @@ from headrace.clock import Clock, Loop, Timer
 from headrace.errors import (
     Closed,
     HeadraceError,
-    OffsetOutOfRange,
     OutcomeUnknown,
     QueueFull,
     ReadOnly,
     refused_by_disk,
 )
 from headrace.files import Files, Handle
+from headrace.log.base import BaseLog, offset_in, out_of_range
 from headrace.log.batch import AFTER_SYNC, Batch
 from headrace.log.cache import BatchCache
-from headrace.log.commit import Group, gather
+from headrace.log.commit import CommitGroup
 from headrace.log.index import Index
-from headrace.log.interface import Append, Whereabouts
+from headrace.log.interface import Append, ClosedSegment, Whereabouts
 from headrace.log.recovery import recover
 from headrace.log.segment import Readers, Segment, log_name
 from headrace.log.workers import Lane, SyncFailed, Workers
+from headrace.model import TopicSettings
 
 logger = logging.getLogger("headrace.log")
 _numbers = count(1)
 
 
-@dataclass
-class LogOptions:
-    """How a partition is written. May be replaced while it is open."""
-
-    durability: str = "always"
-    sync_interval_ms: int = 100
-    compression: str = "none"
-    segment_bytes: int = limits.SEGMENT_BYTES_DEFAULT
-    segment_hours: float = 24.0
-
-
-class _Commit:
+class _DiskCommit:
     """One group on its way to the disk. Made on the loop, run in a worker."""
 
-    def __init__(self, partition: PartitionLog, group: Group, roll: bool, sync: bool):
+    def __init__(self, partition: PartitionLog, group: CommitGroup, roll: bool, sync: bool):
         self.partition = partition
         self.roll = roll
         self.sync = sync
@@ -74,11 +64,11 @@ class _Commit:
     def run(self) -> None:
         partition = self.partition
         try:
-            # Not for a sync alone: what it cannot roll for, it could not sync either.
+            # Not for a sync alone: on a full disk rolling would fail, and the sync with it.
             if self.roll or (self.batches and partition.writer_is_full()):
                 self.rolled = partition.roll()
             if self.batches:
-                if partition.options.compression != "none":
+                if partition.settings.compression != "none":
                     for batch in self.batches:
                         batch.pack()
                 partition.write(self.batches)
@@ -91,13 +81,16 @@ class _Commit:
             self.synced = True
 
 
-class PartitionLog:
+class PartitionLog(BaseLog):
     """See :class:`headrace.log.interface.Log`."""
+
+    durable = True
+    thread_safe_reads = True
 
     def __init__(
         self,
         directory: Path,
-        options: LogOptions,
+        settings: TopicSettings,
         *,
         files: Files,
         clock: Clock,
@@ -108,35 +101,31 @@ class PartitionLog:
         on_failure: Callable[[HeadraceError], None],
         suspect: bool = False,
     ):
+        found = recover(files, directory, suspect=suspect)
+        super().__init__(clock, loop, found.producers)
         self.directory = directory
-        self.options = options
-        self._files, self._clock, self._loop = files, clock, loop
+        self.settings = settings
+        self._files = files
         self._readers, self._cache = readers, cache
         self._on_failure = on_failure
         self.number = next(_numbers)
-        self.on_advance: Callable[[], None] = lambda: None
         self.on_sync: Callable[[float], None] = lambda seconds: None
-        self.on_commit: Callable[[float, int], None] = lambda seconds, count: None
         self._lane: Lane[Append | str] = Lane(loop, workers, self._prepare, self._finish)
         self._waiting_bytes = 0
-        self._commit: _Commit | None = None
+        self._commit: _DiskCommit | None = None
         self.first_arrival = 0.0
-        """When the first of those came that wait for the next commit."""
+        """When the first entry of the next commit arrived."""
         self._sync_timer: Timer | None = None
         self._closing: Callable[[], None] | None = None
         self._closed = False
         self.failed: HeadraceError | None = None
 
-        found = recover(files, directory, suspect=suspect)
-        self._producers = found.producers
         segments = [
             Segment(files, readers, directory / log_name(base), base, size)
             for base, size in found.closed
         ]
         self.damage: list[tuple[int, int]] = []
         self.torn_bytes = 0
-        self.read_only: str | None = None
-        self._last_timestamp = 0
         self._writer: Handle | None = None
         self._position = 0
         self._allocated = 0
@@ -165,9 +154,6 @@ class PartitionLog:
         self.start_offset = segments[0].base_offset if segments else 0
         self.end_offset = segments[-1].index().end_offset if segments else 0
         self._next_offset = self.end_offset
-        """What the next record gets. Ahead of ``end_offset`` only while the end is held."""
-        self._held = False
-        self._parked: list[Append] = []
 
     # --- writing: on the loop ---------------------------------------------------------------
     def append(self, entry: Append) -> None:
@@ -178,40 +164,10 @@ class PartitionLog:
         self._waiting_bytes += entry.bytes
         if not self._lane.waiting:
             self.first_arrival = self._clock.seconds()
-        if self._held and not entry.hidden:
-            self._parked.append(entry)
-        else:
-            self._lane.put(entry)
+        self._put(entry)
 
-    @property
-    def is_held(self) -> bool:
-        return self._held
-
-    def hold(self) -> None:
-        """Keep the end where it is: hidden entries are stored behind it, all others wait.
-
-        What was appended before is not affected: it is in the lane already, and its commit moves
-        the end as always, because hidden entries never share a commit with others.
-        """
-        assert not self._held
-        self._held = True
-
-    def release(self) -> None:
-        """Show what was stored behind the end, all of it at once, and let the others go on."""
-        assert self._held
-        self._held = False
-        if self._next_offset != self.end_offset:
-            self.end_offset = self._next_offset
-            # In the next turn: whoever releases several partitions has released all of them by then.
-            self._loop.call_soon(self.on_advance)
-        parked, self._parked = self._parked, []
-        for entry in parked:
-            self._lane.put(entry)
-
-    def hide_from(self, offset: int) -> None:
-        """At a start: hold the end at an offset before records that are there already."""
-        self.hold()
-        self.end_offset = offset
+    def _enqueue(self, entry: Append) -> None:
+        self._lane.put(entry)
 
     def _refusal(self, entry: Append) -> HeadraceError | None:
         if self.failed is not None:
@@ -222,7 +178,7 @@ class PartitionLog:
             return ReadOnly(self.read_only)
         if (
             self._waiting_bytes + entry.bytes > limits.COMMIT_QUEUE_BYTES_MAX
-            and not entry.hidden  # others may wait for it, and would fill the queue for ever
+            and not entry.hidden  # others may wait for it, and would keep the queue full
         ):
             return QueueFull(
                 "more is being published than the disk can take; try again in a moment",
@@ -231,27 +187,21 @@ class PartitionLog:
         return None
 
     def _prepare(self, items: list[Append | str]) -> Callable[[], None]:
-        """Turn what waits into one commit."""
+        """Turn the waiting entries into one commit."""
         commands = {item for item in items if isinstance(item, str)}
         entries = [item for item in items if isinstance(item, Append)]
         kinds = [entry.hidden for entry in entries]
-        if any(kinds) and not kinds[0]:  # those that are shown at once go first, by themselves
+        if any(kinds) and not kinds[0]:  # entries that are shown at once get a commit of their own
             first = kinds.index(True)
             self._lane.waiting[:0] = entries[first:]
             entries = entries[:first]
-        group, left = gather(
-            entries,
-            end_offset=self._next_offset,
-            last_timestamp=self._last_timestamp,
-            now_ms=self._clock.now_ms(),
-            producers=self._producers,
-        )
+        group, left = self._gather(entries)
         self._lane.waiting[:0] = left
         self._waiting_bytes -= sum(entry.bytes for entry in entries[: len(entries) - len(left)])
         if group.batches and self._synced_position == self._position:
             group.batches[0].flags |= AFTER_SYNC
-        sync = bool(commands) or self.options.durability == "always"
-        self._commit = _Commit(self, group, roll="roll" in commands, sync=sync)
+        sync = bool(commands) or self.settings.durability == "always"
+        self._commit = _DiskCommit(self, group, roll="roll" in commands, sync=sync)
         return self._commit.run
 
     # --- writing: in the worker -------------------------------------------------------------
@@ -260,7 +210,7 @@ class PartitionLog:
             return True
         index = self._segments[-1].index()
         return (
-            self._position >= self.options.segment_bytes
+            self._position >= self.settings.segment_bytes
             or index.batches >= limits.SEGMENT_BATCHES_MAX
         )
 
@@ -320,7 +270,7 @@ class PartitionLog:
         if end <= self._allocated:
             return
         step = min(max(end, limits.PREALLOCATE_BYTES_MIN), limits.PREALLOCATE_BYTES_MAX)
-        limit = max(end, self.options.segment_bytes)
+        limit = max(end, self.settings.segment_bytes)
         target = min(end + step, limit)
         try:
             self._files.allocate(handle, self._allocated, target - self._allocated)
@@ -377,7 +327,7 @@ class PartitionLog:
         if self._closing and not self._lane.waiting:
             self._give_up_files()
 
-    def _accept(self, commit: _Commit) -> None:
+    def _accept(self, commit: _DiskCommit) -> None:
         segment = self._segments[-1]
         index = segment.index()
         position = segment.size
@@ -393,29 +343,25 @@ class PartitionLog:
         hidden = commit.entries[0].hidden
         if not hidden:
             self.end_offset = self._next_offset
-        if self.options.durability == "interval" and self._sync_timer is None:
+        if self.settings.durability == "interval" and self._sync_timer is None:
             self._sync_timer = self._loop.call_later(
-                self.options.sync_interval_ms / 1000, self._sync_later
+                self.settings.sync_interval_ms / 1000, self.flush
             )
-        try:
-            if not hidden:
-                self.on_advance()  # first: whoever waits for the message has waited longest
-        finally:
-            for entry in commit.entries:
-                entry.done(entry)
+        self._answer(commit.entries, shown=not hidden)
         count = sum(batch.count for batch in commit.batches)
         self.on_commit(self._clock.seconds() - commit.started, count)
 
-    def _sync_later(self) -> None:
+    def flush(self) -> None:
+        """Sync the written bytes, whatever the mode."""
         self._sync_timer = None
         if not self._closed and self.failed is None:
             self._lane.put("sync")
 
-    def _fail(self, commit: _Commit, error: BaseException) -> None:
+    def _fail(self, commit: _DiskCommit, error: BaseException) -> None:
         if isinstance(error, OSError):
             answer: HeadraceError = refused_by_disk(error)
         else:
-            # SyncFailed, or our own mistake: either way nobody knows what is on disk.
+            # SyncFailed, or our own mistake: either way it is unknown what is on disk.
             answer = OutcomeUnknown(
                 f"it is unknown whether this was stored: {error}. Without a sync that is known to "
                 "have succeeded the broker stops; start it again and it will verify its log"
@@ -457,35 +403,33 @@ class PartitionLog:
         return segment.whereabouts(offset)
 
     def read_cached(self, offset: int) -> Batch:
-        """One batch that holds the offset, kept for the next reader. On the loop only."""
+        start, end = self.start_offset, self.end_offset
+        if not start <= offset < end:
+            raise out_of_range(offset, start, end)
         batch = self._cache.find(self.number, offset)
-        if batch is None or not self.start_offset <= offset < self.end_offset:
+        if batch is None:
             batch = self.read(offset, 1)[0]
             self._cache.put(self.number, batch)
         return batch
 
     def _segment_for(self, offset: int, end: int) -> tuple[Segment, int]:
-        """The segment that has the offset, and the offset behind its last one."""
+        """The segment that has the offset, and the offset after its last one."""
         segments = self._segments
         start = segments[0].base_offset if segments else end
         if not start <= offset < end:
-            raise OffsetOutOfRange(
-                f"offset {offset} is not there: the partition holds {start} to {end - 1}"
-                if end > start
-                else f"offset {offset} is not there: the partition is empty (next offset {end})"
-            )
+            raise out_of_range(offset, start, end)
         at = bisect_right(segments, offset, key=lambda segment: segment.base_offset) - 1
         following = segments[at + 1 : at + 2]
         return segments[at], min(end, following[0].base_offset) if following else end
 
     def offset_at(self, timestamp_ms: int) -> int:
-        """See :class:`~headrace.log.interface.Log`. Damaged records count as not there."""
+        """See :class:`~headrace.log.interface.Log`. Damaged records are passed over."""
         while True:
             end, segments = self.end_offset, self._segments
             try:
                 return self._find_time(timestamp_ms, end, segments)
             except FileNotFoundError:
-                if segments is self._segments:  # nobody has dropped it meanwhile: it is missing
+                if segments is self._segments:  # nothing was dropped meanwhile: it is missing
                     raise
 
     def _find_time(self, timestamp_ms: int, end: int, all_segments: tuple[Segment, ...]) -> int:
@@ -494,7 +438,7 @@ class PartitionLog:
         while low < high:  # the first segment that reaches the time
             middle = probe = (low + high) // 2
             while probe > low and not segments[probe].index().batches:
-                probe -= 1  # nothing is left in that one: it has no time to go by
+                probe -= 1  # that segment is empty and has no time
             if segments[probe].index().max_timestamp < timestamp_ms:
                 low = middle + 1
             else:
@@ -504,35 +448,28 @@ class PartitionLog:
             limit = following[0].base_offset if following else end
             batch = segments[number].batch_at_time(timestamp_ms, limit)
             if batch is not None:
-                times = batch.times() or [batch.base_timestamp]
-                return batch.base_offset + next(
-                    (number for number, time in enumerate(times) if time >= timestamp_ms), 0
-                )
+                return offset_in(batch, timestamp_ms)
         return end
 
     def size_bytes(self) -> int:
         return sum(segment.size for segment in self._segments)
 
-    def last_producer_batch(self, producer_id: int) -> tuple[int, int] | None:
-        return self._producers.last(producer_id)
-
-    def next_sequence(self, producer_id: int, epoch: int | None = None) -> int:
-        return self._producers.next_sequence(producer_id, epoch)
-
-    def producer_epoch(self, producer_id: int) -> int | None:
-        return self._producers.epoch(producer_id)
-
     # --- keeping house ----------------------------------------------------------------------
-    def closed_segments(self) -> list[tuple[int, int, int, int]]:
-        """(base offset, end offset, bytes, max timestamp) of all but the one being written."""
+    def change(self, settings: TopicSettings) -> None:
+        self.settings = settings
+
+    def closed_segments(self) -> list[ClosedSegment]:
+        """All but the one being written."""
         found = []
         for segment, following in pairwise(self._segments):
             index = segment.index()
             newest = index.max_timestamp
             if index.end_offset < following.base_offset:
-                # Its end is damaged, and those records were as new as what follows, at most.
+                # Its end is damaged, and those records were at most as new as the next segment.
                 newest = max(newest, *following.index().times[:1], 0) or self._last_timestamp
-            found.append((segment.base_offset, following.base_offset, segment.size, newest))
+            found.append(
+                ClosedSegment(segment.base_offset, following.base_offset, segment.size, newest)
+            )
         return found
 
     def drop_before(self, offset: int) -> None:
@@ -547,7 +484,7 @@ class PartitionLog:
             except FileNotFoundError:
                 pass
             except OSError:
-                # It will be there at the next start; going on behind it would leave a gap.
+                # The next start will find it; deleting the ones after it would leave a gap.
                 self._segments = (gone, *self._segments)
                 self.start_offset = gone.base_offset
                 raise
@@ -558,11 +495,11 @@ class PartitionLog:
 
     def roll_if_old(self, now_ms: int) -> None:
         """Close the segment by age, so that retention by hours can reach it."""
-        if now_ms - self._segment_started_ms > self.options.segment_hours * 3_600_000:
+        if now_ms - self._segment_started_ms > self.settings.segment_hours * 3_600_000:
             self.roll_soon(1)
 
     def roll_soon(self, bytes_min: int) -> None:
-        """Close the segment that is written, if it has so many bytes, behind what waits."""
+        """Close the active segment after the waiting entries, if it has this many bytes."""
         if (
             self._segments
             and self._segments[-1].size >= bytes_min
@@ -571,11 +508,6 @@ class PartitionLog:
             and not self._closing
         ):
             self._lane.put("roll")
-
-    def flush(self) -> None:
-        """Sync what was written, whatever the mode."""
-        if not self._closed and self.failed is None:
-            self._lane.put("sync")
 
     def close(self, done: Callable[[], None]) -> None:
         if self._closed:
@@ -602,9 +534,7 @@ class PartitionLog:
     def _give_up_files(self) -> None:
         done, self._closing = self._closing, None
         self._closed = True
-        parked, self._parked = self._parked, []
-        for entry in parked:
-            entry.fail(Closed("the log is closed"))
+        self._refuse_parked()
         if self._writer is not None:
             if self.failed is None and not self.read_only:
                 try:

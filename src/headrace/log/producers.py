@@ -1,4 +1,4 @@
-"""What a partition remembers of its idempotent producers.
+"""The idempotent producers that a partition remembers.
 
 A producer numbers its records in each partition: 0, 1, 2… A batch says the number of its first
 record. The broker keeps the last few batches of each producer, so that a batch sent again (because
@@ -27,7 +27,7 @@ _ROW = struct.Struct("<QIIIQ")
 _WRAP = 0xFFFF_FFFF
 
 
-class Producer:
+class KnownProducer:
     __slots__ = ("batches", "epoch")
 
     def __init__(self, epoch: int, batches: list[tuple[int, int, int]]):
@@ -43,7 +43,7 @@ class Producers:
     """producer id -> its newest batches in this partition, least recently used first."""
 
     def __init__(self) -> None:
-        self._table: OrderedDict[int, Producer] = OrderedDict()
+        self._table: OrderedDict[int, KnownProducer] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._table)
@@ -89,7 +89,7 @@ class Producers:
     def add(self, producer_id: int, epoch: int, first_sequence: int, count: int, base: int) -> None:
         known = self._table.get(producer_id)
         if known is None or known.epoch != epoch:
-            self._table[producer_id] = Producer(epoch, [(first_sequence, count, base)])
+            self._table[producer_id] = KnownProducer(epoch, [(first_sequence, count, base)])
         else:
             known.batches.append((first_sequence, count, base))
             del known.batches[: -limits.PRODUCER_BATCHES_KEPT]
@@ -119,10 +119,6 @@ class Producers:
         if known is None or epoch not in (None, known.epoch):
             return 0
         return known.next_sequence()
-
-    def epoch(self, producer_id: int) -> int | None:
-        known = self._table.get(producer_id)
-        return None if known is None else known.epoch
 
     # --- snapshot ---------------------------------------------------------------------------
     def dump(self) -> bytes:

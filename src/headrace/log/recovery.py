@@ -1,14 +1,14 @@
-"""Opening a partition: what of the bytes is a log, and what is left of a crash.
+"""Opening a partition: telling the log from the remains of a crash.
 
-Closed segments are taken by name and size; only the last one is read, batch by batch. At its end
-there may be:
+Closed segments are taken by name and size; only the last one is read, batch by batch. It may end
+with:
 
 - zeros: space that was preallocated and never written. Nothing is wrong.
 - a *torn tail*: bytes in which no valid batch with ``AFTER_SYNC`` follows. They were being written
-  when the process or the machine stopped; nobody was promised them. They are copied aside
-  (``<segment>.torn-<n>``) and cut off, and the start goes on.
+  when the process or the machine stopped, and were never confirmed. They are copied aside
+  (``<segment>.torn-<n>``) and cut off, and the start continues.
 - *damage*: something valid with ``AFTER_SYNC`` follows, so the bytes before it were once safely on
-  disk. Nothing is cut or renumbered; the partition opens read-only, what is valid can be read, and
+  disk. Nothing is cut or renumbered; the partition opens read-only, valid records can be read, and
   ``headrace doctor --repair`` gives up the damaged range on demand.
 
 ``AFTER_SYNC`` is what tells a torn group of batches (the disk wrote the third of one commit and not
@@ -39,12 +39,12 @@ logger = logging.getLogger("headrace.log")
 
 @dataclass
 class LastSegment:
-    """What the scan of the last segment found."""
+    """The last segment, as a scan found it."""
 
     path: Path
     base_offset: int
     size: int
-    """Bytes of valid log; appends go on from here."""
+    """Bytes of valid log; appends continue from here."""
     index: Index
     damage: list[tuple[int, int]] = field(default_factory=list)
     """Offset ranges (first, end) that cannot be read."""
@@ -76,7 +76,7 @@ def recover(files: Files, directory: Path, *, suspect: bool = False) -> Recovere
     for name in files.names(directory):
         if name.endswith(".tmp"):
             files.remove(directory / name)
-    # A process that was killed may have made a file whose name is not on disk yet.
+    # A killed process may have created a file whose name is not on disk yet.
     files.sync_directory(directory)
     segments = segments_of(files, directory)
     if len(segments) > 1 and segments[-1][1] == 0 and _is_stray(files, directory, segments):
@@ -142,7 +142,7 @@ def _open_last(files: Files, path: Path, base: int, producers: Producers) -> Las
         last.last_timestamp = last.index.max_timestamp
         if torn:
             last.torn_bytes = _cut(files, handle, path, last.size, size)
-        # What was written but not synced before a crash is about to be shown to consumers.
+        # Records that were written but not synced before a crash are about to be shown.
         files.sync(handle)
         return last
     finally:
@@ -154,7 +154,7 @@ def _after_sync(part: Found | Damage) -> bool:
 
 
 def _refuse_newer(files: Files, handle: Handle, path: Path, damage: Damage) -> None:
-    """What a newer version wrote is not damage, and cutting it off would be."""
+    """A batch of a newer version is not damage; cutting it off would be."""
     if is_newer(files.read_at(handle, damage.position, HEADER_BYTES)):
         raise DataCorrupt(
             f"{path} was written by a newer version of Headrace; start that version, or give this "
@@ -164,7 +164,7 @@ def _refuse_newer(files: Files, handle: Handle, path: Path, damage: Damage) -> N
 
 
 def _cut(files: Files, handle: Handle, path: Path, keep: int, size: int) -> int:
-    """Copy what is behind ``keep`` aside, then cut it off. Returns how many bytes it was."""
+    """Copy the bytes after ``keep`` aside, then cut them off. Returns how many there were."""
     tail = files.read_at(handle, keep, size - keep).rstrip(b"\0")
     number = 0
     while files.exists(aside := path.with_name(f"{path.stem}.torn-{number}")):

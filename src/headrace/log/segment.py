@@ -1,8 +1,8 @@
-"""One file of a partition: batches one behind the other, from the offset in its name on.
+"""One file of a partition: batches one after the other, from the offset in its name on.
 
 Reading walks batch headers from the nearest index entry; every header and body that is handed out
 has passed its checksum. Where one does not, the reader gets :class:`DataCorrupt` that names exactly
-the offsets that cannot be read, and what lies behind them stays readable.
+the offsets that cannot be read; the records after them stay readable.
 
 :func:`scan` is the only code that looks for batches in bytes that may be damaged; recovery, the
 index rebuild and the doctor all use it.
@@ -100,11 +100,11 @@ class _Window:
 def scan(
     files: Files, handle: Handle, size: int, *, start: int = 0, base_offset: int
 ) -> Iterator[Found | Damage]:
-    """All valid batches of the file in order, and the damage between and behind them.
+    """All valid batches of the file in order, and the damage between and after them.
 
     A batch counts only when it continues the offsets: equal to the last one's end, or beyond it
     after damage. Batches begin at multiples of 8. A file may be shorter than ``size`` says, if
-    somebody has cut it since; what is not there is not waited for.
+    it was cut since; then the scan ends where the file ends.
     """
     size = min(size, files.size(handle))
     window = _Window(files, handle, size)
@@ -127,12 +127,12 @@ def scan(
 
 
 def _next_valid(window: _Window, position: int, size: int, expected: int) -> int:
-    """Where the next valid batch begins behind ``position``, or ``size``."""
+    """Where the next valid batch after ``position`` begins, or ``size``."""
     at = position + 8 - position % 8
     header = parse_header(window.get(position, HEADER_BYTES))
     if header is not None and header[0].base_offset == expected:
         # The header says how far its damaged body reaches. Nothing is looked for in there: a
-        # message may well contain the bytes of a batch, and nobody must be shown those.
+        # message may well contain the bytes of a batch, and readers must not be shown those.
         at = position + HEADER_BYTES + header[1]
     while at < size:
         chunk = window.get(at, SCAN_BYTES)
@@ -235,15 +235,19 @@ class Segment:
             return None
         return Index.load(raw, self.base_offset, self.size)
 
-    def _rebuild_index(self) -> Index:
+    def _scan_index(self) -> Index:
         index = Index(self.base_offset)
         for part in scan(self._files, self.handle(), self.size, base_offset=self.base_offset):
             if isinstance(part, Found):
                 index.add(part.batch, part.position, part.size)
         index.log_bytes = self.size
+        return index
+
+    def _rebuild_index(self) -> Index:
+        index = self._scan_index()
         try:
             self._files.replace(self.index_path, [index.dump()])
-        except OSError as error:  # a full disk, or another reader who does the same: read on
+        except OSError as error:  # a full disk, or another reader that does the same: read on
             logger.warning("%s could not be written: %s", self.index_path, error)
         return index
 
@@ -295,7 +299,7 @@ class Segment:
                         return batches
                     continue
             if batches:
-                return batches  # the damage behind them is the next reader's
+                return batches  # the damage after them is for the next read
             position = self._locate(offset, end_offset)
             data, at = b"", 0
         return batches
@@ -333,7 +337,7 @@ class Segment:
             try:
                 batches = self.read(offset, end_offset, limits.INDEX_INTERVAL_BYTES)
             except DataCorrupt:
-                offset = self._behind_damage(offset, end_offset)
+                offset = self._after_damage(offset, end_offset)
                 continue
             for batch in batches:
                 if batch.max_timestamp >= timestamp_ms:
@@ -341,7 +345,7 @@ class Segment:
                 offset = batch.end_offset
         return None
 
-    def _behind_damage(self, offset: int, end_offset: int) -> int:
+    def _after_damage(self, offset: int, end_offset: int) -> int:
         for part in scan(self._files, self.handle(), self.size, base_offset=self.base_offset):
             if isinstance(part, Found) and part.batch.base_offset > offset:
                 return part.batch.base_offset

@@ -58,7 +58,7 @@ class Workers:
             try:
                 self._loop.call_soon_threadsafe(self._finish, done, result, error)
             except RuntimeError:
-                return  # the loop was closed under us: there is nobody left to tell
+                return  # the loop was closed: nothing is left to tell
             del job, work, done, result, error
 
     def _finish(self, done: Done, result: Any, error: BaseException | None) -> None:
@@ -73,7 +73,7 @@ class Workers:
 
 
 class Lane(Generic[Item]):
-    """One writer at a time; what waits meanwhile is taken together."""
+    """One writer at a time; items that wait meanwhile are taken together."""
 
     def __init__(
         self,

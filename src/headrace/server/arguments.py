@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from headrace import limits
-from headrace.broker.publishing import PublishOptions
 from headrace.errors import InvalidArgument
+from headrace.model import PublishOptions
 from headrace.server.views import key_of
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import orjson
 
-from headrace.broker.aio import split_start
 from headrace.broker.delivery import Delivery
+from headrace.broker.positions import news_in
 from headrace.broker.publishing import Publish
 from headrace.errors import (
     HeadraceError,
@@ -28,14 +28,13 @@ from headrace.files import machine
 from headrace.log import batch as batches
 from headrace.log.batch import Batch
 from headrace.log.columns import pick
-from headrace.log.interface import Log
-from headrace.model import Receipt
+from headrace.log.interface import Log, ReadPending, completed
+from headrace.model import Receipt, parse_position, split_position
+from headrace.operations import documents
 from headrace.server.arguments import number_of, publish_arguments, seconds_of
 from headrace.server.connection import Connection, RequestSession
 from headrace.server.members import Memberships, WireSink
-from headrace.server.operations import parse_position
-from headrace.server.polling import wait_for
-from headrace.wire import binary, documents
+from headrace.wire import binary
 from headrace.wire.binary import BinaryParser, Frame, Type
 
 FETCH_BYTES_MAX = 32 << 20
@@ -163,7 +162,7 @@ class BinarySession(RequestSession[Frame]):
 
         async def administer() -> bytes:
             result = await self.connection.call(operation, request)
-            return success(frame.sequence, None, orjson.dumps(result))
+            return success(frame.sequence, None, documents.dumps(result))
 
         self._later(frame.sequence, administer(), ordered=operation not in TAKES_LONG)
 
@@ -254,26 +253,34 @@ class BinarySession(RequestSession[Frame]):
         wait = min(number_of(properties.get("wait", "0"), "wait") / 1000, FETCH_WAIT_S_MAX)
         size = number_of(properties.get("max_bytes", str(1 << 20)), "max_bytes")
         size = min(max(size, 1), FETCH_BYTES_MAX)
-        position, time_ms = split_start(parse_position(properties.get("offset", "earliest")))
+        position, time_ms = split_position(parse_position(properties.get("offset", "earliest")))
         log = partition.log
-        if isinstance(position, int) and time_ms is None:
-            offset = position
-        else:
-            offset = self.engine.resolve(partition, position, time_ms=time_ms)
-        if offset == log.end_offset and wait:
 
-            async def poll() -> bytes:
-                await wait_for(partition, wait)
-                return b"".join(self._batches(frame.sequence, log, offset, size))
+        def resolve() -> int:
+            if isinstance(position, int) and time_ms is None:
+                return position
+            return self.engine.resolve(partition, position, time_ms=time_ms)
 
-            self._later(frame.sequence, poll(), ordered=False)
-            return
-        if "direct" in properties and properties["direct"] == machine():
-            found = _whereabouts(log, offset)
-            if found is not None:
-                self.outbox.send(binary.encode(Type.BATCHES, frame.sequence, found))
+        async def fetch_later() -> bytes:
+            offset = await completed(resolve)
+            if offset == log.end_offset and wait:
+                await news_in([partition], wait)
+            pieces = await completed(lambda: self._batches(frame.sequence, log, offset, size))
+            return b"".join(pieces)
+
+        try:
+            offset = resolve()
+            if offset == log.end_offset and wait:
+                self._later(frame.sequence, fetch_later(), ordered=False)
                 return
-        self.outbox.send_pieces(self._batches(frame.sequence, log, offset, size))
+            if "direct" in properties and properties["direct"] == machine():
+                found = _whereabouts(log, offset)
+                if found is not None:
+                    self.outbox.send(binary.encode(Type.BATCHES, frame.sequence, found))
+                    return
+            self.outbox.send_pieces(self._batches(frame.sequence, log, offset, size))
+        except ReadPending:
+            self._later(frame.sequence, fetch_later(), ordered=False)
 
     def _batches(self, sequence: int, log: Log, offset: int, size: int) -> list[bytes]:
         """The answer to a fetch, in pieces as they are in the log."""

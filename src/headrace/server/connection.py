@@ -33,8 +33,9 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 from headrace.broker.engine import Engine
 from headrace.broker.publishing import Publish, PublishDone
 from headrace.errors import HeadraceError, Unauthenticated
+from headrace.operations.declaring import Operation
 from headrace.server.flow import Outbox, RequestQueue
-from headrace.server.operations import Operations
+from headrace.server.operations import ServedOperations
 from headrace.server.origins import Origins
 from headrace.wire.http import KnownHeads
 
@@ -65,7 +66,7 @@ class Hub:
     """What all connections of a server share."""
 
     engine: Engine
-    operations: Operations
+    operations: ServedOperations
     token: str | None
     routes: RouteTable
     origins: Origins
@@ -305,8 +306,12 @@ class Connection(asyncio.Protocol):
             done([], self.bug())
 
     async def call(self, operation: object, arguments: object) -> Any:
-        """Every operation of every protocol."""
+        """An operation by its name; returns its answer as JSON has it."""
         return await self.hub.operations.call(operation, arguments)
+
+    async def run(self, operation: Operation, arguments: dict[str, Any]) -> Any:
+        """An operation whose arguments may be text; returns its result."""
+        return await self.hub.operations.run(operation, arguments, strict=False)
 
     def answer_later(
         self,

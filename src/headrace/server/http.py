@@ -1,7 +1,7 @@
 """HTTP on its own port: the session that reads requests and writes answers.
 
 Publishes follow each other without waiting; any other request waits for those before it, as on the TCP
-port, and until the client has read its earlier answers. ``routes`` and ``admin_routes`` say what a
+port, and until the client has read its earlier answers. ``routes`` and ``operation_routes`` say what a
 request means, ``origins`` which web pages may send it.
 
 Clients that publish send the same head again and again. Everything that follows from the head alone is
@@ -20,6 +20,7 @@ from headrace.errors import (
     Unauthenticated,
     kind_of,
 )
+from headrace.log.interface import ReadPending, completed
 from headrace.server.connection import Connection, RequestSession
 from headrace.server.flow import Slot
 from headrace.server.schemas import OPEN_PATHS
@@ -98,7 +99,10 @@ class HttpSession(RequestSession[Request]):
             self._check_readable(item)
             route = item.memo["route"] = self.hub.routes.find(item.method, item.words)
         handler, parameters = route
-        answer = handler(self, item, *parameters)
+        try:
+            answer = handler(self, item, *parameters)
+        except ReadPending:  # it has done nothing yet: call it again when the log has the records
+            answer = completed(lambda: handler(self, item, *parameters))
         if answer is None:
             return  # the handler answers by itself
         if isinstance(answer, Answer):

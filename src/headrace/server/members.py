@@ -1,7 +1,6 @@
-"""What a connection has subscribed to: its members and followers, and what it has to settle.
+"""The subscriptions of a connection: its members, its followers, and the deliveries they hold.
 
-The two sessions differ in how a delivery looks on the wire; everything else about taking part in
-subscriptions is here.
+Protocols differ in how a delivery looks on the wire; everything else about subscriptions is here.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from headrace import limits
-from headrace.broker.delivery import Delivery, Member
+from headrace.broker.delivery import Delivery, Lease, Member
 from headrace.broker.engine import Engine
 from headrace.broker.follower import Follower
 from headrace.broker.subscription import Subscription
@@ -45,7 +44,7 @@ class WireSink:
         self.channel = ""
         """The client's own name for it, when one connection follows a topic more than once."""
         self.credit: int | None = None
-        """How many messages of a plain subscription the client has room for; None: any number."""
+        """How many messages of a plain subscription the client has room for; None: no limit."""
 
     def room(self) -> int:
         if not self._outbox.writable or self._outbox.closed:
@@ -80,6 +79,8 @@ class Memberships:
         self._write = write
         self._notify = on_closed
         self._sinks: dict[tuple[str, str | None, str], WireSink] = {}
+        self._leases: dict[int, Lease] = {}
+        """By id, what this connection's members hold."""
         outbox.on_writable = self._on_writable
 
     def __len__(self) -> int:
@@ -105,7 +106,7 @@ class Memberships:
         return sink
 
     def grant(self, pattern: str, channel: str, count: int) -> None:
-        """The client has room for so many more."""
+        """The client has room for this many more."""
         sink = self._sinks.get((pattern, None, channel))
         if sink is not None and sink.credit is not None:
             sink.credit += count
@@ -124,7 +125,7 @@ class Memberships:
             raise InvalidArgument(f"prefetch is from 1 to {limits.PREFETCH_MAX}, not {prefetch}")
         sink = self._new()
         sink.subscription = subscription
-        sink.member = Member(name, sink, prefetch, auto_ack)
+        sink.member = Member(name, sink, prefetch, auto_ack, self._leases)
         self._sinks[key] = sink
         subscription.join(sink.member)
         return sink
@@ -154,7 +155,7 @@ class Memberships:
         raise NotFound("this connection has no such subscription", code="not_subscribed")
 
     def pause(self, pattern: str | None, name: str | None) -> None:
-        """Deliver nothing more to a member; what it has stays with it until it leaves."""
+        """Deliver nothing more to a member; its messages stay with it until it leaves."""
         for key, sink in self._sinks.items():
             if pattern in (None, key[0]) and key[1] == name and sink.member is not None:
                 sink.member.prefetch = 0
@@ -175,8 +176,7 @@ class Memberships:
 
     def of_lease(self, lease_id: int) -> Subscription:
         """The subscription whose delivery this connection holds."""
-        for sink in self._sinks.values():
-            subscription, member = sink.subscription, sink.member
-            if subscription is not None and member is not None and lease_id in member.leases:
-                return subscription
-        raise StaleDelivery("this delivery has ended: it was settled, or it timed out")
+        lease = self._leases.get(lease_id)
+        if lease is None:
+            raise StaleDelivery("this delivery has ended: it was settled, or it timed out")
+        return lease.subscription

@@ -65,9 +65,9 @@ class Metrics:
         self.commit = Histogram()
         self._registry = CollectorRegistry()
         self._registry.register(self)
-        engine = hub.engine
-        engine.topics.on_sync = self.sync.add
-        engine.topics.on_commit = self.commit.add
+        storage = hub.engine.topics.storage
+        storage.on_sync = self.sync.add
+        storage.on_commit = self.commit.add
 
     def render(self) -> tuple[bytes, str]:
         return generate_latest(self._registry), CONTENT_TYPE_LATEST
@@ -209,22 +209,25 @@ class Metrics:
             name: GaugeMetricFamily(PIPELINES + name, text, labels=labels)
             for name, text in gauges.items()
         }
-        pipelines = self._hub.engine.pipelines
-        now = pipelines.time()
-        for pipeline in pipelines:
-            if pipeline.state in ("running", "failed"):
-                up.add_metric([pipeline.name], int(pipeline.is_up(now)))
-            for name, query in pipeline.queries.items():
-                values = [pipeline.name, name]
-                counted["batches"].add_metric(values, query.batches)
-                counted["input_rows"].add_metric(values, query.rows)
-                counted["dead_letters"].add_metric(values, query.dead_letters)
-                if pipeline.state != "running":
+        now = self._hub.engine.now_ms()
+        for pipeline in self._hub.engine.pipelines:
+            state = pipeline["state"]
+            if state in ("running", "failed"):
+                runs = state == "running" and not pipeline["stale"]
+                up.add_metric([pipeline["name"]], int(runs))
+            for query in pipeline["queries"]:
+                values = [pipeline["name"], query["name"]]
+                counted["batches"].add_metric(values, query.get("batches_total") or 0)
+                counted["input_rows"].add_metric(values, query.get("input_rows_total") or 0)
+                counted["dead_letters"].add_metric(values, query.get("dead_letters") or 0)
+                if state != "running":
                     continue
-                gauged["input_rows_per_second"].add_metric(values, query.rate)
-                gauged["trigger_seconds"].add_metric(values, query.trigger_s)
-                if query.progress_at is not None:
-                    gauged["last_progress_seconds"].add_metric(values, now - query.progress_at)
+                rate, trigger_ms = query.get("input_rows_per_second"), query.get("trigger_ms")
+                gauged["input_rows_per_second"].add_metric(values, rate or 0)
+                gauged["trigger_seconds"].add_metric(values, (trigger_ms or 0) / 1000)
+                progress_at = query.get("last_progress_at")
+                if progress_at is not None:
+                    gauged["last_progress_seconds"].add_metric(values, (now - progress_at) / 1000)
         yield from (up, *counted.values(), *gauged.values())
 
     def _connections(self) -> Iterator[Metric]:

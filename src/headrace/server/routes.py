@@ -11,7 +11,6 @@ from headrace import limits
 from headrace.broker.aio import fetch_messages
 from headrace.broker.delivery import Delivery
 from headrace.broker.engine import Engine
-from headrace.broker.publishing import PublishManyOptions, PublishOptions
 from headrace.broker.pull import Pull
 from headrace.broker.subscription import Subscription
 from headrace.errors import (
@@ -19,11 +18,19 @@ from headrace.errors import (
     InvalidArgument,
     SubscriptionNotFound,
 )
-from headrace.model import Receipt, check_pattern, check_subscription_name
+from headrace.log.interface import ReadPending
+from headrace.model import (
+    PublishManyOptions,
+    PublishOptions,
+    Receipt,
+    check_pattern,
+    check_subscription_name,
+    parse_position,
+)
+from headrace.operations.arguments import PLACE
 from headrace.server import exact_json, schemas
 from headrace.server.arguments import publish_options, seconds_of
 from headrace.server.http import HttpSession
-from headrace.server.operations import parse_position
 from headrace.server.routing import Parameter, Route
 from headrace.server.settling import deliveries_in, settle_each, settling, text_in
 from headrace.server.views import (
@@ -93,7 +100,7 @@ def first_receipt(engine: Engine, receipt: Receipt) -> Receipt:
         batch = log.read_cached(receipt.offset)
         index = receipt.offset - batch.base_offset
         first = batch.messages(receipt.topic, receipt.partition, index, index + 1)[0]
-    except (HeadraceError, OSError):  # retention has dropped it
+    except (HeadraceError, OSError, ReadPending):  # retention dropped it, or it is not at hand
         return receipt
     return Receipt(
         receipt.topic,
@@ -117,9 +124,11 @@ def on_publish_batch(session: HttpSession, request: Request, topic: str) -> None
         "partition": partition,
         "to": query.get("to"),
         "ttl": seconds_of(query["ttl"], "ttl") if "ttl" in query else None,
-        "idempotency_key": request.headers.get("idempotency-key"),
     }
-    publish = session.publishing.messages(topic, values, message_headers(request), options)
+    key = request.headers.get("idempotency-key")
+    publish = session.publishing.messages(
+        topic, values, message_headers(request), options, idempotency_key=key
+    )
     slot = session.reserve(request)
 
     def done(receipts: list[Receipt], error: HeadraceError | None) -> None:
@@ -398,7 +407,7 @@ ROUTES = [
     ),
     Route(
         "GET", "/topics/{topic}/messages", on_fetch, "Read messages by offset or time", "reading",
-        (Parameter("from", "Where to begin.", schemas.PLACE),
+        (Parameter("from", "Where to begin.", PLACE),
          schemas.LIMIT, schemas.PARTITION), None,
         schemas.answers("200", schemas.array(schemas.ref("Message"))),
     ),

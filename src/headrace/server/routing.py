@@ -39,6 +39,8 @@ class Route:
     """Status -> OpenAPI response."""
     safe: bool = True
     """A GET that takes no messages away: ``HEAD`` is allowed too."""
+    path_schemas: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Of the parameters in the path."""
 
 
 class RouteTable:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from importlib.metadata import version
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
+
+import msgspec
 
 from headrace import limits
-from headrace.broker import pipelines
-from headrace.broker.delivery import Tally
-from headrace.model import Compression, Durability, Ordering
+from headrace.model import DeadLetter, Message, Scheduled
+from headrace.operations.arguments import OFFSET, PATTERN, SUBSCRIPTION, TOPIC
+from headrace.operations.catalog import OPERATIONS
+from headrace.operations.declaring import Operation
 from headrace.server.routing import Parameter, Route
 
 Schema = dict[str, Any]
@@ -19,36 +22,18 @@ TAKE_PATTERNS = ("consume", "ack", "nack", "extend", "subscribe", "stream")
 STRING: Schema = {"type": "string"}
 FLAG: Schema = {"type": "boolean"}
 WHOLE: Schema = {"type": "integer", "minimum": 0}
-OFFSET: Schema = {"type": "integer", "minimum": 0, "maximum": limits.OFFSET_MAX}
 TIME: Schema = {"type": "string", "format": "date-time"}
 TIME_MS: Schema = {"type": "integer", "minimum": 0, "maximum": limits.TIMESTAMP_MS_MAX}
-_OWN: Schema = {"type": "string", "pattern": r"^(__|\.{1,2}$)"}
-TOPIC: Schema = {"type": "string", "pattern": r"^[A-Za-z0-9._-]{1,249}$", "not": _OWN}
-"""What a topic may be called; names with two underscores in front are the broker's."""
-GROUP: Schema = {"type": "string", "pattern": r"^[A-Za-z0-9._-]{1,200}$", "not": _OWN}
-PATTERN: Schema = {
-    "type": "string",
-    "description": "A topic, or a pattern: * for one word, > at the end for the rest.",
-    "maxLength": limits.TOPIC_NAME_CHARS_MAX,
-    "pattern": r"^([A-Za-z0-9._-]+|>|(\*|[A-Za-z0-9_-]+)(\.(\*|[A-Za-z0-9_-]+))*(\.>)?)$",
-    "not": _OWN,
-}
+GROUP: Schema = SUBSCRIPTION
 DELIVERY: Schema = {"type": "string", "pattern": r"^[0-9]{1,20}\.[0-9]{1,20}$"}
 UUID: Schema = {"type": "string", "format": "uuid"}
-PLACE: Schema = {
-    "description": "earliest, latest, an offset, a time, or @ and milliseconds since 1970.",
-    "anyOf": [
-        {"type": "string", "enum": ["earliest", "latest"]},
-        {"type": "string", "pattern": "^@?[0-9]{1,12}$"},
-        TIME,
-    ],
-}
-POSITION: Schema = {**PLACE, "anyOf": [OFFSET, *PLACE["anyOf"]]}
-"""Also as a number, where it is JSON."""
+
+
+REF = "#/components/schemas/{name}"
 
 
 def ref(name: str) -> Schema:
-    return {"$ref": f"#/components/schemas/{name}"}
+    return {"$ref": REF.format(name=name)}
 
 
 def array(of: Schema) -> Schema:
@@ -57,14 +42,6 @@ def array(of: Schema) -> Schema:
 
 def number(low: float, high: float) -> Schema:
     return {"type": "number", "minimum": low, "maximum": high}
-
-
-def whole(low: int, high: int) -> Schema:
-    return {"type": "integer", "minimum": low, "maximum": high}
-
-
-def maybe(schema: Schema) -> Schema:
-    return {**schema, "type": [schema["type"], "null"]}
 
 
 def body(properties: dict[str, Schema], required: list[str] | None = None) -> Schema:
@@ -79,28 +56,6 @@ def obj(properties: dict[str, Schema], required: list[str] | None = None, **more
     return schema
 
 
-TOPIC_SETTINGS: dict[str, Schema] = {
-    "partitions": whole(1, limits.PARTITIONS_PER_TOPIC_MAX),
-    "durable": FLAG,
-    "durability": {"type": "string", "enum": list(get_args(Durability))},
-    "sync_interval_ms": whole(1, 60_000),
-    "compression": {"type": "string", "enum": list(get_args(Compression))},
-    "segment_bytes": whole(4096, 1 << 31),
-    "segment_hours": number(0.001, 24 * 366),
-    "retention_hours": maybe(number(0, 24 * 366_000)),
-    "retention_bytes": maybe(whole(0, 1 << 60)),
-    "retain_unread": FLAG,
-    "max_queue_size": maybe(whole(1, limits.OFFSET_MAX)),
-    "message_ttl_ms": maybe(whole(1, limits.TIMESTAMP_MS_MAX)),
-}
-SUBSCRIPTION_SETTINGS: dict[str, Schema] = {
-    "ack_timeout": number(0.001, limits.ACK_TIMEOUT_S_MAX),
-    "max_deliveries": whole(0, limits.MAX_DELIVERIES_MAX),
-    "ordering": {"type": "string", "enum": list(get_args(Ordering))},
-    "backoff": number(0, 86_400),
-    "backoff_max": number(0, 86_400),
-    "dead_letter_topic": maybe(TOPIC),
-}
 RECEIPT = obj(
     {
         "id": UUID,
@@ -139,44 +94,6 @@ ERROR = obj(
     },
     ["error"],
 )
-_PARTITION_STATS = {
-    "partition": WHOLE,
-    "start_offset": OFFSET,
-    "end_offset": OFFSET,
-    "bytes": WHOLE,
-    "read_only": maybe(STRING),
-}
-_TOPIC_STATS = {
-    "topic": STRING,
-    "partitions": array(obj(_PARTITION_STATS, list(_PARTITION_STATS))),
-    "messages": WHOLE,
-    "bytes": WHOLE,
-    "backlog": WHOLE,
-    "subscriptions": array(STRING),
-    "durability": {"type": "string", "enum": [*get_args(Durability), "memory"]},
-    "created": TIME_MS,
-    "settings": obj(TOPIC_SETTINGS, list(TOPIC_SETTINGS)),
-}
-_CURSOR_STATS = {
-    "topic": STRING,
-    "partition": WHOLE,
-    "position": OFFSET,
-    "end_offset": OFFSET,
-    "lag": WHOLE,
-    "blocked": maybe(STRING),
-}
-_SUBSCRIPTION_STATS = {
-    "name": STRING,
-    "topic": STRING,
-    "members": WHOLE,
-    "lag": WHOLE,
-    "in_flight": WHOLE,
-    "waiting_for_retry": WHOLE,
-    "created": TIME_MS,
-    "settings": obj(SUBSCRIPTION_SETTINGS, list(SUBSCRIPTION_SETTINGS)),
-    "partitions": array(obj(_CURSOR_STATS, list(_CURSOR_STATS))),
-    **dict.fromkeys(Tally.__slots__, WHOLE),
-}
 _LETTER = {
     "offset": OFFSET,
     "subscription": STRING,
@@ -186,26 +103,6 @@ _LETTER = {
     "message": ref("Message"),
 }
 _SCHEDULED = {"id": UUID, "topic": STRING, "deliver_at": TIME}
-_QUERY = {
-    "name": STRING,
-    **{name: maybe(whole(*bounds)) for name, bounds in pipelines.NUMBERS.items()},
-    **dict.fromkeys(pipelines.MEASURES, maybe({"type": "number", "minimum": 0})),
-    **dict.fromkeys(pipelines.TEXTS, maybe(STRING)),
-    "sources": maybe({"type": "array"}),
-    "last_progress_at": maybe(TIME_MS),
-}
-_PIPELINE = {
-    "name": STRING,
-    "state": {"type": "string", "enum": list(pipelines.STATES)},
-    "run_id": STRING,
-    "started_at": TIME_MS,
-    "reported_at": TIME_MS,
-    "stale": FLAG,
-    "stopping": FLAG,
-    "queries": array(
-        obj(_QUERY, ["name", "batches_total", "input_rows_total", "last_progress_at"])
-    ),
-}
 _HEALTH = {
     "status": {"type": "string", "enum": ["ok", "not ready", "degraded"]},
     "reasons": array(STRING),
@@ -216,14 +113,54 @@ SCHEMAS: dict[str, Schema] = {
     "Receipt": RECEIPT,
     "Message": MESSAGE,
     "Error": ERROR,
-    "TopicStats": obj(_TOPIC_STATS, list(_TOPIC_STATS)),
-    "SubscriptionStats": obj(_SUBSCRIPTION_STATS, list(_SUBSCRIPTION_STATS)),
     "DeadLetter": obj(_LETTER, list(_LETTER)),
     "Scheduled": obj(_SCHEDULED, list(_SCHEDULED)),
     "Settled": obj({"settled": WHOLE, "stale": array(DELIVERY)}, ["settled", "stale"]),
-    "Pipeline": obj(_PIPELINE, list(_PIPELINE)),
     "Health": obj(_HEALTH, ["status"]),
 }
+
+
+# --- operations -------------------------------------------------------------------------------------
+_RESULTS = [o.result for o in OPERATIONS.values() if o.http and o.result is not None]
+_SHOWN = {Message: "Message", DeadLetter: "DeadLetter", Scheduled: "Scheduled"}
+"""Results that HTTP shows in its own way."""
+
+
+BODIES: dict[str, dict[str, Schema]] = {
+    "edit_dead_letter": {
+        "data": {"description": "Any JSON; other data as text or base64."},
+        "encoding": {"type": "string", "enum": ["base64"]},
+        "headers": {"type": "object", "additionalProperties": STRING},
+    }
+}
+"""Of operations whose body says something else than their arguments."""
+DESCRIPTIONS = {
+    "topic": "The topic, if the name is not unique.",
+    "limit": "How many at most.",
+    "after": "List what follows this offset.",
+}
+
+
+def of_result(operation: Operation) -> Schema:
+    """The schema of an operation's answer."""
+    kind = operation.result
+    if kind is None:
+        first = next(iter(operation.arguments.values()))
+        return obj({str(operation.answer): first.schema}, [str(operation.answer)])
+    inner = get_args(kind)[0] if get_origin(kind) is list else kind
+    if inner in _SHOWN:
+        schema = ref(_SHOWN[inner])
+        schema = array(schema) if get_origin(kind) is list else schema
+    else:
+        (schema,), _ = msgspec.json.schema_components([kind], ref_template=REF)
+    return (
+        schema if operation.answer is None else obj({operation.answer: schema}, [operation.answer])
+    )
+
+
+def _components() -> dict[str, Schema]:
+    kinds = [k for k in _RESULTS if (get_args(k)[0] if get_origin(k) is list else k) not in _SHOWN]
+    return SCHEMAS | msgspec.json.schema_components(kinds, ref_template=REF)[1]
 
 
 def answers(status: str, schema: Schema, text: str = "Done.") -> dict[str, dict[str, Any]]:
@@ -343,7 +280,7 @@ def document(routes: list[Route]) -> dict[str, Any]:
         },
         "paths": paths,
         "components": {
-            "schemas": SCHEMAS,
+            "schemas": _components(),
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
         "security": [{}, {"token": []}],
@@ -351,6 +288,8 @@ def document(routes: list[Route]) -> dict[str, Any]:
 
 
 def _path_schema(route: Route, name: str) -> Schema:
+    if name in route.path_schemas:
+        return route.path_schemas[name]
     if name == "topic" and route.path.split("/")[1] in TAKE_PATTERNS:
         return PATTERN
     return {"topic": TOPIC, "group": GROUP, "name": GROUP, "id": UUID, "offset": OFFSET}[name]

@@ -25,12 +25,12 @@ from headrace import limits
 from headrace.broker.aio import AsyncBroker
 from headrace.broker.engine import Engine
 from headrace.errors import HeadraceError, InvalidArgument
-from headrace.server import admin_routes, routes, stream, websocket
+from headrace.server import health_routes, operation_routes, routes, stream, websocket
 from headrace.server.binary import BinarySession
 from headrace.server.connection import Connection, Hub, Session
 from headrace.server.http import HttpSession
 from headrace.server.metrics import Metrics
-from headrace.server.operations import Operations
+from headrace.server.operations import ServedOperations
 from headrace.server.origins import Origins
 from headrace.server.routing import Route, RouteTable
 from headrace.server.text import TextSession
@@ -48,7 +48,8 @@ ALL_ROUTES: list[Route] = [
     *routes.ROUTES,
     *stream.ROUTES,
     *websocket.ROUTES,
-    *admin_routes.ROUTES,
+    *operation_routes.ROUTES,
+    *health_routes.ROUTES,
 ]
 """Of the HTTP port."""
 
@@ -86,7 +87,7 @@ class Server:
         local_only = settings.token is None and not settings.insecure
         self.hub = Hub(
             self.engine,
-            Operations(self.broker),
+            ServedOperations(self.engine),
             settings.token,
             RouteTable(ALL_ROUTES),
             Origins(settings.allowed_origins, local_only=local_only),

@@ -15,16 +15,21 @@ from typing import Any
 
 import orjson
 
-from headrace.broker.aio import split_start
 from headrace.broker.delivery import Delivery
 from headrace.broker.follower import Follower
 from headrace.broker.topic import Partition
 from headrace.errors import HeadraceError, InvalidArgument
-from headrace.model import check_pattern, is_pattern, pattern_matches
+from headrace.model import (
+    check_pattern,
+    is_pattern,
+    parse_position,
+    pattern_matches,
+    split_position,
+)
+from headrace.operations.arguments import PLACE
 from headrace.server import schemas
 from headrace.server.connection import Connection, Session
 from headrace.server.http import HttpSession
-from headrace.server.operations import parse_position
 from headrace.server.routes import check_query
 from headrace.server.routing import Parameter, Route
 from headrace.server.views import message_view
@@ -81,7 +86,7 @@ class EventStream(Session):
             return log.start_offset if offset > log.end_offset else offset
         if start is None:
             return log.end_offset
-        position, time_ms = split_start(start)
+        position, time_ms = split_position(start)
         return self.engine.resolve(partition, position, time_ms=time_ms)
 
     def head(self) -> bytes:
@@ -175,7 +180,7 @@ def on_stream(session: HttpSession, request: Request, topic: str) -> Answer:
 ROUTES = [
     Route(
         "GET", "/stream/{topic}", on_stream, "Follow a topic as Server-Sent Events", "consuming",
-        (Parameter("from", "Where to begin; by default, now.", schemas.PLACE),
+        (Parameter("from", "Where to begin; by default, now.", PLACE),
          Parameter("Last-Event-ID", "Continue after this event.", schemas.STRING, "header")),
         None,
         {"200": {"description": "An endless stream of events.",

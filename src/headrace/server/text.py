@@ -7,22 +7,22 @@ to wait for something runs as a task and keeps its place in the order.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import orjson
 
 from headrace import limits
-from headrace.broker.aio import split_start
 from headrace.broker.delivery import Delivery
+from headrace.broker.positions import news_in
 from headrace.broker.publishing import Publish
 from headrace.errors import HeadraceError, InvalidArgument, OffsetOutOfRange, Unauthenticated
 from headrace.log.columns import Columns
-from headrace.model import Receipt
+from headrace.log.interface import ReadPending, completed
+from headrace.model import Receipt, parse_position, split_position
 from headrace.server.arguments import number_of, publish_arguments, seconds_of
 from headrace.server.connection import Connection, RequestSession
 from headrace.server.members import Memberships, WireSink
-from headrace.server.operations import parse_position
-from headrace.server.polling import wait_for
 from headrace.wire import text
 from headrace.wire.text import Command, PublishRun, TextParser
 
@@ -126,27 +126,30 @@ class TextSession(RequestSession[PublishRun | Command]):
         wait = number_of(options.get("wait", "0"), "wait") / 1000
         position = parse_position(where)
         if isinstance(position, int) and not wait and count is None:
-            self.outbox.send(self._one(partition, position))
-            return
+            try:
+                self.outbox.send(self._one(partition, position))
+                return
+            except ReadPending:
+                pass
         self._later(self._fetch(partition, position, count, min(wait, 3600.0)))
 
     async def _fetch(self, partition: Any, position: Any, count: int | None, wait: float) -> bytes:
-        where, time_ms = split_start(position)
+        where, time_ms = split_position(position)
         log = partition.log
         if isinstance(where, int) and time_ms is None and where == log.end_offset:
             offset = where
         else:
-            offset = self.engine.resolve(partition, where, time_ms=time_ms)
+            offset = await completed(lambda: self.engine.resolve(partition, where, time_ms=time_ms))
         if wait and offset == log.end_offset:
-            await wait_for(partition, wait)
+            await news_in([partition], wait)
         if count is None:
-            return self._one(partition, offset)
+            return await completed(lambda: self._one(partition, offset))
         parts: list[bytes] = []
         size = 0
         while len(parts) < min(count, limits.BATCH_RECORDS_MAX) and size < 8 << 20:
             if offset >= log.end_offset:
                 break
-            batch = log.read_cached(offset)
+            batch = await completed(partial(log.read_cached, offset))
             values = batch.values()[offset - batch.base_offset :]
             for value in values[: count - len(parts)]:
                 parts.append(text.message(offset, value))

@@ -29,9 +29,8 @@ from websockets.protocol import Protocol, Side, State
 from websockets.server import ServerProtocol
 
 from headrace.broker.delivery import Delivery
-from headrace.broker.publishing import PublishOptions
 from headrace.errors import HeadraceError, InvalidArgument
-from headrace.model import Message, Receipt
+from headrace.model import Message, PublishOptions, Receipt
 from headrace.server import exact_json, schemas
 from headrace.server.arguments import publish_options
 from headrace.server.connection import Connection, Hub, Session

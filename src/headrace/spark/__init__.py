@@ -2,40 +2,43 @@
 
 ::
 
-    pyspark_headrace       what Spark finds by itself for format("headrace"); it only points here
-    options  positions     what a user may say, and offsets per topic and partition
-    stores   directory     where records are read: a live broker, or a data directory with no broker
-    arrow    outgoing      columnar batches to Arrow and back, with no work per record
-    rows     json_values   from a schema to columns; the fields of JSON values as typed columns
-    source   stream        the batch and the streaming reader
-    filters  group         filters as narrower ranges; a stream's progress as a subscription
-    sink                   the writers: staged on executors, committed once by the driver
-    lake/                  Parquet, Delta and Iceberg tables written exactly once
-    pipelines/             what a file declares, run
-    builtin/               archive, traffic and replay
-    handing_over           how Spark hands rows to Python, fast
-    sessions java  sql     a tuned session in one line, the Java it needs, topics as views
+    pyspark_headrace*      what Spark finds by itself for format("headrace…"); it only points here
+    source/                the batch and the streaming reader
+    sink/                  the writers: staged on executors, committed once by the driver
+    lake/                  Delta and Iceberg tables written exactly once
+    pipelines/             queries that a file declares
+    builtin/               archive and replay
+    sql/                   topics as views
+    sessions/              a tuned session in one line, and the Java it needs
+    options  connection    options by name, and how a broker is reached
+    notation               how users write times, durations, ranges and schemas
+    error_sentences        errors of Spark, and of Python in its workers, as one sentence
+    mentioned_columns      which columns a statement can read, by the names in its text
+    checkpoints  durable   what Spark wrote about a batch, on disk before the batch is committed
 
-Rules: nothing here is imported by the rest of Headrace but the command line, which imports it late.
-PySpark is imported where it is used, so that ``import headrace.spark`` costs nothing and fails for
-nobody; what is public here is fetched when it is asked for. A reader or writer is pickled to
-executors: it holds options and positions, never a connection.
+Rules: only the command line imports this room, and it does so late. PySpark is imported where it is used,
+so that ``import headrace.spark`` costs nothing and never fails; the public names are imported when they
+are asked for. A reader or writer is pickled to executors: it holds options and positions, never a
+connection.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from headrace.spark.late_imports import late_imports
 
 if TYPE_CHECKING:
-    from headrace.spark.sessions import package_zip, session
+    from headrace.spark.sessions.builder import package_zip, session
+    from headrace.spark.sessions.java import use_java
 
-__all__ = ["package_zip", "session"]
+__all__ = ["package_zip", "session", "use_java"]
 
-_PUBLIC = {"session": "sessions", "package_zip": "sessions"}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _PUBLIC:
-        return getattr(import_module(f"headrace.spark.{_PUBLIC[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = late_imports(
+    __name__,
+    {
+        "session": "sessions.builder",
+        "package_zip": "sessions.builder",
+        "use_java": "sessions.java",
+    },
+)

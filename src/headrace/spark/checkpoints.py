@@ -1,25 +1,27 @@
-"""What Spark has written down about a batch, made durable before the batch is committed elsewhere.
+"""Syncing a checkpoint's files about a batch before the batch is committed to a sink.
 
 Spark writes the offsets of batch 7 into ``offsets/7`` of the checkpoint, by rename and *without a sync*,
 then runs the batch, then asks the sink to commit it. If the power fails after the commit, that file may be
-empty or gone. Spark then plans another batch 7 from what is there by now, with other rows; but the sink
-has committed a batch 7 already, and drops them: they are lost. So a sink that remembers numbers of
-batches syncs the file, and its directory, first. With batch 0 go the files that say which query it is and
-where its sources began, which are written once.
+empty or gone. Spark then plans another batch 7 from the records that exist by then; but the sink has
+committed a batch 7, and drops the new rows: they are lost. So a sink that remembers numbers of batches
+syncs the file, and its directory, first. With batch 0 it also syncs the files that name the query and
+the start of its sources, which are written once.
 
 Only for a checkpoint on a disk of the driver's machine. Other file systems (HDFS, object stores) promise
-by themselves that what was closed is durable.
+by themselves that a closed file is durable.
 """
 
 from __future__ import annotations
 
-import os
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
+from headrace.spark.durable import sync
+
 
 def sync_offsets(location: str | None, batch_id: int) -> None:
-    """Sync what the checkpoint says about the batch; nothing, when it is not a local one."""
+    """Sync the files about the batch; a checkpoint that is not local is left alone."""
     home = local_path(location)
     if home is None:
         return
@@ -31,24 +33,16 @@ def sync_offsets(location: str | None, batch_id: int) -> None:
         sources = home / "sources"
         wanted += [home / "metadata", *sorted(sources.rglob("*"), reverse=True), sources, home]
     for path in wanted:
-        _sync(path)
+        with suppress(
+            FileNotFoundError
+        ):  # a temporary file that is gone, or a query without sources
+            sync(path)
 
 
 def local_path(location: str | None) -> Path | None:
-    """A checkpoint's place as a path of this machine; None: it has none, or is elsewhere."""
+    """A checkpoint's location as a path of this machine; None if it is elsewhere."""
     if not location:
         return None
     if location.startswith("file:"):
         return Path(unquote(urlparse(location).path))
     return None if "://" in location else Path(location)
-
-
-def _sync(path: Path) -> None:
-    try:
-        handle = os.open(path, os.O_RDONLY)
-    except FileNotFoundError:
-        return  # a temporary file that was there a moment ago, or a query without sources
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

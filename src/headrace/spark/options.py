@@ -1,72 +1,27 @@
-"""What a user may say to ``format("headrace")``, read once and checked, with errors that name the option.
+"""Options of a source, a sink or a table, read by name and checked, with errors that name the option.
 
-Names of options are not case-sensitive, as everywhere in Spark. :class:`Given` reads single values;
-:class:`Connection` is how a broker is reached, for the source and the sink alike;
-:class:`SourceOptions` is everything that reading knows. All of them are small values that are pickled to
-executors: what the driver's environment says (``HEADRACE_SERVERS``, ``HEADRACE_TOKEN``,
-``HEADRACE_CA``) and the certificate's own text are put into them there, so that an executor needs
-neither the environment nor the file.
-
-Reading knows these options::
-
-    servers              host:port of the broker (127.0.0.1:9999); tls:// in front of it for TLS
-    token  ca  tls       how to be let in, and whom to trust
-    path                 a data directory, read with no broker, instead of servers
-    topic                a name, several with commas between, wildcards (orders.*  orders.>)
-    startingOffsets      earliest, latest, group, @time, or {"topic": {"0": 23, "1": -2}}
-    endingOffsets        the same, for a batch (-2 is earliest, -1 latest)
-    startingTimestamp    a time in ISO 8601 or in milliseconds; as startingOffsets=@time
-    endingTimestamp      the same, for a batch: what is older is read
-    maxOffsetsPerTrigger, maxBytesPerTrigger     how much one batch of a stream takes
-    minPartitions        split until there are so many tasks
-    failOnDataLoss       true: records that are gone are an error; false: a warning
-    group                the subscription that shows, in the broker, how far a stream has come
-    valueFormat          binary, text or json
-    schema               the fields of JSON values, as DDL ("id INT, name STRING")
-    columns              only these columns, with commas between
-    includeHeaders       false: no column headers (it is there by default)
-    directReads          false: through the socket even on the broker's own machine (true)
-    timeout              seconds for which a broker that does not answer is waited for
+Names of options are not case-sensitive, as everywhere in Spark. Any name that is not known is an error:
+a misspelt option that is silently ignored is how a job reads the wrong thing for a year.
 
 So that jobs written for Kafka port by changing the format's name, ``subscribe`` is ``topic`` and
-``kafka.bootstrap.servers`` is ``servers``; what else begins with ``kafka.``, or only tunes Kafka's
-consumers, has no meaning here and is named in a warning. Any other name is an error: a misspelt option
-that is silently ignored is how a job reads the wrong thing for a year. Where it is one of Kafka's that
-means something, the error says what to write instead.
+``kafka.bootstrap.servers`` is ``servers``. Other options that begin with ``kafka.``, or only tune Kafka's
+consumers, have no meaning here and are named in a warning. Where an option of Kafka's means something,
+the error says what to write instead.
 """
 
 from __future__ import annotations
 
 import difflib
 import logging
-import os
 import re
-import ssl
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any, Literal
-
-import orjson
+from typing import Any
 
 from headrace import limits
 from headrace.errors import InvalidArgument
-from headrace.model import check_pattern, check_subscription_name, check_topic_name, is_pattern
 
 logger = logging.getLogger("headrace.spark")
-PORT_DEFAULT = 9999
-TIMEOUT_S_DEFAULT = 60.0
-TIMEOUT_S_MAX = 86_400.0
-ValueFormat = Literal["binary", "text", "json"]
-
-CONNECTION = ("servers", "token", "ca", "tls", "timeout")
-READING = (
-    *CONNECTION, "path", "topic", "startingOffsets", "endingOffsets", "startingTimestamp",
-    "endingTimestamp", "maxOffsetsPerTrigger", "maxBytesPerTrigger", "minPartitions",
-    "failOnDataLoss", "group", "valueFormat", "schema", "columns", "includeHeaders",
-    "directReads",
-)  # fmt: skip
+SECONDS_MAX = 86_400.0
 ALIASES = {"subscribe": "topic", "kafka.bootstrap.servers": "servers"}
 MEANINGLESS = {
     "kafkaconsumer.polltimeoutms", "fetchoffset.numretries", "fetchoffset.retryintervalms",
@@ -146,7 +101,7 @@ class Given:
             raise wrong(name, f"it is a size in bytes, such as 1000000 or 64MB, not {given!r}")
         return size
 
-    def seconds(self, name: str, default: float, high: float = TIMEOUT_S_MAX) -> float:
+    def seconds(self, name: str, default: float, high: float = SECONDS_MAX) -> float:
         given = self.text(name)
         if given is None:
             return default
@@ -175,229 +130,3 @@ class Given:
         if not all(found):
             raise wrong(name, f"there is nothing between two commas in {given!r}")
         return found
-
-
-# --- how a broker is reached ----------------------------------------------------------------------
-@dataclass(frozen=True)
-class Connection:
-    """Everything that is needed to reach a broker, on any machine."""
-
-    addresses: tuple[tuple[str, int], ...]
-    token: str | None = None
-    tls: bool = False
-    ca: str | None = None
-    """The text of the certificate to trust (PEM), not its path."""
-    timeout: float = TIMEOUT_S_DEFAULT
-
-    @classmethod
-    def of(cls, given: Given) -> Connection:
-        environment = os.environ
-        servers = (
-            given.text("servers")
-            or environment.get("HEADRACE_SERVERS")
-            or environment.get("HEADRACE_SERVER")
-            or f"127.0.0.1:{PORT_DEFAULT}"
-        )
-        found = [_address(each.strip()) for each in servers.split(",")]
-        ca = given.text("ca") or environment.get("HEADRACE_CA")
-        return cls(
-            tuple((host, port) for host, port, _ in found),
-            given.text("token") or environment.get("HEADRACE_TOKEN") or None,
-            given.flag("tls", False) or ca is not None or any(tls for _, _, tls in found),
-            None if ca is None else _certificate(ca),
-            given.seconds("timeout", TIMEOUT_S_DEFAULT),
-        )
-
-    def tls_context(self) -> ssl.SSLContext | None:
-        return ssl.create_default_context(cadata=self.ca) if self.tls else None
-
-    def __str__(self) -> str:
-        return ",".join(f"{host}:{port}" for host, port in self.addresses)
-
-
-def _address(text: str) -> tuple[str, int, bool]:
-    scheme, separator, rest = text.partition("://")
-    if not separator:
-        scheme, rest = "tcp", text
-    if scheme not in ("tcp", "tls"):
-        raise wrong("servers", f"{text!r} is neither tcp:// nor tls://; it takes host:port")
-    host, colon, port = rest.rpartition(":")
-    if not colon or rest.endswith("]"):  # no port; or an IPv6 address without one
-        host, port = rest, str(PORT_DEFAULT)
-    if not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536 or not host:
-        raise wrong("servers", f"{text!r} is not host:port")
-    return host.strip("[]"), int(port), scheme == "tls"
-
-
-def _certificate(ca: str) -> str:
-    """The certificate's text. What is given as text already is left as it is."""
-    if ca.lstrip().startswith("-----BEGIN"):
-        return ca
-    try:
-        text = Path(ca).read_text(encoding="ascii")
-        ssl.create_default_context(cadata=text)
-    except (OSError, ValueError) as error:
-        raise wrong("ca", f"the certificate {ca} cannot be used: {error}") from None
-    return text
-
-
-# --- where to begin and to end --------------------------------------------------------------------
-@dataclass(frozen=True)
-class Place:
-    """A position as a user says it, not yet offsets."""
-
-    kind: Literal["earliest", "latest", "group", "offsets", "time"]
-    option: str
-    """The option that said so, for errors."""
-    offsets: Mapping[str, Mapping[int, int]] | None = None
-    time_ms: int | None = None
-
-
-EARLIEST_OFFSET = -2
-LATEST_OFFSET = -1
-
-
-def parse_place(option: str, text: str) -> Place:
-    """``startingOffsets`` or ``endingOffsets``."""
-    lower = text.lower()
-    if lower in ("earliest", "latest"):
-        return Place(lower, option)  # type: ignore[arg-type]
-    if lower == "group" and option == "startingOffsets":
-        return Place("group", option)
-    if text.startswith("@"):
-        return Place("time", option, time_ms=parse_time(option, text[1:]))
-    if text.startswith("{"):
-        return Place("offsets", option, offsets=_parse_offsets(option, text))
-    raise wrong(
-        option,
-        f"it is earliest, latest, a time (@2026-01-31T12:00:00Z) or JSON such as "
-        f'{{"orders": {{"0": 23}}}}, not {text!r}',
-    )
-
-
-def _parse_offsets(option: str, text: str) -> dict[str, dict[int, int]]:
-    try:
-        document = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        raise wrong(option, f"this is not JSON ({error}): {text[:80]}") from None
-    found: dict[str, dict[int, int]] = {}
-    for topic, partitions in document.items():
-        if not isinstance(partitions, dict):
-            raise wrong(option, f'{topic!r} needs offsets by partition, such as {{"0": 23}}')
-        found[topic] = {}
-        for number, offset in partitions.items():
-            if not number.isascii() or not number.isdigit():
-                raise wrong(option, f"{number!r} of {topic!r} is not the number of a partition")
-            if type(offset) is not int or not EARLIEST_OFFSET <= offset <= limits.OFFSET_MAX:
-                raise wrong(
-                    option,
-                    f"{offset!r} for {topic}/{number} is not an offset (-2 is earliest, -1 latest)",
-                )
-            found[topic][int(number)] = offset
-    return found
-
-
-def parse_time(option: str, text: str) -> int:
-    """Milliseconds since 1970, given as such or in ISO 8601 (without a zone: UTC)."""
-    text = text.strip()
-    if text.isascii() and text.isdigit():
-        number = int(text)
-    else:
-        try:
-            moment = datetime.fromisoformat(text)
-        except ValueError:
-            raise wrong(
-                option,
-                f"{text!r} is not a time; write 2026-01-31T12:00:00Z, or milliseconds since 1970",
-            ) from None
-        if moment.tzinfo is None:
-            moment = moment.replace(tzinfo=UTC)
-        number = _ceil_ms(moment)
-    if not 0 <= number <= limits.TIMESTAMP_MS_MAX:
-        raise wrong(option, f"{text} is before 1970 or too far ahead")
-    return number
-
-
-def _ceil_ms(moment: datetime) -> int:
-    micros = (moment - datetime(1970, 1, 1, tzinfo=UTC)) // _MICROSECOND
-    return -(-micros // 1000)
-
-
-_MICROSECOND = datetime.resolution
-
-
-# --- everything that reading knows ------------------------------------------------------------------
-@dataclass(frozen=True)
-class SourceOptions:
-    topics: tuple[str, ...]
-    connection: Connection | None = None
-    path: str | None = None
-    starting: Place | None = None
-    """None: earliest for a batch, latest for a stream, as Kafka's source has it."""
-    ending: Place | None = None
-    max_offsets_per_trigger: int | None = None
-    max_bytes_per_trigger: int | None = None
-    min_partitions: int | None = None
-    fail_on_data_loss: bool = True
-    group: str | None = None
-    value_format: ValueFormat = "binary"
-    schema: str | None = None
-    columns: tuple[str, ...] | None = None
-    include_headers: bool = True
-    direct_reads: bool = True
-    timeout: float = TIMEOUT_S_DEFAULT
-
-    @classmethod
-    def of(cls, options: Mapping[str, Any]) -> SourceOptions:
-        given = Given(options)
-        given.check_names(READING)
-        path = given.text("path")
-        if path is not None:
-            for name in ("servers", "token", "ca", "tls", "group"):
-                if given.text(name) is not None:
-                    raise wrong(name, "it is for a broker, and path reads without one; give one")
-        group = given.text("group")
-        schema = given.text("schema")
-        value_format: Any = given.one_of("valueFormat", ("binary", "text", "json"), "binary")
-        if schema is not None and value_format != "json":
-            raise wrong("schema", "it is for valueFormat=json; use .schema(…) to choose columns")
-        return cls(
-            topics=_topics(given),
-            connection=None if path is not None else Connection.of(given),
-            path=None if path is None else str(Path(path.removeprefix("file://")).absolute()),
-            starting=_place(given, "starting"),
-            ending=_place(given, "ending"),
-            max_offsets_per_trigger=given.whole("maxOffsetsPerTrigger"),
-            max_bytes_per_trigger=given.size("maxBytesPerTrigger"),
-            min_partitions=given.whole("minPartitions", high=1_000_000),
-            fail_on_data_loss=given.flag("failOnDataLoss", True),
-            group=None if group is None else check_subscription_name(group),
-            value_format=value_format,
-            schema=schema,
-            columns=given.names("columns"),
-            include_headers=given.flag("includeHeaders", True),
-            direct_reads=given.flag("directReads", True),
-            timeout=given.seconds("timeout", TIMEOUT_S_DEFAULT),
-        )
-
-
-def _topics(given: Given) -> tuple[str, ...]:
-    topics = given.names("topic")
-    if topics is None:
-        raise wrong("topic", "say what to read: a name, several with commas, or orders.*")
-    for topic in topics:
-        if is_pattern(topic):
-            check_pattern(topic)
-        else:
-            check_topic_name(topic, internal=True)
-    return tuple(dict.fromkeys(topics))
-
-
-def _place(given: Given, which: str) -> Place | None:
-    by_offset, by_time = f"{which}Offsets", f"{which}Timestamp"
-    offsets, time = given.text(by_offset), given.text(by_time)
-    if offsets is not None and time is not None:
-        raise wrong(by_time, f"give this or {by_offset}, not both")
-    if time is not None:
-        return Place("time", by_time, time_ms=parse_time(by_time, time))
-    return None if offsets is None else parse_place(by_offset, offsets)

@@ -13,7 +13,7 @@ needs, and gets a new one of its own::
 
     def test_over_the_network(headrace_server):
         with headrace_server.client() as client:
-            client.publish("orders", b"one").result()
+            client.publish("orders", b"one")
         headrace_server.restart()
         ...
 

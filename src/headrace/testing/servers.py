@@ -1,16 +1,16 @@
 """Real servers for tests: one in a thread of this process, and one as a process of its own.
 
-``running_server()`` is fast and can be looked into; ``server_process()`` can be killed for good. Both
-listen on free ports of this machine, keep their data in a directory that goes with them, and read
-neither the environment nor a config file of whoever runs the tests::
+``running_server()`` is fast, and a test can look into it; ``server_process()`` can be killed for real.
+Both listen on free ports of this machine, remove their data directory at the end, and ignore the
+environment and the config file of the user who runs the tests::
 
     with running_server(max_message_size="64KB") as server, server.client() as client:
-        client.publish("orders", b"one").result()
+        client.publish("orders", b"one")
         server.restart()
         assert client.fetch("orders")[0].value == b"one"
 
-Keyword arguments are the settings of ``headrace.settings``. Stopping is gentle (``stop``, ``terminate``)
-or it is not (``kill``); ``restart`` goes on with the same port and the same directory.
+Keyword arguments are the settings of ``headrace.settings``. ``stop`` and ``terminate`` shut the server
+down cleanly, ``kill`` does not; ``restart`` keeps the port and the directory.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from headrace.settings import SETTINGS, Settings, load
 Result = TypeVar("Result")
 START_S = 30.0
 TURNS_TO_COME = 5
-"""Of the loop, until a connection that was accepted is made, refused and gone."""
+"""Turns of the loop until an accepted connection is made, refused and closed."""
 STOP_S = 30.0
 _PLACE = re.compile(r"(\w+)://([^:,\s]+):(\d+)")
 _LOOK_AGAIN_S = 0.005
@@ -70,7 +70,7 @@ def wait_until(condition: Callable[[], object], timeout: float = 10.0, what: str
 
 
 class _Home:
-    """Where a server keeps its data, and what it is told; the same over restarts."""
+    """A server's directories and settings, which outlive a restart."""
 
     def __init__(self, data_dir: str | Path | None, memory: bool, settings: dict[str, Any]):
         self._temporary = Path(tempfile.mkdtemp(prefix="headrace-"))
@@ -91,6 +91,40 @@ class _Home:
 
     def remove(self) -> None:
         shutil.rmtree(self._temporary, ignore_errors=True)
+
+
+class _TestServer:
+    """A server's addresses and data directory, which outlive a restart, and clients for it."""
+
+    def __init__(self, home: _Home):
+        self._home = home
+
+    @property
+    def data_dir(self) -> Path:
+        return self._home.data_dir
+
+    @property
+    def address(self) -> Address:
+        """The address of the text and binary protocols; it stays the same while the server is stopped."""
+        return Address(self._home.settings["host"], self._home.settings["port"])
+
+    @property
+    def http_address(self) -> Address:
+        """The address of HTTP and WebSockets; it stays the same while the server is stopped."""
+        return Address(self._home.settings["host"], self._home.settings["http_port"])
+
+    @property
+    def host(self) -> str:
+        return self.address.host
+
+    @property
+    def port(self) -> int:
+        return self.address.port
+
+    def client(self, **options: Any) -> BrokerClient:
+        """A client of this server; use it in a ``with`` statement or call ``connect``."""
+        options.setdefault("token", self._home.settings.get("token"))
+        return BrokerClient(*self.address, **options)
 
 
 # --- in a thread ----------------------------------------------------------------------------------
@@ -187,11 +221,11 @@ class _Life:
         self._complain()
 
 
-class RunningServer:
+class RunningServer(_TestServer):
     """A real server in a thread of this process."""
 
     def __init__(self, home: _Home):
-        self._home = home
+        super().__init__(home)
         self._life: _Life | None = None
         self.start()
 
@@ -218,33 +252,6 @@ class RunningServer:
     def engine(self) -> Engine:
         """Its broker. It belongs to the server's loop: ask through ``call``."""
         return self.server.engine
-
-    @property
-    def data_dir(self) -> Path:
-        return self._home.data_dir
-
-    @property
-    def address(self) -> Address:
-        """Where it listens for text and binary; the same while it is stopped."""
-        return Address(self._home.settings["host"], self._home.settings["port"])
-
-    @property
-    def http_address(self) -> Address:
-        """Where it listens for HTTP and WebSockets; the same while it is stopped."""
-        return Address(self._home.settings["host"], self._home.settings["http_port"])
-
-    @property
-    def host(self) -> str:
-        return self.address.host
-
-    @property
-    def port(self) -> int:
-        return self.address.port
-
-    def client(self, **options: Any) -> BrokerClient:
-        """A client for it, to be used with ``with`` or connected by hand."""
-        options.setdefault("token", self._home.settings.get("token"))
-        return BrokerClient(*self.address, **options)
 
     def call(self, function: Callable[..., Result], *arguments: Any) -> Result:
         """Run a function on the server's loop, where everything of the broker may be touched."""
@@ -290,11 +297,11 @@ def running_server(
 
 
 # --- as a process -----------------------------------------------------------------------------------
-class ServerProcess:
+class ServerProcess(_TestServer):
     """A real ``headrace serve``."""
 
     def __init__(self, home: _Home, arguments: tuple[str, ...]):
-        self._home = home
+        super().__init__(home)
         self._arguments = arguments
         self._process: subprocess.Popen[str] | None = None
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -378,36 +385,9 @@ class ServerProcess:
         return self._process is not None and self._process.poll() is None
 
     @property
-    def data_dir(self) -> Path:
-        return self._home.data_dir
-
-    @property
-    def address(self) -> Address:
-        """Where it listens for text and binary; the same while it is stopped."""
-        return Address(self._home.settings["host"], self._home.settings["port"])
-
-    @property
-    def http_address(self) -> Address:
-        """Where it listens for HTTP and WebSockets; the same while it is stopped."""
-        return Address(self._home.settings["host"], self._home.settings["http_port"])
-
-    @property
-    def host(self) -> str:
-        return self.address.host
-
-    @property
-    def port(self) -> int:
-        return self.address.port
-
-    @property
     def errors(self) -> str:
         """What it has written to standard error, over all its lives."""
         return self._errors_path.read_text(errors="replace")
-
-    def client(self, **options: Any) -> BrokerClient:
-        """A client for it, to be used with ``with`` or connected by hand."""
-        options.setdefault("token", self._home.settings.get("token"))
-        return BrokerClient(*self.address, **options)
 
     def rss_bytes(self) -> int:
         """How much memory it has in use (Linux)."""

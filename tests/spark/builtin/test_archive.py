@@ -78,7 +78,7 @@ def test_topics_into_a_table(
 
     client.change_topic("shop.orders", partitions=3)
     client.publish_many("shop.orders", [b"more"] * 7, partition=2)
-    client.publish("shop.refunds", b"a new topic").result()
+    client.publish("shop.refunds", b"a new topic")
     run(spark, server, table, "shop.*")
     second = lake.describe(str(table))
     assert second.rows == 49
@@ -106,11 +106,11 @@ def test_a_table_that_was_deleted(tmp_path: Path) -> None:
     ):
         (checkpoint / name).parent.mkdir(parents=True)
         (checkpoint / name).write_text(text)
-    arguments = ({"topic": "orders"}, str(tmp_path / "t"), "parquet", str(checkpoint))
+    arguments = ({"topic": "orders"}, str(tmp_path / "t"), "delta", str(checkpoint))
     assert archive.starting_offsets(*arguments) == "earliest"
     (checkpoint / "offsets" / "1").write_text('v1\n{}\n{"@topics":{"orders":1},"orders":{"0":9}}')
     (checkpoint / "commits" / "1").write_text("v1\n{}")
-    with pytest.raises(Conflict, match="Bring the table back") as caught:
+    with pytest.raises(Conflict, match="Restore the table") as caught:
         archive.starting_offsets(*arguments)
     assert caught.value.code == "checkpoint_ahead"
 
@@ -119,7 +119,7 @@ def test_the_wrong_log(server: RunningServer, client: BrokerClient, tmp_path: Pa
     """A table that holds more than the log has is of another log."""
     import pyarrow as pa
 
-    client.publish("orders", b"x").result()
+    client.publish("orders", b"x")
     rows = pa.table({
         "topic": ["orders"] * 3,
         "partition": pa.array([0] * 3, pa.int32()),
@@ -128,4 +128,4 @@ def test_the_wrong_log(server: RunningServer, client: BrokerClient, tmp_path: Pa
     lake.append(rows, path=str(tmp_path), app_id="a", number=0, options={"offsets": True})
     source = {"servers": f"{server.host}:{server.port}", "topic": "orders"}
     with pytest.raises(Conflict, match="holds orders/0 up to offset 2, and the log ends at 1"):
-        archive.starting_offsets(source, str(tmp_path), "parquet", str(tmp_path / "checkpoint"))
+        archive.starting_offsets(source, str(tmp_path), "delta", str(tmp_path / "checkpoint"))

@@ -35,19 +35,19 @@ def test_from_topic_to_proof(
     assert (reported["name"], reported["state"]) == ("keeper", "finished")
 
     listed = headrace("archive", "list", tmp_path / "lake")
-    assert listed.rows[1][1:4] == ["parquet", "100", "1"]
+    assert listed.rows[1][1:4] == ["delta", "100", "1"]
     shown = headrace("archive", "show", table)
-    assert "parquet, version 1, 100 rows in 1 file" in shown.lines[0]
+    assert "delta, version 1, 100 rows in 1 file" in shown.lines[0]
     assert shown.rows[-1] == ["orders", "0", "0", "100", "100", "0"]
     assert headrace("archive", "show", table, "--json").json["offsets"] == {
         "orders": {"0": [[0, 100]]}
     }
 
-    client.publish("orders", b"one more").result()
+    client.publish("orders", b"one more")
     good = headrace("archive", "verify", table)
     assert good.code == 0
     assert good.lines == [
-        "1 record of the log are not archived yet",
+        "not archived yet: 1 record",
         f"{table} and the log hold the same: 100 records compared",
     ]
     [path] = find_table(str(table)).paths()
@@ -75,10 +75,12 @@ def test_compact(headrace: Command, tmp_path: Path) -> None:
 
 def test_mistakes(headrace: Command, client: BrokerClient, tmp_path: Path) -> None:
     """Each is a sentence, before Spark is started."""
-    client.publish("orders", b"x").result()
+    client.publish("orders", b"x")
     for arguments, message in (
         (["run", "nowhere", "--to", tmp_path / "t"], "there is no topic 'nowhere'"),
         (["run", "orders", "--to", "s3://bucket/x"], "is not a directory"),
+        (["run", "orders", "--to", tmp_path / "t", "--format", "parquet"], "use delta, or iceberg"),
+        (["run", "orders", "--to", tmp_path / "t", "--format", "xls"], "one of delta, iceberg"),
         (["verify", tmp_path / "t"], "there is no table at"),
         (["show", tmp_path], "there is no table at"),
         (["list", tmp_path / "t"], "there is no directory"),

@@ -8,10 +8,20 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from headrace import BrokerClient
-from headrace.errors import Conflict, HeadraceError, InvalidArgument
+from headrace.errors import Conflict, DataCorrupt, HeadraceError, InvalidArgument
 from headrace.model import Message
-from headrace.spark.builtin.replay import FROM_HEADER, ID_HEADER, Progress, replay
-from headrace.spark.stopping import StopFlag
+from headrace.spark.builtin.replay import (
+    FROM_HEADER,
+    ID_HEADER,
+    Replay,
+    ReplayPlan,
+    ReplayRequest,
+    count,
+    default_state,
+    parse_rate,
+)
+from headrace.spark.notation import RecordRange
+from headrace.spark.sessions.stop_flag import StopFlag
 from headrace.testing import RunningServer
 
 if TYPE_CHECKING:
@@ -20,6 +30,73 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
 
 
+# --- what users write -----------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [("1000/s", 1000), ("1000", 1000), ("5k/s", 5000), ("60/m", 1), ("1.5/s", 1.5), ("36/h", 0.01)],
+)
+def test_rates(text: str, rate: float) -> None:
+    assert parse_rate(text) == pytest.approx(rate)
+
+
+@pytest.mark.parametrize("text", ["", "fast", "-5/s", "0/s", "5/day", "1e3"])
+def test_no_rate(text: str) -> None:
+    with pytest.raises(InvalidArgument, match="--rate"):
+        parse_rate(text)
+
+
+@pytest.mark.parametrize(
+    ("source", "to"),
+    [("orders", "no topic"), ("orders", "copies.*"), ("two words", "copy"), ("s3://a/b", "copy")],
+)
+def test_what_cannot_be_asked_for(source: str, to: str) -> None:
+    with pytest.raises(InvalidArgument):
+        ReplayRequest(source, to)
+
+
+def test_a_path_is_a_table() -> None:
+    """It has a slash, and is the same table from every working directory."""
+    assert ReplayRequest("/lake/orders", "copy").is_table
+    assert ReplayRequest("./orders", "copy").source == str(Path.cwd() / "orders")
+    assert not ReplayRequest("shop.>", "copy").is_table
+
+
+# --- steps ----------------------------------------------------------------------------------------
+@pytest.mark.parametrize("steps", [1, 3, 7, 50, 247])
+def test_steps_have_every_offset_once_and_in_order(steps: int) -> None:
+    offsets = [("a", 0, 5, 60), ("a", 1, 0, 3), ("b", 0, 9, 198)]
+    plan = ReplayPlan({}, "token", offsets, steps)
+    seen: dict[tuple[str, int], list[int]] = {}
+    for step in range(steps):
+        for topic, partition, start, end in plan.part(step, step + 1):
+            seen.setdefault((topic, partition), []).extend(range(start, end))
+    assert seen == {(topic, n): list(range(start, end)) for topic, n, start, end in offsets}
+    assert plan.left == count(offsets) == 247
+    plan.done = steps
+    assert plan.is_finished
+    assert plan.left == 0
+
+
+def test_partitions_advance_together() -> None:
+    """A step has the same share of each."""
+    plan = ReplayPlan({}, "token", [("a", 0, 0, 1000), ("a", 1, 0, 100)], 10)
+    assert plan.part(4, 5) == [("a", 0, 400, 500), ("a", 1, 40, 50)]
+
+
+def test_nothing_to_replay() -> None:
+    plan = ReplayPlan({}, "token", [], 0)
+    assert plan.is_finished
+    assert plan.part(0, 1) == []
+
+
+def test_plans_are_kept_in_the_state_directory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert default_state() == tmp_path / "headrace" / "replays"
+
+
+# --- through Spark --------------------------------------------------------------------------------
 def everything(client: BrokerClient, topic: str) -> list[Message]:
     """All messages, partition by partition."""
     found: list[Message] = []
@@ -44,24 +121,28 @@ def test_a_topic_interrupted_and_resumed(
     client.flush()
     stop = StopFlag()
 
-    def tell(progress: Progress) -> None:
-        if progress.steps_done == 2:
+    def tell(plan: ReplayPlan) -> None:
+        if plan.done == 2:
             stop.set()
 
-    given: dict[str, Any] = {
-        "name": "again", "connection": {"servers": f"{server.host}:{server.port}"},
-        "state": str(tmp_path),
-    }  # fmt: skip
-    first = replay(spark, "orders", "copy", rate="100/s", tell=tell, stop=stop, **given)
-    assert (first.steps_done, first.steps, first.offsets) == (2, 3, 300)
-    assert len(everything(client, "copy")) == first.rows == first.offsets_done < 300
-    client.publish("orders", b"too late").result()
+    where = {"servers": f"{server.host}:{server.port}"}
+    request = ReplayRequest("orders", "copy")
+
+    def replay(**given: Any) -> Replay:
+        return Replay(
+            **{"request": request, "connection": where, "name": "again", "state": tmp_path, **given}
+        )
+
+    first = replay(rate="20/s").run(spark, tell, stop)
+    assert (first.done, first.steps, count(first.offsets)) == (2, 3, 300)
+    assert len(everything(client, "copy")) == first.rows == 300 - first.left < 300
+    client.publish("orders", b"too late")
 
     # As after a crash between a commit and the note of it: the step is tried again.
     note = tmp_path / "again.json"
     note.write_text(note.read_text().replace('"done": 2', '"done": 1'))
-    assert replay(spark, "orders", "copy", rate="1M/s", **given).is_finished
-    assert replay(spark, "orders", "copy", **given).is_finished
+    assert replay(rate="1M/s").run(spark).is_finished
+    assert replay().run(spark).is_finished
     found = everything(client, "copy")
     assert sorted(int(m.value.split()[1]) for m in found) == list(range(300))
     for key in {m.key for m in found}:
@@ -74,17 +155,17 @@ def test_a_topic_interrupted_and_resumed(
         assert (headers[ID_HEADER], headers["kind"]) == (str(origin.id), "test")
         assert (message.key, message.value) == (origin.key, origin.value)
 
-    with pytest.raises(Conflict, match="--where"):
-        replay(spark, "orders", "copy", where="offset > 3", **given)
-    with pytest.raises(Conflict, match="its plan is not in") as caught:
-        replay(spark, "orders", "copy", **{**given, "state": str(tmp_path / "elsewhere")})
-    assert caught.value.code == "replay_unknown"
-    client.delete_topic("copy")
-    with pytest.raises(Conflict, match="was deleted"):
-        replay(spark, "orders", "copy", **given)
+    with replay()._alone(), pytest.raises(Conflict, match="is running already"):
+        replay().run(spark)
+    with pytest.raises(Conflict, match="began with --where None") as caught:
+        replay(request=ReplayRequest("orders", "copy", where="offset > 3"))
+    assert caught.value.code == "replay_differs"
+    note.write_text("{}")
+    with pytest.raises(DataCorrupt, match="is not the plan of a replay"):
+        replay()
 
 
-@pytest.mark.parametrize("kind", ["parquet", "delta", "iceberg"])
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
 def test_a_table(
     spark: SparkSession, server: RunningServer, client: BrokerClient, tmp_path: Path, kind: str
 ) -> None:
@@ -103,18 +184,16 @@ def test_a_table(
     query.awaitTermination(120)
     before = everything(client, "orders")
     client.delete_topic("orders")
-    done = replay(
-        spark,
+    request = ReplayRequest(
         table,
         "orders",
         where="CAST(CAST(value AS STRING) AS INT) >= 20",
         keep_timestamps=True,
-        partition="same",
-        connection=connection,
-        state=str(tmp_path / "state"),
+        same_partition=True,
     )
+    done = Replay(request, connection, state=tmp_path / "state").run(spark)
     assert done.is_finished
-    assert (done.rows, done.offsets) == (40, 60)
+    assert (done.rows, count(done.offsets)) == (40, 60)
     after = everything(client, "orders")
     assert [(m.partition, m.value, m.timestamp) for m in after] == [
         (m.partition, m.value, m.timestamp) for m in before if int(m.value) >= 20
@@ -142,14 +221,10 @@ def test_a_range_of_time(
         archive.start(
             spark, ["orders"], path=source, source=connection, trigger={"availableNow": True}
         ).awaitTermination(120)
-    done = replay(
-        spark,
-        source,
-        "copy",
-        since="2023-11-14T22:13:30Z",  # ten seconds behind the first
-        until=f"@{start + 25_000}",
-        connection=connection,
-        state=str(tmp_path / "state"),
+    # From ten seconds after the first.
+    asked = RecordRange(since="2023-11-14T22:13:30Z", until=f"@{start + 25_000}")
+    done = Replay(ReplayRequest(source, "copy", asked), connection, state=tmp_path / "state").run(
+        spark
     )
     assert done.is_finished
     assert done.rows == 15
@@ -161,11 +236,11 @@ def test_into_itself_by_offsets(
 ) -> None:
     """A replay of a replay says where it was last, once."""
     client.publish_many("orders", [b"%d" % number for number in range(20)])
-    given: dict[str, Any] = {
-        "connection": {"servers": f"{server.host}:{server.port}"}, "state": str(tmp_path)
-    }  # fmt: skip
-    assert replay(spark, "orders", "orders", offsets="0:18-", **given).rows == 2
-    assert replay(spark, "*", "orders", offsets="orders/0:20", **given).rows == 1
+    where = {"servers": f"{server.host}:{server.port}"}
+    last_two = ReplayRequest("orders", "orders", RecordRange(from_offset=18))
+    assert Replay(last_two, where, state=tmp_path).run(spark).rows == 2
+    one = ReplayRequest("*", "orders", RecordRange(from_offset=20, to_offset=21))
+    assert Replay(one, where, state=tmp_path).run(spark).rows == 1
     found = everything(client, "orders")
     assert [m.value for m in found[20:]] == [b"18", b"19", b"18"]
     assert found[22].headers[FROM_HEADER] == "orders/0@20"
@@ -174,26 +249,28 @@ def test_into_itself_by_offsets(
 def test_mistakes(
     spark: SparkSession, server: RunningServer, client: BrokerClient, tmp_path: Path
 ) -> None:
-    """Nothing is made and no name is taken."""
+    """No topic is created and no name is taken."""
     client.create_topic("wide", 3)
-    client.publish("wide", b"x", partition=2).result()
+    client.publish("wide", b"x", partition=2)
     client.create_topic("narrow", 1)
-    given: dict[str, Any] = {
-        "connection": {"servers": f"{server.host}:{server.port}"}, "state": str(tmp_path),
-        "name": "mine",
-    }  # fmt: skip
+    where = {"servers": f"{server.host}:{server.port}"}
+
+    def replay(*given: Any, **more: Any) -> ReplayPlan:
+        return Replay(ReplayRequest(*given, **more), where, name="mine", state=tmp_path).run(spark)
+
     with pytest.raises(HeadraceError, match="nothing") as caught:
-        replay(spark, "wide", "copy", where="nothing > 1", **given)
+        replay("wide", "copy", where="nothing > 1")
     assert caught.value.code == "invalid_sql"
     with pytest.raises(HeadraceError, match="nowhere"):
-        replay(spark, "nowhere", "copy", **given)
-    with pytest.raises(HeadraceError, match="no topic that matches"):
-        replay(spark, "nowhere.*", "copy", **given)
-    with pytest.raises(InvalidArgument, match="--partition same needs 3"):
-        replay(spark, "wide", "narrow", partition="same", **given)
+        replay("nowhere", "copy")
+    with pytest.raises(HeadraceError, match="no topic matches"):
+        replay("nowhere.*", "copy")
     with pytest.raises(HeadraceError):
-        replay(spark, str(tmp_path / "no table"), "copy", **given)
+        replay(str(tmp_path / "no table"), "copy")
     assert "copy" not in client.topics()
-    done = replay(spark, "wide", "copy", since="2999-01-01", **given)
+    done = replay("wide", "copy", RecordRange(since="2999-01-01"))
     assert done.is_finished
-    assert done.offsets == 0
+    assert count(done.offsets) == 0
+    narrow = Replay(ReplayRequest("wide", "narrow", same_partition=True), where, state=tmp_path)
+    with pytest.raises(HeadraceError, match="partition"):
+        narrow.run(spark)

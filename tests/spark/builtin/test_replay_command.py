@@ -30,9 +30,6 @@ def test_a_replay_and_the_same_again(
     ran = headrace(*command, "--rate", "1000/s", "--name", "once")
     assert ran.code == 0, ran.err
     assert ran.lines[-1] == "replay once is done: 5 records written to copy"
-    [known] = client.pipelines()
-    assert (known["name"], known["state"]) == ("replay-once", "finished")
-    assert known["queries"][0]["input_rows_total"] == 10
     again = headrace(*command, "--name", "once")
     assert again.lines[-1] == ran.lines[-1]
     found = client.fetch("copy", 0, 100)
@@ -40,20 +37,18 @@ def test_a_replay_and_the_same_again(
     assert (tmp_path / "state" / "headrace" / "replays" / "once.json").is_file()
     other = headrace("replay", "--from", "orders", "--to", "elsewhere", "--name", "once")
     assert other.code == 2
-    assert "was begun with --to 'copy', not 'elsewhere'" in other.err
+    assert "began with --to 'copy', not 'elsewhere'" in other.err
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--from", "nowhere", "--to", "copy"], "there is no topic 'nowhere'"),
-        (["--from", "nowhere.>", "--to", "copy"], "there is no topic that matches nowhere.>"),
+        (["--from", "nowhere.>", "--to", "copy"], "no topic matches nowhere.>"),
         (["--from", "/no/table", "--to", "copy"], "/no/table"),
-        (["--from", "orders", "--to", "copy", "--rate", "fast"], "--rate 'fast' is no rate"),
-        (["--from", "orders", "--to", "copy", "--offsets", "x"], "--offsets: 'x' is no range"),
+        (["--from", ">", "--to", "copy", "--rate", "fast"], "--rate 'fast' is not a rate"),
         (["--from", "orders", "--to", "copy", "--since", "noon"], "--since: 'noon' is neither"),
-        (["--from", "orders", "--to", "copy", "--partition", "any"], "same or key, not 'any'"),
-        (["--from", "orders", "--to", "copy", "--name", "a/b"], "not a valid name"),
+        (["--from", ">", "--to", "copy", "--name", "a/b"], "not a valid name"),
     ],
 )
 def test_mistakes(headrace: Command, arguments: list[str], message: str) -> None:

@@ -1,6 +1,6 @@
-"""Rows, tables and disks for the tests of lake tables."""
+"""Rows and tables for the tests of lake tables."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -9,10 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from headrace.spark.lake import Options, schemas, sink
-from headrace.spark.lake.disk import Disk
-from headrace.spark.lake.table import DataFile, Table
+from headrace.spark.lake.table import Table, WrittenFiles
 from headrace.spark.lake.tables import open_table
-from headrace.testing import SimulatedFiles
 
 ARROW = pa.schema(
     [
@@ -51,17 +49,17 @@ def rows(
     )
 
 
-def table_at(path: Path, kind: str = "parquet", **options: Any) -> Table:
+def table_at(path: Path, kind: str = "delta", **options: Any) -> Table:
     given = {"partition_by": "topic,date", "offsets": True, "compact_every": 0, **options}
     return open_table(Options.of({"path": str(path), "kind": kind, **given}))
 
 
 def add(table: Table, number: int, *batches: pa.RecordBatch, app: str = "query") -> bool:
     """One commit of these rows, as the sink makes it."""
-    return table.commit(app, number, written(table, *batches))
+    return table.commit(app, number, [written(table, *batches)])
 
 
-def written(table: Table, *batches: pa.RecordBatch) -> list[DataFile]:
+def written(table: Table, *batches: pa.RecordBatch) -> WrittenFiles:
     """Files of a task, not committed."""
     return sink.write_files(table, SCHEMA, iter(batches), "part")
 
@@ -76,35 +74,3 @@ def offsets_in(paths: Sequence[str | Path]) -> list[int]:
 
 def offsets_of(table: Table) -> list[int]:
     return offsets_in(table.paths())
-
-
-def plainly_visible(path: Path) -> list[Path]:
-    """The files that somebody sees who knows nothing of Headrace."""
-    return [
-        each
-        for each in sorted(path.rglob("*.parquet"))
-        if not any(part.startswith(("_", ".")) for part in each.relative_to(path).parts)
-    ]
-
-
-class SimulatedDisk(SimulatedFiles, Disk):
-    """A lake's disk that can lose power."""
-
-    def link(self, source: Path, target: Path) -> None:
-        if self.exists(target):
-            raise FileExistsError(str(target))
-        self._directory(target.parent).change({target.name: self._file(source)})
-
-    def touch(self, path: Path) -> None:
-        self._file(path)
-
-    def modified(self, path: Path) -> float:
-        self._file(path)
-        return 0.0
-
-    def walk(self, path: Path) -> Iterator[Path]:
-        for name in self.names(path):
-            if self.is_directory(path / name):
-                yield from self.walk(path / name)
-            else:
-                yield path / name

@@ -1,4 +1,4 @@
-"""What every kind of table promises: whole commits, each once, whatever is repeated."""
+"""What both formats of tables promise: whole commits, each once, whatever is repeated."""
 
 import json
 from datetime import date
@@ -11,6 +11,7 @@ import pytest
 from headrace.errors import Conflict, HeadraceError, InvalidArgument, NotFound
 from headrace.spark import lake
 from headrace.spark.lake import Options, Span, schemas
+from headrace.spark.lake import table as table_module
 from headrace.spark.lake.tables import find_table, kind_of
 from tests.spark.lake.rig import SCHEMA, add, offsets_of, rows, table_at, written
 
@@ -75,7 +76,7 @@ def test_what_is_not_committed_is_not_there(tmp_path: Path, kind: str) -> None:
     table = table_at(tmp_path, kind)
     table.prepare(SCHEMA)
     add(table, 0, rows(0, 10))
-    [dead] = written(table, rows(10, 20))
+    [dead] = written(table, rows(10, 20)).files
     assert offsets_of(table) == list(range(10))
     assert table.vacuum(keep_s=3600) == 0
     assert (table.files_root / dead.path).exists()
@@ -89,9 +90,9 @@ def test_an_abort_undoes_no_commit(tmp_path: Path, kind: str) -> None:
     table = table_at(tmp_path, kind)
     table.prepare(SCHEMA)
     lost, kept = written(table, rows(0, 5)), written(table, rows(5, 10))
-    table.commit("query", 0, kept)
-    table.forget([*lost, *kept])
-    assert not (table.files_root / lost[0].path).exists()
+    table.commit("query", 0, [kept])
+    table.forget([lost, kept])
+    assert not (table.files_root / lost.files[0].path).exists()
     assert offsets_of(table) == list(range(5, 10))
 
 
@@ -181,10 +182,78 @@ def test_offsets_need_their_columns(tmp_path: Path, kind: str) -> None:
 def test_a_table_of_another_kind(tmp_path: Path, kind: str) -> None:
     """Its directory is not written to."""
     table_at(tmp_path, kind).prepare(SCHEMA)
-    other = "delta" if kind != "delta" else "parquet"
+    other = "delta" if kind != "delta" else "iceberg"
     with pytest.raises(InvalidArgument, match=f"is a table of the kind {kind}, not {other}"):
         table_at(tmp_path, other)
     assert find_table(str(tmp_path)).kind == kind
+
+
+def test_a_directory_with_other_files_is_left_alone(tmp_path: Path, kind: str) -> None:
+    """A vacuum would delete files that are not the table's."""
+    (tmp_path / "mine.parquet").write_bytes(b"")
+    with pytest.raises(InvalidArgument, match=r"not empty \(mine.parquet\)") as caught:
+        table_at(tmp_path, kind).prepare(SCHEMA)
+    assert caught.value.code == "not_a_table"
+
+
+def test_one_writer_at_a_time(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second waits, and says so when it has waited too long."""
+    monkeypatch.setattr(table_module, "LOCK_WAIT_S", 0.0)
+    one = table_at(tmp_path, kind)
+    one.prepare(SCHEMA)
+    with one.locked(), pytest.raises(Conflict, match="another process is writing to"):
+        add(table_at(tmp_path, kind), 0, rows(0, 1))
+    assert add(one, 0, rows(0, 1))
+
+
+def test_a_commit_while_files_are_joined(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both succeed, and the ranges are those of all commits, although the compaction knew only some."""
+    one: Any = table_at(tmp_path, kind)
+    one.prepare(SCHEMA)
+    for number in range(3):
+        add(one, number, rows(number * 10, number * 10 + 10))
+    step = "_load" if kind == "delta" else "_join"
+    original = getattr(one, step)
+
+    def commit_meanwhile(*arguments: Any) -> Any:
+        monkeypatch.undo()
+        result = original(*arguments)
+        add(table_at(tmp_path, kind), 3, rows(30, 40))
+        return result
+
+    monkeypatch.setattr(one, step, commit_meanwhile)
+    assert one.compact(1 << 27) == lake.Compacted(3, 1)
+    found = one.describe()
+    assert (found.files, found.rows) == (2, 40)
+    assert list(found.offsets) == [Span("orders", 0, 0, 40)]
+    with pytest.raises(Conflict, match="holds orders/0@35-39 already"):
+        add(one, 0, rows(35, 45), app="new checkpoint")
+
+
+def test_two_compactions_at_once(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second is refused: both would join the same files, and rows would be doubled."""
+    one: Any = table_at(tmp_path, kind)
+    one.prepare(SCHEMA)
+    for number in range(3):
+        add(one, number, rows(number * 10, number * 10 + 10))
+    step = "_load" if kind == "delta" else "_join"
+    original = getattr(one, step)
+
+    def compact_meanwhile(*arguments: Any) -> Any:
+        monkeypatch.undo()
+        result = original(*arguments)
+        with pytest.raises(Conflict, match="another process is joining files") as caught:
+            table_at(tmp_path, kind).compact(1 << 27)
+        assert (caught.value.code, caught.value.retryable) == ("table_locked", True)
+        return result
+
+    monkeypatch.setattr(one, step, compact_meanwhile)
+    assert one.compact(1 << 27) == lake.Compacted(3, 1)
+    assert (one.describe().files, offsets_of(one)) == (1, list(range(30)))
 
 
 def test_no_table(tmp_path: Path, kind: str) -> None:
@@ -218,14 +287,22 @@ def test_options(tmp_path: Path, kind: str) -> None:
     assert options.checkpoint == "x"
     assert Options.of(options.as_options()) == options
     for name, value, message in (
-        ("colour", "red", "no option 'colour'"),
-        ("compact_every", "-1", "at least 0"),
+        ("colour", "red", "no option colour"),
+        ("compact_every", "-1", "whole number from 0"),
         ("target_file_bytes", "small", "whole number"),
         ("compression", "rar", "one of zstd"),
         ("offsets", "yes", "true or false"),
         ("partition_by", "a,a", "twice"),
         ("app_id", "a b", "not valid"),
         ("path", "s3://bucket/x", "not a directory"),
+        ("kind", "orc", "format of a table is one of delta, iceberg"),
     ):
         with pytest.raises(HeadraceError, match=message):
             Options.of({**given, name: value}).directory  # noqa: B018
+
+
+def test_bare_parquet_files_are_refused(tmp_path: Path, kind: str) -> None:
+    """The error says what to use instead."""
+    with pytest.raises(InvalidArgument, match=f"use .*{kind}") as caught:
+        Options.of({"path": str(tmp_path), "kind": "Parquet"})
+    assert caught.value.code == "unsupported_format"

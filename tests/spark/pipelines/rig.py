@@ -9,7 +9,7 @@ from typing import Any
 
 from headrace.errors import TopicNotFound
 from headrace.spark.pipelines.files import load
-from headrace.spark.pipelines.planning import Plan, Setting, plan
+from headrace.spark.pipelines.planning import PipelinePlan, PipelineSetting, plan
 from headrace.spark.pipelines.running import PipelineJob, Runner, RunningJob
 from headrace.testing import RunningServer
 
@@ -21,14 +21,14 @@ class Bench:
         self.spark = spark
         self.server = server
         self.folder = folder
-        self.setting = Setting({"servers": f"{server.host}:{server.port}"}, 100_000)
+        self.setting = PipelineSetting({"servers": f"{server.host}:{server.port}"}, 100_000)
 
     def write(self, name: str, text: str) -> Path:
         path = self.folder / name
         path.write_text(textwrap.dedent(text), encoding="utf-8")
         return path
 
-    def plans(self, path: Path, names: Sequence[str] = ()) -> list[Plan]:
+    def plans(self, path: Path, names: Sequence[str] = ()) -> list[PipelinePlan]:
         return [
             plan(each, self.spark, str(self.folder / "checkpoints" / each.name), self.setting)
             for each in load(path).choose(names)

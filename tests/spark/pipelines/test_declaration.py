@@ -58,7 +58,7 @@ def test_everything() -> None:
     assert isinstance(pipeline.to, TopicOutput)
     assert (pipeline.to.columns, pipeline.to.options) == ({"key": "id"}, {"timeout": "5"})
     assert pipeline.failed == "p.dlq"
-    assert pipeline.trigger == {"processingTime": "500 ms"}
+    assert pipeline.trigger == {"processingTime": "500 milliseconds"}
     assert pipeline.spark == {"spark.sql.ansi.enabled": "false"}
     assert (pipeline.restarts, pipeline.checkpoint, pipeline.way) == (0, "/ck", "sql")
 
@@ -135,13 +135,17 @@ def test_a_watermark_as_a_table() -> None:
         ({"from": "a", "to": {"table": "c", "key": "x"}}, "to.key: there is no such key"),
         (
             {"from": "a", "to": {"table": "c", "format": "xls"}},
-            "to.format: it is delta, iceberg or",
+            "to.format: the format of a table is one of delta, iceberg, not 'xls'",
+        ),
+        (
+            {"from": "a", "to": {"table": "c", "format": "parquet"}},
+            "to.format: Headrace does not write bare Parquet files",
         ),
         ({"from": "a", "to": "b", "format": "json"}, "schema: JSON needs one"),
         ({"from": "a", "to": "b", "schema": "id INT"}, "schema: it is for format = 'json'"),
-        ({"from": "a", "to": "b", "trigger": "soon"}, "trigger: 'soon' is no duration"),
+        ({"from": "a", "to": "b", "trigger": "soon"}, "trigger: 'soon' is not a duration"),
         ({"from": "a", "to": "b", "watermark": "at"}, "watermark: it is a column and a duration"),
-        ({"from": "a", "to": "b", "watermark": "at x"}, "watermark: 'x' is no duration"),
+        ({"from": "a", "to": "b", "watermark": "at x"}, "watermark: 'x' is not a duration"),
         ({"from": "a", "to": "b", "deduplicate": "id"}, "watermark = 'timestamp 1 hour'"),
         ({"from": "a", "to": "b", "expect": "x"}, "expect: say where rows go that fail it"),
         ({"from": "a", "to": "b", "ensure": "x"}, "ensure: say where rows go that fail it"),

@@ -9,6 +9,7 @@ import pytest
 from headrace.spark.pipelines.files import load
 from headrace.spark.pipelines.planning import plan
 from headrace.spark.pipelines.sections import InvalidPipeline
+from headrace.spark.source.rows import RECORD
 
 pytestmark = pytest.mark.xdist_group("spark")
 
@@ -124,21 +125,22 @@ def joined(two, spark, one):
     ("text", "asked_for"),
     [
         (f'{JSON}\nsql = "SELECT id, _key IS NULL AS k FROM input"\nto = "b"', ["_key"]),
-        (f'{JSON}\nsql = "SELECT id, _key FROM input WHERE amount > 0"\nto = "b"', []),
+        (f'{JSON}\nsql = "SELECT id, _key FROM input WHERE amount > 0"\nto = "b"', ["_key"]),
         (f'{JSON}\nwatermark = "_timestamp 1 hour"\ndeduplicate = "_id"\nto = "b"\n'
          'sql = "SELECT id FROM input"', ["_timestamp", "_id"]),
         (f'{JSON}\nto = "b"', ["_key", "_value", "_headers"]),
         (f'{JSON}\nsql = "SELECT id FROM input UNION ALL SELECT _topic FROM input"\nto = "b"',
          ["_topic"]),
         (f'{JSON}\nsql = "SELECT a.id FROM input a JOIN input b ON a.id = b._id"\nto = "b"', ["_id"]),
-        ('sql = "WITH x AS (SELECT * FROM input) SELECT value FROM x"\nto = "b"', ["value"]),
+        ('sql = "WITH x AS (SELECT value FROM input) SELECT value FROM x"\nto = "b"', ["value"]),
+        (f'{JSON}\nsql = "SELECT * FROM input"\nto = "b"', [f"_{name}" for name in RECORD]),
         ('sql = "SELECT 1 AS one FROM input"\nto = "b"', ["offset"]),
     ],
 )  # fmt: skip
 def test_only_what_is_used_is_read(
     spark: Any, tmp_path: Path, text: str, asked_for: list[str]
 ) -> None:
-    """Columns of a record that end up nowhere are not asked of the source."""
+    """Columns of a record that the text does not mention are not asked of the source."""
     (query,) = planned(spark, tmp_path, f'[pipeline.p]\nfrom = "orders"\n{text}\n').queries
     plan_text = query.rows._jdf.queryExecution().analyzed().toString()
     leaves = [line for line in plan_text.splitlines() if "StreamingRelationV2" in line]

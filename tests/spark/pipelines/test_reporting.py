@@ -133,7 +133,7 @@ def test_a_broker_that_does_not_answer(caplog: pytest.LogCaptureFixture) -> None
     job.document = lambda: tries.release() or {}  # type: ignore[method-assign, func-returns-value]
     reporter = Reporter(connect)
     reporter.start([job])
-    wait_until(lambda: reporter.trouble == "nobody there")
+    wait_until(lambda: reporter.failure == "nobody there")
     reporter.report_all()
     reporter.close()
     assert [record.message for record in caplog.records] == [

@@ -1,14 +1,12 @@
-"""Pipelines that are there without being written: archive, traffic, replay.
+"""Ready-made pipelines: archive and replay.
 
 ::
 
-    archive      topics into a lake table, exactly once, with a manifest of offset ranges
-    verifying    whether an archive and the log hold the same records
-    traffic      what goes through topics and subscriptions, minute by minute
-    replay       a topic or a table back into a topic, at a rate
-    repeating    work that is done in rounds, watched and stopped like a query
-    copying      records from the log into files, past Spark's rows
+    archive           topics into a lake table, exactly once, with a manifest of offset ranges
+    archive_source    records from the log straight into files, without Spark's rows
+    archive_verify    whether an archive and the log hold the same records
+    replay            a topic or a table back into a topic, in numbered steps, at a rate
 
 Each is a function that takes a Spark session and plain arguments; the commands over them are in
-``headrace.cli``. What runs on is a job for the runner of ``headrace.spark.pipelines``.
+``headrace.cli``. The runner of ``headrace.spark.pipelines`` runs an archive as a job.
 """

@@ -2,25 +2,25 @@
 
 ::
 
-    topics ──▶ spans ──▶ tasks: records + date ──▶ files ──▶ one commit ──▶ topic=…/date=…/*.parquet
+    topics ──▶ spans ──▶ tasks: records + date ──▶ files ──▶ one commit ──▶ topic=…/date=…/…
                  ▲                                               │ with them: ranges of offsets, number
                  └── position of the group ◀─────────────────────┘
 
 - Every record becomes a row, unchanged: ``key, value, topic, partition, offset, timestamp, headers, id``,
   and ``date``, the day (UTC) of its timestamp.
-- The records do not pass through Spark's rows (``copying`` says why), everything else does.
-- The table keeps which offsets it holds, per topic and partition, in the same commit as the rows, and
+- The records do not pass through Spark's rows (``archive_source`` says why).
+- The table records which offsets it holds, per topic and partition, in the same commit as the rows, and
   refuses an offset twice. So a lost checkpoint loses and doubles nothing: a new query begins where the
   table ends (:func:`starting_offsets`).
-- The source moves the subscription ``group`` along behind the commits, never ahead. Retention with
-  ``retain_unread`` (the default of a topic) therefore deletes nothing that is not in the table, and
-  every tool shows the archive's lag. The subscription is made before the first record is read.
+- The source moves the subscription ``group`` after each commit, never before. Retention with
+  ``retain_unread`` (the default of a topic) therefore deletes no record that is not in the table, and
+  every tool shows the archive's lag. The subscription is created before the first record is read.
 - A batch takes at most ``BATCH_BYTES`` of the log, so a long backlog is archived in steps that each are
   committed, and a crash repeats one of them.
 
-Rejected: the group's position as the place to begin (it may be moved or deleted by anybody; the table
-knows itself); records whose topic was deleted and made again (their offsets begin anew: the source says
-so, and such a topic is archived to another path).
+Rejected: to begin at the group's position (anyone may move or delete it; the table knows which offsets it
+holds); records of a topic that was deleted and created again (their offsets begin anew: the source
+reports it, and such a topic is archived to another path).
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ import orjson
 
 from headrace.errors import Conflict, InvalidArgument
 from headrace.spark import lake
-from headrace.spark.builtin.copying import ARCHIVE, FORMAT, ArchiveSource, source_text
+from headrace.spark.builtin.archive_source import ARCHIVE, FORMAT, source_text
 from headrace.spark.lake.table import directory_of
 from headrace.spark.lake.tables import kind_of, open_table
-from headrace.spark.options import SourceOptions
-from headrace.spark.positions import Known, Positions
-from headrace.spark.registering import active
-from headrace.spark.stores import open_store
+from headrace.spark.sessions.active_session import active
+from headrace.spark.source.options import SourceOptions
+from headrace.spark.source.positions import Known, Positions
+from headrace.spark.source.stores import open_store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -58,7 +58,7 @@ def start(
     topics: Sequence[str],
     *,
     path: str,
-    kind: str = "parquet",
+    kind: str = lake.KINDS[0],
     partition_by: Sequence[str] = PARTITION_BY,
     group: str = GROUP,
     source: Mapping[str, Any] | None = None,
@@ -69,8 +69,8 @@ def start(
     """Start archiving topics (names, wildcards) into the table at ``path``.
 
     ``source`` are options of ``format("headrace")``: ``servers``, ``token``, ``maxBytesPerTrigger``…
-    ``options`` are those of :class:`headrace.spark.lake.Options`. The checkpoint lies beside the table
-    unless it is said.
+    ``options`` are those of :class:`headrace.spark.lake.Options`. By default the checkpoint lies in the
+    table's directory.
     """
     checkpoint = checkpoint or default_checkpoint(path, group)
     given: dict[str, Any] = {
@@ -83,7 +83,7 @@ def start(
     table = {**(options or {}), "path": path, "kind": kind, "partition_by": ",".join(partition_by)}
     chosen = lake.Options.of({"offsets": True, **table})
     open_table(chosen).prepare(ARCHIVE)
-    with active(spark, ArchiveSource):
+    with active(spark):
         text = source_text(given)
         records = spark.readStream.format(FORMAT).option("source", text).load()
         writer = records.writeStream.format(FORMAT).option("source", text)
@@ -97,9 +97,9 @@ def default_checkpoint(path: str, group: str) -> str:
 
 
 def starting_offsets(source: Mapping[str, Any], path: str, kind: str, checkpoint: str) -> str:
-    """Where a query begins that has no checkpoint: behind what the table holds, else at the earliest.
+    """Where a query without a checkpoint begins: after the table's offsets, else at the earliest.
 
-    A query that has one begins there, whatever is said here.
+    A query with a checkpoint continues there, whatever this returns.
     """
     directory = directory_of(path)
     held = lake.Offsets()
@@ -109,7 +109,7 @@ def starting_offsets(source: Mapping[str, Any], path: str, kind: str, checkpoint
         if not held and _has_read(checkpoint):
             raise Conflict(
                 f"the checkpoint {checkpoint} is of a table that held records, and {directory} holds "
-                "none: what was archived before would be missing. Bring the table back, or remove the "
+                "none: the records archived before would be missing. Restore the table, or remove the "
                 "checkpoint to archive everything again",
                 code="checkpoint_ahead",
             )
@@ -121,7 +121,7 @@ def starting_offsets(source: Mapping[str, Any], path: str, kind: str, checkpoint
         known = store.topics(SourceOptions.of(source).topics)
     finally:
         store.close()
-    return orjson.dumps(_behind(held, known, directory)).decode()
+    return orjson.dumps(_ends(held, known, directory)).decode()
 
 
 def _has_begun(checkpoint: str) -> bool:
@@ -130,7 +130,7 @@ def _has_begun(checkpoint: str) -> bool:
 
 
 def _has_read(checkpoint: str) -> bool:
-    """Whether a batch with records in it was committed, by what Spark says of the last one."""
+    """Whether a batch with records was committed, according to Spark's last commit."""
     directory = directory_of(checkpoint)
     try:
         done = [int(each.name) for each in (directory / "commits").iterdir() if each.name.isdigit()]
@@ -146,8 +146,8 @@ def _has_read(checkpoint: str) -> bool:
     )
 
 
-def _behind(held: lake.Offsets, known: Known, directory: Path) -> dict[str, dict[str, int]]:
-    """The end of what is held, for each partition that there is; others begin at their earliest."""
+def _ends(held: lake.Offsets, known: Known, directory: Path) -> dict[str, dict[str, int]]:
+    """The end of the table's offsets, for each partition that exists; others begin at their earliest."""
     found: dict[str, dict[str, int]] = {}
     for topic, ends in held.ends().items():
         if topic not in known:
@@ -155,10 +155,10 @@ def _behind(held: lake.Offsets, known: Known, directory: Path) -> dict[str, dict
         for number, end in ends.items():
             extent = known[topic].partitions.get(number)
             if extent is None or extent.end < end:
-                there = "is not there" if extent is None else f"ends at {extent.end}"
+                state = "has no such partition" if extent is None else f"ends at {extent.end}"
                 raise Conflict(
-                    f"{directory} holds {topic}/{number} up to offset {end - 1}, and the log {there}: "
-                    "the topic was deleted and made again, or this is another broker. Archive it "
+                    f"{directory} holds {topic}/{number} up to offset {end - 1}, and the log {state}: "
+                    "the topic was deleted and created again, or this is another broker. Archive it "
                     "to another path",
                     code="offsets_overlap",
                 )

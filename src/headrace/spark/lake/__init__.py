@@ -1,23 +1,21 @@
-"""Lake tables, written exactly once: Parquet, Delta, Iceberg. No jar, no service.
+"""Lake tables, written exactly once: Delta and Iceberg. No jar, no service.
 
 ::
 
-    table       what every kind is: options, files, descriptions, the lock
-    tables      which kind lies where
-    parquet     plain Parquet files with a small commit log of our own
+    table       what both formats share: options, files, descriptions, the lock
+    tables      which format a directory holds
     delta       through deltalake
     iceberg     through pyiceberg
     schemas     Spark to Arrow, and what may be added to a table
     offsets     ranges of offsets: what an archive holds
     writing     Arrow batches to Parquet files, on executors
-    compaction  small files joined
     sink        the Spark data source over all of it
 
-Exactly once: executors write files that nobody sees, named so that no two attempts share one. The
+Exactly once: executors write files that no reader sees, named so that no two attempts share one. The
 driver adds the files of a batch to the table in one atomic commit, which carries the query's id and
 the batch's number and is not made twice. So whatever is killed whenever, the table holds each batch
-once: before the commit nothing of it is there, after the commit it is, and a repeated commit is
-nothing. What dead attempts leave behind is deleted by ``vacuum`` after a day.
+once: before the commit it holds nothing of the batch, after the commit it holds all of it, and a
+repeated commit changes nothing. ``vacuum`` deletes what failed attempts leave, after a day.
 
 A query's id lives in its checkpoint. With a new checkpoint (or another ``app_id``) a query is another
 writer: what it reads again it writes again, unless the table keeps ``offsets`` and refuses them.
@@ -30,10 +28,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from headrace.spark.handing_over import unmeasured
 from headrace.spark.lake.offsets import Offsets, Span
 from headrace.spark.lake.table import KEEP_S, KINDS, Compacted, Description, Options
-from headrace.spark.registering import active
+from headrace.spark.sessions.active_session import active
+from headrace.spark.sessions.arrow_batches import unmeasured
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -63,7 +61,7 @@ def start(
     *,
     name: str | None = None,
     path: str,
-    kind: str = "parquet",
+    kind: str = KINDS[0],
     partition_by: Sequence[str] = (),
     checkpoint: str,
     trigger: Mapping[str, Any] | None = None,
@@ -72,10 +70,10 @@ def start(
     """Start a query that adds its rows to a table, exactly once.
 
     ``trigger`` is what ``DataStreamWriter.trigger`` takes: ``{"processingTime": "10 seconds"}``,
-    ``{"availableNow": True}``. ``options`` are those of :class:`Options`. The table is made, or
+    ``{"availableNow": True}``. ``options`` are those of :class:`Options`. The table is created, or
     checked against the rows, before the query starts.
     """
-    from headrace.spark.lake.sink import FORMAT, LakeSource
+    from headrace.spark.lake.sink import FORMAT
 
     chosen = prepare(df, path=path, kind=kind, partition_by=partition_by, options=options)
     given = chosen.as_options() | {"checkpointLocation": checkpoint}
@@ -84,7 +82,7 @@ def start(
         writer = writer.queryName(name)
     if trigger:
         writer = writer.trigger(**trigger)
-    with active(df.sparkSession, LakeSource), unmeasured(df.sparkSession):
+    with active(df.sparkSession), unmeasured(df.sparkSession):
         return writer.start()
 
 
@@ -92,16 +90,16 @@ def write(
     df: DataFrame,
     *,
     path: str,
-    kind: str = "parquet",
+    kind: str = KINDS[0],
     partition_by: Sequence[str] = (),
     options: Mapping[str, Any] | None = None,
 ) -> None:
     """Add the rows of a batch in one commit. Repeated with the same ``app_id`` it adds nothing."""
-    from headrace.spark.lake.sink import FORMAT, LakeSource
+    from headrace.spark.lake.sink import FORMAT
 
     chosen = prepare(df, path=path, kind=kind, partition_by=partition_by, options=options)
     writer = df.write.format(FORMAT).options(**chosen.as_options())
-    with active(df.sparkSession, LakeSource), unmeasured(df.sparkSession):
+    with active(df.sparkSession), unmeasured(df.sparkSession):
         writer.mode("append").save()
 
 
@@ -109,13 +107,13 @@ def append(
     rows: pa.Table,
     *,
     path: str,
-    kind: str = "parquet",
+    kind: str = KINDS[0],
     partition_by: Sequence[str] = (),
     app_id: str,
     number: int,
     options: Mapping[str, Any] | None = None,
 ) -> bool:
-    """Add a few rows that are here, without Spark; False when this number is there already."""
+    """Add a few rows without Spark; False when this number was committed before."""
     from headrace.spark.lake import schemas, sink
     from headrace.spark.lake.tables import open_table
 
@@ -123,9 +121,9 @@ def append(
     table = open_table(chosen)
     schema = schemas.to_spark(rows.schema)
     table.prepare(schema)
-    files = sink.write_files(table, schema, iter(rows.to_batches()), f"{number:09d}")
-    if not table.commit(app_id, number, files):
-        table.forget(files)
+    written = [sink.write_files(table, schema, iter(rows.to_batches()), f"{number:09d}")]
+    if not table.commit(app_id, number, written):
+        table.forget(written)
         return False
     sink.upkeep(table, number)
     return True
@@ -135,11 +133,11 @@ def prepare(
     df: DataFrame,
     *,
     path: str,
-    kind: str = "parquet",
+    kind: str = KINDS[0],
     partition_by: Sequence[str] = (),
     options: Mapping[str, Any] | None = None,
 ) -> Options:
-    """Make the table, or check that these rows can be added to it; nothing is written yet."""
+    """Create the table, or check that these rows can be added to it; nothing is written yet."""
     from headrace.spark.lake.tables import open_table
 
     chosen = _options(path, kind, partition_by, options)
@@ -148,7 +146,7 @@ def prepare(
 
 
 def read(spark: SparkSession, path: str, kind: str | None = None, **options: Any) -> DataFrame:
-    """A table as it is now, whole commits only, of any kind and without that kind's jar."""
+    """A table as it is now, of either format and without that format's jar."""
     from headrace.spark.lake.tables import find_table
 
     table = find_table(path, kind, **options)
@@ -167,17 +165,10 @@ def describe(path: str, kind: str | None = None, **options: Any) -> Description:
     return find_table(path, kind, **options).describe()
 
 
-def unseen(path: str, kind: str | None = None, **options: Any) -> list[str]:
-    """Files of a table that plain readers of its directory do not see; ``vacuum`` brings them back."""
-    from headrace.spark.lake.tables import find_table
-
-    return find_table(path, kind, **options).unseen()
-
-
 def compact(
     path: str, kind: str | None = None, *, target_bytes: int | None = None, **options: Any
 ) -> Compacted:
-    """Join small files. Readers by the table's log see the old files or the new ones, never both."""
+    """Join small files. Readers see the old files or the new ones, never both."""
     from headrace.spark.lake.tables import find_table
 
     table = find_table(path, kind, **options)
@@ -185,7 +176,7 @@ def compact(
 
 
 def vacuum(path: str, kind: str | None = None, *, keep_s: float = KEEP_S, **options: Any) -> int:
-    """Delete the files of dead attempts and of compactions, older than ``keep_s``; how many."""
+    """Delete files of failed attempts and files that were joined, older than ``keep_s``; how many."""
     from headrace.spark.lake.tables import find_table
 
     return find_table(path, kind, **options).vacuum(keep_s)

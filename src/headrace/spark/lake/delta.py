@@ -4,13 +4,18 @@ Executors write Parquet files into the table's directory, where no reader looks 
 Delta log names them. The driver adds all files of a batch in one Delta transaction that carries
 ``txn(appId, version)``: Delta's own idempotence, which every Delta engine understands.
 
-The offset ranges of the whole table stand in the ``commitInfo`` of each commit that we make
+The offset ranges of the whole table stand in the ``commitInfo`` of each commit that Headrace makes
 (``headrace.offsets``), so the newest one that has them is the manifest: atomic with the files, and no
-file beside the log that could disagree with it.
+file beside the log can disagree with it.
 
-deltalake does not sync what it writes. The log entry is synced here after the commit and before Spark
-hears of it; between the two a power cut (not a crash of the process) may lose the entry, and then the
-batch is repeated as if it had never been, or leave an empty entry, which Delta reports as damage.
+Small files are joined by Delta's own ``optimize``. A query may commit meanwhile: Delta orders the two
+by itself.
+
+deltalake does not sync the files that it writes. They are synced here after the commit and before Spark
+hears of it. A power cut between the two (not a crash of the process) may lose the log entry, and then
+the batch is repeated; it may also leave an empty entry, or one whose joined files are incomplete, which
+Delta reports as damage. The files that were joined are kept for a day, so ``restore`` to the version
+before brings all rows back.
 """
 
 from __future__ import annotations
@@ -20,7 +25,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Field, Schema, Transaction
@@ -29,10 +33,10 @@ from deltalake.transaction import AddAction, RemoveAction
 from pyspark.sql.types import StructType
 
 from headrace.errors import Conflict, HeadraceError, InvalidArgument, NotFound
+from headrace.spark.durable import sync
 from headrace.spark.lake import schemas
 from headrace.spark.lake.offsets import Offsets
-from headrace.spark.lake.table import DataFile, Description, Table, check_offsets
-from headrace.spark.lake.writing import partition_text
+from headrace.spark.lake.table import Compacted, Description, Table, WrittenFiles, check_offsets
 
 NOTE = "headrace.offsets"
 
@@ -58,106 +62,72 @@ class DeltaLakeTable(Table):
             raise HeadraceError(f"{self.path}: {error}", code="table_unreadable") from error
 
     # --- writing --------------------------------------------------------------------------------
-    def prepare(self, schema: StructType) -> None:
-        options = self.options
-        schemas.check_columns(schema, options.partition_by, offsets=options.offsets)
-        wanted = schemas.to_arrow(schema)
-        with self.locked():
-            if not self.exists():
-                try:
-                    DeltaTable.create(
-                        str(self.path),
-                        schema=Schema.from_arrow(wanted),
-                        partition_by=list(options.partition_by),
-                        mode="error",
-                    )
-                except DeltaError as error:
-                    raise InvalidArgument(
-                        f"Delta cannot hold these columns: {error}", code="invalid_schema"
-                    ) from error
-                self._sync(0)
-                return
-            table = self._load()
-            have = schemas.to_spark(pa.schema(table.schema()))
-            merged = schemas.merged(
-                have,
-                table.metadata().partition_columns,
-                schema,
-                options.partition_by,
-                merge=options.merge_schema,
-                path=self.path,
+    def _create(self, schema: pa.Schema) -> None:
+        try:
+            DeltaTable.create(
+                str(self.path),
+                schema=Schema.from_arrow(schema),
+                partition_by=list(self.options.partition_by),
+                mode="error",
             )
-            new = merged.fieldNames()[len(have) :]
-            if new:
-                delta = Schema.from_arrow(wanted)
-                fields: list[Field] = [each for each in delta.fields if each.name in new]
-                table.alter.add_columns(fields)
-                self._sync(table.version())
+        except DeltaError as error:
+            raise InvalidArgument(
+                f"Delta cannot hold these columns: {error}", code="invalid_schema"
+            ) from error
+        self._sync(0)
 
-    def commit(self, app_id: str, number: int, files: Sequence[DataFile]) -> bool:
+    def _add_columns(self, schema: pa.Schema, names: Sequence[str]) -> None:
+        table = self._load()
+        fields: list[Field] = [
+            each for each in Schema.from_arrow(schema).fields if each.name in names
+        ]
+        table.alter.add_columns(fields)
+        self._sync(table.version())
+
+    def commit(self, app_id: str, number: int, written: Sequence[WrittenFiles]) -> bool:
         with self.locked():
             table = self._load()
             last = table.transaction_version(app_id)
             if last is not None and last >= number:
                 return False
-            offsets = _offsets(table, deep=self.options.offsets)
+            offsets = Offsets()
             if self.options.offsets:
-                offsets = check_offsets(offsets, files, self.path)
+                offsets = check_offsets(_offsets(table), written, self.path)
             now_ms = time.time_ns() // 1_000_000
-            self._write(
-                table,
-                [_added(file, now_ms) for file in files],
-                CommitProperties(
-                    custom_metadata=_note(offsets), app_transactions=[Transaction(app_id, number)]
-                ),
-            )
+            actions: list[AddAction | RemoveAction] = [
+                AddAction(
+                    file.path, file.bytes, file.partition, now_ms, True, json.dumps(file.stats)
+                )
+                for each in written
+                for file in each.files
+            ]
+            try:
+                table.create_write_transaction(
+                    actions,
+                    "append",
+                    table.schema(),
+                    table.metadata().partition_columns,
+                    commit_properties=CommitProperties(
+                        custom_metadata=_note(offsets),
+                        app_transactions=[Transaction(app_id, number)],
+                    ),
+                )
+            except DeltaError as error:
+                raise Conflict(f"Delta refused the commit to {self.path}: {error}") from error
+            self._sync(table.version())
         return True
-
-    def _write(
-        self,
-        table: DeltaTable,
-        actions: list[AddAction | RemoveAction],
-        properties: CommitProperties,
-    ) -> None:
-        try:
-            table.create_write_transaction(
-                actions,
-                "append",
-                table.schema(),
-                table.metadata().partition_columns,
-                commit_properties=properties,
-            )
-        except DeltaError as error:
-            raise Conflict(f"Delta refused the commit to {self.path}: {error}") from error
-        self._sync(table.version())
 
     def _sync(self, version: int) -> None:
         log = self.path / "_delta_log"
-        handle = self._disk.open(log / f"{version:020d}.json")
-        try:
-            self._disk.sync(handle)
-        finally:
-            handle.close()
-        self._disk.sync_directory(log)
+        sync(log / f"{version:020d}.json")
+        sync(log)
 
     def last_number(self, app_id: str) -> int | None:
         return self._load().transaction_version(app_id)
 
     # --- reading --------------------------------------------------------------------------------
-    def data_files(self) -> list[DataFile]:
-        actions = pa.table(self._load().get_add_actions())
-        return [
-            DataFile(
-                unquote(each["path"]),
-                each["num_records"] or 0,
-                each["size_bytes"],
-                {
-                    name: partition_text(value)
-                    for name, value in (each.get("partition") or {}).items()
-                },
-            )
-            for each in actions.to_pylist()
-        ]
+    def paths(self) -> list[str]:
+        return list(self._load().file_uris())
 
     def shape(self) -> tuple[StructType, tuple[str, ...]]:
         return _shape(self._load())
@@ -174,27 +144,27 @@ class DeltaLakeTable(Table):
             sum(count or 0 for count in actions["num_records"].to_pylist()),
             sum(actions["size_bytes"].to_pylist()),
             partition_by,
-            _offsets(table, deep=True),
+            _offsets(table),
             schema,
         )
 
     # --- upkeep ---------------------------------------------------------------------------------
-    def exchange(self, old: Sequence[DataFile], new: DataFile) -> bool:
-        with self.locked():
-            table = self._load()
-            there = set(map(unquote, pa.table(table.get_add_actions())["path"].to_pylist()))
-            if not all(file.path in there for file in old):
-                return False
-            now_ms = time.time_ns() // 1_000_000
-            self._write(
-                table,
-                [
-                    *[RemoveAction(f.path, False, now_ms, f.bytes, f.partition) for f in old],
-                    _added(new, now_ms, changes=False),
-                ],
-                CommitProperties(custom_metadata=_note(_offsets(table, deep=False))),
-            )
-        return True
+    def _compact(self, target_bytes: int) -> Compacted:
+        table = self._load()
+        before, version = set(table.file_uris()), table.version()
+        note = CommitProperties(custom_metadata=_note(_offsets(table)))
+        try:
+            done = table.optimize.compact(target_size=target_bytes, commit_properties=note)
+        except DeltaError as error:
+            raise Conflict(f"Delta refused to join files of {self.path}: {error}") from error
+        if not done["numFilesRemoved"]:
+            return Compacted()
+        for path in {*table.file_uris()} - before:
+            sync(Path(path))
+            sync(Path(path).parent)
+        for number in range(version + 1, table.version() + 1):
+            self._sync(number)
+        return Compacted(done["numFilesRemoved"], done["numFilesAdded"])
 
     def vacuum(self, keep_s: float) -> int:
         table = self._load()
@@ -207,11 +177,6 @@ class DeltaLakeTable(Table):
         return len(deleted)
 
 
-def _added(file: DataFile, now_ms: int, *, changes: bool = True) -> AddAction:
-    stats = json.dumps(file.stats)
-    return AddAction(file.path, file.bytes, file.partition, now_ms, changes, stats)
-
-
 def _note(offsets: Offsets) -> dict[str, Any]:
     return {NOTE: offsets.as_text()} if offsets else {}
 
@@ -221,14 +186,17 @@ def _shape(table: DeltaTable) -> tuple[StructType, tuple[str, ...]]:
     return schema, tuple(table.metadata().partition_columns)
 
 
-def _offsets(table: DeltaTable, *, deep: bool) -> Offsets:
-    """From the newest commit that says something of them.
+def _offsets(table: DeltaTable) -> Offsets:
+    """The ranges that the newest commit of a writer notes; commits of others may lie between.
 
-    Every commit of ours does, once one has. Others' commits may be between; whoever needs to be sure
-    looks ``deep``, through all of the history if it must be.
+    A compaction notes the ranges of the version that it read, and a writer may have committed since.
+    A table never loses an offset, so what a compaction notes is only ever too little.
     """
-    for limit in (1, 20, None) if deep else (1, 20):
+    found = Offsets()
+    for limit in (1, 20, None):
         for commit in table.history(limit):
             if NOTE in commit:
-                return Offsets.of_text(commit[NOTE])
-    return Offsets()
+                found.add_all(Offsets.of_text(commit[NOTE]))
+                if commit["operation"] != "OPTIMIZE":
+                    return found
+    return found

@@ -24,12 +24,8 @@ class Span(NamedTuple):
     start: int
     end: int
 
-    @property
-    def length(self) -> int:
-        return self.end - self.start
-
     def __str__(self) -> str:
-        last = f"-{self.end - 1}" if self.length > 1 else ""
+        last = f"-{self.end - 1}" if self.end > self.start + 1 else ""
         return f"{self.topic}/{self.partition}@{self.start}{last}"
 
 
@@ -43,11 +39,11 @@ class Offsets:
 
     # --- building -------------------------------------------------------------------------------
     def add(self, topic: str, partition: int, start: int, end: int) -> None:
-        """Put ``start`` to ``end - 1`` in; what is there already stays there once."""
+        """Put ``start`` to ``end - 1`` in; offsets that it holds already are held once."""
         if end <= start:
             return
         ranges = self._ranges.setdefault((topic, partition), [])
-        if ranges and ranges[-1][1] == start:  # the usual case: it goes on where it ended
+        if ranges and ranges[-1][1] == start:  # the usual case: it continues where it ended
             ranges[-1] = (ranges[-1][0], end)
         elif not ranges or ranges[-1][1] < start:
             ranges.append((start, end))
@@ -76,7 +72,7 @@ class Offsets:
 
     @property
     def count(self) -> int:
-        return sum(span.length for span in self)
+        return sum(span.end - span.start for span in self)
 
     def partitions(self) -> list[tuple[str, int]]:
         return sorted(self._ranges)
@@ -85,14 +81,14 @@ class Offsets:
         return list(self._ranges.get((topic, partition), ()))
 
     def ends(self) -> dict[str, dict[int, int]]:
-        """The offset behind the last one of each partition: where a reader goes on."""
+        """The offset after the last one of each partition: where a reader continues."""
         found: dict[str, dict[int, int]] = {}
         for (topic, partition), ranges in sorted(self._ranges.items()):
             found.setdefault(topic, {})[partition] = ranges[-1][1]
         return found
 
     def common(self, other: Offsets) -> Offsets:
-        """What both hold."""
+        """The offsets that both hold."""
         found = Offsets()
         for key, mine in self._ranges.items():
             theirs = other._ranges.get(key, [])
@@ -107,7 +103,7 @@ class Offsets:
         return found
 
     def without(self, other: Offsets) -> Offsets:
-        """What this holds and the other does not."""
+        """The offsets that this holds and the other does not."""
         found = Offsets()
         for key, ranges in self._ranges.items():
             taken = other._ranges.get(key, [])
@@ -123,7 +119,7 @@ class Offsets:
         return found
 
     def gaps(self) -> Offsets:
-        """What is missing between the first and the last of each partition."""
+        """The offsets missing between the first and the last of each partition."""
         found = Offsets()
         for key, ranges in self._ranges.items():
             for (_, before), (after, _) in pairwise(ranges):

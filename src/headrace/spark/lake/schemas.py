@@ -42,7 +42,7 @@ def all_nullable(schema: StructType) -> StructType:
 
 
 def check_columns(schema: StructType, partition_by: Sequence[str], *, offsets: bool) -> None:
-    """What can be said before there is a table."""
+    """The checks that need no table."""
     names = schema.fieldNames()
     lower = [name.lower() for name in names]
     twice = {name for name in names if lower.count(name.lower()) > 1}
@@ -92,7 +92,7 @@ def merged(
     merge: bool,
     path: object,
 ) -> StructType:
-    """The table's schema after rows of ``new`` were added; or why they cannot be."""
+    """The table's schema after rows of ``new`` were added; or an error says why they cannot be."""
     if list(table_partition_by) != list(partition_by):
         raise InvalidArgument(
             f"{path} is partitioned by {', '.join(table_partition_by) or 'nothing'}, not by "

@@ -2,8 +2,8 @@
 
 One class for streams and one for batches over the same work. ``write`` runs on executors and touches
 only files with names of its own; ``commit`` runs in the driver and is the only thing that changes the
-table, once for each (writer, batch). When Spark repeats a batch after a crash, its files are new ones,
-and the commit finds that the number is there and leaves them to ``vacuum``.
+table, once for each (writer, batch). When Spark repeats a batch after a crash, its files are new ones;
+the commit finds that the number was committed, and leaves them to ``vacuum``.
 
 ``abort`` may be called after a commit whose answer was lost. So it deletes only files that the table
 does not name.
@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyspark import TaskContext
@@ -29,7 +29,7 @@ from pyspark.sql.types import StructType
 from headrace.errors import HeadraceError, InvalidArgument, refused_by_disk
 from headrace.spark.checkpoints import sync_offsets
 from headrace.spark.lake import schemas
-from headrace.spark.lake.table import KEEP_S, DataFile, Options, Table
+from headrace.spark.lake.table import KEEP_S, Options, Table, WrittenFiles
 from headrace.spark.lake.tables import open_table
 from headrace.spark.lake.writing import FileWriter
 
@@ -37,21 +37,25 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FORMAT = "headrace_lake"
+TIER = 8
+"""Every compaction joins the files below 1/64 of the target size, every eighth those below 1/8, and
+every sixty-fourth all that are smaller. So a file is rewritten a few times while it grows, not with
+every compaction."""
 VACUUM_EVERY = 10
 """Compactions of an Iceberg table between two looks for old snapshots."""
 logger = logging.getLogger(__name__)
 
 
 @dataclass
-class Written(WriterCommitMessage):
+class TaskFiles(WriterCommitMessage):
     """What a task wrote, and for which query."""
 
-    query_id: str | None = None
-    files: list[DataFile] = field(default_factory=list)
+    query_id: str | None
+    written: WrittenFiles
 
 
 class LakeSource(DataSource):
-    """What ``spark.dataSource.register`` takes."""
+    """``format("headrace_lake")``."""
 
     @classmethod
     def name(cls) -> str:
@@ -76,15 +80,14 @@ class LakeSource(DataSource):
 
 def write_files(
     table: Table, schema: StructType, batches: Iterator[pa.RecordBatch], label: str
-) -> list[DataFile]:
-    """All rows into files of the table's own place. They are not in the table yet."""
+) -> WrittenFiles:
+    """Write all rows into files of the table's directory. They are not in the table yet."""
     options = table.options
     writer = FileWriter(
         table.files_root,
         schemas.to_arrow(schema),
         options.partition_by,
         label=label,
-        suffix=table.suffix,
         keep_partition_columns=table.keeps_partition_columns,
         offsets=options.offsets,
         target_file_bytes=options.target_file_bytes,
@@ -100,7 +103,7 @@ class _Writing:
         self.options = options
         self.schema = schema
 
-    def _write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    def _write(self, iterator: Iterator[pa.RecordBatch]) -> TaskFiles:
         context = TaskContext.get()
         query_id, label = None, "part"
         if context is not None:
@@ -109,29 +112,36 @@ class _Writing:
             number = f"{int(batch):09d}" if batch is not None else "batch"
             label = f"{number}-{context.partitionId():05d}"
         rows = self.rows(iterator)
-        return Written(query_id, write_files(open_table(self.options), self.schema, rows, label))
+        return TaskFiles(query_id, write_files(open_table(self.options), self.schema, rows, label))
 
     def rows(self, iterator: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """What is written for what Spark hands over."""
+        """The rows that are written, of those that Spark hands over."""
         return iterator
 
-    def _files(self, messages: Sequence[WriterCommitMessage | None]) -> list[DataFile]:
+    def _written(self, messages: Sequence[WriterCommitMessage | None]) -> list[WrittenFiles]:
+        """Of each task that wrote any rows."""
         return [
-            file for message in messages if isinstance(message, Written) for file in message.files
+            message.written
+            for message in messages
+            if isinstance(message, TaskFiles) and message.written.files
         ]
+
+    def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        if written := self._written(messages):
+            open_table(self.options).forget(written)
 
 
 class LakeStreamWriter(_Writing, DataSourceStreamArrowWriter):
     """Of a streaming query."""
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskFiles:
         return self._write(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        files = self._files(messages)
-        if not files:
+        written = self._written(messages)
+        if not written:
             return
-        query_ids = {message.query_id for message in messages if isinstance(message, Written)}
+        query_ids = {message.query_id for message in messages if isinstance(message, TaskFiles)}
         app_id = self.options.app_id or next(iter(query_ids))
         if app_id is None:
             raise InvalidArgument(
@@ -140,33 +150,28 @@ class LakeStreamWriter(_Writing, DataSourceStreamArrowWriter):
         table = open_table(self.options)
         try:
             sync_offsets(self.options.checkpoint, batchId)
-            is_new = table.commit(app_id, batchId, files)
+            is_new = table.commit(app_id, batchId, written)
         except OSError as error:
             raise refused_by_disk(error) from error
         if is_new:
             upkeep(table, batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        files = self._files(messages)
-        if files:
-            open_table(self.options).forget(files)
+        self._abort(messages)
 
 
 class LakeWriter(_Writing, DataSourceArrowWriter):
     """Of a batch: one commit, under ``appId`` or a name of its own."""
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskFiles:
         return self._write(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        files = self._files(messages)
-        if files:
-            open_table(self.options).commit(self.options.app_id or uuid.uuid4().hex, 0, files)
+        if written := self._written(messages):
+            open_table(self.options).commit(self.options.app_id or uuid.uuid4().hex, 0, written)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        files = self._files(messages)
-        if files:
-            open_table(self.options).forget(files)
+        self._abort(messages)
 
 
 def upkeep(table: Table, number: int) -> None:
@@ -174,12 +179,13 @@ def upkeep(table: Table, number: int) -> None:
     every = table.options.compact_every
     if not every or (number + 1) % every:
         return
+    times = (number + 1) // every
+    tier = 1 if times % TIER**2 == 0 else TIER if times % TIER == 0 else TIER**2
     try:
-        table.compact(table.options.target_file_bytes, tiered=True)
-        # Delta's history is left to whoever wants it: 'headrace archive compact --vacuum'. Iceberg
+        table.compact(table.options.target_file_bytes // tier)
+        # Delta's history is left to its users: 'headrace archive compact --vacuum' deletes it. Iceberg
         # writes all snapshots with every commit, so they must not become many.
-        is_time = (number + 1) % (every * VACUUM_EVERY) == 0
-        if table.kind == "parquet" or (table.kind == "iceberg" and is_time):
+        if table.kind == "iceberg" and times % VACUUM_EVERY == 0:
             table.vacuum(KEEP_S)
     except (HeadraceError, OSError) as error:
         logger.warning("%s was not compacted: %s", table.path, error)

@@ -1,8 +1,8 @@
-"""What every kind of lake table is, and what is said about one: options, files, descriptions.
+"""What every lake table is, whatever its format: options, files, a description, the lock.
 
 A :class:`Table` is a directory to which whole commits are added. Each commit carries the name and the
-number of whoever writes (a query's id and its batch), and a commit that is there already is not
-added again: so a writer that does not know whether it succeeded simply repeats itself.
+number of its writer (a query's id and its batch). A commit that exists is not added again, so a writer
+that does not know whether it succeeded simply repeats itself.
 """
 
 from __future__ import annotations
@@ -11,21 +11,23 @@ import os
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from headrace.errors import Conflict, InvalidArgument, refused_by_disk
-from headrace.spark.lake.disk import Disk
+from headrace.errors import Conflict, InvalidArgument
+from headrace.files import Files
 from headrace.spark.lake.offsets import Offsets
+from headrace.spark.options import Given, wrong
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql.types import StructType
 
-KINDS = ("parquet", "delta", "iceberg")
+KINDS = ("delta", "iceberg")
 COMPRESSIONS = ("zstd", "snappy", "lz4", "gzip", "none")
 TARGET_FILE_BYTES = 128 * 1024 * 1024
 COMPACT_EVERY = 20
@@ -38,23 +40,31 @@ LOCK_WAIT_S = 60.0
 LOCK_POLL_S = 0.02
 
 
+OPTIONS = (
+    "path", "kind", "partitionBy", "appId", "offsets", "mergeSchema", "targetFileBytes",
+    "compactEvery", "compression", "table", "catalog.*",
+    "checkpointLocation", "queryName",
+)  # fmt: skip
+"""The last two are Spark's own."""
+
+
 # --- options --------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Options:
     """All that can be chosen about a table and how it is written."""
 
     path: str
-    kind: str = "parquet"
+    kind: str = KINDS[0]
     partition_by: tuple[str, ...] = ()
     app_id: str | None = None
-    """Who writes. Default: the streaming query's id, which lives in its checkpoint."""
+    """The writer's name. Default: the streaming query's id, which lives in its checkpoint."""
     offsets: bool = False
     """Keep the ranges of the columns topic, partition and offset, and refuse an offset twice."""
     merge_schema: bool = False
     """New columns are added to the table; without this they are an error."""
     target_file_bytes: int = TARGET_FILE_BYTES
     compact_every: int = COMPACT_EVERY
-    """Compact after every so many commits; 0: never."""
+    """How many commits there are from one compaction to the next; 0: never compact."""
     compression: str = "zstd"
     checkpoint: str | None = None
     """Of the query that writes: what it planned is synced before it is committed here."""
@@ -69,46 +79,32 @@ class Options:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Options:
-        """From a mapping: ``partition_by``, ``partitionBy`` and ``partitionby`` are the same.
-
-        ``checkpointLocation`` and ``queryName`` are Spark's own.
-        """
-        values: dict[str, Any] = {}
+        """From a mapping: ``partition_by``, ``partitionBy`` and ``partitionby`` are the same."""
         catalog: dict[str, str] = {}
-        checkpoint = None
+        others: dict[str, Any] = {}
         for name, value in given.items():
             if name.lower().startswith("catalog."):
                 catalog[name[len("catalog.") :]] = str(value)
-                continue
-            plain = name.replace("_", "").lower()
-            if plain == "checkpointlocation":
-                checkpoint = value
-                continue
-            if plain == "queryname":
-                continue
-            if plain not in _BY_NAME:
-                known = ", ".join(sorted(_BY_NAME.values()))
-                raise InvalidArgument(
-                    f"a lake table has no option {name!r}; it has {known} and catalog.*",
-                    code="unknown_option",
-                )
-            values[_BY_NAME[plain]] = value
-        if not values.get("path"):
-            raise InvalidArgument("a lake table needs a path", code="invalid_option")
+            elif value is not None:
+                others[name.replace("_", "")] = value
+        found = Given(others)
+        found.check_names(OPTIONS)
+        path = found.text("path")
+        if path is None:
+            raise wrong("path", "a lake table needs one")
+        every = found.whole("compactEvery", low=0)
         return cls(
-            path=str(values["path"]),
-            kind=_choice("kind", values.get("kind", "parquet"), KINDS),
-            partition_by=_names("partition_by", values.get("partition_by") or ()),
-            app_id=_app_id(values.get("app_id")),
-            offsets=_flag("offsets", values.get("offsets", False)),
-            merge_schema=_flag("merge_schema", values.get("merge_schema", False)),
-            target_file_bytes=_number(
-                "target_file_bytes", values.get("target_file_bytes", TARGET_FILE_BYTES), 64 * 1024
-            ),
-            compact_every=_number("compact_every", values.get("compact_every", COMPACT_EVERY), 0),
-            compression=_choice("compression", values.get("compression", "zstd"), COMPRESSIONS),
-            checkpoint=None if checkpoint is None else str(checkpoint),
-            table=None if values.get("table") is None else str(values["table"]),
+            path=path,
+            kind=check_kind(found.text("kind") or KINDS[0]),
+            partition_by=_distinct("partitionBy", found.names("partitionBy") or ()),
+            app_id=_app_id(found.text("appId")),
+            offsets=found.flag("offsets", False),
+            merge_schema=found.flag("mergeSchema", False),
+            target_file_bytes=found.whole("targetFileBytes", low=64 * 1024) or TARGET_FILE_BYTES,
+            compact_every=COMPACT_EVERY if every is None else every,
+            compression=found.one_of("compression", COMPRESSIONS, "zstd"),
+            checkpoint=found.text("checkpointLocation"),
+            table=found.text("table"),
             catalog=tuple(sorted(catalog.items())),
         )
 
@@ -133,25 +129,8 @@ class Options:
         return texts | {f"catalog.{name}": value for name, value in self.catalog}
 
 
-_BY_NAME = {
-    name.replace("_", ""): name
-    for name in (
-        "path",
-        "kind",
-        "partition_by",
-        "app_id",
-        "offsets",
-        "merge_schema",
-        "target_file_bytes",
-        "compact_every",
-        "compression",
-        "table",
-    )
-}
-
-
 def directory_of(path: str | os.PathLike[str]) -> Path:
-    """The absolute directory a user means; only file systems that rename and link are taken."""
+    """The absolute directory that a user means. A table lies on a file system, not in a bucket."""
     text = os.fspath(path)
     if "://" in text or text.startswith("file:"):
         parts = urlsplit(text)
@@ -165,51 +144,32 @@ def directory_of(path: str | os.PathLike[str]) -> Path:
     return Path(os.path.abspath(os.path.expanduser(text)))
 
 
-def _choice(name: str, value: object, choices: Sequence[str]) -> str:
-    text = str(value).lower()
-    if text not in choices:
+def check_kind(value: object) -> str:
+    """The format of a table, as a user names it."""
+    if str(value).lower() == "parquet":
         raise InvalidArgument(
-            f"{name} is one of {', '.join(choices)}, not {value!r}", code="invalid_option"
+            "Headrace does not write bare Parquet files, because they have no atomic commits: use "
+            "delta, or iceberg. Both keep their rows in Parquet files",
+            code="unsupported_format",
+        )
+    text = str(value).lower()
+    if text not in KINDS:
+        raise InvalidArgument(
+            f"the format of a table is one of {', '.join(KINDS)}, not {value!r}",
+            code="invalid_option",
         )
     return text
 
 
-def _names(name: str, value: object) -> tuple[str, ...]:
-    parts: Iterable[object] = value.split(",") if isinstance(value, str) else value  # type: ignore[assignment]
-    names = tuple(text for text in (str(part).strip() for part in parts) if text)
-    if len(set(names)) < len(names):
-        raise InvalidArgument(f"{name} names a column twice", code="invalid_option")
-    return names
+def _distinct(name: str, values: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(values)) < len(values):
+        raise wrong(name, "it names a column twice")
+    return values
 
 
-def _flag(name: str, value: object) -> bool:
-    text = str(value).lower()
-    if text not in ("true", "false"):
-        raise InvalidArgument(f"{name} is true or false, not {value!r}", code="invalid_option")
-    return text == "true"
-
-
-def _number(name: str, value: object, low: int) -> int:
-    try:
-        number = int(str(value))
-    except ValueError:
-        number = low - 1
-    if number < low:
-        raise InvalidArgument(
-            f"{name} is a whole number of at least {low}, not {value!r}", code="invalid_option"
-        )
-    return number
-
-
-def _app_id(value: object) -> str | None:
-    if value is None:
-        return None
-    text = str(value)
-    if not re.fullmatch(r"[A-Za-z0-9._-]{1,200}", text):
-        raise InvalidArgument(
-            f"app_id {text!r} is not valid: use letters, digits, '.', '_' and '-'",
-            code="invalid_option",
-        )
+def _app_id(text: str | None) -> str | None:
+    if text is not None and not re.fullmatch(r"[A-Za-z0-9._-]{1,200}", text):
+        raise wrong("appId", f"{text!r} is not valid: use letters, digits, '.', '_' and '-'")
     return text
 
 
@@ -222,9 +182,18 @@ class DataFile:
     rows: int
     bytes: int
     partition: dict[str, str | None] = field(default_factory=dict)
-    offsets: Offsets = field(default_factory=Offsets)
     stats: dict[str, Any] = field(default_factory=dict)
     """Least and greatest values and counts of nulls, as Delta writes them."""
+
+
+@dataclass(frozen=True)
+class WrittenFiles:
+    """What a task wrote. Nothing of it is in the table before the commit."""
+
+    files: list[DataFile] = field(default_factory=list)
+    offsets: Offsets = field(default_factory=Offsets)
+    doubled: Offsets = field(default_factory=Offsets)
+    """Offsets that the task was given more than once."""
 
 
 @dataclass(frozen=True)
@@ -257,33 +226,25 @@ class Description:
 
 @dataclass(frozen=True)
 class Compacted:
-    """What a compaction did."""
+    """How many files a compaction replaced, and by how many."""
 
     removed: int = 0
     added: int = 0
-    rows: int = 0
-    bytes: int = 0
-
-    def and_joined(self, old: Sequence[DataFile], new: DataFile) -> Compacted:
-        return Compacted(
-            self.removed + len(old), self.added + 1, self.rows + new.rows, self.bytes + new.bytes
-        )
 
 
 # --- tables ---------------------------------------------------------------------------------------
 class Table(ABC):
-    """A table that exists, or is to be made by :meth:`prepare`."""
+    """A table that exists, or that :meth:`prepare` creates."""
 
     kind: str
-    suffix = ".parquet"
     keeps_partition_columns = False
-    """Whether the files themselves hold the columns that their directories are named by."""
+    """Whether the files themselves hold the columns by which their directories are named."""
 
-    def __init__(self, options: Options, disk: Disk | None = None):
+    def __init__(self, options: Options):
         self.options = options
         self.path = options.directory
         self._home = self.path / "_headrace"
-        self._disk = disk or Disk()
+        self._disk = Files()
 
     @property
     @abstractmethod
@@ -294,94 +255,105 @@ class Table(ABC):
     def exists(self) -> bool: ...
 
     @abstractmethod
-    def prepare(self, schema: StructType) -> None:
-        """Make the table, or check that rows of this schema can be added to it."""
+    def shape(self) -> tuple[StructType, tuple[str, ...]]:
+        """The columns, and those by which directories are named."""
 
     @abstractmethod
-    def commit(self, app_id: str, number: int, files: Sequence[DataFile]) -> bool:
-        """Add all files in one step; False when this number had been committed before."""
+    def _create(self, schema: pa.Schema) -> None: ...
+
+    @abstractmethod
+    def _add_columns(self, schema: pa.Schema, names: Sequence[str]) -> None:
+        """``names``: the columns of the schema that the table does not have."""
+
+    @abstractmethod
+    def commit(self, app_id: str, number: int, written: Sequence[WrittenFiles]) -> bool:
+        """Add all files in one step; False when this number was committed before."""
 
     @abstractmethod
     def last_number(self, app_id: str) -> int | None:
         """The number of the last commit by this writer."""
 
     @abstractmethod
-    def data_files(self) -> list[DataFile]:
-        """All files that are in the table."""
-
-    @abstractmethod
-    def exchange(self, old: Sequence[DataFile], new: DataFile) -> bool:
-        """In one commit; False when somebody else has changed some of the old ones meanwhile."""
-
-    @abstractmethod
-    def shape(self) -> tuple[StructType, tuple[str, ...]]:
-        """The columns, and those that directories are named by."""
+    def paths(self) -> list[str]:
+        """Every file of the table, absolute. Partition columns are read off the directories."""
 
     @abstractmethod
     def describe(self) -> Description: ...
 
     @abstractmethod
+    def _compact(self, target_bytes: int) -> Compacted: ...
+
+    @abstractmethod
     def vacuum(self, keep_s: float) -> int:
-        """Delete files that belong to no commit, older than so many seconds. Returns how many."""
+        """Delete files older than ``keep_s`` that belong to no commit; returns how many."""
 
-    def unseen(self) -> list[str]:
-        """Files of the table that those do not see who read the directory and not the log."""
-        return []
-
-    def paths(self) -> list[str]:
-        """Every file of the table, absolute; partition columns are read off below files_root."""
-        return [str(self.files_root / file.path) for file in self.data_files()]
-
-    def compact(self, target_bytes: int, *, tiered: bool = False) -> Compacted:
-        """Join small files. Whoever reads by the table's log sees the old ones or the new one."""
+    def prepare(self, schema: StructType) -> None:
+        """Create the table, or check that rows of this schema can be added to it."""
         from headrace.spark.lake import schemas
-        from headrace.spark.lake.compaction import join_files, plan_groups
 
-        schema, partition_by = self.shape()
-        done = Compacted()
-        for group in plan_groups(self.data_files(), target_bytes, tiered=tiered):
-            try:
-                joined = join_files(
-                    self.files_root,
-                    group,
-                    schemas.to_arrow(schema),
-                    partition_by,
-                    suffix=self.suffix,
-                    keep_partition_columns=self.keeps_partition_columns,
-                    compression=self.options.compression,
-                )
-            except OSError as error:
-                raise refused_by_disk(error) from error
-            if not self.exchange(group, joined):
-                (self.files_root / joined.path).unlink(missing_ok=True)
-                break
-            done = done.and_joined(group, joined)
-        return done
+        options = self.options
+        schemas.check_columns(schema, options.partition_by, offsets=options.offsets)
+        wanted = schemas.to_arrow(schema)
+        with self.locked():
+            if not self.exists():
+                self._refuse_foreign_files()
+                self._create(wanted)
+                return
+            have, partition_by = self.shape()
+            merged = schemas.merged(
+                have,
+                partition_by,
+                schema,
+                options.partition_by,
+                merge=options.merge_schema,
+                path=self.path,
+            )
+            if new := merged.fieldNames()[len(have) :]:
+                self._add_columns(wanted, new)
 
-    def forget(self, files: Sequence[DataFile]) -> None:
-        """Delete files of a commit that failed, but none that is in the table after all."""
-        kept = {file.path for file in self.data_files()} if self.exists() else set()
-        for file in files:
-            if file.path not in kept:
-                (self.files_root / file.path).unlink(missing_ok=True)
+    def _refuse_foreign_files(self) -> None:
+        """A directory with other files is not taken over: ``vacuum`` would delete them."""
+        found = self._disk.names(self.path) if self._disk.is_directory(self.path) else []
+        foreign = [name for name in sorted(found) if not name.startswith(("_", ".", "catalog.db"))]
+        if foreign:
+            raise InvalidArgument(
+                f"{self.path} is not empty ({foreign[0]}) and no {self.kind} table: give another path",
+                code="not_a_table",
+            )
+
+    def compact(self, target_bytes: int) -> Compacted:
+        """Join files that are smaller. Readers see the old files or the new ones, never both.
+
+        Writers may commit meanwhile. Another compaction may not: deltalake 1.6 accepts two that join
+        the same files, and then the table holds their rows twice.
+        """
+        with self.locked("compaction.lock", wait_s=0.0):
+            return self._compact(target_bytes)
+
+    def forget(self, written: Sequence[WrittenFiles]) -> None:
+        """Delete the files of a commit that failed, but none that is in the table after all."""
+        kept = set(self.paths()) if self.exists() else set()
+        for path in [self.files_root / file.path for each in written for file in each.files]:
+            if str(path) not in kept:
+                path.unlink(missing_ok=True)
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self, name: str = "lock", *, wait_s: float | None = None) -> Iterator[None]:
         """One writer at a time, of whatever process; the lock goes with the process.
 
         The formats have their own ways with two writers at once. This is for the same writer twice:
-        a driver that was replaced and still commits, which must not get between a look at the last
+        a driver that was replaced and still commits. It must not get between the look at the last
         number and the commit of the next.
         """
         self._disk.make_directory(self._home)
-        handle = self._disk.open(self._home / "lock", write=True, create=True)
+        handle = self._disk.open(self._home / name, write=True, create=True)
         try:
-            deadline = time.monotonic() + LOCK_WAIT_S
+            deadline = time.monotonic() + (LOCK_WAIT_S if wait_s is None else wait_s)
             while not self._disk.lock(handle):
                 if time.monotonic() > deadline:
+                    doing = "writing to" if name == "lock" else "joining files of"
                     raise Conflict(
-                        f"another process has been writing to {self.path} for {LOCK_WAIT_S:.0f} "
-                        "seconds: wait for it, or stop it",
+                        f"another process is {doing} {self.path}: wait for it, or stop it",
                         code="table_locked",
                         retryable=True,
                     )
@@ -391,17 +363,18 @@ class Table(ABC):
             handle.close()
 
 
-def check_offsets(had: Offsets, files: Sequence[DataFile], path: Path) -> Offsets:
-    """The ranges of a table after a commit; an offset that is there already is refused."""
+def check_offsets(had: Offsets, written: Sequence[WrittenFiles], path: Path) -> Offsets:
+    """The ranges of a table after a commit; an offset that it would hold twice is refused."""
     new, twice = Offsets(), Offsets()
-    for file in files:
-        twice.add_all(had.common(file.offsets)).add_all(new.common(file.offsets))
-        new.add_all(file.offsets)
+    for each in written:
+        for found in (each.doubled, had.common(each.offsets), new.common(each.offsets)):
+            twice.add_all(found)
+        new.add_all(each.offsets)
     if twice:
         raise Conflict(
             f"{path} holds {', '.join(map(str, list(twice)[:5]))} already, and would hold it twice. "
-            "Was the checkpoint lost? 'headrace archive run' goes on where the table ends; any "
-            "other query needs startingOffsets of what is not in the table",
+            "Was the checkpoint lost? 'headrace archive run' continues where the table ends; any "
+            "other query needs startingOffsets that are not in the table",
             code="offsets_overlap",
         )
     return new.add_all(had)

@@ -9,9 +9,7 @@ from headrace.spark.lake.table import Options, Table, directory_of
 
 
 def kind_of(directory: Path) -> str | None:
-    """The kind of the table that is there; None when there is none."""
-    if (directory / "_headrace" / "log").is_dir():
-        return "parquet"
+    """The kind of the table in a directory; None when it holds no table."""
     if (directory / "_delta_log").is_dir():
         return "delta"
     if (directory / "catalog.db").is_file():
@@ -28,10 +26,6 @@ def open_table(options: Options) -> Table:
             "kind, or another path",
             code="wrong_kind",
         )
-    if options.kind == "parquet":
-        from headrace.spark.lake.parquet import ParquetTable
-
-        return ParquetTable(options)
     if options.kind == "delta":
         from headrace.spark.lake.delta import DeltaLakeTable
 
@@ -47,7 +41,7 @@ def find_table(path: str, kind: str | None = None, **options: object) -> Table:
     found = kind or kind_of(directory)
     if found is None:
         raise NotFound(
-            f"there is no table at {directory}: no _headrace, _delta_log or catalog.db",
+            f"there is no table at {directory}: it has neither _delta_log nor catalog.db",
             code="table_not_found",
         )
     table = open_table(Options.of({"path": str(directory), "kind": found, **options}))

@@ -1,14 +1,14 @@
-"""Arrow batches to Parquet files, on an executor: split by partition, gathered, rolled, synced.
+"""Arrow batches to Parquet files, on an executor: split by partition, described, synced.
 
-Rules:
+``pyarrow.dataset.write_dataset`` writes the files and names the directories as Hive does. Rules:
+
 - A file's name is unique to the attempt that wrote it, so a repeated or speculative task never
   touches the file of another. Which files count is decided by the driver's commit, nowhere else.
-- A file is synced with its directory before it is reported: a commit never names what a power cut
-  can take away.
-- Memory is bounded: rows are gathered until a row group is worth writing, and if all partitions
-  together hold more than ``GATHERED_BYTES_MAX`` the largest is written early.
-- Offset ranges are read off the rows that were written, not off what was planned, and stand in the
-  file's footer too (``headrace.offsets``), so that a manifest can be checked against the files.
+- A file is synced with its directories before it is reported: a commit never names a file that a
+  power cut can take away.
+- Memory is bounded: rows are gathered until they are worth a file, and then written. (Handed a stream
+  of batches, ``write_dataset`` reads ahead of the disk by eight million rows, whatever their size.)
+- Offset ranges are read off the rows that are written, not off what was planned.
 
 Encodings: dictionaries are left out for binary columns (payloads hardly repeat; trying costs a
 fifth of the time), and 64-bit integers and times are stored as differences, which for offsets is
@@ -17,35 +17,38 @@ next to nothing.
 
 from __future__ import annotations
 
-import os
 import uuid
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from datetime import UTC, timedelta
+from functools import reduce
+from operator import and_
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from headrace.errors import refused_by_disk
 from headrace.files import Files
+from headrace.spark.durable import sync
 from headrace.spark.lake.offsets import Offsets
-from headrace.spark.lake.table import DataFile
+from headrace.spark.lake.table import DataFile, WrittenFiles
 
 ROW_GROUP_BYTES = 32 * 1024 * 1024
 """Of Arrow data: with zstd some 8 MB on disk, small enough to be read in parallel and to be skipped
 by its statistics, large enough that its footer entry does not count."""
-ROW_GROUP_ROWS = 1_000_000
+BATCH_ROWS_ENOUGH = 10_000
+"""Smaller batches are joined for a row group, which copies them. Those of an archive are larger."""
 GATHERED_BYTES_MAX = 256 * 1024 * 1024
 OPEN_FILES_MAX = 64
-NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
-_ESCAPED = frozenset("\"#%'*/:=?\\{[]^\x7f" + "".join(map(chr, range(32))))
+PARTITIONS_MAX = 1_000_000
+"""Of one write; ``write_dataset`` stops at 1,024 unless it is told another number."""
 
 
 class FileWriter:
-    """Writes batches of one task. ``close`` gives the files; ``discard`` deletes them."""
+    """Writes the rows of one task."""
 
     def __init__(
         self,
@@ -54,171 +57,132 @@ class FileWriter:
         partition_by: Sequence[str] = (),
         *,
         label: str,
-        suffix: str = ".parquet",
         keep_partition_columns: bool = False,
-        offsets: bool | Offsets = False,
+        offsets: bool = False,
         target_file_bytes: int,
         compression: str = "zstd",
     ):
         self._root = root
-        self._partition_by = tuple(partition_by)
         self._schema = schema
-        names = schema.names if keep_partition_columns else [
-            name for name in schema.names if name not in self._partition_by
-        ]  # fmt: skip
-        self._file_schema = pa.schema([schema.field(name) for name in names])
-        self._label = label
-        self._suffix = suffix
-        self._offsets = offsets
-        self._target_file_bytes = target_file_bytes
-        self._compression = compression
-        self._open: OrderedDict[tuple[Any, ...], _OpenFile] = OrderedDict()
-        self._done: list[DataFile] = []
-        self._made: list[Path] = []
+        self._partition_by = tuple(partition_by)
+        # write_dataset takes the columns that it names directories by out of the files. Where the
+        # files are to have them, directories are named by copies of them.
+        prefix = "by_" if keep_partition_columns else ""
+        while prefix and any(prefix + name in schema.names for name in self._partition_by):
+            prefix += "by_"
+        self._directories = {prefix + name: name for name in self._partition_by}
+        self._partitioning = ds.partitioning(
+            pa.schema(
+                [(each, schema.field(name).type) for each, name in self._directories.items()]
+            ),
+            flavor="hive",
+        )
+        kept = [schema.field(name) for name in schema.names if name not in self._directories]
+        self._format = ds.ParquetFileFormat()
+        self._file_schema = pa.schema(kept)
+        self._encodings = self._format.make_write_options(
+            compression=compression, **encodings(self._file_schema)
+        )
+        self._name = f"{label}-{uuid.uuid4().hex}"
+        self._gathered_bytes_max = min(target_file_bytes, GATHERED_BYTES_MAX)
+        self._reads_offsets = offsets
+        self._written = WrittenFiles()
+        self._pieces = 0
 
-    def write(self, batch: pa.RecordBatch) -> None:
-        if not batch.num_rows:
-            return
+    def write_all(self, batches: Iterable[pa.RecordBatch]) -> WrittenFiles:
+        """Write all rows; a failure leaves no file."""
         try:
-            for values, part in split(conform(batch, self._schema), self._partition_by):
-                self._file(values).gather(part)
-            gathered = sum(file.gathered_bytes for file in self._open.values())
-            if gathered > GATHERED_BYTES_MAX:
-                max(self._open.values(), key=lambda file: file.gathered_bytes).write_group()
-        except OSError as error:
-            raise refused_by_disk(error) from error
-
-    def write_all(self, batches: Iterable[pa.RecordBatch]) -> list[DataFile]:
-        """All of them, and the files; after a failure nothing is left."""
-        try:
+            gathered: list[pa.RecordBatch] = []
+            size = 0
             for batch in batches:
-                self.write(batch)
-            return self.close()
-        except BaseException:
-            self.discard()
-            raise
-
-    def close(self) -> list[DataFile]:
-        try:
-            for values in list(self._open):
-                self._end(values)
+                gathered.append(conform(batch, self._schema))
+                size += batch.nbytes
+                if size >= self._gathered_bytes_max:
+                    self._write(gathered)
+                    gathered, size = [], 0
+            self._write(gathered)
         except OSError as error:
+            self._discard()
             raise refused_by_disk(error) from error
-        return self._done
+        except BaseException:
+            self._discard()
+            raise
+        return self._written
 
-    def discard(self) -> None:
-        for file in self._open.values():
-            file.abandon()
-        self._open.clear()
-        for path in self._made:
+    def _write(self, batches: list[pa.RecordBatch]) -> None:
+        rows = pa.Table.from_batches(batches, self._schema)
+        if not rows.num_rows:
+            return
+        if self._reads_offsets:
+            for batch in batches:
+                found = offsets_of(batch)
+                self._written.doubled.add_all(self._written.offsets.common(found))
+                self._written.offsets.add_all(found)
+        values = {
+            directory: _without_empty_texts(rows[name])
+            for directory, name in self._directories.items()
+        }
+        rows = rows.select(self._file_schema.names)
+        home, partitioning = self._root / self._only_directory(values), None
+        if home == self._root:
+            for directory, column in values.items():
+                rows = rows.append_column(directory, column)
+            partitioning = self._partitioning
+        group_rows = max(1, rows.num_rows * ROW_GROUP_BYTES // max(rows.nbytes, ROW_GROUP_BYTES))
+        are_small = rows.num_rows < BATCH_ROWS_ENOUGH * len(batches)
+        Files().make_directory(self._root)
+        done: list[ds.WrittenFile] = []
+        ds.write_dataset(
+            rows,
+            home,
+            basename_template=f"{self._name}-{self._pieces}-{{i}}.parquet",
+            format=self._format,
+            file_options=self._encodings,
+            partitioning=partitioning,
+            use_threads=False,  # rows stay in their order, and a task has one core
+            max_partitions=PARTITIONS_MAX,
+            max_open_files=OPEN_FILES_MAX,
+            min_rows_per_group=group_rows if are_small else 0,
+            max_rows_per_group=group_rows,
+            file_visitor=done.append,
+            existing_data_behavior="overwrite_or_ignore",
+        )
+        self._pieces += 1
+        for file in done:
+            sync(Path(file.path))
+        for parent in {each for file in done for each in Path(file.path).parents}:
+            if parent.is_relative_to(self._root):
+                sync(parent)
+        self._written.files.extend(map(self._described, done))
+
+    def _only_directory(self, values: dict[str, pa.ChunkedArray]) -> str:
+        """The directory of all rows if they are of one partition, as they nearly always are; or "".
+
+        Then the rows need not be split, which would copy them.
+        """
+        terms = []
+        for directory, column in values.items():
+            ends = pc.min_max(column).as_py()
+            if column.null_count or ends["min"] != ends["max"]:
+                return ""
+            terms.append(ds.field(directory) == pa.scalar(ends["min"], column.type))
+        return str(self._partitioning.format(reduce(and_, terms))[0]) if terms else ""
+
+    def _described(self, file: ds.WrittenFile) -> DataFile:
+        relative = Path(file.path).relative_to(self._root).as_posix()
+        values = ds.get_partition_keys(self._partitioning.parse(relative))
+        partition = {
+            name: partition_text(values.get(each)) for each, name in self._directories.items()
+        }
+        stats = statistics(file.metadata, self._file_schema)
+        return DataFile(relative, file.metadata.num_rows, file.size, partition, stats)
+
+    def _discard(self) -> None:
+        for path in self._root.rglob(f"{self._name}-*"):
             path.unlink(missing_ok=True)
 
-    def _file(self, values: tuple[Any, ...]) -> _OpenFile:
-        file = self._open.get(values)
-        if file is not None and file.stored_bytes >= self._target_file_bytes:
-            self._end(values)
-            file = None
-        if file is None:
-            while len(self._open) >= OPEN_FILES_MAX:
-                self._end(next(iter(self._open)))
-            file = self._open[values] = self._begin(values)
-        self._open.move_to_end(values)
-        return file
 
-    def _begin(self, values: tuple[Any, ...]) -> _OpenFile:
-        texts = [partition_text(value) for value in values]
-        directory = partition_directory(self._partition_by, texts)
-        name = f"{self._label}-{uuid.uuid4().hex}{self._suffix}"
-        path = f"{directory}/{name}" if directory else name
-        Files().make_directory((self._root / path).parent)
-        self._made.append(self._root / path)
-        partition = dict(zip(self._partition_by, texts, strict=True))
-        return _OpenFile(
-            self._root, path, self._file_schema, partition, self._compression, self._offsets
-        )
-
-    def _end(self, values: tuple[Any, ...]) -> None:
-        self._done.append(self._open[values].close())
-        del self._open[values]
-
-
-class _OpenFile:
-    """One Parquet file in the making."""
-
-    def __init__(
-        self,
-        root: Path,
-        path: str,
-        schema: pa.Schema,
-        partition: dict[str, str | None],
-        compression: str,
-        offsets: bool | Offsets,
-    ):
-        self._root, self._path, self._schema, self._partition = root, path, schema, partition
-        self._file = open(root / path, "xb")  # noqa: SIM115
-        self._footer: list[pq.FileMetaData] = []
-        self._writer = pq.ParquetWriter(
-            self._file,
-            schema,
-            compression=compression,
-            metadata_collector=self._footer,
-            **encodings(schema),
-        )
-        self._gathered: list[pa.RecordBatch] = []
-        self._gathered_rows = 0
-        self.gathered_bytes = 0
-        self._rows = 0
-        self._reads_offsets = offsets is True
-        self._offsets = offsets if isinstance(offsets, Offsets) else Offsets()
-
-    @property
-    def stored_bytes(self) -> int:
-        return self._file.tell()
-
-    def gather(self, batch: pa.RecordBatch) -> None:
-        if self._reads_offsets:
-            add_offsets(self._offsets, batch)
-        self._gathered.append(batch.select(self._schema.names))
-        self._gathered_rows += batch.num_rows
-        self.gathered_bytes += batch.nbytes
-        if self.gathered_bytes >= ROW_GROUP_BYTES or self._gathered_rows >= ROW_GROUP_ROWS:
-            self.write_group()
-
-    def write_group(self) -> None:
-        if self._gathered:
-            table = pa.Table.from_batches(self._gathered, self._schema)
-            self._gathered.clear()
-            self.gathered_bytes = self._gathered_rows = 0
-            self._writer.write_table(table, row_group_size=max(table.num_rows, 1))
-            self._rows += table.num_rows
-
-    def close(self) -> DataFile:
-        self.write_group()
-        if self._offsets:
-            self._writer.add_key_value_metadata({"headrace.offsets": self._offsets.as_text()})
-        self._writer.close()
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        size = self._file.tell()
-        self._file.close()
-        Files().sync_directory((self._root / self._path).parent)
-        return DataFile(
-            self._path,
-            self._rows,
-            size,
-            self._partition,
-            self._offsets,
-            statistics(self._footer[0], self._schema),
-        )
-
-    def abandon(self) -> None:
-        self._gathered.clear()
-        with suppress(OSError, pa.ArrowException):  # it is deleted anyway
-            self._writer.close()
-        self._file.close()
-
-
-# --- batches --------------------------------------------------------------------------------------
+# --- rows -----------------------------------------------------------------------------------------
 def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """The same rows with exactly these columns and types; a column that is missing is null."""
     if batch.schema.equals(schema):
@@ -234,65 +198,40 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def split(
-    batch: pa.RecordBatch, partition_by: Sequence[str]
-) -> Iterator[tuple[tuple[Any, ...], pa.RecordBatch]]:
-    """The rows of each partition. A batch is nearly always of one: then nothing is copied."""
-    if not partition_by:
-        yield (), batch
-        return
-    codes = [batch.column(name).dictionary_encode(null_encoding="encode") for name in partition_by]
-    if all(len(code.dictionary) == 1 for code in codes):
-        yield tuple(code.dictionary[0].as_py() for code in codes), batch
-        return
-    combined = codes[0].indices.cast(pa.int64())
-    for code in codes[1:]:
-        combined = pc.add(pc.multiply(combined, len(code.dictionary)), code.indices)
-    for number in combined.unique():
-        rest, values = number.as_py(), []
-        for code in reversed(codes):
-            rest, index = divmod(rest, len(code.dictionary))
-            values.append(code.dictionary[index].as_py())
-        yield tuple(reversed(values)), batch.filter(pc.equal(combined, number))
-
-
-def add_offsets(offsets: Offsets, batch: pa.RecordBatch) -> None:
-    """Put the offsets of a batch in. As the source gives them they are one range."""
+def offsets_of(batch: pa.RecordBatch) -> Offsets:
+    """The offsets of a batch. As the source gives them they are one range."""
+    found = Offsets()
     topics, partitions = batch.column("topic"), batch.column("partition")
     numbers = batch.column("offset")
     count = batch.num_rows
+    if not count:
+        return found
     one_topic = len(topics.unique()) == 1 and len(partitions.unique()) == 1
     if one_topic and numbers[count - 1].as_py() - numbers[0].as_py() == count - 1:
         steps = pc.subtract(numbers.slice(1), numbers.slice(0, count - 1))
         if pc.all(pc.equal(steps, 1)).as_py() is not False:
             first = numbers[0].as_py()
-            offsets.add(topics[0].as_py(), partitions[0].as_py(), first, first + count)
-            return
+            found.add(topics[0].as_py(), partitions[0].as_py(), first, first + count)
+            return found
     for topic, partition, number in zip(
         topics.to_pylist(), partitions.to_pylist(), numbers.to_pylist(), strict=True
     ):
-        offsets.add(topic, partition, number, number + 1)
+        found.add(topic, partition, number, number + 1)
+    return found
 
 
-# --- names of directories -------------------------------------------------------------------------
 def partition_text(value: Any) -> str | None:
-    if value is None or value == "":
-        return None  # as Hive has it: an empty name is no name
+    """A partition's value as the table formats write it."""
     if isinstance(value, bool):
         return str(value).lower()
-    return str(value)  # a date is 2026-01-31
+    return None if value is None else str(value)  # a date is 2026-01-31
 
 
-def partition_directory(names: Sequence[str], values: Sequence[str | None]) -> str:
-    """``topic=orders/date=2026-01-31``, escaped as Spark and Hive do it."""
-    return "/".join(
-        f"{_escape(name)}={NULL_PARTITION if value is None else _escape(value)}"
-        for name, value in zip(names, values, strict=True)
-    )
-
-
-def _escape(text: str) -> str:
-    return "".join([f"%{ord(c):02X}" if c in _ESCAPED else c for c in text])
+def _without_empty_texts(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """An empty text names no directory: it is null there, as Hive and Delta have it."""
+    if not pa.types.is_string(column.type):
+        return column
+    return pc.if_else(pc.equal(column, ""), pa.scalar(None, column.type), column)
 
 
 # --- Parquet --------------------------------------------------------------------------------------
@@ -328,7 +267,7 @@ def _leaves(path: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
 
 
 def statistics(footer: pq.FileMetaData, schema: pa.Schema) -> dict[str, Any]:
-    """Least, greatest and nulls of the plain columns, in Delta's form."""
+    """Least and greatest values and counts of nulls of the plain columns, in Delta's form."""
     least: dict[str, Any] = {}
     greatest: dict[str, Any] = {}
     nulls: dict[str, int] = {}
@@ -380,8 +319,6 @@ def _delta_text(value: Any, *, up: bool) -> Any:
             return value
         return value[:_TEXT_CHARS_MAX] + ("\U0010ffff" if up else "")
     if hasattr(value, "tzinfo"):
-        from datetime import UTC, timedelta
-
         moment = value.astimezone(UTC)
         moment -= timedelta(microseconds=moment.microsecond % 1000)
         if up:

@@ -11,20 +11,13 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
+from headrace.model import DEAD_LETTER_HEADERS
 from headrace.spark.pipelines.inputs import REASON
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-PREFIX = "headrace-"
-TOPIC = PREFIX + "origin-topic"
-PARTITION = PREFIX + "origin-partition"
-OFFSET = PREFIX + "origin-offset"
-ID = PREFIX + "origin-id"
-SUBSCRIPTION = PREFIX + "subscription"
-REASON_HEADER = PREFIX + "reason"
-ATTEMPTS = PREFIX + "attempts"
-OURS = (TOPIC, PARTITION, OFFSET, ID, SUBSCRIPTION, REASON_HEADER, ATTEMPTS)
+TOPIC, PARTITION, OFFSET, ID, SUBSCRIPTION, REASON_HEADER, ATTEMPTS = DEAD_LETTER_HEADERS
 REASON_CHARS_MAX = 1000
 HEADERS = "array<struct<key:string,value:binary>>"
 
@@ -47,7 +40,7 @@ def letter_headers(
     subscription: str,
     named: dict[str, Column] | None = None,
 ) -> Column:
-    """The message's own headers, and ours behind them."""
+    """The message's own headers, and after them those of a dead letter."""
     ours = [_header(name, value) for name, value in (named or {}).items()]
     ours.append(_header(SUBSCRIPTION, F.lit(subscription)))
     ours.append(_header(REASON_HEADER, one_line(reason)))
@@ -55,7 +48,8 @@ def letter_headers(
     added = F.array(*ours)
     if headers is None:
         return added.cast(HEADERS)
-    own = F.filter(F.coalesce(headers, F.array().cast(HEADERS)), lambda h: ~h["key"].isin(*OURS))
+    all_headers = F.coalesce(headers, F.array().cast(HEADERS))
+    own = F.filter(all_headers, lambda header: ~header["key"].isin(*DEAD_LETTER_HEADERS))
     return F.concat(own, added).cast(HEADERS)
 
 

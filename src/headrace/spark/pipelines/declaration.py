@@ -1,7 +1,7 @@
-"""What a pipeline is: inputs, a transformation, an output. Small values, checked without Spark.
+"""A pipeline: inputs, a transformation, an output. Small values, checked without Spark.
 
 Everything that can be wrong with a declaration by itself is found here. What only Spark can tell (a
-column that is not there, SQL that makes no sense) is found by ``planning``.
+column that does not exist, invalid SQL) is found by ``planning``.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from headrace.model import (
     is_pattern,
     pattern_matches,
 )
+from headrace.spark.lake.table import KINDS, check_kind
 from headrace.spark.pipelines.sections import InvalidPipeline, Section
 
 TOPIC_FORMATS = ("binary", "text", "json")
 STATIC_FORMATS = ("parquet", "csv", "json", "orc", "delta", "iceberg")
-TABLE_FORMATS = ("parquet", "delta", "iceberg")
 INPUT = "input"
 """The view of a pipeline that has one input only."""
 RESTARTS = 3
@@ -111,7 +111,7 @@ class TopicOutput:
 class TableOutput:
     path: str
     section: Section = field(repr=False, compare=False)
-    format: str = "parquet"
+    format: str = KINDS[0]
     partition_by: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)
 
@@ -151,7 +151,7 @@ class Pipeline:
 
     @property
     def way(self) -> str:
-        """What is done with the rows, in a word or two."""
+        """The transformation in a word or two."""
         if self.sql is not None:
             return "sql"
         if self.function is None:
@@ -170,7 +170,7 @@ class Pipeline:
 def read_pipeline(
     name: str, section: Section, folder: Path, function: Callable[..., Any] | None = None
 ) -> Pipeline:
-    """A pipeline from its table in a file; :class:`InvalidPipeline` says what is wrong with it."""
+    """A pipeline from its table in a file; :class:`InvalidPipeline` names a mistake."""
     section.checked("name", check_subscription_name, name)
     inputs = _inputs(name, section, folder)
     sql = section.text("sql")
@@ -229,7 +229,7 @@ def _check_failing(pipeline: Pipeline) -> None:
 
 
 def _check_loops(pipeline: Pipeline) -> None:
-    """What a pipeline writes it must not read again."""
+    """A pipeline must not read the topic that it writes."""
     written = {"failed": pipeline.failed}
     if isinstance(pipeline.to, TopicOutput):
         written["to"] = pipeline.to.topic
@@ -365,13 +365,13 @@ def _output(section: Section, folder: Path) -> TopicOutput | TableOutput:
         found = TableOutput(
             path_from(folder, inner.text("table")),
             inner,
-            inner.one_of("format", TABLE_FORMATS, "parquet"),
+            inner.checked("format", check_kind, inner.text("format", KINDS[0])),
             inner.texts("partition_by"),
             inner.options("options"),
         )
     else:
         for key in MESSAGE_KEYS:
-            inner.text(key)  # known, whether it is there or not
+            inner.text(key)  # a known key, given or not
         topic = inner.text("topic")
         found = TopicOutput(
             None if topic is None else inner.checked("topic", check_topic_name, topic),

@@ -1,7 +1,7 @@
 """A TOML or Python file becomes pipelines.
 
-A Python file is run, and every function in it that carries ``@pipeline`` is one. It is not put
-among the imported modules for good under its own name: what it defines is sent to executors by value,
+A Python file is run, and every function in it with ``@pipeline`` is a pipeline. The file does not stay
+among the imported modules under its own name: its functions and classes are sent to executors by value,
 and so is every module that it imports from its own folder. So a UDF beside the file needs no
 ``--py-files``, on one machine or on a cluster.
 """
@@ -24,13 +24,13 @@ from headrace.spark.pipelines.functions import DECLARED
 from headrace.spark.pipelines.sections import InvalidPipeline, Section
 
 SETTINGS = "SETTINGS"
-"""In a Python file, a dictionary of this name holds what stands at the head of a TOML file."""
+"""In a Python file, a dictionary of this name holds the keys at the head of a TOML file."""
 STATE_SUFFIX = ".state"
 
 
 @dataclass(frozen=True)
 class PipelineFile:
-    """What a file declares."""
+    """The pipelines and settings of a file."""
 
     path: Path
     pipelines: tuple[Pipeline, ...]
@@ -40,10 +40,10 @@ class PipelineFile:
 
     @property
     def state_dir(self) -> Path:
-        """Where checkpoints are kept unless somebody says otherwise: beside the file.
+        """The default directory of checkpoints: beside the file.
 
-        Not in the home or the working directory: who runs it from cron, or from elsewhere, must
-        find the same ones.
+        Not in the home or the working directory: a run from cron, or from another directory, must
+        find the same checkpoints.
         """
         return self.path.with_name(self.path.name + STATE_SUFFIX)
 
@@ -60,7 +60,7 @@ class PipelineFile:
 
 
 def load(path: str | Path) -> PipelineFile:
-    """What a file declares; :class:`InvalidPipeline` says what is wrong with it, and where."""
+    """Read a file; :class:`InvalidPipeline` names a mistake and its place."""
     path = Path(path)
     if path.suffix not in (".toml", ".py"):
         raise InvalidPipeline(f"{path} is neither a .toml nor a .py file")
@@ -144,7 +144,7 @@ def run_python(path: Path, where: str) -> ModuleType:
 
 
 def _place(error: BaseException, path: Path) -> str:
-    """What was raised, and at which line of the file."""
+    """The exception, and the line of the file that raised it."""
     if isinstance(error, SyntaxError) and error.lineno:
         return f"line {error.lineno}: {error.msg}"
     line, trace = 0, error.__traceback__
@@ -158,7 +158,7 @@ def _place(error: BaseException, path: Path) -> str:
 
 @contextmanager
 def importing_from(folder: Path) -> Any:
-    """Modules are found in this folder first; those that are, travel to executors by value."""
+    """Modules are found in this folder first; those are sent to executors by value."""
     before = set(sys.modules)
     sys.path.insert(0, str(folder))
     try:

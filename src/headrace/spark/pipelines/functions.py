@@ -1,4 +1,4 @@
-"""What Python files use: ``@pipeline`` declares one, ``each_row`` calls a function for each row."""
+"""For Python files: ``@pipeline`` declares a pipeline, ``each_row`` calls a function for each row."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from headrace.errors import InvalidArgument
+from headrace.spark.notation import parse_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -16,9 +17,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 RowFunction = Callable[[dict[str, Any]], "Mapping[str, Any] | Iterable[Mapping[str, Any]] | None"]
 DECLARED = "__headrace_pipelines__"
 FAILED = "_failed"
-"""A column of what comes out: why this row failed, null if it did not."""
+"""A column of the result: why this row failed, null if it did not."""
 FAILED_VALUE = "_failed_value"
-"""A column of what comes out: what the dead letter holds, instead of the row."""
+"""A column of the result: the value of the dead letter, instead of the row."""
 _ORIGINAL = ("_value", "value")
 
 
@@ -30,8 +31,8 @@ def pipeline(*, name: str | None = None, **declaration: Any) -> Callable[[Functi
             return orders.where("amount > 1000")
 
     The keywords are the keys of a TOML file (``from`` is a word of Python, so it is ``from_`` here).
-    One input is the function's first argument, several are handed over by their names; who has a
-    parameter ``spark`` gets the session. The function itself stays what it was, and can be tested.
+    One input is the function's first argument, several are passed by their names; a parameter ``spark``
+    gets the session. The function itself is not changed, and can be tested.
     """
     if "from_" in declaration:
         declaration["from"] = declaration.pop("from_")
@@ -49,12 +50,12 @@ def pipeline(*, name: str | None = None, **declaration: Any) -> Callable[[Functi
 
 
 def each_row(rows: DataFrame, function: RowFunction, schema: str) -> DataFrame:
-    """Call a Python function for each row; what it raises is that row's failure, not the query's.
+    """Call a Python function for each row; an exception fails that row, not the query.
 
     The function gets a row as a dictionary, and returns a row of the ``schema`` (in Spark's DDL: ``"id
     STRING, amount DOUBLE"``), several, or None for none. A row for which it raises, or whose result does
     not fit the schema, comes out with the reason in the column ``_failed`` and goes to the dead letters
-    of the pipeline. This is for what SQL cannot say: it handles about a hundred thousand rows a second.
+    of the pipeline. Use it where SQL is not enough: it handles about a hundred thousand rows a second.
     """
     import pyarrow as pa
     from pyspark.sql import functions as F
@@ -62,8 +63,7 @@ def each_row(rows: DataFrame, function: RowFunction, schema: str) -> DataFrame:
     from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import ArrayType, BinaryType, StringType, StructType
 
-    wanted = StructType.fromDDL(schema)
-    assert isinstance(wanted, StructType)
+    wanted = parse_schema(schema)
     whole = (
         StructType(list(wanted.fields)).add(FAILED, StringType()).add(FAILED_VALUE, BinaryType())
     )
@@ -89,7 +89,7 @@ def _called(
     for row in given.to_pylist():
         try:
             made = _rows(function(row), fields.names)
-            pa.RecordBatch.from_pylist(made, fields)  # whether it fits is told by making it
+            pa.RecordBatch.from_pylist(made, fields)  # raises if it does not fit
         except Exception as error:
             made = [{FAILED: reason_of(error), FAILED_VALUE: original(row)}]
         results.append(made)
@@ -110,7 +110,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def original(row: Mapping[str, Any]) -> bytes:
-    """What the row was made of: the message itself where it is there, else the row as JSON."""
+    """The message itself if the row has it, else the row as JSON."""
     for name in _ORIGINAL:
         if isinstance(row.get(name), bytes):
             return bytes(row[name])

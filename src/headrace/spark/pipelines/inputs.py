@@ -13,39 +13,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
-from pyspark.sql.types import StringType, StructType
+from pyspark.sql.types import StringType, StructField, StructType
 
-from headrace.spark.options import SourceOptions, parse_place
+from headrace.spark.lake.table import KINDS
+from headrace.spark.notation import parse_schema
 from headrace.spark.pipelines.declaration import TableInput, TopicInput
-from headrace.spark.pipelines.sections import Section
-from headrace.spark.pipelines.trouble import analysed
+from headrace.spark.pipelines.sections import Section, analysed
+from headrace.spark.source.options import SourceOptions, parse_place
+from headrace.spark.source.rows import CORRUPT, PREFIX, RECORD
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-RECORD = {
-    "key": "BINARY",
-    "value": "BINARY",
-    "topic": "STRING",
-    "partition": "INT",
-    "offset": "BIGINT",
-    "timestamp": "TIMESTAMP",
-    "headers": "ARRAY<STRUCT<key: STRING, value: BINARY>>",
-    "id": "STRING",
-}
-"""The columns of a record. Of a JSON topic they have an underscore in front."""
-CORRUPT = "_corrupt"
 REASON = "_reason"
 NO_JSON = "the value is not JSON of the schema"
 
 
 @dataclass(frozen=True)
 class Read:
-    """What a topic gives."""
+    """The rows of a topic."""
 
     good: DataFrame
     bad: DataFrame | None
@@ -58,17 +47,17 @@ def read_topic(
     connection: Mapping[str, str],
     *,
     sets_apart: bool,
-    columns: frozenset[str] | None = None,
-    group: bool = True,
+    columns: set[str] | None = None,
+    is_empty: bool = False,
 ) -> Read:
-    """The rows of topics. ``columns``: which columns are known to be used; None: not known."""
-    rows = _stream(spark, given, connection, columns, group)
+    """The rows of topics, with these columns of the record (None: all). ``is_empty``: without rows."""
+    rows = _stream(spark, given, connection, columns, is_empty)
     reasons = _reasons(given) if sets_apart else []
     bad = None
     if reasons:
         with analysed(given.section, "expect"):
             rows = rows.withColumn(REASON, F.coalesce(*reasons))
-        before = _before(given)
+        before = prefix_of(given)
         own = [F.col(before + name).alias(name) for name in RECORD if before + name in rows.columns]
         bad = rows.where(F.col(REASON).isNotNull()).select(*own, REASON)
         rows = rows.where(F.col(REASON).isNull()).drop(REASON, CORRUPT)
@@ -83,20 +72,20 @@ def read_topic(
 
 def as_messages(given: TopicInput, rows: DataFrame) -> DataFrame:
     """The records as they came, whatever was read out of them."""
-    before = _before(given)
+    before = prefix_of(given)
     return rows.select(*[F.col(before + name).alias(name) for name in ("key", "value", "headers")])
 
 
-def _before(given: TopicInput) -> str:
-    return "_" if given.format == "json" else ""
+def prefix_of(given: TopicInput) -> str:
+    return PREFIX if given.format == "json" else ""
 
 
 def _stream(
     spark: SparkSession,
     given: TopicInput,
     connection: Mapping[str, str],
-    columns: frozenset[str] | None,
-    group: bool,
+    columns: set[str] | None,
+    is_empty: bool,
 ) -> DataFrame:
     options = {
         **connection,
@@ -105,7 +94,7 @@ def _stream(
         "valueFormat": given.format,
         **given.options,
     }
-    if given.group is not None and group:
+    if given.group is not None:
         options["group"] = given.group
     with analysed(given.section, "starting"):
         parse_place("startingOffsets", options["startingOffsets"])
@@ -113,46 +102,43 @@ def _stream(
         SourceOptions.of(options)  # Spark would only ask when the query starts
     with analysed(given.section, "schema"):
         schema = schema_of(given, columns)
+    if is_empty:
+        nothing = spark.readStream.format("rate").load().where("false")
+        return nothing.select(*[_null(field) for field in schema_of(given).fields])
     with analysed(given.section, "from"):
         rows = spark.readStream.format("headrace").options(**options).schema(schema).load()
     if columns is None:
         return rows
-    # Who names a column that is not used in the end finds it all the same.
+    # A column that is not read can be named all the same.
     whole = schema_of(given)
     return rows.select(
-        *[
-            field.name
-            if field.name in schema.names
-            else F.lit(None).cast(field.dataType).alias(field.name)
-            for field in whole.fields
-        ]
+        *[field.name if field.name in schema.names else _null(field) for field in whole.fields]
     )
+
+
+def _null(field: StructField) -> Column:
+    return F.lit(None).cast(field.dataType).alias(field.name)
 
 
 def topic_option(given: TopicInput) -> str:
     return ",".join(given.topics)
 
 
-def schema_of(given: TopicInput, columns: frozenset[str] | None = None) -> StructType:
-    """What is asked of the source: the fields of JSON, and those columns of the record."""
-    before = _before(given)
+def schema_of(given: TopicInput, columns: set[str] | None = None) -> StructType:
+    """The columns that are asked of the source: the fields of JSON, and those of the record."""
+    before = prefix_of(given)
     types = RECORD | ({"value": "STRING"} if given.format == "text" else {})
     wanted = [name for name in types if columns is None or before + name in columns]
     if given.format != "json":
         wanted = wanted or ["offset"]  # where rows are only counted, there are columns all the same
-    own = _struct(", ".join(f"{before}{name} {types[name]}" for name in wanted))
+    ddl = ", ".join(f"{before}{name} {types[name]}" for name in wanted)
+    own = parse_schema(ddl) if ddl else StructType()
     if given.format != "json":
         return own
     assert given.schema is not None
-    fields = _struct(given.schema)
+    fields = parse_schema(given.schema)
     _check_names(given.section, fields)
     return StructType([*fields.fields, *own.fields]).add(CORRUPT, StringType())
-
-
-def _struct(ddl: str) -> StructType:
-    found = StructType.fromDDL(ddl) if ddl else StructType()
-    assert isinstance(found, StructType)
-    return found
 
 
 def _check_names(section: Section, fields: StructType) -> None:
@@ -184,9 +170,7 @@ def unless(condition: str, word: str) -> Column:
 def read_table(spark: SparkSession, given: TableInput) -> DataFrame:
     """A table as it is now."""
     with analysed(given.section, "table"):
-        if given.format in ("delta", "iceberg") or (
-            given.format == "parquet" and _is_lake_table(given.path)
-        ):
+        if given.format in KINDS:
             from headrace.spark import lake
 
             return lake.read(spark, given.path, given.format, **given.options)
@@ -194,10 +178,3 @@ def read_table(spark: SparkSession, given: TableInput) -> DataFrame:
         if given.schema is not None:
             reader = reader.schema(given.schema)
         return reader.load(given.path)
-
-
-def _is_lake_table(path: str) -> bool:
-    """Whether it has a log of its own, which says what of it is committed."""
-    from headrace.spark.lake.tables import kind_of
-
-    return "://" not in path and kind_of(Path(path)) == "parquet"

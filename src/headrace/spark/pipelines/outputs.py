@@ -4,8 +4,8 @@ Messages always have the same shape here: ``key, value, headers, topic``, and ``
 deliver_at`` where the rows have them. The topic stands in every row, because good rows and dead letters
 are written together. Values are made by Spark's own ``to_json``, or are the column ``value``.
 
-Where the pipeline says where rows go that fail, a message that the broker would refuse is one: a value
-that is null or too large, a topic that is none. Its dead letter holds the beginning of it.
+If the pipeline has a topic for rows that fail, a message that the broker would refuse goes there: a value
+that is null or too large, an invalid topic. Its dead letter holds the beginning of the value.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from headrace import limits
 from headrace.spark.pipelines.dead_letters import HEADERS, letter_headers
 from headrace.spark.pipelines.declaration import Pipeline, TableOutput, TopicOutput
 from headrace.spark.pipelines.functions import FAILED, FAILED_VALUE
-from headrace.spark.pipelines.inputs import RECORD, unless
-from headrace.spark.pipelines.trouble import analysed
+from headrace.spark.pipelines.inputs import unless
+from headrace.spark.pipelines.sections import analysed
+from headrace.spark.source.rows import RECORD
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -32,13 +33,13 @@ BY_NAME = ("key", "value", "headers", "deliver_at")
 DEAD = "_dead"
 """Whether a message is a dead letter: counted, and dropped before the sink."""
 LETTER_ROOM_BYTES = 16 << 10
-"""What a dead letter's headers may need, besides its value."""
+"""The columns for a dead letter's headers."""
 _TOPIC_NAME = r"^(?!__)[A-Za-z0-9._-]{1,249}$"
 
 
 # --- for both -------------------------------------------------------------------------------------
 def with_reasons(pipeline: Pipeline, rows: DataFrame) -> DataFrame:
-    """The conditions of ``ensure`` join what the transformation itself says in ``_failed``."""
+    """Add the conditions of ``ensure`` to the transformation's own reasons in ``_failed``."""
     if not pipeline.ensure:
         return rows
     own = [F.col(FAILED).cast("string")] if FAILED in rows.columns else []
@@ -58,7 +59,7 @@ def kept(rows: DataFrame) -> list[str]:
 
 # --- a table --------------------------------------------------------------------------------------
 def table_rows(pipeline: Pipeline, rows: DataFrame) -> DataFrame:
-    """What is appended to a table."""
+    """The rows that are appended to a table."""
     output = pipeline.to
     assert isinstance(output, TableOutput)
     columns = kept(rows)
@@ -114,7 +115,7 @@ def messages(pipeline: Pipeline, rows: DataFrame, max_message_size: int) -> Data
 
 
 def _refusals(output: TopicOutput, max_message_size: int) -> list[Column]:
-    """Why the broker would not take a message, the first that holds."""
+    """The first reason for which the broker would refuse a message."""
     size = F.octet_length("value")
     too_large = F.concat(
         F.lit("the message has "), size, F.lit(f" bytes, the broker takes {max_message_size}")
@@ -135,7 +136,7 @@ def _refusals(output: TopicOutput, max_message_size: int) -> list[Column]:
 
 
 def _shaped(pipeline: Pipeline, output: TopicOutput, rows: DataFrame) -> DataFrame:
-    """With the columns of a message, and what a dead letter of it would hold."""
+    """The rows with the columns of a message, and the value of its dead letter."""
     meanings = _meanings(pipeline, output, rows)
     columns: dict[str, Column] = {}
     for meaning, name in meanings.items():
@@ -163,7 +164,7 @@ def _shaped(pipeline: Pipeline, output: TopicOutput, rows: DataFrame) -> DataFra
 
 
 def _meanings(pipeline: Pipeline, output: TopicOutput, rows: DataFrame) -> dict[str, str]:
-    """What of a message is in which column. Without a value, the message is JSON of the others."""
+    """The column of each part of a message. Without a value, the message is JSON of the others."""
     left = kept(rows)
     if not left:
         raise pipeline.section.wrong("to", "no column is left that could be written")
@@ -182,7 +183,7 @@ def _meanings(pipeline: Pipeline, output: TopicOutput, rows: DataFrame) -> dict[
 
 
 def _bytes(rows: DataFrame, name: str) -> Column:
-    """A column as bytes: what is no binary as its text."""
+    """A column as bytes; a column that is not binary as its text."""
     column = F.col(f"`{name}`")
     is_binary = isinstance(rows.schema[name].dataType, BinaryType)
     return column if is_binary else column.cast("string").cast("binary")

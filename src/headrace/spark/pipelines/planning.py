@@ -8,8 +8,11 @@
     inputs ──▶ good rows ──▶ sql or function ──▶ rows ──▶ a table
          └───▶ bad rows ───▶ dead letters ──▶ a second query
 
-It is built twice, the second time with only those columns of records that the first one used
-(``pruning``). So a pipeline's function is called twice; it describes what is done, it does not do it.
+It is built twice. The first time is a rehearsal: topics are streams without rows, and Spark starts and stops
+each query, so that an operation that streams do not support is found before anything runs. So a pipeline's
+function is called twice; it describes the work, it does not do it.
+
+Columns of a record that the SQL does not mention are not read (``mentioned_columns``).
 
 Each pipeline has a Spark session of its own (views and settings of one do not meet those of
 another) within the one application.
@@ -28,8 +31,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from headrace import limits
-from headrace.spark.handing_over import unmeasured
 from headrace.spark.lake import Options
+from headrace.spark.mentioned_columns import mentioned_columns
 from headrace.spark.pipelines import inputs, outputs
 from headrace.spark.pipelines.dead_letters import letters_of_input
 from headrace.spark.pipelines.declaration import (
@@ -40,10 +43,11 @@ from headrace.spark.pipelines.declaration import (
 )
 from headrace.spark.pipelines.files import importing_from
 from headrace.spark.pipelines.outputs import DEAD
-from headrace.spark.pipelines.pruning import Used, used_columns
-from headrace.spark.pipelines.trouble import analysed
-from headrace.spark.registering import active
-from headrace.spark.sink import SinkOptions
+from headrace.spark.pipelines.sections import analysed
+from headrace.spark.sessions.active_session import active
+from headrace.spark.sessions.arrow_batches import unmeasured
+from headrace.spark.sink.writers import SinkOptions
+from headrace.spark.source.rows import RECORD
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -55,8 +59,8 @@ FAILED_SUFFIX = ".failed"
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What all pipelines of a run share."""
+class PipelineSetting:
+    """The settings that all pipelines of a run share."""
 
     connection: Mapping[str, str] = field(default_factory=dict)
     """The options of the source and the sink: servers, token, ca."""
@@ -64,7 +68,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Query:
+class PlannedQuery:
     """One query that could be started."""
 
     name: str
@@ -99,31 +103,41 @@ class Query:
 
 
 @dataclass(frozen=True)
-class Plan:
+class PipelinePlan:
     pipeline: Pipeline
-    queries: tuple[Query, ...]
+    queries: tuple[PlannedQuery, ...]
 
 
 def plan(
-    pipeline: Pipeline, spark: SparkSession, checkpoint: str, setting: Setting | None = None
-) -> Plan:
-    """What a pipeline does, or :class:`InvalidPipeline` with what is wrong and where."""
-    setting = setting or Setting()
+    pipeline: Pipeline, spark: SparkSession, checkpoint: str, setting: PipelineSetting | None = None
+) -> PipelinePlan:
+    """Plan a pipeline; :class:`InvalidPipeline` says what is wrong, and where."""
+    setting = setting or PipelineSetting()
     session = spark.newSession()
     with analysed(pipeline.section, "spark"):
         for name, value in pipeline.spark.items():
             session.conf.set(name, value)
-    queries = _built(pipeline, session, checkpoint, setting, None)
-    for query in queries:
-        _check_streaming(pipeline, query)
-    used = used_columns(query.rows for query in queries)
-    return Plan(pipeline, tuple(_built(pipeline, session, checkpoint, setting, used)))
+    for query in _built(pipeline, session, checkpoint, setting, rehearses=True):
+        _rehearse(pipeline, query)
+    return PipelinePlan(pipeline, tuple(_built(pipeline, session, checkpoint, setting)))
+
+
+def _rehearse(pipeline: Pipeline, query: PlannedQuery) -> None:
+    """Start a query without rows and stop it: Spark checks then which operations a stream allows."""
+    with analysed(pipeline.section, "sql" if pipeline.sql is not None else "function"):
+        writer = query.rows.writeStream.format("noop").outputMode(query.mode)
+        writer.trigger(processingTime="1 day").start().stop()
 
 
 def _built(
-    pipeline: Pipeline, spark: SparkSession, checkpoint: str, setting: Setting, used: Used | None
-) -> list[Query]:
-    """The queries. ``used``: which columns of records they are known to use; None: not known yet."""
+    pipeline: Pipeline,
+    spark: SparkSession,
+    checkpoint: str,
+    setting: PipelineSetting,
+    *,
+    rehearses: bool = False,
+) -> list[PlannedQuery]:
+    """The queries. In a rehearsal, topics are streams without rows, and no broker is asked."""
     bad: list[DataFrame] = []
     frames: dict[str, DataFrame] = {}
     for each in pipeline.inputs:
@@ -135,13 +149,31 @@ def _built(
             each,
             setting.connection,
             sets_apart=pipeline.failed is not None,
-            columns=None if used is None else used.get(inputs.topic_option(each), frozenset()),
+            columns=_used(pipeline, each),
+            is_empty=rehearses,
         )
         frames[each.name] = read.good
         if read.bad is not None and pipeline.failed is not None:
             bad.append(letters_of_input(read.bad, each.group or pipeline.name, pipeline.failed))
     rows = outputs.with_reasons(pipeline, _transformed(pipeline, spark, frames))
     return _queries(pipeline, rows, bad, checkpoint, setting)
+
+
+def _used(pipeline: Pipeline, given: TopicInput) -> set[str] | None:
+    """The columns of the record that the pipeline can use. None: all of them."""
+    if pipeline.failed is not None or pipeline.function is not None:
+        return None  # dead letters are whole records; a function may use any column
+    before = inputs.prefix_of(given)
+    texts = [*given.expect, *given.deduplicate]
+    if given.watermark is not None:
+        texts.append(given.watermark.column)
+    if pipeline.sql is None:
+        if not isinstance(pipeline.to, TopicOutput) or pipeline.to.columns:
+            return None
+        texts.append(f"SELECT {before}key, {before}value, {before}headers")
+    else:
+        texts += [pipeline.sql, *pipeline.ensure]
+    return mentioned_columns(" ".join(texts), [before + name for name in RECORD])
 
 
 # --- the transformation -----------------------------------------------------------------------------
@@ -187,7 +219,7 @@ def _function(pipeline: Pipeline) -> Callable[..., Any]:
 
 
 def _called(function: Callable[..., Any], spark: SparkSession, frames: Mapping[str, Any]) -> Any:
-    """One input is the first argument; several go by their names. ``spark`` for who asks for it."""
+    """One input is the first argument; several go by their names. ``spark`` is passed if it is a parameter."""
     more: dict[str, Any] = {}
     if "spark" in inspect.signature(function).parameters and "spark" not in frames:
         more["spark"] = spark
@@ -202,8 +234,8 @@ def _queries(
     rows: DataFrame,
     bad: list[DataFrame],
     checkpoint: str,
-    setting: Setting,
-) -> list[Query]:
+    setting: PipelineSetting,
+) -> list[PlannedQuery]:
     options = dict(setting.connection)
     if isinstance(pipeline.to, TableOutput):
         if outputs.can_fail(rows):
@@ -225,11 +257,13 @@ def _queries(
         letters = [each.withColumn(DEAD, F.lit(True)) for each in bad]
         main = reduce(_union, letters, main)
         bad = []
-    found = [Query(pipeline.name, _counted(main), pipeline.to, pipeline.mode, checkpoint, options)]
+    found = [
+        PlannedQuery(pipeline.name, _counted(main), pipeline.to, pipeline.mode, checkpoint, options)
+    ]
     if bad:
         letters = [each.withColumn(DEAD, F.lit(True)) for each in bad]
         found.append(
-            Query(
+            PlannedQuery(
                 pipeline.name + FAILED_SUFFIX,
                 _counted(reduce(_union, letters)),
                 TopicOutput(pipeline.failed, pipeline.section),
@@ -251,15 +285,3 @@ def _counted(rows: DataFrame) -> DataFrame:
         return rows
     counted = rows.observe(OBSERVED, F.count_if(F.col(DEAD)).alias("dead_letters"))
     return counted.drop(DEAD)
-
-
-def _check_streaming(pipeline: Pipeline, query: Query) -> None:
-    """What Spark checks when a query starts, checked before: which operations a stream allows."""
-    session = query.rows.sparkSession
-    jvm: Any = session._jvm
-    modes = jvm.org.apache.spark.sql.streaming.OutputMode
-    mode = modes.Complete() if query.mode == "complete" else modes.Append()
-    checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
-    key = "sql" if pipeline.sql is not None else "function"
-    with analysed(pipeline.section, key):
-        checker.checkForStreaming(query.rows._jdf.queryExecution().analyzed(), mode)

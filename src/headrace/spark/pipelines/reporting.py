@@ -1,12 +1,12 @@
-"""How queries get on: counted from what Spark says of each batch, for the terminal and for the broker.
+"""The progress of queries, from Spark's reports on each batch, for the terminal and for the broker.
 
-A :class:`Watch` looks at one query now and then, takes up the batches that are new since the last look,
-and adds them up. Rows are counted by offsets where the source is ours: Spark counts a row as often as it
-scans it, and a pipeline with dead letters scans twice.
+A :class:`Watch` looks at one query now and then, and adds up the batches since the last look. Rows of
+Headrace's source are counted by offsets: Spark counts a row as often as it scans it, and a pipeline with
+dead letters scans twice.
 
 A :class:`Reporter` sends each pipeline's document to the broker every second, from a thread of its own,
-and hears there whether somebody wants it to stop. It never disturbs the queries: where the broker does
-not answer, it says so once and tries again.
+and learns from the answer whether the pipeline should stop. It never disturbs the queries: if the broker
+does not answer, it logs that once and tries again.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from headrace import limits
 from headrace.client.threads import BrokerClient
 from headrace.errors import HeadraceError
+from headrace.operations.results import PipelineReport
 from headrace.spark.pipelines.planning import OBSERVED
 
 if TYPE_CHECKING:
@@ -33,20 +34,20 @@ INTERVAL_S = 1.0
 LAST_WORDS_S = 5.0
 """How long the end of a run may wait for the broker."""
 POSITIONS_MAX = 200
-"""So many partitions of a source are named in a report; of more, only their lag."""
+"""The most partitions of a source that a report names; of a larger source it has only the lag."""
 Positions = dict[str, dict[str, int]]
 
 
 # --- one query ------------------------------------------------------------------------------------
 class Watch:
-    """What one query has done so far."""
+    """The progress of one query."""
 
     def __init__(self, query: StreamingQuery, sink: str, sources: tuple[str, ...] = ()):
         self.query = query
         self._id = str(query.id)
         self.name: str = query.name or self._id
         self.failure: Exception | None = None
-        """What it ended with."""
+        """The error that ended it."""
         self.has_progress = False
         """Whether it has finished a batch since it was started."""
         self._is_starting = True
@@ -59,22 +60,22 @@ class Watch:
         self.lag: int | None = None
 
     def look(self) -> None:
-        """Take up what is new."""
-        last = self.query._jsq.lastProgress()
-        if last is None or last.timestamp() == self._seen:
+        """Add the batches since the last look."""
+        last = self.query.lastProgress
+        if last is None or last["timestamp"] == self._seen:
             return
-        self._seen = last.timestamp()
-        recent = self.query._jsq.recentProgress()
+        self._seen = last["timestamp"]
         new = [last]
-        for number in range(len(recent) - 2, -1, -1):
-            if recent[number].batchId() <= self._batch_id:
-                break
-            new.append(recent[number])
-        for progress in reversed(new):
-            self.took(json.loads(progress.json()))
+        if last["batchId"] > self._batch_id + 1:  # there were others since
+            recent = [
+                each for each in self.query.recentProgress if each["batchId"] > self._batch_id
+            ]
+            new = recent or new
+        for progress in new:
+            self.took(json.loads(progress.json))
 
     def took(self, progress: Mapping[str, Any]) -> None:
-        """What Spark says of a batch. Of an idle query it says the last one again, without rows."""
+        """Spark's report on a batch. Of an idle query Spark repeats the last one, without rows."""
         batch_id = int(progress["batchId"])
         lags = [lag_of(source) for source in progress.get("sources", ())]
         self.lag = None if None in lags else sum(lag or 0 for lag in lags)
@@ -106,7 +107,7 @@ class Watch:
         return self._batch_id
 
     def goes_on_from(self, before: Watch) -> None:
-        """What was counted until its restart counts."""
+        """After a restart: keep the counts so far."""
         self._batches, self._rows = before._batches, before._rows
         self._dead_letters = before._dead_letters
         self._batch_id = before._batch_id
@@ -141,7 +142,7 @@ class Watch:
 
 
 def _number(value: Any) -> float:
-    """Spark leaves out what it does not know, and knows rates that are none."""
+    """Spark leaves out unknown rates, and reports some that are not numbers."""
     return float(value) if isinstance(value, (int, float)) and 0 <= value < float("inf") else 0.0
 
 
@@ -173,7 +174,7 @@ def positions_of(offset: Any, part: str | None = None) -> Positions | None:
 
 
 def lag_of(source: Mapping[str, Any]) -> int | None:
-    """How many records wait behind a batch."""
+    """How many records are unread after a batch."""
     end, latest = positions_of(source.get("endOffset")), positions_of(source.get("latestOffset"))
     if end is None or latest is None:
         return None
@@ -205,7 +206,7 @@ def _distance(start: Positions, end: Positions) -> int:
 
 # --- the broker -----------------------------------------------------------------------------------
 class Reported(Protocol):
-    """What a reporter needs to know of a pipeline."""
+    """The part of a pipeline that a reporter reads."""
 
     name: str
 
@@ -215,7 +216,7 @@ class Reported(Protocol):
 
 
 class Reporter:
-    """Tells the broker how pipelines get on."""
+    """Reports the progress of pipelines to the broker."""
 
     def __init__(self, connect: Callable[[], BrokerClient]):
         self._connect = connect
@@ -224,8 +225,8 @@ class Reporter:
         self._over = threading.Event()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self.trouble: str | None = None
-        """Why the last report did not get there."""
+        self.failure: str | None = None
+        """Why the last report failed."""
 
     def start(self, jobs: list[Reported]) -> None:
         self._jobs = jobs
@@ -245,18 +246,18 @@ class Reporter:
         try:
             if self._client is None:
                 self._client = self._connect()
-            answer = self._client.report_pipeline(job.name, job.document())
+            answer = self._client.report_pipeline(job.name, cast(PipelineReport, job.document()))
         except HeadraceError as error:
-            if self.trouble != error.message:
+            if self.failure != error.message:
                 logger.warning("how %s gets on was not reported: %s", job.name, error.message)
-            self.trouble = error.message
+            self.failure = error.message
             return
-        self.trouble = None
+        self.failure = None
         if answer.get("stop"):
             job.wish_to_stop()
 
     def close(self) -> None:
-        """Say how it ended, if the broker listens; do not wait for one that does not."""
+        """Report the end of the run; do not wait for a broker that does not answer."""
         self._over.set()
         last = threading.Thread(target=self._last_words, name="headrace-last", daemon=True)
         last.start()

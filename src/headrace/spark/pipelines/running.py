@@ -1,26 +1,26 @@
 """Starts queries, watches over them, and stops them after a whole batch.
 
-A :class:`Job` is a name and a way to start queries. Pipelines are jobs (:class:`PipelineJob`), and so may
-be others: whatever is given to a :class:`Runner` is watched, reported to the broker, and stopped alike.
+A :class:`Job` is a name and a way to start queries. Pipelines are jobs (:class:`PipelineJob`), and so are
+archives: a :class:`Runner` watches all of its jobs, reports them to the broker, and stops them alike.
 
 How a run ends:
 
-- *finished*: with ``once``, all that was there at the beginning is done.
-- *stopped*: somebody asked (a signal, ``headrace pipeline stop``). The batch under way is finished
-  first, up to ``GRACE_S``; one that takes longer is broken off, and done again at the next start. Nothing is
-  lost or doubled either way, it only costs time.
-- *failed*: a query of it ended with an error; its other queries are stopped. Other pipelines go on.
+- *finished*: with ``once``, all records that existed at the start are processed.
+- *stopped*: by a signal or ``headrace pipeline stop``. The current batch is finished first, for up to
+  ``GRACE_S``; one that takes longer is cancelled, and repeated at the next start. Nothing is lost or doubled
+  either way, it only costs time.
+- *failed*: one of its queries ended with an error; its other queries are stopped. Other pipelines continue.
 
-A query that ends with an error is started again, after a second, two, four, …: a broker that was away for
-longer than the sources wait, a worker that was killed, a machine that was too busy. So many times in a row
-(``restarts``, 3 by default) without a batch in between, and the pipeline has failed. An error of ours
-that cannot go away by itself (a topic that is not there, records that are gone) is not tried again.
+A query that ends with an error is restarted, after a second, two, four, …: the broker may have been away for
+longer than the sources wait, a worker may have been killed, the machine may have been too busy. After
+``restarts`` (3 by default) restarts in a row without a finished batch, the pipeline has failed. An error of
+Headrace that cannot pass (a topic that does not exist, records that are gone) is not retried.
 
-Jobs are started one after the other: each starts a Python process for each of its sources, which Spark
-gives ten seconds to come up, and a dozen at once on a small machine need longer.
+Jobs are started one after the other: each starts a Python process for each of its sources, and Spark gives
+such a process ten seconds to start. A dozen at once on a small machine need longer.
 
-One thread does all of this; it looks ten times a second. Reports go out from another one (``reporting``), so
-a broker that does not answer cannot hold up a stop.
+One thread does all of this; it looks ten times a second. Another one sends the reports (``reporting``), so
+a broker that does not answer cannot delay a stop.
 """
 
 from __future__ import annotations
@@ -31,12 +31,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from py4j.protocol import Py4JError
-
-from headrace.spark.pipelines.planning import Plan
+from headrace.spark.error_sentences import SPARK_GONE, is_definite, sentence
+from headrace.spark.pipelines.planning import PipelinePlan
 from headrace.spark.pipelines.reporting import Reporter, Watch, new_run
-from headrace.spark.pipelines.trouble import is_definite, sentence
-from headrace.spark.stopping import StopFlag
+from headrace.spark.sessions.stop_flag import StopFlag
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -47,9 +45,9 @@ GRACE_S = 25.0
 Kubernetes and others give a process."""
 PAUSE_S_MAX = 60.0
 BREAK_OFF_S = 15.0
-"""How long Spark may take to break a batch off."""
+"""How long Spark may take to cancel a batch."""
 START_S = 20.0
-"""How long others wait for a job whose sources are not there yet."""
+"""How long other jobs wait until the sources of one have started."""
 LOOK_S = 0.1
 LOOK_WHILE_STOPPING_S = 0.02
 RUNNING, FINISHED, STOPPED, FAILED = "running", "finished", "stopped", "failed"
@@ -70,7 +68,7 @@ class Job(Protocol):
 class PipelineJob:
     """A planned pipeline."""
 
-    def __init__(self, plan: Plan):
+    def __init__(self, plan: PipelinePlan):
         self._plan = plan
         self.name = plan.pipeline.name
         self.restarts = plan.pipeline.restarts
@@ -99,14 +97,14 @@ class RunningJob:
         self.name = job.name
         self.state = RUNNING
         self.error: str | None = None
-        """The last one, while nothing has gone well since."""
+        """The last one, until a batch succeeds."""
         self.watches: list[Watch] = []
         self.is_stopping = False
         self._run_id, self._started_at = new_run()
         self._lock = threading.Lock()
         self._document: dict[str, Any] = {}
         self._deadline: float | None = None
-        """Until then the batch under way may end by itself."""
+        """Until then the current batch may end by itself."""
         self._batches: dict[Watch, int] = {}
         self._ending: set[Watch] = set()
         self._attempts = 0
@@ -121,7 +119,7 @@ class RunningJob:
 
     @property
     def is_starting(self) -> bool:
-        """Its sources are not there yet."""
+        """Whether its sources have not started yet."""
         if self.state != RUNNING or self._again_at is not None or self.error is not None:
             return False
         is_young = time.monotonic() - self._last_start < START_S
@@ -129,7 +127,7 @@ class RunningJob:
 
     # --- watching ---------------------------------------------------------------------------
     def look(self) -> None:
-        """How it stands now; what is to be done is done."""
+        """Look at its queries, and restart or stop them as needed."""
         if self.state != RUNNING:
             return
         try:
@@ -139,9 +137,9 @@ class RunningJob:
                 self.state = STOPPED
             elif time.monotonic() >= self._again_at and all(w.ended() for w in self.watches):
                 self._start()
-        except (Py4JError, ConnectionError, EOFError) as error:
+        except SPARK_GONE as error:
             if self.is_stopping:
-                self.state = STOPPED  # whoever stopped us has stopped Spark as well
+                self.state = STOPPED  # the same signal has stopped Spark as well
             else:
                 self.state = FAILED
                 self.error = f"Spark does not answer any more: {sentence(error)}"
@@ -178,9 +176,9 @@ class RunningJob:
             self._stop_between_batches()
 
     def _failed(self, error: Exception) -> None:
-        """Try again in a while, or give up."""
+        """Restart later, or give up."""
         self.error = sentence(error)
-        if self.is_stopping:  # it was to end, and it has; what it was at is done again next time
+        if self.is_stopping:  # it was being stopped; its batch is repeated at the next start
             self.state = STOPPED
             return
         self._attempts += 1
@@ -193,11 +191,11 @@ class RunningJob:
 
     # --- stopping ---------------------------------------------------------------------------
     def wish_to_stop(self) -> None:
-        """From any thread; the batch under way is finished first."""
+        """From any thread; the current batch is finished first."""
         self.is_stopping = True
 
     def hurry(self) -> None:
-        """Break the batch under way off."""
+        """Cancel the current batch."""
         self.is_stopping = True
         now = time.monotonic()
         self._deadline = now if self._deadline is None else min(self._deadline, now)
@@ -217,7 +215,7 @@ class RunningJob:
             self.state = STOPPED
 
     def _end(self, watch: Watch) -> None:
-        """Spark waits until its thread has ended, which may be in a long wait of its own: so do not."""
+        """Do not wait for Spark, which waits for a thread that may itself wait for long."""
         if watch not in self._ending:
             self._ending.add(watch)
             threading.Thread(target=_stop, args=(watch.query,), daemon=True).start()
@@ -243,7 +241,7 @@ class RunningJob:
 
 
 def _is_idle(watch: Watch) -> bool:
-    """No batch is under way: it waits for its time, or for rows."""
+    """Whether no batch runs: it waits for its trigger, or for rows."""
     status = watch.query.status
     return not status["isTriggerActive"] or not status["isDataAvailable"]
 
@@ -251,7 +249,7 @@ def _is_idle(watch: Watch) -> bool:
 def _stop(query: StreamingQuery) -> None:
     try:
         query.stop()
-    except (Py4JError, ConnectionError, EOFError):
+    except SPARK_GONE:
         logger.debug("the query could not be stopped: Spark is gone", exc_info=True)
 
 
@@ -273,12 +271,12 @@ class Runner:
         self._is_hurrying = False
 
     def stop(self, *, now: bool = False) -> None:
-        """From any thread or a signal handler: end after the batches under way, or at once."""
+        """From any thread or a signal handler: stop after the current batches, or at once."""
         self._is_hurrying = self._is_hurrying or now
         self._is_stopping.set()
 
     def run(self) -> list[RunningJob]:
-        """Until all jobs have ended; how each did is in it."""
+        """Run until all jobs have ended; returns them."""
         if self._reporter is not None:
             self._reporter.start(list(self.jobs))
         try:

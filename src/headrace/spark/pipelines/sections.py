@@ -8,16 +8,14 @@ is how a pipeline does the wrong thing for a year. Every error names the file, t
 from __future__ import annotations
 
 import difflib
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from headrace.errors import HeadraceError, InvalidArgument
+from headrace.spark.error_sentences import be_quiet, sentence
+from headrace.spark.notation import spark_duration
 
-_DURATION = re.compile(
-    r"\d+\s*(ms|milliseconds?|s|secs?|seconds?|m|mins?|minutes?|h|hours?|d|days?)\Z", re.IGNORECASE
-)
-_LONG = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _MISSING = object()
 
 
@@ -36,14 +34,14 @@ class Section:
         self.where = where
         """The file, and the pipeline if there is one."""
         self.path = path
-        """The keys that lead here, each with a point behind it."""
+        """The keys that lead here, each with a point after it."""
 
     # --- errors -----------------------------------------------------------------------------
     def wrong(self, key: str, why: object) -> InvalidPipeline:
         return InvalidPipeline(f"{self.where}: {self.path}{key}: {why}")
 
     def checked(self, key: str, check: Callable[[Any], Any], value: Any) -> Any:
-        """What a check of the model says, with where it stands."""
+        """The value, checked by the model; an error names its place."""
         try:
             return check(value)
         except HeadraceError as error:
@@ -99,13 +97,8 @@ class Section:
         return tuple(each.strip() for each in found)
 
     def duration(self, key: str, value: str) -> str:
-        """As Spark writes it."""
-        if not _DURATION.match(value):
-            raise self.wrong(
-                key, f"{value!r} is no duration; write it as '10 seconds' or '5 minutes'"
-            )
-        number, unit = re.split(r"(?<=\d)\s*(?=[A-Za-z])", value, maxsplit=1)
-        return f"{number} {_LONG.get(unit.lower(), unit.lower())}"
+        """As Spark takes it."""
+        return str(self.checked(key, spark_duration, value))
 
     def section(self, key: str) -> Section | None:
         value = self.take(key, _MISSING)
@@ -123,7 +116,7 @@ class Section:
         return {name: found.section(name) or found for name in found._values}
 
     def options(self, key: str, prefix: str = "") -> dict[str, str]:
-        """Names and values for somebody else; points in names may have become tables on the way."""
+        """Options for Spark or a format; TOML turns points in names into tables, which is undone here."""
         found = self.section(key)
         if found is None:
             return {}
@@ -134,6 +127,18 @@ class Section:
             name = name if name.startswith(prefix) else prefix + name
             flat[name] = str(value).lower() if isinstance(value, bool) else str(value)
         return flat
+
+
+@contextmanager
+def analysed(section: Section, key: str) -> Iterator[None]:
+    """An error that is raised inside is a mistake at this key of the file."""
+    be_quiet()
+    try:
+        yield
+    except InvalidPipeline:
+        raise
+    except Exception as error:
+        raise section.wrong(key, sentence(error)) from error
 
 
 def _flattened(values: Mapping[str, Any], before: str) -> Iterable[tuple[str, Any]]:

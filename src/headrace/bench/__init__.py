@@ -1,1 +1,0 @@
-"""A load test of a running broker: raw connections that publish, and clocks beside them."""

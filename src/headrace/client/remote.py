@@ -1,0 +1,166 @@
+"""Operations over the wire: each is one ``ADMIN`` request with a JSON answer.
+
+After a broken connection, an operation that may be repeated is sent again; the others raise
+:class:`OutcomeUnknown`. Patient ones (jobs of many tasks) are also tried again while the broker is full,
+busy or restarting, for as long as a publish would be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Annotated, Any, TypeVar
+
+from headrace import limits
+from headrace.client.link import ConnectionLost, Link
+from headrace.errors import BrokerFailed, Closed, HeadraceError, OutcomeUnknown
+from headrace.log.batch import Batch
+from headrace.model import Receipt, check_seconds
+from headrace.operations.arguments import AliasOf, Positions, Seconds, Topics
+from headrace.operations.catalog import Operations
+from headrace.operations.declaring import Operation
+from headrace.wire.binary import Frame, Type
+
+Result = TypeVar("Result")
+RETRY_S = (0.02, 0.05, 0.1, 0.25, 0.5, 1.0)
+WAIT_S_MAX = 30.0
+"""Of one ``wait_for`` request; a longer wait asks again."""
+
+
+class RemoteOperations(Operations):
+    @property
+    def link(self) -> Link:
+        raise NotImplementedError
+
+    @property
+    def patience(self) -> float:
+        """Seconds for which a request that can succeed later is tried again."""
+        raise NotImplementedError
+
+    async def _operate(self, operation: Operation, arguments: dict[str, Any]) -> Any:
+        operation.check(arguments)  # a mistake is refused here, without asking the broker
+        body = operation.encode(arguments)
+        if not operation.patient:
+            return operation.decode(await self._ask(operation, body))
+
+        async def ask(seconds: float) -> bytes:
+            return await self._ask(operation, body, seconds)
+
+        seconds = self.patience if operation.name == "commit_staged" else self.link.request_timeout
+        return operation.decode(await self._patiently(ask, seconds + arguments.get("wait", 0.0)))
+
+    async def _ask(self, operation: Operation, body: bytes, timeout: float | None = None) -> bytes:
+        try:
+            frame = await self.link.ask(
+                Type.ADMIN, {}, body, again=operation.repeatable, timeout=timeout
+            )
+        except ConnectionLost:
+            raise OutcomeUnknown(
+                f"the connection broke during {operation.name}: it may or may not have been done"
+            ) from None
+        return frame.body
+
+    async def _patiently(
+        self, ask: Callable[[float], Awaitable[Result]], seconds: float | None = None
+    ) -> Result:
+        """Ask, again and again while that may help. ``ask`` gets the seconds that are left."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + (self.patience if seconds is None else seconds)
+        tries = 0
+        while True:
+            try:
+                return await ask(max(deadline - loop.time(), 0.001))
+            except HeadraceError as error:
+                pause = RETRY_S[min(tries, len(RETRY_S) - 1)]
+                # A broker that stops is, as a rule, followed by one that starts.
+                stopping = isinstance(error, (Closed, BrokerFailed)) and not self.link.is_closed
+                if not (error.retryable or stopping) or loop.time() + pause >= deadline:
+                    raise
+            tries += 1
+            await asyncio.sleep(pause)
+
+    async def wait_for(
+        self,
+        positions: Positions,
+        *,
+        topics: Topics | None = None,
+        timeout: Annotated[Seconds, AliasOf("wait")],
+    ) -> bool:
+        check_seconds("timeout", timeout, limits.DELAY_S_MAX)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        while True:
+            wait = min(max(deadline - loop.time(), 0.0), WAIT_S_MAX)
+            if await super().wait_for(positions, topics=topics, timeout=wait):
+                return True
+            if loop.time() >= deadline:
+                return False
+
+    # --- batches ----------------------------------------------------------------------------
+    async def stage(
+        self,
+        topic: str,
+        batch: Batch,
+        *,
+        partition: int | None = None,
+        name: str | None = None,
+        number: int | None = None,
+        delayed: bool = False,
+    ) -> str:
+        """Store a batch durably but out of sight; returns the piece's id, for ``commit_staged``.
+
+        See ``AsyncBroker.stage``. A batch that was staged twice, because the connection broke, takes
+        room until it expires, and is not in any commit.
+        """
+        more = {} if name is None else {"name": name, "number": str(number)}
+        if delayed:
+            more["delayed"] = "true"
+        frame = await self._send(Type.STAGE, topic, batch, partition, more)
+        return frame.properties["piece"]
+
+    async def publish_batch(
+        self, topic: str, batch: Batch, *, partition: int | None = None
+    ) -> Receipt:
+        """Store a whole batch, at least once: sent again if the connection breaks before the answer.
+
+        Without a partition, records that have a key go where it belongs; the receipt is the first
+        one's.
+        """
+        return receipt_of(await self._send(Type.PUBLISH_BATCH, topic, batch, partition))
+
+    async def _send(
+        self,
+        type: int,
+        topic: str,
+        batch: Batch,
+        partition: int | None,
+        more: Mapping[str, str] | None = None,
+    ) -> Frame:
+        properties = {"topic": topic, **(more or {})}
+        if partition is not None:
+            properties["partition"] = str(partition)
+        raw = batch.raw()
+
+        async def when_there_is_room() -> Frame:
+            wire = await self.link.ready()
+            await wire.writable()
+            return await self.link.ask(type, properties, raw, again=True, timeout=self.patience)
+
+        async def ask(seconds: float) -> Frame:
+            return await self.link.within_time(when_there_is_room(), seconds)
+
+        return await self._patiently(ask)
+
+
+def receipt_of(frame: Frame) -> Receipt:
+    properties = frame.properties
+    return Receipt(
+        properties["topic"],
+        int(properties.get("partition", "-1")),
+        int(properties.get("offset", "-1")),
+        int(properties["timestamp"]),
+        int(properties.get("count", "1")),
+        properties.get("duplicate") == "true",
+        uuid.UUID(properties["id"]).bytes,
+    )

@@ -1,0 +1,130 @@
+"""The batches of one segment file, one by one, for a person to read.
+
+Works on any file of batches: a segment, and also the files that recovery and repair keep beside it
+(``.torn-<n>``, ``.damaged-<n>``), from whatever offset that begins at.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.errors import InvalidArgument, NotFound
+from headrace.files import Files, Handle
+from headrace.log import batch as layout
+from headrace.log.batch import HEADER_BYTES, Batch, parse, parse_header
+from headrace.log.segment import SCAN_BYTES, Damage, scan
+
+FLAG_WORDS = {
+    layout.HAS_KEYS: "keys",
+    layout.HAS_HEADERS: "headers",
+    layout.HAS_TIMES: "times",
+    layout.HAS_IDS: "ids",
+    layout.HAS_EXPIRY: "expiry",
+    layout.HAS_TARGETS: "targets",
+    layout.ZSTD: "zstd",
+    layout.LOST: "lost",
+    layout.STAGED: "staged",
+    layout.AFTER_SYNC: "after_sync",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DumpedBatch:
+    """A batch, or bytes that are none. The fields of a header are None where none can be read."""
+
+    position: int
+    bytes: int
+    state: str
+    """``whole``; ``body_damaged`` (only the header is valid), ``misplaced`` (valid, but its offset
+    does not belong there), ``damaged``, or ``zeros``: space that was reserved and never written."""
+    first: int | None = None
+    end: int | None = None
+    count: int | None = None
+    flags: tuple[str, ...] = ()
+    base_timestamp: int | None = None
+    max_timestamp: int | None = None
+    producer_id: int | None = None
+    producer_epoch: int | None = None
+    first_sequence: int | None = None
+
+
+def flag_words(flags: int) -> tuple[str, ...]:
+    words = [word for flag, word in FLAG_WORDS.items() if flags & flag]
+    unknown = flags & ~sum(FLAG_WORDS)
+    return (*words, f"unknown {unknown:#06x}") if unknown else tuple(words)
+
+
+def dump(path: Path, files: Files | None = None) -> Iterator[DumpedBatch]:
+    """Everything in the file, in order. It may be read while a broker writes it."""
+    files = files or Files()
+    if not files.exists(path):
+        raise NotFound(f"file {path} does not exist", code="file_not_found")
+    if files.is_directory(path):
+        raise InvalidArgument(
+            f"{path} is a directory; name a segment, for example "
+            f"{path / 'orders' / '0' / '00000000000000000000.log'}",
+            code="not_a_segment",
+        )
+    handle = files.open(path)
+    try:
+        size = files.size(handle)
+        head = parse_header(files.read_at(handle, 0, HEADER_BYTES))
+        if head is not None:
+            base = head[0].base_offset
+        else:
+            digits = re.match(r"\d{20}(?=\.log)", path.name)
+            base = int(digits.group()) if digits else 0
+        if head is None and not re.search(r"\.(log|torn-\d+)($|\.)", path.name):
+            raise InvalidArgument(
+                f"{path} is no file of batches: it does not begin with one and is not named like "
+                "a segment",
+                code="not_a_segment",
+            )
+        for part in scan(files, handle, size, base_offset=base):
+            if isinstance(part, Damage):
+                yield from _damage(files, handle, part)
+            else:
+                yield _piece(part.position, part.size, "whole", part.batch)
+    finally:
+        handle.close()
+
+
+def _piece(position: int, size: int, state: str, batch: Batch) -> DumpedBatch:
+    return DumpedBatch(
+        position,
+        size,
+        state,
+        batch.base_offset,
+        batch.end_offset,
+        batch.count,
+        flag_words(batch.flags),
+        batch.base_timestamp,
+        batch.max_timestamp,
+        batch.producer_id,
+        batch.producer_epoch,
+        batch.first_sequence,
+    )
+
+
+def _damage(files: Files, handle: Handle, part: Damage) -> Iterator[DumpedBatch]:
+    size = part.end - part.position
+    head = None if part.zeros else parse_header(files.read_at(handle, part.position, HEADER_BYTES))
+    if head is None:
+        yield DumpedBatch(part.position, size, "zeros" if part.zeros else "damaged")
+        return
+    batch, body_len = head
+    whole = parse(files.read_at(handle, part.position, HEADER_BYTES + body_len)) is not None
+    length = min(HEADER_BYTES + body_len, size)
+    yield _piece(part.position, length, "misplaced" if whole else "body_damaged", batch)
+    if length < size:
+        rest = part.position + length
+        empty = all(not any(chunk) for chunk in _chunks(files, handle, rest, part.end))
+        yield DumpedBatch(rest, part.end - rest, "zeros" if empty else "damaged")
+
+
+def _chunks(files: Files, handle: Handle, start: int, end: int) -> Iterator[bytes]:
+    for position in range(start, end, SCAN_BYTES):
+        yield files.read_at(handle, position, min(SCAN_BYTES, end - position))

@@ -1,0 +1,115 @@
+"""The part of a log that disk and memory share: a held end, producers, and its callbacks.
+
+While the end is *held*, hidden entries are stored after it and all others are parked. ``release``
+shows the hidden ones at once, and the parked ones follow. That is how a commit to many partitions
+appears in all of them in the same turn of the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from headrace.clock import Clock, Loop
+from headrace.errors import Closed, OffsetOutOfRange
+from headrace.log.batch import Batch
+from headrace.log.commit import CommitGroup, gather
+from headrace.log.interface import Append
+from headrace.log.producers import Producers
+
+
+class BaseLog:
+    """See :class:`headrace.log.interface.Log`."""
+
+    start_offset: int
+    end_offset: int
+
+    def __init__(self, clock: Clock, loop: Loop, producers: Producers):
+        self._clock, self._loop = clock, loop
+        self._producers = producers
+        self._last_timestamp = 0
+        self._next_offset = 0
+        """The offset of the next record. Ahead of ``end_offset`` only while the end is held."""
+        self._held = False
+        self._parked: list[Append] = []
+        self.read_only: str | None = None
+        self.on_advance: Callable[[], None] = lambda: None
+        self.on_commit: Callable[[float, int], None] = lambda seconds, count: None
+
+    # --- writing ----------------------------------------------------------------------------
+    def _enqueue(self, entry: Append) -> None:
+        """The entry is part of the next commit."""
+        raise NotImplementedError
+
+    def _put(self, entry: Append) -> None:
+        if self._held and not entry.hidden:
+            self._parked.append(entry)
+        else:
+            self._enqueue(entry)
+
+    def _gather(self, entries: list[Append]) -> tuple[CommitGroup, list[Append]]:
+        return gather(
+            entries,
+            end_offset=self._next_offset,
+            last_timestamp=self._last_timestamp,
+            now_ms=self._clock.now_ms(),
+            producers=self._producers,
+        )
+
+    def _answer(self, entries: list[Append], *, shown: bool) -> None:
+        """The entries are stored: tell readers, unless they are hidden, then the publishers."""
+        try:
+            if shown:
+                self.on_advance()  # first: readers that wait for the message have waited longest
+        finally:
+            for entry in entries:
+                entry.done(entry)
+
+    # --- holding the end ----------------------------------------------------------------------
+    @property
+    def is_held(self) -> bool:
+        return self._held
+
+    def hold(self) -> None:
+        """Entries that were appended before are not affected: their commit moves the end."""
+        assert not self._held
+        self._held = True
+
+    def hide_from(self, offset: int) -> None:
+        self.hold()
+        self.end_offset = offset
+
+    def release(self) -> None:
+        assert self._held
+        self._held = False
+        if self._next_offset != self.end_offset:
+            self.end_offset = self._next_offset
+            # In the next turn: a caller that releases several partitions has released all by then.
+            self._loop.call_soon(self.on_advance)
+        parked, self._parked = self._parked, []
+        for entry in parked:
+            self._enqueue(entry)
+
+    def _refuse_parked(self) -> None:
+        parked, self._parked = self._parked, []
+        for entry in parked:
+            entry.fail(Closed("the log is closed"))
+
+    # --- asking -----------------------------------------------------------------------------
+    def last_producer_batch(self, producer_id: int) -> tuple[int, int] | None:
+        return self._producers.last(producer_id)
+
+    def next_sequence(self, producer_id: int, epoch: int | None = None) -> int:
+        return self._producers.next_sequence(producer_id, epoch)
+
+
+def out_of_range(offset: int, start: int, end: int) -> OffsetOutOfRange:
+    holds = f"holds {start} to {end - 1}" if end > start else f"is empty (next offset {end})"
+    return OffsetOutOfRange(f"offset {offset} does not exist: the partition {holds}")
+
+
+def offset_in(batch: Batch, timestamp_ms: int) -> int:
+    """The first offset of the batch whose record is not older than the time."""
+    times = batch.times() or [batch.base_timestamp]
+    return batch.base_offset + next(
+        (number for number, time in enumerate(times) if time >= timestamp_ms), 0
+    )

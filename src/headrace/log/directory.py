@@ -1,0 +1,134 @@
+"""The data directory as a whole: its lock, and whether its last owner left it in doubt.
+
+``@lock`` is held with ``flock`` for the life of the broker and names its holder; the lock dies with
+the process, so it is never stale. ``@suspect`` is left by a broker whose sync failed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from pathlib import Path
+
+import orjson
+
+from headrace.clock import Clock
+from headrace.errors import DirectoryLocked, StorageFailed
+from headrace.files import Files, Handle
+from headrace.forking import watch
+
+logger = logging.getLogger("headrace.log")
+LOCK = "@lock"
+SUSPECT = "@suspect"
+DELETED = "@deleted"
+JOURNAL = "@subscriptions.journal"
+TOPIC_SETTINGS = "topic.json"
+HOLDER_WAIT_S = 1.0
+"""Between taking the lock and writing its name into it, a holder cannot be named."""
+
+
+class DataDirectory:
+    def __init__(self, path: Path, files: Files, clock: Clock):
+        self.path = path
+        self._files, self._clock = files, clock
+        self._lock: Handle | None = None
+
+    def acquire(self, *, to_read: bool = False) -> None:
+        """Take the lock or name its holder. Nothing else is touched before.
+
+        ``to_read``: a medium that cannot be written will do.
+        """
+        path = self.path / LOCK
+        writable = True
+        try:
+            try:
+                self._files.make_directory(self.path)
+                handle = self._files.open(path, write=True, create=True)
+            except OSError:
+                if not to_read or not self._files.exists(path):
+                    raise
+                handle, writable = self._files.open(path), False
+        except OSError as error:
+            raise StorageFailed(
+                f"the data directory {self.path} cannot be used: {error.strerror or error}",
+                code="directory_unusable",
+                retryable=False,
+            ) from error
+        if not self._files.lock(handle):
+            holder = self._holder(handle)
+            handle.close()
+            raise DirectoryLocked(
+                f"the data directory {self.path} is in use by {holder}; stop it first, or use "
+                "another directory"
+            )
+        self._lock = handle
+        watch(self)
+        if writable:
+            self._name_holder(handle)
+
+    def _name_holder(self, handle: Handle) -> None:
+        content = orjson.dumps(
+            {
+                "pid": os.getpid(),
+                "host": os.uname().nodename,
+                "started_ms": self._clock.now_ms(),
+            }
+        )
+        try:
+            # Not emptied first: on a full disk the room would be gone.
+            self._files.write_at(handle, 0, [content])
+            self._files.truncate(handle, len(content))
+        except OSError as error:
+            logger.warning("%s does not name its holder: %s", self.path / LOCK, error)
+
+    def _holder(self, handle: Handle) -> str:
+        """The process that has the lock; waits a moment for one that has only just taken it."""
+        deadline = time.monotonic() + HOLDER_WAIT_S
+        while True:
+            try:
+                content = orjson.loads(self._files.read_at(handle, 0, 4096))
+                name = f"process {content['pid']} on {content['host']}"
+                if content["host"] != os.uname().nodename or _is_alive(content["pid"]):
+                    return name
+            except (OSError, orjson.JSONDecodeError, KeyError, TypeError):
+                name = "another process"
+            if time.monotonic() >= deadline:
+                return name
+            time.sleep(0.01)
+
+    def release(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def forked(self) -> None:
+        """The lock is the parent's alone: it must end with it, whatever it has forked."""
+        self.release()
+
+    @property
+    def is_suspect(self) -> bool:
+        return self._files.exists(self.path / SUSPECT)
+
+    def mark_suspect(self, why: str) -> None:
+        """Tell the next start. On a failing disk this may fail too; that is logged."""
+        try:
+            self._files.replace(self.path / SUSPECT, [why.encode()])
+        except OSError as error:
+            logger.critical("the data directory could not be marked as suspect: %s", error)
+
+    def clear_suspect(self) -> None:
+        if self.is_suspect:
+            self._files.remove(self.path / SUSPECT)
+            self._files.sync_directory(self.path)
+
+
+def _is_alive(pid: int) -> bool:
+    """Whether the process exists. The lock file of a killed broker names one that does not."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True

@@ -1,0 +1,214 @@
+"""The topics of a broker on disk or in memory: creating, listing, opening and deleting them.
+
+On disk a topic is a directory with ``topic.json`` and one directory per partition. The directories
+are the truth: a topic whose ``topic.json`` is lost is adopted with default settings, because data is
+never given up for want of metadata. A topic that is not durable has its settings there and its
+records in memory.
+
+Creating and deleting touch a few small files and are done at once, on the loop; both are rare.
+Deleting survives a crash: the directory is first moved to ``@deleted`` in one step, and the next
+start removes what it finds there. A disk that refuses that step leaves the topic as it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import orjson
+
+from headrace.clock import Clock, Loop
+from headrace.errors import (
+    DataCorrupt,
+    HeadraceError,
+    InvalidArgument,
+    OutcomeUnknown,
+    refused_by_disk,
+)
+from headrace.files import Files
+from headrace.log.cache import BatchCache
+from headrace.log.directory import DELETED, TOPIC_SETTINGS
+from headrace.log.interface import Deletion, Log, TopicRecord
+from headrace.log.memory import MemoryLog
+from headrace.log.partition import PartitionLog
+from headrace.log.segment import Readers
+from headrace.log.workers import Workers
+from headrace.model import TopicSettings, check_topic_name
+
+logger = logging.getLogger("headrace.log")
+_KNOWN = set(TopicSettings.__dataclass_fields__)
+
+
+class MemoryStorage:
+    """See :class:`headrace.log.interface.Storage`. Nothing outlives the process."""
+
+    durable = False
+
+    def __init__(self, *, clock: Clock, loop: Loop):
+        self._clock, self._loop = clock, loop
+        self.on_sync: Callable[[float], None] = lambda seconds: None
+        self.on_commit: Callable[[float, int], None] = lambda seconds, count: None
+
+    def topics(self, defaults: TopicSettings) -> list[TopicRecord]:
+        return []
+
+    def create(self, topic: TopicRecord) -> list[Log]:
+        return [self.open(topic, number) for number in range(topic.settings.partitions)]
+
+    def save(self, topic: TopicRecord) -> None:
+        pass
+
+    def open(self, topic: TopicRecord, number: int, *, suspect: bool = False) -> Log:
+        log = MemoryLog(clock=self._clock, loop=self._loop)
+        log.on_commit = lambda seconds, count: self.on_commit(seconds, count)
+        return log
+
+    def delete(self, topic: TopicRecord) -> Deletion:
+        return Deletion(lambda done: done())
+
+
+class DiskStorage(MemoryStorage):
+    """See :class:`headrace.log.interface.Storage`. One directory for each topic."""
+
+    durable = True
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        files: Files,
+        clock: Clock,
+        loop: Loop,
+        random: Random,
+        workers: Workers,
+        on_failure: Callable[[HeadraceError], None],
+    ):
+        super().__init__(clock=clock, loop=loop)
+        self._directory = directory
+        self._files, self._random, self._workers = files, random, workers
+        self._on_failure = on_failure
+        self._readers = Readers(files)
+        self.cache = BatchCache()
+
+    # --- listing ----------------------------------------------------------------------------
+    def topics(self, defaults: TopicSettings) -> list[TopicRecord]:
+        self._remove_deleted(self._directory / DELETED)
+        found = []
+        for name in self._files.names(self._directory):
+            path = self._directory / name
+            if name.startswith("@") or not self._files.is_directory(path):
+                continue
+            try:
+                check_topic_name(name, internal=True)
+                found.append(self._load(path, defaults))
+            except (InvalidArgument, DataCorrupt) as error:
+                logger.error("%s is left alone: %s", path, error)
+        return found
+
+    def _remove_deleted(self, deleted: Path) -> None:
+        try:
+            if self._files.exists(deleted):
+                self._files.remove_tree(deleted)
+        except OSError as error:  # they do no harm, and the next start tries again
+            logger.warning("files of deleted topics: %s", error)
+
+    def _load(self, path: Path, defaults: TopicSettings) -> TopicRecord:
+        """The topic as its directory says; with defaults and a warning where it does not."""
+        name = path.name
+        try:
+            meta = orjson.loads(self._files.read_file(path / TOPIC_SETTINGS))
+            known = {key: value for key, value in meta["settings"].items() if key in _KNOWN}
+            settings = TopicSettings.of(known)
+            return TopicRecord(name, settings, int(meta["incarnation"]), meta["created_ms"])
+        except FileNotFoundError:
+            why = "has no topic.json"
+        except (AttributeError, KeyError, TypeError, ValueError, InvalidArgument) as error:
+            why = f"has a damaged topic.json ({error})"
+        names = self._files.names(path)
+        numbers = [int(n) for n in names if n.isascii() and n.isdigit() and len(n) <= 4]
+        if not numbers:
+            raise DataCorrupt(f"{path} {why} and no partitions: it is not a topic")
+        logger.error("topic %s %s; it is adopted with default settings", name, why)
+        settings = defaults.but({"partitions": max(numbers) + 1, "durable": True})
+        topic = TopicRecord(name, settings, self._random.getrandbits(53), self._clock.now_ms())
+        self.save(topic)
+        return topic
+
+    # --- creating and changing ----------------------------------------------------------------
+    def create(self, topic: TopicRecord) -> list[Log]:
+        path = self._directory / topic.name
+        is_new = not self._files.exists(path)
+        try:
+            self._files.make_directory(path)
+            self.save(topic)
+            return super().create(topic)
+        except OSError:
+            if is_new:
+                with contextlib.suppress(OSError):
+                    self._files.remove_tree(path)
+            raise
+
+    def save(self, topic: TopicRecord) -> None:
+        content = orjson.dumps(
+            {
+                "name": topic.name,
+                "incarnation": topic.incarnation,
+                "created_ms": topic.created_ms,
+                "settings": topic.settings.as_dict(),
+            },
+            option=orjson.OPT_INDENT_2,
+        )
+        self._files.replace(self._directory / topic.name / TOPIC_SETTINGS, [content])
+
+    def open(self, topic: TopicRecord, number: int, *, suspect: bool = False) -> Log:
+        if not topic.settings.durable:
+            return super().open(topic, number)
+        path = self._directory / topic.name / str(number)
+        self._files.make_directory(path)
+        log = PartitionLog(
+            path,
+            topic.settings,
+            files=self._files,
+            clock=self._clock,
+            loop=self._loop,
+            workers=self._workers,
+            readers=self._readers,
+            cache=self.cache,
+            on_failure=self._on_failure,
+            suspect=suspect,
+        )
+        log.on_sync = lambda seconds: self.on_sync(seconds)
+        log.on_commit = lambda seconds, count: self.on_commit(seconds, count)
+        return log
+
+    # --- deleting ---------------------------------------------------------------------------
+    def delete(self, topic: TopicRecord) -> Deletion:
+        deleted = self._directory / DELETED
+        # The name is for people, and together with the number must be a file's name.
+        grave = deleted / f"{topic.name[:200]}@{topic.incarnation}"
+        try:
+            self._files.make_directory(deleted)
+            self._files.rename(self._directory / topic.name, grave)
+        except OSError as error:
+            raise refused_by_disk(error) from error
+        unsure = None
+        try:
+            self._files.sync_directory(self._directory)
+            self._files.sync_directory(deleted)
+        except OSError as error:
+            unsure = OutcomeUnknown(
+                f"topic {topic.name!r} is deleted, but may be back after a crash: {error}"
+            )
+
+        def finish(done: Callable[[], None]) -> None:
+            def removed(_result: object, error: BaseException | None) -> None:
+                if error is not None:  # the next start tries again
+                    logger.warning("files of the deleted topic %s: %s", topic.name, error)
+                done()
+
+            self._workers.submit(lambda: self._files.remove_tree(grave), removed)
+
+        return Deletion(finish, unsure)

@@ -1,0 +1,151 @@
+"""The kinds of arguments that operations take: each with its bounds, its schema and its reader.
+
+A kind is an annotation. Most are a plain type with bounds, which msgspec checks. A kind with a
+:class:`Reader` is read by a function of ours instead: one that accepts more than JSON has (a datetime, a
+UUID, bytes) or that raises an error code of its own.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from headrace import limits
+from headrace.errors import InvalidArgument
+from headrace.model import (
+    check_headers,
+    check_pattern,
+    check_pipeline_name,
+    check_subscription_name,
+    check_topic_name,
+    parse_id,
+    parse_position,
+    to_ms,
+)
+from headrace.operations.documents import unpack
+
+Schema = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """How a value of this kind is read, and what JSON schema describes it."""
+
+    read: Callable[[Any], Any]
+    schema: Schema
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+@dataclass(frozen=True, slots=True)
+class AliasOf:
+    """The argument travels under this name."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """The error code of a refusal."""
+
+    code: str
+
+
+# --- schemas that msgspec cannot say ----------------------------------------------------------------
+RESERVED: Schema = {"type": "string", "pattern": r"^(__|\.{1,2}$)"}
+"""Names that belong to the broker."""
+TOPIC: Schema = {"type": "string", "pattern": r"^[A-Za-z0-9._-]{1,249}$", "not": RESERVED}
+SUBSCRIPTION: Schema = {"type": "string", "pattern": r"^[A-Za-z0-9._-]{1,200}$", "not": RESERVED}
+PATTERN: Schema = {
+    "type": "string",
+    "description": "A topic, or a pattern: * for one word, > at the end for the rest.",
+    "maxLength": limits.TOPIC_NAME_CHARS_MAX,
+    "pattern": r"^([A-Za-z0-9._-]+|>|(\*|[A-Za-z0-9_-]+)(\.(\*|[A-Za-z0-9_-]+))*(\.>)?)$",
+    "not": RESERVED,
+}
+OFFSET: Schema = {"type": "integer", "minimum": 0, "maximum": limits.OFFSET_MAX}
+PLACE: Schema = {
+    "description": "earliest, latest, an offset, a time, or @ and milliseconds since 1970.",
+    "anyOf": [
+        {"type": "string", "enum": ["earliest", "latest"]},
+        {"type": "string", "pattern": "^@?[0-9]{1,12}$"},
+        {"type": "string", "format": "date-time"},
+    ],
+}
+POSITION: Schema = {**PLACE, "anyOf": [OFFSET, *PLACE["anyOf"]]}
+"""Where JSON has numbers, an offset may be one."""
+
+
+def _existing(value: object) -> str:
+    """A name to look up. One that no topic or subscription can have is simply not found."""
+    if not isinstance(value, str):
+        raise InvalidArgument(f"a name is a str, not {type(value).__name__}")
+    return value
+
+
+def _payload(value: object) -> bytes:
+    """Bytes or text from Python; ``{"data": ..., "encoding": ...}`` from JSON."""
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        return value.encode()
+    try:
+        assert isinstance(value, dict)
+        return unpack(value)
+    except (AssertionError, KeyError, TypeError, AttributeError, ValueError):
+        raise InvalidArgument(
+            'a value is {"data": "..."}, with "encoding": "base64" for binary data',
+            code="invalid_value",
+        ) from None
+
+
+def _time_ms(value: object) -> int:
+    time = parse_position(value) if isinstance(value, str) else value
+    if isinstance(time, datetime):
+        return to_ms(time)
+    if type(time) is not int or time < 0:
+        raise InvalidArgument(
+            "at is a time: a datetime, or milliseconds since 1970", code="invalid_offset"
+        )
+    return time
+
+
+TopicName = Annotated[str, Reader(check_topic_name, TOPIC)]
+"""The name of a topic that a user may create."""
+ExistingTopic = Annotated[str, Reader(_existing, TOPIC)]
+"""Any topic that exists, also one of the broker's own."""
+TopicFilter = Annotated[str, Reader(_existing, {"type": "string"})]
+"""Which topic is meant, where a name alone is ambiguous or a list is too long."""
+TopicPattern = Annotated[str, Reader(check_pattern, PATTERN)]
+SubscriptionName = Annotated[str, Reader(check_subscription_name, SUBSCRIPTION)]
+ExistingSubscription = Annotated[str, Reader(_existing, SUBSCRIPTION)]
+PipelineName = Annotated[str, Reader(check_pipeline_name, SUBSCRIPTION)]
+MessageId = Annotated[uuid.UUID | str, Reader(parse_id, {"type": "string", "format": "uuid"})]
+Position = Annotated[str | int | datetime, Reader(parse_position, POSITION)]
+Time = Annotated[int | datetime | str, Reader(_time_ms, PLACE)]
+"""A datetime, or milliseconds since 1970."""
+Headers = Annotated[
+    Mapping[str, str],
+    Reader(check_headers, {"type": "object", "additionalProperties": {"type": "string"}}),
+]
+Payload = Annotated[bytes | str, Reader(_payload, {"type": "object"})]
+Partition = Annotated[int, Meta(ge=0, le=limits.PARTITIONS_PER_TOPIC_MAX)]
+Offset = Annotated[int, Meta(ge=0, le=limits.OFFSET_MAX)]
+AfterOffset = Annotated[int, Meta(ge=-1, le=limits.OFFSET_MAX)]
+"""List what follows this offset; -1: from the first."""
+Offsets = Annotated[list[Offset], Meta(max_length=limits.OFFSETS_PER_REQUEST_MAX)]
+Limit = Annotated[int, Meta(ge=1, le=limits.LISTED_MAX)]
+Rate = Annotated[float, Meta(ge=0.001, le=1e6)]
+Seconds = Annotated[float, Meta(ge=0, le=limits.DELAY_S_MAX)]
+Topics = str | list[str]
+"""A name, a pattern, or a list of these."""
+Pieces = Annotated[list[str], Meta(max_length=limits.COMMIT_PIECES_MAX)]
+TimeMs = Annotated[int, Meta(ge=0, le=limits.TIMESTAMP_MS_MAX)]
+Positions = Mapping[str, Mapping[int, Offset]]
+"""``{topic: {partition: offset}}``."""

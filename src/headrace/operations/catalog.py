@@ -1,0 +1,505 @@
+"""Every operation of a broker, declared once; ``declaring.py`` says what follows from a declaration.
+
+To add one: declare it here, and write the method of the same name in ``broker/administration.py``.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Unpack
+
+from headrace.model import (
+    DeadLetter,
+    Message,
+    ProducerIdentity,
+    Scheduled,
+    SubscriptionOptions,
+    SubscriptionSettings,
+    TopicOptions,
+    TopicSettings,
+)
+from headrace.operations.arguments import (
+    AfterOffset,
+    AliasOf,
+    Code,
+    ExistingSubscription,
+    ExistingTopic,
+    Headers,
+    Limit,
+    MessageId,
+    Offset,
+    Offsets,
+    Partition,
+    Payload,
+    Pieces,
+    PipelineName,
+    Position,
+    Positions,
+    Rate,
+    Seconds,
+    SubscriptionName,
+    Time,
+    TopicFilter,
+    TopicName,
+    TopicPattern,
+    Topics,
+)
+from headrace.operations.declaring import Http, Operation, operation, table_of
+from headrace.operations.results import (
+    BrokerInfo,
+    DeadLetterCount,
+    PartitionPosition,
+    PipelineReport,
+    PipelineStats,
+    StopWanted,
+    SubscriptionStats,
+    TopicStats,
+)
+
+
+class Operations:
+    """What can be asked of a broker by name, over every protocol and in process."""
+
+    async def _operate(self, operation: Operation, arguments: dict[str, Any]) -> Any:
+        """Carry an operation out, here or on the broker."""
+        raise NotImplementedError
+
+    # --- topics -----------------------------------------------------------------------------
+    @operation(
+        permission="manage",
+        about="topic",
+        runs="every node",
+        settings=TopicSettings,
+        errors=("topic_exists", "too_many_partitions"),
+        http=Http("PUT", "/topics/{topic}", "Create a topic with settings"),
+    )
+    async def create_topic(
+        self, topic: TopicName, partitions: int | None = None, **settings: Unpack[TopicOptions]
+    ) -> TopicStats:
+        """Create a topic. If it already exists with the same settings, nothing changes.
+
+        Settings that are not given are the broker's defaults. A topic that exists with other settings
+        is a ``Conflict``.
+
+        Example::
+
+            client.create_topic("orders", partitions=4, retention_hours=72)
+        """
+
+    @operation(
+        permission="manage",
+        about="topic",
+        runs="every node",
+        settings=TopicSettings,
+        errors=("topic_not_found", "too_many_partitions"),
+        http=Http("PATCH", "/topics/{topic}", "Change settings"),
+    )
+    async def change_topic(
+        self, topic: TopicName, partitions: int | None = None, **settings: Unpack[TopicOptions]
+    ) -> TopicStats:
+        """Change the settings that are given. Partitions can be added, not removed.
+
+        Example::
+
+            client.change_topic("orders", retention_bytes=10 << 30)
+        """
+
+    @operation(
+        permission="manage",
+        about="topic",
+        runs="every node",
+        repeatable=False,
+        answer="deleted",
+        errors=("topic_not_found",),
+        http=Http("DELETE", "/topics/{topic}", "Delete a topic"),
+    )
+    async def delete_topic(self, topic: TopicName) -> None:
+        """Delete a topic, its messages, and the subscriptions on it alone."""
+
+    @operation(
+        name="topics",
+        permission="none",
+        runs="any node",
+        http=Http("GET", "/topics", "List topics"),
+    )
+    async def list_topics(self) -> list[TopicStats]:
+        """Statistics of every topic, by name. The broker's own topics are left out."""
+
+    async def topics(self) -> list[str]:
+        """The names of all topics. The broker's own topics are left out."""
+        return [stats["topic"] for stats in await self.list_topics()]
+
+    @operation(
+        name="topic",
+        permission="none",
+        about="topic",
+        runs="owner",
+        errors=("topic_not_found",),
+        http=(
+            Http("GET", "/topics/{topic}", "Describe a topic"),
+            Http("GET", "/topics/{topic}/stats", "Statistics of a topic"),
+        ),
+    )
+    async def topic_stats(self, topic: ExistingTopic, *, create: bool = False) -> TopicStats:
+        """Partitions, sizes, backlog and settings of a topic.
+
+        ``create``: create a topic that does not exist, as a publish would.
+        """
+
+    @operation(permission="browse", about="topic", runs="owner", answer="offset")
+    async def offset_at(
+        self, topic: ExistingTopic, at: Position, *, partition: Partition = 0
+    ) -> int:
+        """The offset that a position stands for: ``earliest``, ``latest``, an offset or a time."""
+
+    @operation(permission="browse", runs="owner", errors=("message_not_found",))
+    async def find(self, id: MessageId) -> Message:
+        """The message that an id from a receipt belongs to."""
+
+    # --- subscriptions ------------------------------------------------------------------------
+    @operation(
+        permission="consume",
+        about="subscription",
+        runs="every node",
+        settings=SubscriptionSettings,
+        errors=("subscription_busy", "too_many_subscriptions", "topic_not_found"),
+        http=Http(
+            "POST",
+            "/subscribe/{topic}",
+            "Create a subscription",
+            tag="subscriptions",
+            rename={"group": "subscription"},
+            defaults={"subscription": "default"},
+        ),
+    )
+    async def create_subscription(
+        self,
+        subscription: SubscriptionName,
+        topic: TopicPattern,
+        start: Position = "earliest",
+        *,
+        start_offset: Annotated[Position | None, AliasOf("start")] = None,
+        **settings: Unpack[SubscriptionOptions],
+    ) -> SubscriptionStats:
+        """Create a durable subscription on a topic or pattern.
+
+        ``start`` (also called ``start_offset``) is where a new one begins. If it already exists, its
+        position stays, and the settings that are given are changed.
+
+        Example::
+
+            client.create_subscription("email", "orders", ack_timeout=60, max_deliveries=3)
+        """
+
+    @operation(
+        permission="manage",
+        about="subscription",
+        runs="every node",
+        repeatable=False,
+        answer="deleted",
+        errors=("subscription_not_found", "ambiguous_subscription"),
+        http=Http("DELETE", "/subscriptions/{subscription}", "Delete a subscription"),
+    )
+    async def delete_subscription(
+        self, subscription: SubscriptionName, topic: TopicFilter | None = None
+    ) -> None:
+        """Delete a subscription and its position. Name the topic if the name is not unique."""
+
+    @operation(
+        permission="none",
+        runs="any node",
+        http=Http("GET", "/subscriptions", "List subscriptions"),
+    )
+    async def subscriptions(self, topic: TopicFilter | None = None) -> list[SubscriptionStats]:
+        """Statistics of every subscription, or of those on one topic."""
+
+    @operation(
+        name="subscription",
+        permission="none",
+        about="subscription",
+        runs="owner",
+        errors=("subscription_not_found", "ambiguous_subscription"),
+        http=Http("GET", "/subscriptions/{subscription}", "Describe a subscription"),
+    )
+    async def subscription_stats(
+        self, subscription: SubscriptionName, topic: TopicFilter | None = None
+    ) -> SubscriptionStats:
+        """Members, lag, messages in flight, positions and settings of a subscription."""
+
+    @operation(
+        permission="consume",
+        about="subscription",
+        runs="owner",
+        errors=("subscription_not_found", "ambiguous_subscription", "offset_out_of_range"),
+        http=Http("POST", "/subscriptions/{subscription}/seek", "Replay, or skip"),
+    )
+    async def seek(
+        self,
+        subscription: SubscriptionName,
+        to: Position,
+        *,
+        topic: TopicFilter | None = None,
+        partition: Partition | None = None,
+    ) -> SubscriptionStats:
+        """Move a subscription to ``earliest``, ``latest``, an offset or a time.
+
+        Example::
+
+            client.seek("email", datetime.now(UTC) - timedelta(hours=1))  # deliver the last hour again
+        """
+
+    @operation(
+        permission="consume",
+        about="subscription",
+        runs="owner",
+        answer="advanced",
+        patient=True,
+        errors=("subscription_not_found", "ambiguous_subscription", "offset_out_of_range"),
+    )
+    async def advance(
+        self,
+        subscription: SubscriptionName,
+        positions: Positions,
+        *,
+        topic: TopicFilter | None = None,
+    ) -> None:
+        """Mark everything before these offsets as done. The subscription never moves back."""
+
+    # --- jobs of many tasks -------------------------------------------------------------------
+    @operation(permission="browse", about="topics", runs="owner", patient=True)
+    async def positions(
+        self, topics: Topics, *, at: Time | None = None
+    ) -> dict[str, list[PartitionPosition]]:
+        """Start, end and bytes of every partition of the topics (names, patterns).
+
+        With ``at``, a time (a datetime or milliseconds), also the ``offset`` of the first message at or
+        after it; the end if there is none.
+        """
+
+    @operation(permission="browse", about="topics", runs="owner", answer="news", patient=True)
+    async def wait_for(
+        self,
+        positions: Positions,
+        *,
+        topics: Topics | None = None,
+        timeout: Annotated[Seconds, AliasOf("wait")],
+    ) -> bool:
+        """Wait until one of the partitions has messages after the given offset.
+
+        Or until a topic that ``topics`` match has a partition that is not in ``positions``. Returns
+        False when the time is up.
+        """
+
+    @operation(
+        permission="publish",
+        runs="owner",
+        answer="committed",
+        patient=True,
+        errors=("piece_not_found", "stale_commit"),
+    )
+    async def commit_staged(self, name: str, number: int, pieces: Pieces) -> bool:
+        """Publish all staged pieces at once, under a name and a number that grows with each commit.
+
+        The same number again changes nothing and returns False. A client that had to ask again after a
+        broken connection may also get False.
+        """
+
+    @operation(permission="publish", runs="owner", answer="aborted", patient=True)
+    async def abort_staged(self, pieces: Pieces) -> int:
+        """Discard pieces that will not be committed. Committed ones stay. Returns how many were given."""
+
+    # --- dead letters -----------------------------------------------------------------------
+    @operation(
+        permission="none",
+        runs="any node",
+        http=Http("GET", "/dead-letters", "Count dead letters", tag="dead letters"),
+    )
+    async def dead_letter_topics(self) -> list[DeadLetterCount]:
+        """The dead-letter topics, and how many letters each has."""
+
+    @operation(
+        permission="browse",
+        about="subscription",
+        runs="owner",
+        http=Http("GET", "/dead-letters/{subscription}", "List dead letters", tag="dead letters"),
+    )
+    async def dead_letters(
+        self, subscription: ExistingSubscription, *, after: AfterOffset = -1, limit: Limit = 100
+    ) -> list[DeadLetter]:
+        """Messages that the subscription gave up, oldest first, from after the offset on."""
+
+    @operation(
+        permission="browse",
+        about="subscription",
+        runs="owner",
+        errors=("message_not_found",),
+        http=Http(
+            "GET", "/dead-letters/{subscription}/{offset}", "Show a dead letter", tag="dead letters"
+        ),
+    )
+    async def dead_letter(self, subscription: ExistingSubscription, offset: Offset) -> DeadLetter:
+        """One dead letter."""
+
+    @operation(
+        permission="manage",
+        about="subscription",
+        runs="owner",
+        repeatable=False,
+        answer="redriven",
+        errors=("queue_full", "disk_full"),
+        http=Http(
+            "POST",
+            "/dead-letters/{subscription}/redrive",
+            "Publish dead letters again",
+            tag="dead letters",
+        ),
+    )
+    async def redrive(
+        self,
+        subscription: ExistingSubscription,
+        *,
+        offsets: Offsets | None = None,
+        reason: str | None = None,
+        topic: TopicFilter | None = None,
+        limit: Offset | None = None,
+        rate: Rate | None = None,
+        to: Literal["subscription", "topic"] = "subscription",
+    ) -> int:
+        """Publish dead letters back to their topic; returns how many.
+
+        All of them, or those with these ``offsets``, this ``reason`` (part of it) or this ``topic``. For
+        the one ``subscription`` that gave them up, or for all of the ``topic``.
+
+        Example::
+
+            client.redrive("email", reason="timeout", rate=100)
+        """
+
+    @operation(
+        permission="manage",
+        about="subscription",
+        runs="owner",
+        repeatable=False,
+        answer="offset",
+        errors=("message_not_found",),
+        http=Http(
+            "PUT", "/dead-letters/{subscription}/{offset}", "Edit a dead letter", tag="dead letters"
+        ),
+    )
+    async def edit_dead_letter(
+        self,
+        subscription: ExistingSubscription,
+        offset: Offset,
+        *,
+        value: Payload | None = None,
+        headers: Headers | None = None,
+    ) -> int:
+        """Correct a dead letter before it is redriven; returns its new offset."""
+
+    @operation(
+        permission="manage",
+        about="subscription",
+        runs="owner",
+        repeatable=False,
+        answer="purged",
+        errors=("message_not_found",),
+        http=(
+            Http(
+                "DELETE",
+                "/dead-letters/{subscription}",
+                "Purge all dead letters",
+                tag="dead letters",
+            ),
+            Http(
+                "DELETE",
+                "/dead-letters/{subscription}/{offset}",
+                "Purge a dead letter",
+                tag="dead letters",
+                rename={"offset": "offsets"},
+            ),
+        ),
+    )
+    async def purge_dead_letters(
+        self, subscription: ExistingSubscription, offsets: Offsets | None = None
+    ) -> int:
+        """Discard all dead letters, or those with these offsets; returns how many."""
+
+    # --- delayed messages -------------------------------------------------------------------
+    @operation(
+        permission="browse",
+        about="topic",
+        runs="every node",
+        http=Http("GET", "/scheduled", "List delayed messages", tag="delayed messages"),
+    )
+    async def scheduled(
+        self, topic: TopicFilter | None = None, *, limit: Limit = 1000
+    ) -> list[Scheduled]:
+        """Messages that wait for their time, soonest first."""
+
+    @operation(
+        permission="manage",
+        runs="every node",
+        repeatable=False,
+        answer="cancelled",
+        errors=("message_not_found",),
+        http=Http("DELETE", "/scheduled/{id}", "Cancel a delayed message", tag="delayed messages"),
+    )
+    async def cancel(self, id: MessageId) -> None:
+        """Cancel a delayed message: it is not published."""
+
+    # --- pipelines --------------------------------------------------------------------------
+    @operation(
+        permission="publish",
+        about="pipeline",
+        runs="any node",
+        errors=("pipeline_replaced", "report_too_large"),
+    )
+    async def report_pipeline(
+        self, pipeline: PipelineName, report: Annotated[PipelineReport, Code("invalid_report")]
+    ) -> StopWanted:
+        """Report how a pipeline is doing. The answer says whether somebody asked it to stop."""
+
+    @operation(
+        permission="none",
+        runs="any node",
+        http=Http("GET", "/pipelines", "List pipelines"),
+    )
+    async def pipelines(self) -> list[PipelineStats]:
+        """The last report of each pipeline."""
+
+    @operation(
+        permission="none",
+        about="pipeline",
+        name="pipeline",
+        runs="any node",
+        errors=("pipeline_not_found",),
+        http=Http("GET", "/pipelines/{pipeline}", "Describe a pipeline"),
+    )
+    async def pipeline_stats(self, pipeline: PipelineName) -> PipelineStats:
+        """The last report of a pipeline."""
+
+    @operation(
+        permission="manage",
+        about="pipeline",
+        runs="any node",
+        errors=("pipeline_not_found", "pipeline_not_running"),
+        http=Http("POST", "/pipelines/{pipeline}/stop", "Ask a pipeline to stop"),
+    )
+    async def stop_pipeline(self, pipeline: PipelineName) -> PipelineStats:
+        """Ask a pipeline to stop. It learns of this with its next report."""
+
+    # --- the broker -------------------------------------------------------------------------
+    @operation(permission="publish", runs="every node")
+    async def producer(self, name: str | None = None) -> ProducerIdentity:
+        """An idempotent producer's id and epoch. A name fences off the producer that had it before."""
+
+    @operation(permission="none", runs="every node")
+    async def flush(self) -> None:
+        """When this returns, everything acknowledged so far is on disk."""
+
+    @operation(permission="none", runs="any node")
+    async def info(self) -> BrokerInfo:
+        """What this broker is: its limits, its clock, how much it holds."""
+
+
+OPERATIONS = table_of(Operations)
+"""By their names on the wire."""

@@ -1,0 +1,300 @@
+"""An operation is data: declared once, and everything else follows from the declaration.
+
+::
+
+    class Operations:
+        @operation(permission="manage", about="topic", runs="every node", repeatable=False,
+                   answer="deleted", http=Http("DELETE", "/topics/{topic}", "Delete a topic"))
+        async def delete_topic(self, topic: TopicName) -> None:
+            \"\"\"Delete a topic with its messages and its subscriptions.\"\"\"
+
+The signature says which arguments there are, of what kind (``arguments.py``), and what the result is.
+From it follow
+
+- the method of ``AsyncClient`` and ``AsyncBroker``, with these types (the decorated function calls
+  ``self._operate``), and those of ``BrokerClient`` and ``Broker`` (``blocking.py``);
+- the verb of the binary protocol's ``ADMIN`` frame, its arguments and its answer;
+- the HTTP route, its parameters and body, and its part of ``/openapi.json``;
+- the checks of all arguments and the sentences of their refusals.
+
+Rules:
+- A declaration has no body. The implementation is the method of the same name in
+  ``broker/administration.py``.
+- Keyword arguments (``**settings``) travel as one argument, ``settings``. A parameter whose name is a
+  setting travels with them.
+- A result is what the method returns. On the wire it is a JSON object or list: with ``answer``, the result
+  stands under that name; an operation that returns nothing repeats its first argument there.
+
+Rejected: a table of dicts, from which neither mypy nor an editor learns the types; generated source files,
+which have to be kept current; one class for each operation's arguments, which says the same in ten lines.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import orjson
+from msgspec import UNSET
+
+from headrace.checking import check, schema_of
+from headrace.errors import InvalidArgument
+from headrace.operations import documents
+from headrace.operations.arguments import AliasOf, Code, Reader, Schema
+
+Permission = Literal["publish", "consume", "browse", "manage", "admin", "metrics", "none"]
+"""What a principal needs to be allowed; ``none``: anybody who is connected."""
+Runs = Literal["any node", "owner", "every node"]
+"""Where it runs when there are several nodes: on the one that is asked, on the one that owns the
+partition or subscription, or on all of them."""
+Method = TypeVar("Method", bound=Callable[..., Awaitable[Any]])
+SETTINGS = "settings"
+
+
+@dataclass(frozen=True, slots=True)
+class Http:
+    """The route of an operation. Names in braces are arguments."""
+
+    method: str
+    path: str
+    summary: str
+    tag: str = ""
+    """The heading in the API's description; the first word of the path if empty."""
+    rename: dict[str, str] = field(default_factory=dict)
+    """What HTTP calls an argument -> the argument."""
+    defaults: dict[str, Any] = field(default_factory=dict)
+    """For arguments that only HTTP may leave out."""
+
+    @property
+    def path_arguments(self) -> dict[str, str]:
+        """Name in the path -> argument."""
+        words = [word[1:-1] for word in self.path.split("/") if word.startswith("{")]
+        return {word: self.rename.get(word, word) for word in words}
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    name: str
+    annotation: Any
+    """Without ``None``, which an optional one may also be."""
+    default: Any = UNSET
+    """``UNSET``: it is required."""
+    code: str = "invalid_argument"
+    """Of a refusal by its type or bounds."""
+    reader: Reader | None = None
+    nullable: bool = False
+
+    @property
+    def is_required(self) -> bool:
+        return self.default is UNSET
+
+    def read(self, value: object, *, strict: bool = True) -> Any:
+        """The checked value. ``strict=False`` takes numbers as text."""
+        if self.reader is not None:
+            return self.reader.read(value)
+        if not strict and isinstance(value, str) and self.schema.get("type") == "array":
+            value = [value]
+        return check(self.name, value, self.annotation, code=self.code, strict=strict)
+
+    @property
+    def schema(self) -> Schema:
+        return schema_of(self.annotation) if self.reader is None else self.reader.schema
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    name: str
+    """On the wire."""
+    method: str
+    """In Python."""
+    arguments: dict[str, Argument]
+    """By their names on the wire."""
+    aliases: dict[str, str]
+    """Names in Python that are others on the wire."""
+    settings: Any
+    """The dataclass that checks ``settings``; None where there are none."""
+    result: Any
+    answer: str | None
+    permission: Permission
+    about: str | None
+    """The argument that names the topic or subscription that the permission is about."""
+    runs: Runs
+    repeatable: bool
+    """A client may send it again after a broken connection: the second time changes nothing."""
+    patient: bool
+    """A client tries again while the broker cannot do it, for as long as a publish would be tried."""
+    errors: tuple[str, ...]
+    """Codes that it answers with, besides those of its arguments and of every request."""
+    http: tuple[Http, ...]
+    documentation: str
+    signature: inspect.Signature
+
+    # --- arguments --------------------------------------------------------------------------
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of a call in Python, by name. What was not given is not in it."""
+        bound = self.signature.bind(None, *args, **kwargs).arguments
+        given: dict[str, Any] = {}
+        settings: dict[str, Any] = bound.pop(SETTINGS, {})
+        for name, value in list(bound.items())[1:]:
+            if value is None and not self._takes_none(name):
+                continue
+            if self.settings is not None and name in self.settings.__dataclass_fields__:
+                settings[name] = value
+                continue
+            given[self.aliases.get(name, name)] = value
+        if settings:
+            given[SETTINGS] = settings
+        return given
+
+    def _takes_none(self, name: str) -> bool:
+        argument = self.arguments.get(self.aliases.get(name, name))
+        return argument is not None and argument.is_required
+
+    def check(self, given: dict[str, Any], *, strict: bool = True) -> dict[str, Any]:
+        """Checked arguments with the defaults of those that are missing, or a refusal."""
+        checked: dict[str, Any] = {}
+        for name, argument in self.arguments.items():
+            value = given.get(name, UNSET)
+            if value is UNSET or (value is None and argument.nullable):
+                if argument.is_required:
+                    raise InvalidArgument(f"{self.name} needs {name}", code="missing_argument")
+                checked[name] = argument.default
+            else:
+                checked[name] = argument.read(value, strict=strict)
+        if self.settings is not None:
+            settings = given.get(SETTINGS, {})
+            if not isinstance(settings, dict):
+                raise InvalidArgument(f"settings must be an object, not {settings!r:.60}")
+            self.settings.of(settings)
+            checked[SETTINGS] = settings
+        unknown = given.keys() - checked.keys()
+        if unknown:
+            raise InvalidArgument(
+                f"{self.name} does not take {', '.join(sorted(map(str, unknown)))}; it takes "
+                f"{', '.join(checked) or 'no arguments'}",
+                code="unknown_argument",
+            )
+        return checked
+
+    def encode(self, given: dict[str, Any]) -> bytes:
+        """A call as the body of an ``ADMIN`` frame."""
+        try:
+            return documents.dumps({"op": self.name, **given})
+        except TypeError as error:
+            raise InvalidArgument(f"{self.name} takes strings and numbers: {error}") from None
+
+    # --- results ----------------------------------------------------------------------------
+    def document(self, given: dict[str, Any], result: Any) -> Any:
+        """The result as it travels, ready for :func:`documents.dumps`."""
+        if self.answer is None:
+            return {} if result is None else result
+        return {self.answer: next(iter(given.values())) if self.result is None else result}
+
+    def decode(self, body: bytes) -> Any:
+        """The result of an answer's body."""
+        document = orjson.loads(body)
+        if self.result is None:
+            return None
+        if self.answer is not None:
+            document = document[self.answer]
+        return documents.load(document, self.result)
+
+
+def operation(
+    *,
+    permission: Permission,
+    runs: Runs,
+    about: str | None = None,
+    name: str | None = None,
+    settings: Any = None,
+    answer: str | None = None,
+    repeatable: bool = True,
+    patient: bool = False,
+    errors: tuple[str, ...] = (),
+    http: Http | tuple[Http, ...] = (),
+) -> Callable[[Method], Method]:
+    """Declare an operation; see the head of this file."""
+
+    def declare(function: Method) -> Method:
+        hints = get_type_hints(function, include_extras=True)
+        result = hints.pop("return")
+        arguments = dict(_arguments(function, hints, settings))
+        declared = Operation(
+            name=name or function.__name__,
+            method=function.__name__,
+            arguments={  # where an alias stands beside its argument, the argument counts
+                argument.name: arguments.get(argument.name, argument)
+                for argument in arguments.values()
+            },
+            aliases={name: a.name for name, a in arguments.items() if a.name != name},
+            settings=settings,
+            result=None if result is type(None) else result,
+            answer=answer,
+            permission=permission,
+            about=about,
+            runs=runs,
+            repeatable=repeatable,
+            patient=patient,
+            errors=errors,
+            http=(http,) if isinstance(http, Http) else http,
+            documentation=inspect.cleandoc(function.__doc__ or ""),
+            signature=inspect.signature(function),
+        )
+
+        @functools.wraps(function)
+        async def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return await self._operate(declared, declared.bind(args, kwargs))
+
+        call.operation = declared  # type: ignore[attr-defined]
+        return call  # type: ignore[return-value]
+
+    return declare
+
+
+def table_of(owner: type) -> dict[str, Operation]:
+    """The operations that a class declares, by their names on the wire."""
+    found = (getattr(value, "operation", None) for value in vars(owner).values())
+    return {declared.name: declared for declared in found if declared is not None}
+
+
+def _arguments(
+    function: Callable[..., Any], hints: dict[str, Any], settings: Any
+) -> Iterator[tuple[str, Argument]]:
+    parameters = list(inspect.signature(function).parameters.values())[1:]
+    for parameter in parameters:
+        if parameter.kind is parameter.VAR_KEYWORD:
+            continue
+        if settings is not None and parameter.name in settings.__dataclass_fields__:
+            continue
+        annotation, nullable = _without_none(hints[parameter.name])
+        notes = getattr(annotation, "__metadata__", ())
+        travels_as = [note.name for note in notes if isinstance(note, AliasOf)]
+        yield (
+            parameter.name,
+            Argument(
+                travels_as[0] if travels_as else parameter.name,
+                annotation,
+                UNSET if parameter.default is parameter.empty else parameter.default,
+                next((note.code for note in notes if isinstance(note, Code)), "invalid_argument"),
+                next((note for note in notes if isinstance(note, Reader)), None),
+                nullable,
+            ),
+        )
+
+
+def _without_none(annotation: Any) -> tuple[Any, bool]:
+    """``X`` and True for ``X | None``. Notes on the whole stay on what is left."""
+    if get_origin(annotation) is Annotated:
+        inner, nullable = _without_none(annotation.__origin__)
+        notes = (*getattr(inner, "__metadata__", ()), *annotation.__metadata__)
+        base = inner.__origin__ if get_origin(inner) is Annotated else inner
+        return Annotated[(base, *notes)], nullable
+    if get_origin(annotation) in (Union, UnionType):
+        parts = [part for part in get_args(annotation) if part is not type(None)]
+        if len(parts) < len(get_args(annotation)):
+            return functools.reduce(lambda left, right: left | right, parts), True
+    return annotation, False

@@ -1,0 +1,149 @@
+"""What operations return: plain dicts with known keys, the same in process, on the wire and in ``--json``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
+
+from msgspec import Meta
+
+from headrace import limits
+from headrace.model import SubscriptionSettings, TopicSettings
+from headrace.operations.arguments import Offset, TimeMs
+
+Count = Annotated[int, Meta(ge=0)]
+Text = Annotated[str, Meta(min_length=1, max_length=limits.PIPELINE_TEXT_CHARS_MAX)]
+
+
+def _all_settings(kind: type[TopicSettings] | type[SubscriptionSettings]) -> Meta:
+    schemas = kind.schemas()
+    return Meta(extra_json_schema={"properties": schemas, "required": list(schemas)})
+
+
+class PartitionStats(TypedDict):
+    partition: Count
+    start_offset: Offset
+    """Of the first message that is kept."""
+    end_offset: Offset
+    """One after the last message."""
+    bytes: Count
+    read_only: str | None
+    """Why publishes are refused."""
+
+
+class TopicStats(TypedDict):
+    topic: str
+    partitions: list[PartitionStats]
+    messages: Count
+    bytes: Count
+    backlog: Count
+    """Messages that the slowest subscription has not finished."""
+    subscriptions: list[str]
+    durability: Literal["always", "interval", "never", "memory"]
+    created: TimeMs
+    settings: Annotated[dict[str, Any], _all_settings(TopicSettings)]
+
+
+class CursorStats(TypedDict):
+    topic: str
+    partition: Count
+    position: Offset
+    """Everything before it is done."""
+    end_offset: Offset
+    lag: Count
+    blocked: str | None
+    """Why this partition is not delivered."""
+
+
+class SubscriptionStats(TypedDict):
+    name: str
+    topic: str
+    members: Count
+    lag: Count
+    in_flight: Count
+    waiting_for_retry: Count
+    created: TimeMs
+    settings: Annotated[dict[str, Any], _all_settings(SubscriptionSettings)]
+    partitions: list[CursorStats]
+    acked: Count
+    dead_lettered: Count
+    delivered: Count
+    expired: Count
+    lost: Count
+    nacked: Count
+    redelivered: Count
+    skipped: Count
+    timeouts: Count
+
+
+class DeadLetterCount(TypedDict):
+    topic: str
+    letters: Count
+
+
+class PartitionPosition(TypedDict):
+    partition: Count
+    incarnation: int
+    """Tells the topic from an earlier one of the same name."""
+    start: Offset
+    end: Offset
+    bytes: Count
+    offset: NotRequired[Offset]
+    """Of the first message at or after the time that was asked for."""
+
+
+class BrokerInfo(TypedDict):
+    server: str
+    topics: Count
+    subscriptions: Count
+    max_message_size: Count
+    durable: bool
+    time: TimeMs
+
+
+# --- pipelines --------------------------------------------------------------------------------------
+Whole = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+Measure = Annotated[float, Meta(ge=0)]
+
+
+class QueryReport(TypedDict):
+    """What a pipeline says of one of its queries."""
+
+    name: Text
+    id: NotRequired[str | None]
+    sink: NotRequired[str | None]
+    error: NotRequired[str | None]
+    batch_id: NotRequired[Annotated[int, Meta(ge=-1, le=(1 << 63) - 1)] | None]
+    input_rows: NotRequired[Whole | None]
+    batches_total: NotRequired[Whole | None]
+    input_rows_total: NotRequired[Whole | None]
+    dead_letters: NotRequired[Whole | None]
+    lag: NotRequired[Whole | None]
+    input_rows_per_second: NotRequired[Measure | None]
+    processed_rows_per_second: NotRequired[Measure | None]
+    trigger_ms: NotRequired[Measure | None]
+    last_progress_at: NotRequired[TimeMs | None]
+    sources: NotRequired[list[dict[str, Any]] | None]
+
+
+class PipelineReport(TypedDict):
+    """How a running pipeline is doing, as it says itself."""
+
+    state: Literal["running", "stopped", "failed", "finished"]
+    run_id: Text
+    started_at: TimeMs
+    queries: Annotated[list[QueryReport], Meta(max_length=limits.PIPELINE_QUERIES_MAX)]
+
+
+class PipelineStats(PipelineReport):
+    """The last report of a pipeline, and what the broker knows about it."""
+
+    name: str
+    reported_at: TimeMs
+    stale: bool
+    """It says that it runs, and has not reported for a while."""
+    stopping: bool
+    """It is asked to stop, and has not heard of it yet."""
+
+
+class StopWanted(TypedDict):
+    stop: bool

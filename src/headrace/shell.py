@@ -1,0 +1,180 @@
+"""A blocking shell around an asyncio core: ``Broker`` around ``AsyncBroker``, ``BrokerClient`` around
+``AsyncClient``.
+
+The core runs on an event loop in a thread of its own; the shell carries calls over. Its methods are derived
+from those of the core (:func:`blocking`), so both have the same arguments and results.
+
+Rules:
+- Any method may be called from any thread, except from the shell's own.
+- Closing: first nothing more may cross over (``_gate``), then everything that did is answered. So a call
+  that races with closing is done or raises ``Closed``, and never waits for a loop that has ended.
+- A shell that is open when the program ends is closed then, so that nothing on its way is lost.
+- In a forked child there is no thread to call (``forking.py``): the shell says so instead of waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError, Future
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from headrace.clock import new_loop
+from headrace.errors import Closed, HeadraceError, InvalidArgument
+from headrace.forking import put_aside, watch
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+class Shell:
+    _core: Any
+    """What runs on the loop."""
+    _kind = "broker"
+    """What errors call it."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._gate = threading.Lock()
+        self._is_forked = False
+        watch(self)
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def _not_open(self) -> Closed:
+        """Why a call is refused."""
+        raise NotImplementedError
+
+    # --- the thread -------------------------------------------------------------------------
+    def _start(self, begin: Callable[[], Coroutine[Any, Any, Any]]) -> bool:
+        """Start the thread and run ``begin`` in it. False: it runs already."""
+        with self._gate:
+            if self._loop is not None:
+                return False
+            self._is_forked = False
+            self._loop = new_loop()
+            self._thread = threading.Thread(
+                target=_serve, args=(self._loop,), name=f"headrace-{self._kind}", daemon=True
+            )
+            self._thread.start()
+        try:
+            self._run(begin())
+        except BaseException:
+            self._stop()
+            raise
+        _open.add(self)
+        return True
+
+    def _stop(self) -> None:
+        """End the thread. Calls that still wait in it raise ``Closed``."""
+        _open.discard(self)
+        with self._gate:
+            loop, self._loop = self._loop, None
+            thread, self._thread = self._thread, None
+        if loop is not None and thread is not None:
+            asyncio.run_coroutine_threadsafe(_cancel_all(), loop).result()
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+            loop.close()
+
+    def forked(self) -> None:
+        """In a child process: the thread stays with the parent."""
+        self._gate = threading.Lock()
+        if self._loop is None:
+            return
+        put_aside(self._loop, self._thread, self._core)
+        _open.discard(self)
+        self._loop = self._thread = None
+        self._is_forked = True
+
+    # --- crossing over ----------------------------------------------------------------------
+    def _call(self, callback: Callable[..., Any], *args: Any) -> None:
+        """Run a callback on the loop, soon. Once the shell is closed, nobody is left to tell."""
+        if self._is_forked:
+            raise self._not_open()
+        loop = self._loop
+        if loop is not None:
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(callback, *args)
+
+    def _begin(self, coroutine: Coroutine[Any, Any, Result]) -> Future[Result]:
+        """Run a coroutine on the loop, without waiting for it."""
+        if threading.current_thread() is self._thread:
+            coroutine.close()
+            raise InvalidArgument(
+                f"this would wait for the thread that it runs in; do not call the {self._kind} from a "
+                "callback of its own thread"
+            )
+        with self._gate:
+            if self._loop is None:
+                coroutine.close()
+                raise self._not_open()
+            return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def _run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
+        """Run a coroutine on the loop and wait for its result."""
+        future = self._begin(coroutine)
+        try:
+            return future.result()
+        except CancelledError:
+            raise Closed(f"the {self._kind} was closed during this call") from None
+
+
+def blocking(
+    method: Callable[Concatenate[Any, Parameters], Coroutine[Any, Any, Result]],
+) -> Callable[Concatenate[Any, Parameters], Result]:
+    """A method of a core as a method of its shell: the same arguments, the same result, blocking."""
+    name = method.__name__
+
+    @functools.wraps(method)
+    def forward(self: Any, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        result: Result = self._run(getattr(self._core, name)(*args, **kwargs))
+        return result
+
+    return forward
+
+
+def nowait(
+    method: Callable[Concatenate[Any, Parameters], Coroutine[Any, Any, Result]],
+) -> Callable[Concatenate[Any, Parameters], Future[Result]]:
+    """A method of a core as a method of its shell that does not wait, so that many can be under way."""
+    name = method.__name__
+
+    @functools.wraps(method)
+    def forward(
+        self: Any, /, *args: Parameters.args, **kwargs: Parameters.kwargs
+    ) -> Future[Result]:
+        future: Future[Result] = self._begin(getattr(self._core, name)(*args, **kwargs))
+        return future
+
+    forward.__name__ = f"{name}_nowait"
+    return forward
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    loop.run_forever()
+
+
+async def _cancel_all() -> None:
+    """Every call that still waits on this loop ends."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+_open: set[Shell] = set()
+
+
+@atexit.register
+def _close_all() -> None:
+    for shell in list(_open):
+        with contextlib.suppress(HeadraceError):
+            shell.close()

@@ -1,0 +1,115 @@
+"""How a broker is reached: the options for it, and a client that waits until the broker is up.
+
+The options are a small value that is pickled to executors. What the driver's environment says
+(``HEADRACE_SERVERS``, ``HEADRACE_TOKEN``, ``HEADRACE_CA``) and the certificate's own text are put into it,
+so that an executor needs neither the environment nor the file.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.client.link import ConnectFailed
+from headrace.client.threads import BrokerClient
+from headrace.spark.options import Given, wrong
+
+PORT_DEFAULT = 9999
+TIMEOUT_S_DEFAULT = 60.0
+PAUSE_S = (0.02, 0.05, 0.1, 0.25, 0.5)
+CONNECTION = ("servers", "token", "ca", "tls", "timeout")
+
+
+@dataclass(frozen=True)
+class ConnectionOptions:
+    """Everything that is needed to reach a broker, on any machine."""
+
+    addresses: tuple[tuple[str, int], ...]
+    token: str | None = None
+    tls: bool = False
+    ca: str | None = None
+    """The text of the certificate to trust (PEM), not its path."""
+    timeout: float = TIMEOUT_S_DEFAULT
+
+    @classmethod
+    def of(cls, given: Given) -> ConnectionOptions:
+        environment = os.environ
+        servers = (
+            given.text("servers")
+            or environment.get("HEADRACE_SERVERS")
+            or environment.get("HEADRACE_SERVER")
+            or f"127.0.0.1:{PORT_DEFAULT}"
+        )
+        found = [_address(each.strip()) for each in servers.split(",")]
+        ca = given.text("ca") or environment.get("HEADRACE_CA")
+        return cls(
+            tuple((host, port) for host, port, _ in found),
+            given.text("token") or environment.get("HEADRACE_TOKEN") or None,
+            given.flag("tls", False) or ca is not None or any(tls for _, _, tls in found),
+            None if ca is None else _certificate(ca),
+            given.seconds("timeout", TIMEOUT_S_DEFAULT),
+        )
+
+    def tls_context(self) -> ssl.SSLContext | None:
+        return ssl.create_default_context(cadata=self.ca) if self.tls else None
+
+    def __str__(self) -> str:
+        return ",".join(f"{host}:{port}" for host, port in self.addresses)
+
+
+def _address(text: str) -> tuple[str, int, bool]:
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        scheme, rest = "tcp", text
+    if scheme not in ("tcp", "tls"):
+        raise wrong("servers", f"{text!r} is neither tcp:// nor tls://; it takes host:port")
+    host, colon, port = rest.rpartition(":")
+    if not colon or rest.endswith("]"):  # no port; or an IPv6 address without one
+        host, port = rest, str(PORT_DEFAULT)
+    if not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536 or not host:
+        raise wrong("servers", f"{text!r} is not host:port")
+    return host.strip("[]"), int(port), scheme == "tls"
+
+
+def _certificate(ca: str) -> str:
+    """The certificate's text, from a path or from the text itself."""
+    if ca.lstrip().startswith("-----BEGIN"):
+        return ca
+    try:
+        text = Path(ca).read_text(encoding="ascii")
+        ssl.create_default_context(cadata=text)
+    except (OSError, ValueError) as error:
+        raise wrong("ca", f"the certificate {ca} cannot be used: {error}") from None
+    return text
+
+
+def connect(connection: ConnectionOptions, *, patience: float | None = None) -> BrokerClient:
+    """Connected, or :class:`ConnectFailed` after the connection's timeout.
+
+    ``patience``: seconds for which staging, publishing and committing are tried, if not the timeout.
+    """
+    deadline = time.monotonic() + connection.timeout
+    tls = connection.tls_context()
+    tries = 0
+    while True:
+        for host, port in connection.addresses:
+            client = BrokerClient(
+                host,
+                port,
+                token=connection.token,
+                tls=tls or False,
+                request_timeout=connection.timeout,
+                delivery_timeout=patience or connection.timeout,
+            )
+            try:
+                return client.connect()
+            except ConnectFailed as error:
+                last = error
+        pause = PAUSE_S[min(tries, len(PAUSE_S) - 1)]
+        if time.monotonic() + pause > deadline:
+            raise last
+        tries += 1
+        time.sleep(pause)

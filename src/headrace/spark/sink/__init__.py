@@ -1,0 +1,8 @@
+"""Writing topics with Spark: rows are staged by executors and committed once by the driver.
+
+::
+
+    writers                 what Spark asks of a sink: staging, commit, abort
+    outgoing                from rows to the pieces that are sent to the broker
+    encoding  json_rows     Arrow columns to columnar batches; rows as JSON objects
+"""

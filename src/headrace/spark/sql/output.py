@@ -1,0 +1,409 @@
+"""The result of a query, as rows for people (a table) and for programs (CSV, JSON, Parquet).
+
+A table is for reading, so it has a limit, and its rows are fetched at once. The other formats may be of
+any size: Spark writes the result, all tasks at once, into Parquet files in a folder beside, and from
+there it goes batch by batch, in order, to where it is wanted. So memory is bounded, and what is written
+into a file appears there whole, or not at all.
+
+======================  ===============================  ==================================
+\\                       CSV                              JSON, a row an object a line
+======================  ===============================  ==================================
+null                    nothing                          null
+timestamp               2026-01-31T12:00:00.250Z         the same, as a string
+bytes                   base64                           base64
+struct, array, map      their JSON                       themselves
+decimal                 all its digits                   a number with all its digits
+NaN, infinity           NaN, Infinity, -Infinity         the same, as strings
+======================  ===============================  ==================================
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import os
+import shutil
+import tempfile
+from base64 import b64encode
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import IO, Any, Literal, NamedTuple, Protocol
+
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import DataType
+
+from headrace.errors import InvalidArgument
+from headrace.log.batch import no_collection
+
+Format = Literal["table", "csv", "json", "parquet"]
+ENDINGS: dict[str, Format] = {
+    ".csv": "csv",
+    ".json": "json",
+    ".jsonl": "json",
+    ".ndjson": "json",
+    ".parquet": "parquet",
+}
+_ROWS = 10_000
+_PLAIN = {
+    *("boolean", "byte", "short", "integer", "long", "float", "double", "decimal", "string"),
+    *("binary", "date", "timestamp", "timestamp_ntz"),
+}
+"""Types that Arrow, Parquet and Python all know. Others (intervals, variants, …) are shown as text."""
+
+
+class ResultRows(NamedTuple):
+    """Some rows, to be shown."""
+
+    names: list[str]
+    types: list[pa.DataType]
+    columns: list[list[Any]]
+    is_all: bool
+
+    @property
+    def height(self) -> int:
+        return len(self.columns[0]) if self.columns else 0
+
+    @classmethod
+    def of(cls, columns: dict[str, list[Any]]) -> ResultRows:
+        """Rows that do not come from Spark."""
+        types = [pa.array(values).type for values in columns.values()]
+        return cls(list(columns), types, list(columns.values()), True)
+
+    def batch(self) -> pa.RecordBatch:
+        arrays = [pa.array(*each) for each in zip(self.columns, self.types, strict=True)]
+        return pa.RecordBatch.from_arrays(arrays, names=self.names)
+
+
+# --- fetching -----------------------------------------------------------------------------------------
+def fetch(frame: DataFrame, limit: int | None) -> ResultRows:
+    """The first rows, or all of them."""
+    names = frame.columns
+    if not names:
+        return ResultRows([], [], [], True)
+    plain = _plain(frame)
+    found = (plain if limit is None else plain.limit(limit + 1)).toArrow()
+    is_all = limit is None or found.num_rows <= limit
+    if not is_all:
+        found = found.slice(0, limit)
+    return ResultRows(
+        names, found.schema.types, [each.to_pylist() for each in found.columns], is_all
+    )
+
+
+def _plain(frame: DataFrame) -> DataFrame:
+    """Columns with names that differ, and of types that everybody knows."""
+    fields = frame.schema.fields
+    frame = frame.toDF(*(f"c{number}" for number in range(len(fields))))
+    return frame.select(
+        *(
+            F.col(name) if _is_plain(field.dataType) else F.col(name).cast("string").alias(name)
+            for name, field in zip(frame.columns, fields, strict=True)
+        )
+    )
+
+
+def _is_plain(type_: DataType) -> bool:
+    kind = type_.typeName()
+    inner: list[Any] = []
+    if kind == "struct":
+        inner = [field.dataType for field in type_.fields]  # type: ignore[attr-defined]
+    elif kind == "array":
+        inner = [type_.elementType]  # type: ignore[attr-defined]
+    elif kind == "map":
+        inner = [type_.keyType, type_.valueType]  # type: ignore[attr-defined]
+    elif kind.startswith("decimal"):
+        return True
+    else:
+        return kind in _PLAIN
+    return all(map(_is_plain, inner))
+
+
+class Spool(NamedTuple):
+    """A result on disk, to be read once and removed."""
+
+    folder: Path
+    names: list[str]
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """All rows, in order. One batch at least, so that a result without rows has its columns."""
+        if not self.names:  # of a command, which has been carried out
+            return
+        schema = None
+        # The number of the task that wrote it is in a file's name.
+        for path in sorted(self.folder.glob("part-*.parquet")):
+            with pq.ParquetFile(path) as file:
+                if schema is None:
+                    fields = zip(file.schema_arrow, self.names, strict=True)
+                    schema = pa.schema([field.with_name(name) for field, name in fields])
+                for batch in file.iter_batches(_ROWS):
+                    yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+        assert schema is not None, "Spark writes a file even if there is no row"
+        yield pa.RecordBatch.from_pylist([], schema=schema)
+
+    def remove(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def spool(frame: DataFrame, limit: int | None = None) -> Spool:
+    """Lets Spark write the result, or its first rows."""
+    found = Spool(Path(tempfile.mkdtemp(prefix="headrace-sql-")), frame.columns)
+    if found.names:
+        plain = _plain(frame)
+        with _exact_times(frame):
+            (plain if limit is None else plain.limit(limit)).write.mode("overwrite").parquet(
+                found.folder.as_uri()
+            )
+    return found
+
+
+@contextmanager
+def _exact_times(frame: DataFrame) -> Iterator[None]:
+    """Spark's default for Parquet is an old form of times that knows no zone and ends in 2262."""
+    conf, name = frame.sparkSession.conf, "spark.sql.parquet.outputTimestampType"
+    before = str(conf.get(name))
+    conf.set(name, "TIMESTAMP_MICROS")
+    try:
+        yield
+    finally:
+        conf.set(name, before)
+
+
+# --- one value ----------------------------------------------------------------------------------------
+Convert = Callable[[Any], Any]
+
+
+def moment(value: datetime) -> str:
+    """``2026-01-31T12:00:00Z``, with what it has of a second, and a Z if it has a zone."""
+    text = value.replace(tzinfo=None).isoformat(timespec="microseconds")
+    text = text[:-3] if text.endswith("000") else text
+    text = text.removesuffix(".000")
+    return text if value.tzinfo is None else text + "Z"
+
+
+def _float(value: float) -> Any:
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def converter(type_: pa.DataType) -> Convert | None:
+    """A function that turns a value of the type into one that JSON knows. None: it is one."""
+    is_ = pa.types
+    if is_.is_timestamp(type_):
+        return lambda value: moment(value.astimezone(UTC) if value.tzinfo else value)
+    if is_.is_date(type_):
+        return date.isoformat
+    if is_.is_decimal(type_):
+        return lambda value: orjson.Fragment(format(value, "f"))
+    if is_.is_binary(type_) or is_.is_large_binary(type_):
+        return lambda value: b64encode(value).decode()
+    if is_.is_floating(type_):
+        return _float
+    if is_.is_struct(type_):
+        fields = {field.name: _nullable(field.type) for field in type_}
+        return lambda value: {name: convert(value[name]) for name, convert in fields.items()}
+    if is_.is_map(type_):
+        key, item = _nullable(type_.key_type), _nullable(type_.item_type)
+        return lambda value: {_key(key(name)): item(inner) for name, inner in value}
+    if is_.is_list(type_) or is_.is_large_list(type_):
+        inner = _nullable(type_.value_type)
+        return lambda value: [inner(each) for each in value]
+    return None
+
+
+def _nullable(type_: pa.DataType) -> Convert:
+    convert = converter(type_)
+    if convert is None:
+        return lambda value: value
+    return lambda value: None if value is None else convert(value)
+
+
+def _key(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return as_json(value)
+
+
+def as_json(value: Any) -> str:
+    """The result of a converter, as a text."""
+    return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS).decode()
+
+
+def texts(column: Sequence[Any], type_: pa.DataType) -> list[str | None]:
+    """A column as text: what CSV has, and what a table shows."""
+    convert = converter(type_)
+    is_nested = pa.types.is_nested(type_)
+    found: list[str | None] = []
+    for value in column:
+        if value is None:
+            found.append(None)
+        elif isinstance(value, bool):
+            found.append("true" if value else "false")
+        elif isinstance(value, Decimal):
+            found.append(format(value, "f"))
+        elif convert is None:
+            found.append(str(value))
+        elif is_nested:
+            found.append(as_json(convert(value)))
+        else:
+            found.append(str(convert(value)))
+    return found
+
+
+# --- formats ------------------------------------------------------------------------------------------
+class Writer(Protocol):
+    def write(self, batch: pa.RecordBatch) -> None: ...
+    def close(self) -> None: ...
+
+
+class CsvWriter:
+    def __init__(self, stream: IO[bytes]):
+        self._stream = stream
+        self._text = io.StringIO()
+        self._csv = csv.writer(self._text, lineterminator="\n")
+        self._is_first = True
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        if self._is_first:
+            self._csv.writerow(batch.schema.names)
+            self._is_first = False
+        columns = [
+            texts(column.to_pylist(), type_)
+            for column, type_ in zip(batch.columns, batch.schema.types, strict=True)
+        ]
+        self._csv.writerows(zip(*columns, strict=True))
+        self._stream.write(self._text.getvalue().encode())
+        self._text.seek(0)
+        self._text.truncate()
+
+    def close(self) -> None:
+        self._stream.flush()
+
+
+class JsonWriter:
+    """A row is an object on a line of its own; a null is written, so that all rows have all columns."""
+
+    def __init__(self, stream: IO[bytes]):
+        self._stream = stream
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        names = batch.schema.names
+        columns = [self._values(column) for column in batch.columns]
+        option = orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS
+        with no_collection(batch.num_rows):
+            lines = [
+                orjson.dumps(dict(zip(names, row, strict=False)), option=option)
+                for row in zip(*columns, strict=True)
+            ]
+        self._stream.write(b"".join(lines))
+
+    @staticmethod
+    def _values(column: pa.Array) -> list[Any]:
+        convert = converter(column.type)
+        values: list[Any] = column.to_pylist()
+        if convert is None:
+            return values
+        if convert is _float and pc.all(pc.is_finite(column)).as_py() is not False:
+            return values
+        return [None if value is None else convert(value) for value in values]
+
+    def close(self) -> None:
+        self._stream.flush()
+
+
+class ParquetWriter:
+    def __init__(self, stream: IO[bytes]):
+        self._stream = stream
+        self._writer: Any = None
+        self._waiting: list[pa.RecordBatch] = []
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        if self._writer is None:
+            self._writer = pq.ParquetWriter(self._stream, batch.schema, compression="zstd")
+        self._waiting.append(batch)
+        if sum(each.num_rows for each in self._waiting) >= 10 * _ROWS:
+            self._flush()
+
+    def _flush(self) -> None:
+        if not self._waiting:
+            return
+        table = pa.Table.from_batches(self._waiting)
+        self._waiting = []
+        if table.num_rows:
+            self._writer.write_table(table)
+
+    def close(self) -> None:
+        if self._writer is None:
+            return  # a command has no rows, and not even columns
+        self._flush()
+        self._writer.close()
+        self._stream.flush()
+
+
+_WRITERS: dict[str, Callable[[IO[bytes]], Writer]] = {
+    "csv": CsvWriter,
+    "json": JsonWriter,
+    "parquet": ParquetWriter,
+}
+
+
+def check_names(names: Sequence[str], format_: Format) -> None:
+    """A CSV may have two columns of one name; the others have no way to say so."""
+    if format_ == "csv":
+        return
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise InvalidArgument(
+            f"two columns are called {twice[0]!r}: tell them apart with AS", code="invalid_sql"
+        )
+
+
+def write(batches: Iterator[pa.RecordBatch], stream: IO[bytes], format_: Format) -> int:
+    """All rows; how many they were."""
+    writer = _WRITERS[format_](stream)
+    count = 0
+    for batch in batches:
+        writer.write(batch)
+        count += batch.num_rows
+    writer.close()
+    return count
+
+
+def format_of(format_: str | None, output: Path | None) -> Format:
+    """As said, else by the file's name, else a table."""
+    if format_ is None:
+        if output is None:
+            return "table"
+        if output.suffix.lower() not in ENDINGS:
+            raise InvalidArgument(f"say with --format what {output} is to be: csv, json or parquet")
+        return ENDINGS[output.suffix.lower()]
+    if format_ not in ("table", *_WRITERS):
+        raise InvalidArgument(f"--format is table, csv, json or parquet, not {format_!r}")
+    found: Any = format_
+    return found  # type: ignore[no-any-return]
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A file that is replaced by a whole new one, or stays as it was."""
+    half = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with half.open("wb") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(half, path)
+    except OSError as error:
+        raise InvalidArgument(f"{path} cannot be written: {error.strerror or error}") from None
+    finally:
+        half.unlink(missing_ok=True)

@@ -1,0 +1,33 @@
+"""Time, threads and disks that do as they are told.
+
+Everything that Headrace takes from the machine goes into constructors, and each of these fits where
+the real one does:
+
+======================  ======================  =================================================
+fake                    instead of              what it is for
+======================  ======================  =================================================
+:class:`FakeLoop`       an asyncio loop         timers run when the test says that time has passed
+:class:`FakeClock`      ``clock.Clock``         the wall clock follows the loop, or jumps
+:class:`InlineWorkers`  ``log.workers.Workers`` disk jobs without threads, held back on demand
+:class:`FaultyFiles`    ``files.Files``         counts every call and lets the Nth of them fail
+:class:`SimulatedFiles` ``files.Files``         a disk in memory that can lose power
+:class:`SlowStorage`    ``log.storage``         logs whose reads complete later, as over a network
+======================  ======================  =================================================
+"""
+
+from tests.fakes.faults import Call, Fault, FaultyFiles
+from tests.fakes.simulated import SimulatedFiles
+from tests.fakes.slow import SlowStorage
+from tests.fakes.time import FakeClock, FakeLoop
+from tests.fakes.workers import InlineWorkers
+
+__all__ = [
+    "Call",
+    "FakeClock",
+    "FakeLoop",
+    "Fault",
+    "FaultyFiles",
+    "InlineWorkers",
+    "SimulatedFiles",
+    "SlowStorage",
+]
