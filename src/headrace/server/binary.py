@@ -187,8 +187,8 @@ class BinarySession(RequestSession[Frame]):
         for name in ("topic", "client_id", "subscription", "offset"):
             given.pop(name, None)
         headers, options = publish_arguments(given)
-        build = self.engine.publishing.message
-        self._publish(frame, build(topic, frame.body, headers, options, gather=True))
+        publish = self.publishing.message(topic, frame.body, headers, options, gather=True)
+        self._publish(frame, publish)
 
     def on_publish_batch(self, frame: Frame) -> None:
         topic, partition, batch = self._batch_in(frame)

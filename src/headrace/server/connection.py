@@ -112,6 +112,7 @@ class Session:
         self.connection = connection
         self.hub = connection.hub
         self.engine = connection.hub.engine
+        self.publishing = self.engine.publishing
         self.outbox = connection.outbox
 
     def feed(self, data: bytes) -> None:

@@ -64,8 +64,7 @@ def on_publish(session: HttpSession, request: Request, topic: str) -> None:
     body = request.body
     if is_json:
         read_json(body)
-    build = session.engine.publishing.message
-    publish = build(topic, body, headers, options, True)
+    publish = session.publishing.message(topic, body, headers, options, gather=True)
     slot = session.outbox.reserve(len(body) + 256)
 
     def done(receipts: list[Receipt], error: HeadraceError | None) -> None:
@@ -127,7 +126,7 @@ def on_publish_batch(session: HttpSession, request: Request, topic: str) -> None
         "ttl": seconds_of(query["ttl"], "ttl") if "ttl" in query else None,
     }
     key = request.headers.get("idempotency-key")
-    publish = engine.publishing.messages(
+    publish = session.publishing.messages(
         topic, values, message_headers(request), options, idempotency_key=key
     )
     slot = session.reserve(request)

@@ -101,9 +101,9 @@ class TextSession(RequestSession[PublishRun | Command]):
     def on_pub(self, command: Command) -> None:
         assert command.payload is not None
         headers, options = publish_arguments(command.options)
-        build = self.engine.publishing.message
-        publish = build(command.words[0], command.payload, headers, options)
-        slot = self.outbox.reserve(len(command.payload))
+        topic, payload = command.words[0], command.payload
+        publish = self.publishing.message(topic, payload, headers, options)
+        slot = self.outbox.reserve(len(payload))
 
         def done(receipts: list[Receipt], error: HeadraceError | None) -> None:
             if error is not None:

@@ -268,9 +268,8 @@ class WebSocketSession(Session):
             if encoding is not None:
                 headers.setdefault(CONTENT_TYPE, "application/octet-stream")
             options = _options(command)
-        build = self.engine.publishing.message
         try:
-            publish = build(topic, value, headers, options, True)
+            publish = self.publishing.message(topic, value, headers, options, gather=True)
         except HeadraceError as error:  # answered in its place, like every publish
             self.outbox.send(self._error(message_id, error))
             return
