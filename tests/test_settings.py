@@ -206,8 +206,8 @@ def test_a_value_that_cannot_be_is_refused_by_name(name: str, value: str) -> Non
     with pytest.raises(InvalidArgument) as caught:
         load(None, {variable: value})
     assert caught.value.code == "invalid_setting"
-    assert caught.value.message.startswith(f"{name} (environment {variable}) cannot be ")
-    assert ": it is " in caught.value.message
+    assert caught.value.message.startswith(f"{name} (environment {variable}) must be ")
+    assert ", not " in caught.value.message
 
 
 @pytest.mark.parametrize(
