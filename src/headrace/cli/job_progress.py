@@ -1,4 +1,4 @@
-"""What is shown of jobs that run on, and how they are asked to end; for all commands that have some."""
+"""Long-running jobs: how their progress is shown, and how signals stop them."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from headrace.cli.connecting import console, count_of, say
+from headrace.cli.printing import console, count_of, new_table, say
 
 if TYPE_CHECKING:
     from headrace.spark.pipelines.running import RunningJob
 
 TELL_S = 10.0
-"""How often a line is written where there is no terminal."""
+"""Seconds between two lines of progress where there is no terminal."""
 
 
 # --- signals ----------------------------------------------------------------------------------------
 class Signals:
-    """SIGINT and SIGTERM ask for an end; the second time they mean it."""
+    """SIGINT and SIGTERM: the first stops the jobs after their batches, the second at once."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -49,7 +49,7 @@ class Signals:
         self._count += 1
         if self._stop is None:
             if number == signal.SIGINT:
-                raise KeyboardInterrupt  # nothing has begun
+                raise KeyboardInterrupt  # nothing has started
             raise SystemExit(0)
         self._stop(now=self._count > 1)
 
@@ -66,7 +66,7 @@ def signals() -> Iterator[Signals]:
 
 # --- the progress ---------------------------------------------------------------------------------
 class Lines:
-    """Progress where there is no terminal: a line now and then, which a log can keep."""
+    """Progress where there is no terminal: a line every few seconds, for a log."""
 
     def __init__(self) -> None:
         self._told: dict[str, tuple[float, Any]] = {}
@@ -86,7 +86,7 @@ class Lines:
 
 
 class Screen(Lines):
-    """Progress on a terminal: a row for each query, kept up to date."""
+    """Progress on a terminal: a live table with a row for each query."""
 
     def __init__(self, live: Live):
         super().__init__()
@@ -110,11 +110,8 @@ def display() -> Iterator[Lines]:
 
 
 def progress_table(jobs: Sequence[RunningJob]) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for title in ("query", "state"):
-        table.add_column(title)
-    for title in ("batch", "rows", "rows/s", "behind", "dead letters", "last batch"):
-        table.add_column(title, justify="right")
+    numbers = ("batch", "rows", "rows/s", "lag", "dead letters", "last batch")
+    table = new_table([(title, title in numbers) for title in ("query", "state", *numbers)])
     for job in jobs:
         document = job.document()
         state = "stopping" if job.is_stopping and job.state == "running" else document["state"]
@@ -134,19 +131,20 @@ def progress_table(jobs: Sequence[RunningJob]) -> Table:
 
 
 def line_of(query: dict[str, Any]) -> str:
-    behind = "" if query.get("lag") is None else f", {query['lag']:,} behind"
-    dead = query.get("dead_letters", 0)
-    letters = f", {count_of(dead, 'dead letter')}" if dead else ""
+    lag = "" if query.get("lag") is None else f", lag {query['lag']:,}"
     return (
         f"{query['name']}: batch {query.get('batch_id', -1)}, "
         f"{count_of(query.get('input_rows_total', 0), 'row')}, "
-        f"{query.get('input_rows_per_second', 0):,.0f} rows/s{behind}{letters}"
+        f"{query.get('input_rows_per_second', 0):,.0f} rows/s{lag}{_dead_letters([query])}"
     )
 
 
 def last_line(job: RunningJob) -> str:
     queries = job.document()["queries"]
     rows = max([query.get("input_rows_total", 0) for query in queries], default=0)
+    return f"{job.name} {job.state}: {count_of(rows, 'row')}{_dead_letters(queries)}"
+
+
+def _dead_letters(queries: Sequence[dict[str, Any]]) -> str:
     dead = sum(query.get("dead_letters", 0) for query in queries)
-    letters = f", {count_of(dead, 'dead letter')}" if dead else ""
-    return f"{job.name} {job.state}: {count_of(rows, 'row')}{letters}"
+    return f", {count_of(dead, 'dead letter')}" if dead else ""

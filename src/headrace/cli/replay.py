@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.connecting import count_of, say
 from headrace.cli.job_progress import TELL_S, signals
+from headrace.cli.printing import count_of, progress_bar, say
 from headrace.cli.spark_work import (
     FromOffset,
     Log,
@@ -18,7 +18,6 @@ from headrace.cli.spark_work import (
     ToOffset,
     Until,
     check_installed,
-    progress_bar,
     sparkling,
     with_place,
 )
@@ -65,17 +64,16 @@ def replay(
     *,
     place: SparkPlace,
 ) -> None:
-    """Write the records of a topic or of a table into a topic, exactly once, at a rate.
+    """Write a topic or a table into a topic again.
 
-    Each gets the header headrace-replayed-from: orders/0@17. Ctrl-C stops it after the step under way;
-    the same command with its --name continues.
+    Every record is written exactly once. Each gets the header headrace-replayed-from: orders/0@17.
+    Ctrl-C stops the replay after the current step; the same command with its --name continues.
 
     Exit code 0: everything is written. 1: it was stopped before the end.
 
+    \b
     Examples:
-
       headrace replay --from orders --to orders.test --since 1h --rate 1000/s
-
       headrace replay --from /lake/orders --to orders --where "partition = 2" --name restore
     """
     check_installed()
@@ -97,10 +95,10 @@ def replay(
 
     with (
         signals() as asked_to_stop,
-        sparkling("replay", place.master, place.conf, log) as spark,
+        sparkling("replay", place, log) as spark,
         progress_bar(f"replay {work.name}") as bar,
     ):
-        asked_to_stop.take_over()  # Spark has put its own in place
+        asked_to_stop.take_over()  # Spark has installed its own handlers
         asked_to_stop.tell(end)
         told = time.monotonic()
 

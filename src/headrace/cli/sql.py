@@ -1,8 +1,8 @@
 """``headrace sql``: topics as tables, for one query or at a prompt.
 
-Spark takes seconds to start, so what can be found wrong before is: the arguments, the broker, the name of
-a file. At the prompt it starts while the first query is typed. Its own log goes into a file that is
-removed at the end, and is named when something went wrong with Spark itself.
+Spark takes seconds to start, so mistakes in the arguments, the broker's address and file names are
+reported before. At the prompt, Spark starts while you type the first query. Its log goes into a file,
+which is deleted at the end; if Spark itself fails, the file is kept and named.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from headrace import limits
-from headrace.cli.connecting import count_of, size
+from headrace.cli.printing import count_of, errors, progress_bar, size
 from headrace.cli.spark_work import (
     FromOffset,
     Since,
@@ -29,9 +29,6 @@ from headrace.cli.spark_work import (
     ToOffset,
     Until,
     check_installed,
-    errors,
-    progress_bar,
-    settings_of,
     with_bar,
     with_place,
 )
@@ -45,7 +42,7 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 LIMIT = 100
-"""Rows of a table, unless --limit says otherwise."""
+"""Rows that a table shows without --limit."""
 _LIST = re.compile(r"(?:\\d|SHOW\s+(?:TABLES|TOPICS))\s*\Z", re.IGNORECASE)
 _DESCRIBE = re.compile(r"\\d\s+(\S+)\s*\Z")
 
@@ -54,15 +51,15 @@ _DESCRIBE = re.compile(r"\\d\s+(\S+)\s*\Z")
 def sql(
     query: Annotated[
         str | None,
-        typer.Argument(metavar="[QUERY]", help="The query; without one, a prompt."),
+        typer.Argument(metavar="[QUERY]", help="The query; default: open a prompt."),
     ] = None,
     schema: Annotated[
         list[str] | None,
         typer.Option(
             "--schema",
             metavar="'TOPIC: FIELDS'",
-            help="What is in a topic: fields as in CREATE TABLE, text, or binary; @FILE for a JSON "
-            "object of them. May be repeated. Else it is inferred.",
+            help="A topic's schema: fields as in CREATE TABLE, text, or binary. @FILE reads a JSON "
+            "object of topics and schemas. May be repeated. Default: inferred.",
         ),
     ] = None,
     since: Since = None,
@@ -76,27 +73,27 @@ def sql(
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output", "-o", metavar="FILE", help="Write into a file, not to the screen."
-        ),
+        typer.Option("--output", "-o", metavar="FILE", help="Write the result to a file."),
     ] = None,
     limit: Annotated[
         int | None,
         typer.Option(
-            "--limit", "-n", min=0, help=f"ResultRows at most; 0: all. A table has {LIMIT}."
+            "--limit", "-n", min=0, help=f"Most rows to print; 0: all. Default for tables: {LIMIT}."
         ),
     ] = None,
     path: Annotated[
         Path | None,
-        typer.Option(metavar="DATA_DIR", help="Read a data directory, with no broker."),
+        typer.Option(metavar="DATA_DIR", help="Read a data directory without a broker."),
     ] = None,
     quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Do not say what was inferred.")
+        bool, typer.Option("--quiet", "-q", help="Do not print inferred schemas.")
     ] = False,
     *,
     place: SparkPlace,
 ) -> None:
-    """Query topics with SQL. They are tables by name.
+    """Query topics with SQL.
+
+    Each topic is a table of the same name.
 
     \b
     Examples:
@@ -107,15 +104,15 @@ def sql(
       headrace sql --path ./data "SELECT _timestamp, value FROM logs LIMIT 5"
 
     \b
-    A topic has the fields of its JSON values, or the column value, and:
-      _key _topic _partition _offset _timestamp _headers _id, and _corrupt for JSON
+    Columns: the fields of JSON values, or else the column value; and for each record
+      _key _topic _partition _offset _timestamp _headers _id (and _corrupt for JSON)
 
-    Without a query it is a prompt; a statement ends with a semicolon, \\? says more. Statements from
-    a pipe are run one by one.
+    Without a query, a prompt opens. There a statement ends with a semicolon, and \\? prints help.
+    Statements from a pipe run one after another.
     """
-    spark_settings = settings_of(place.conf)
+    spark_settings = place.spark_settings()
     if as_json and format_ not in (None, "json"):
-        raise InvalidArgument("--json is --format json; give one of them")
+        raise InvalidArgument("--json means --format json: give only one of them")
     check_installed()
     from headrace.spark.notation import RecordRange
     from headrace.spark.sql.catalog import Catalog
@@ -124,23 +121,25 @@ def sql(
 
     shape = format_of("json" if as_json else format_, output)
     if shape == "parquet" and output is None and sys.stdout.isatty():
-        raise InvalidArgument("Parquet is not for a terminal: name a file with --output")
+        raise InvalidArgument("Parquet cannot be shown on a terminal: name a file with --output")
     if output is not None and not output.absolute().parent.is_dir():
-        raise InvalidArgument(f"there is no folder {output.absolute().parent} for {output.name}")
+        raise InvalidArgument(
+            f"the folder {output.absolute().parent} of {output.name} does not exist"
+        )
     schemas = Schemas()
     for each in schema or ():
         schemas.add(each)
     bounds = RecordRange(since, until, from_offset, to_offset)
     given = None if query is None else statements(query)
     if given == []:
-        raise InvalidArgument("the query is empty; headrace sql alone is a prompt")
+        raise InvalidArgument("the query is empty; without a query, headrace sql opens a prompt")
     if output is not None and (given is None or len(given) != 1):
-        raise InvalidArgument("--output takes the result of one query: give one")
+        raise InvalidArgument("--output needs exactly one query")
     catalog = Catalog(place.source(path), schemas)
     with StatementRunner(
         catalog, bounds, shape, output, limit, quiet, place.master, spark_settings
     ) as work:
-        catalog.names()  # is there a broker?
+        catalog.names()  # fails now if no broker answers
         try:
             _run(work, given)
         except HeadraceError as error:
@@ -163,7 +162,7 @@ def _run(work: StatementRunner, given: list[str] | None) -> None:
 
 
 class StatementRunner:
-    """Runs statements and prints what they found; Spark is started when the first one needs it."""
+    """Runs statements and prints their results. Spark starts with the first one that needs it."""
 
     def __init__(
         self,
@@ -195,7 +194,7 @@ class StatementRunner:
         self.shows_time = False
 
     def __enter__(self) -> StatementRunner:
-        # When the JVM dies, what talks to it logs the traceback of every call; one line says it all.
+        # When the JVM dies, py4j logs a traceback for every call; our one line is enough.
         logging.getLogger().addHandler(self._silence)
         return self
 
@@ -215,12 +214,12 @@ class StatementRunner:
         return self._folder / "spark.log"
 
     def say(self, text: str) -> None:
-        """To whoever sits there: standard error, a line."""
+        """Print a line for people, on standard error."""
         errors.print(text, markup=False, highlight=False, soft_wrap=True)
 
     # --- Spark ------------------------------------------------------------------------------
     def start(self) -> None:
-        """Begin to start Spark, and go on."""
+        """Start Spark in the background."""
         if self._starting is None:
             self._starting = threading.Thread(target=self._start, name="spark", daemon=True)
             self._starting.start()
@@ -236,7 +235,7 @@ class StatementRunner:
             settings |= self._settings
             spark = session(
                 "headrace sql",
-                # A query that fails is not tried again: somebody waits for it.
+                # A query that fails is not retried: a person waits for it.
                 self._master or f"local[{cores},1]",
                 log_level="ERROR",
                 log_file=self._log,
@@ -270,7 +269,7 @@ class StatementRunner:
         return self._started
 
     def _watched(self, work: Callable[[], Result]) -> Result:
-        """Runs it in Spark, with a bar; Ctrl-C cancels it."""
+        """Run ``work`` in Spark, with a progress bar. Ctrl-C cancels it."""
         try:
             return with_bar(self.topics().spark, "query", work)
         except HeadraceError as error:
@@ -281,7 +280,7 @@ class StatementRunner:
 
     # --- statements -------------------------------------------------------------------------
     def run(self, statement: str) -> None:
-        """One statement, or a word of the prompt. What it found is printed."""
+        """Run one statement, or one command of the prompt, and print the result."""
         began = time.monotonic()
         described = _DESCRIBE.match(statement)
         if _LIST.match(statement):
@@ -303,7 +302,9 @@ class StatementRunner:
         rows = self._watched(lambda: fetch(topics.query(statement), limit))
         self._print(rows, statement)
         if not rows.is_all:
-            self.say(f"these are the first {count_of(rows.height, 'row')}; --limit 0 shows all")
+            self.say(
+                f"only the first {count_of(rows.height, 'row')} are shown; --limit 0 shows all"
+            )
 
     def _run_rows(self, statement: str) -> None:
         from headrace.spark.sql.output import Spool, check_names, spool
@@ -333,7 +334,7 @@ class StatementRunner:
         self.say(f"wrote {count_of(count, 'row')} to {self._output}")
 
     def _print(self, rows: ResultRows, statement: str = "") -> None:
-        """As a table, or in the format that was asked for."""
+        """Print as a table, or in the format of ``--format``."""
         from headrace.cli.sql_table import print_table_of
         from headrace.spark.sql.text import names
 
@@ -345,7 +346,7 @@ class StatementRunner:
         asked_for = {part for parts, _, _ in names(statement) for part in parts}
         left_out = print_table_of(rows, asked_for)
         if left_out:
-            self.say(f"NULL in all rows, and not shown: {', '.join(left_out)}")
+            self.say(f"not shown, because NULL in all rows: {', '.join(left_out)}")
         if self.shows_time:
             self.say(count_of(rows.height, "row"))
 
