@@ -17,7 +17,7 @@ from headrace.cli.connecting import Yes
 from headrace.cli.printing import AsJson, count_of, new_table, print_json, progress_bar, size
 from headrace.doctor.commands import examine, repair
 from headrace.doctor.dump import DumpedBatch, dump
-from headrace.doctor.findings import Action, Finding, PartitionState, Report, Severity
+from headrace.doctor.findings import PartitionState, Report, Severity
 from headrace.errors import InvalidArgument, StorageFailed
 
 _COLOURS: dict[Severity, str] = {
@@ -43,7 +43,7 @@ def doctor(
     ] = None,
     repair: Annotated[
         bool,
-        typer.Option("--repair", help="Ask, then repair what can be repaired."),
+        typer.Option("--repair", help="Ask, then repair the damage."),
     ] = False,
     yes: Yes = False,
     as_json: AsJson = False,
@@ -62,7 +62,7 @@ def doctor(
     Examples:
       headrace doctor data              list partitions and problems
       headrace doctor data --repair     give up destroyed records and continue
-      headrace doctor data --json       the same for a program
+      headrace doctor data --json       the same, as JSON
       headrace doctor --dump data/orders/0/00000000000000000000.log
 
     \b
@@ -74,16 +74,16 @@ def doctor(
     try:
         if dump is not None:
             if repair or yes:
-                raise InvalidArgument("--dump only looks at a file; leave out --repair and --yes")
+                raise InvalidArgument("--dump only reads a file; leave out --repair and --yes")
             whole = _dump(dump, as_json)
         elif data_dir is None:
             raise InvalidArgument("name the data directory, for example: headrace doctor ./data")
         elif repair:
             if as_json and not yes:
-                raise InvalidArgument("--repair --json cannot ask you; add --yes to repair")
+                raise InvalidArgument("--repair --json cannot ask for confirmation; add --yes")
             whole = _repair(data_dir, yes, as_json)
         elif yes:
-            raise InvalidArgument("--yes answers what --repair asks; add --repair to repair")
+            raise InvalidArgument("--yes needs --repair")
         else:
             whole = _examine(data_dir, as_json)
     except BrokenPipeError:
@@ -95,7 +95,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-# --- the three things it does -------------------------------------------------------------------
+# --- examine, repair, dump -----------------------------------------------------------------------
 def _examine(data_dir: Path, as_json: bool) -> bool:
     report = _watched_examination(data_dir)
     if as_json:
@@ -130,7 +130,7 @@ def _repair(data_dir: Path, yes: bool, as_json: bool) -> bool:
         )
     else:
         for action in actions:
-            _print_action(console, action)
+            _print_item("done", "green", action.file, f"\n        {action.sentence}.")
         console.print()
         _print_verdict(console, after, repaired=True)
     return after.healthy
@@ -188,7 +188,8 @@ def _print_report(console: Console, report: Report) -> None:
     for finding in report.findings:
         seen[finding.code] += 1
         if seen[finding.code] <= _FINDINGS_MAX:
-            _print_finding(console, finding)
+            text = f" [{finding.code}]\n        {finding.sentence}."
+            _print_item(finding.severity, _COLOURS[finding.severity], finding.file, text)
     for code, number in seen.items():
         if number > _FINDINGS_MAX:
             console.print(f"and {number - _FINDINGS_MAX:,} more {code}; --json lists them all")
@@ -209,21 +210,8 @@ def _partition_row(state: PartitionState) -> list[Text]:
     return [*map(Text, cells), Text(state.severity, style=_COLOURS[state.severity])]
 
 
-def _print_finding(console: Console, finding: Finding) -> None:
-    line = Text.assemble(
-        (f"{finding.severity:<8}", _COLOURS[finding.severity]),
-        (finding.file, "bold"),
-        f" [{finding.code}]\n        {finding.sentence}.",
-    )
-    console.print(line)
-
-
-def _print_action(console: Console, action: Action) -> None:
-    console.print(
-        Text.assemble(
-            (f"{'done':<8}", "green"), (action.file, "bold"), f"\n        {action.sentence}."
-        )
-    )
+def _print_item(word: str, colour: str, file: str, text: str) -> None:
+    _console().print(Text.assemble((f"{word:<8}", colour), (file, "bold"), text))
 
 
 def _print_verdict(console: Console, report: Report, *, repaired: bool) -> None:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from rich.live import Live
 from rich.table import Table
-from rich.text import Text
 
-from headrace.cli.printing import console, count_of, new_table, say
+from headrace.cli.printing import console, count_of, say, table_of, when
 
 if TYPE_CHECKING:
     from headrace.spark.pipelines.running import RunningJob
@@ -110,24 +109,47 @@ def display() -> Iterator[Lines]:
 
 
 def progress_table(jobs: Sequence[RunningJob]) -> Table:
-    numbers = ("batch", "rows", "rows/s", "lag", "dead letters", "last batch")
-    table = new_table([(title, title in numbers) for title in ("query", "state", *numbers)])
+    rows: list[Mapping[str, Any]] = []
     for job in jobs:
-        document = job.document()
-        state = "stopping" if job.is_stopping and job.state == "running" else document["state"]
-        for query in document["queries"]:
-            lag = query.get("lag")
-            table.add_row(
-                Text(query["name"]),
-                Text(state),
-                f"{query.get('batch_id', -1):,}" if query.get("batch_id", -1) >= 0 else "-",
-                f"{query.get('input_rows_total', 0):,}",
-                f"{query.get('input_rows_per_second', 0):,.0f}",
-                "-" if lag is None else f"{lag:,}",
-                f"{query.get('dead_letters', 0):,}",
-                f"{query.get('trigger_ms', 0):,.0f} ms",
-            )
-    return table
+        rows += query_rows(job.name, {**job.document(), "stopping": job.is_stopping})
+    return table_of(rows, {**QUERY_COLUMNS, "took_ms": "last batch (ms)"})
+
+
+QUERY_COLUMNS = {
+    "name": "query",
+    "state": "state",
+    "since": "since (UTC)",
+    "batch": "batch",
+    "rows": "rows",
+    "rate": "rows/s",
+    "lag": "lag",
+    "dead": "dead letters",
+    "sink": "to",
+}
+
+
+def query_rows(name: str, document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A row for each query of a pipeline, from its report."""
+    state = document["state"]
+    if document.get("stale"):
+        state = "silent"
+    elif document.get("stopping") and state == "running":
+        state = "stopping"
+    return [
+        {
+            "name": query.get("name", name),
+            "state": state,
+            "since": when(document["started_at"]),
+            "batch": query.get("batch_id"),
+            "rows": query.get("input_rows_total"),
+            "rate": round(query.get("input_rows_per_second") or 0),
+            "lag": query.get("lag"),
+            "dead": query.get("dead_letters"),
+            "sink": query.get("sink"),
+            "took_ms": round(query.get("trigger_ms") or 0),
+        }
+        for query in document["queries"] or [{}]
+    ]
 
 
 def line_of(query: dict[str, Any]) -> str:

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headrace.cli.connecting import connected, with_client
-from headrace.cli.job_progress import Signals, signals
+from headrace.cli.job_progress import QUERY_COLUMNS, query_rows, signals
 from headrace.cli.printing import (
     AsJson,
     errors,
@@ -23,7 +23,6 @@ from headrace.cli.printing import (
     print_listing,
     say,
     text_of,
-    when,
 )
 from headrace.cli.spark_work import (
     Once,
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
     from headrace.spark.pipelines.declaration import Pipeline
     from headrace.spark.pipelines.files import PipelineFile
     from headrace.spark.pipelines.planning import PipelinePlan, PipelineSetting
-    from headrace.spark.pipelines.running import RunningJob
 
 pipeline = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 File = Annotated[Path, typer.Argument(metavar="FILE", help="A .toml or .py file.")]
@@ -93,6 +91,7 @@ def run(
       headrace pipeline run orders.py --master spark://10.0.0.5:7077 --checkpoint-dir /shared/state
     """
     from headrace.spark.pipelines.files import load
+    from headrace.spark.pipelines.running import PipelineJob
 
     check_installed()
     declared = load(file)
@@ -100,7 +99,6 @@ def run(
     base = _checkpoint_dir(declared, chosen, checkpoint_dir, place.master)
     source = _source(declared, place)
     setting = _prepared(source, chosen)
-    connection = _connection(source)
     with (
         signals() as asked,
         started(
@@ -114,34 +112,25 @@ def run(
         asked.take_over()  # Spark has installed its own handlers
         for path in py_files or ():
             spark.sparkContext.addPyFile(path)
-        ended = _run(spark, chosen, base, setting, connection, once, asked)
+        plans = [_plan(each, spark, base, setting) for each in chosen]
+        for each in chosen:
+            say(_way(each))
+        once = once or all(each.is_once for each in chosen)
+        jobs = [PipelineJob(plan) for plan in plans]
+        ended = run_jobs(jobs, _connection(source), asked, once=once)
     end_with(ended, "pipeline ")
 
 
-def _run(
-    spark: SparkSession,
-    chosen: Sequence[Pipeline],
-    base: str,
-    setting: PipelineSetting,
-    connection: ConnectionOptions,
-    once: bool,
-    asked: Signals,
-) -> list[RunningJob]:
-    from headrace.spark.pipelines.running import PipelineJob
-
-    plans = _plans(spark, chosen, base, setting)
-    for each in chosen:
-        say(f"{each.name}: {', '.join(map(str, each.inputs))} to {each.to}")
-    once = once or all(each.is_once for each in chosen)
-    return run_jobs([PipelineJob(plan) for plan in plans], connection, asked, once=once)
+def _way(pipeline: Pipeline) -> str:
+    return f"{pipeline.name}: {', '.join(map(str, pipeline.inputs))} to {pipeline.to}"
 
 
-def _plans(
-    spark: SparkSession, chosen: Sequence[Pipeline], base: str, setting: PipelineSetting
-) -> list[PipelinePlan]:
+def _plan(
+    pipeline: Pipeline, spark: SparkSession, base: str, setting: PipelineSetting
+) -> PipelinePlan:
     from headrace.spark.pipelines.planning import plan
 
-    return [plan(each, spark, each.checkpoint or f"{base}/{each.name}", setting) for each in chosen]
+    return plan(pipeline, spark, pipeline.checkpoint or f"{base}/{pipeline.name}", setting)
 
 
 def _checkpoint_dir(
@@ -277,13 +266,13 @@ def validate(
     with started(declared.path.name, place.master, settings, log_file=os.devnull) as spark:
         for each in chosen:
             try:
-                (found,) = _plans(spark, [each], str(declared.state_dir), setting)
+                found = _plan(each, spark, str(declared.state_dir), setting)
             except InvalidPipeline as error:
                 wrong += 1
                 print_error(error)
                 continue
             columns = [f.simpleString() for f in found.queries[0].rows.schema.fields]
-            say(f"{each.name}: {', '.join(map(str, each.inputs))} to {each.to}")
+            say(_way(each))
             say(f"  {', '.join(columns)}")
     wrong += _missing_topics(source, chosen)
     raise typer.Exit(1 if wrong else 0)
@@ -328,47 +317,14 @@ def status(
     """
     found = client.pipelines() if name is None else [client.pipeline_stats(name)]
     document = found if name is None else found[0]
-    rows = [
-        _status_row(each, query)
-        for each in found
-        for query in each["queries"] or [{"name": each["name"]}]
-    ]
-    columns = {
-        "name": "query",
-        "state": "state",
-        "since": "since (UTC)",
-        "batch": "batch",
-        "rows": "rows",
-        "rate": "rows/s",
-        "lag": "lag",
-        "dead": "dead letters",
-        "sink": "to",
-    }
-    print_listing(as_json, document, rows, columns, "No pipeline has reported to this broker.")
+    rows = [row for each in found for row in query_rows(each["name"], each)]
+    empty = "No pipeline has reported to this broker."
+    print_listing(as_json, document, rows, QUERY_COLUMNS, empty)
     for each in [] if as_json else found:
         for query in each["queries"]:
             error = query.get("error")
             if error:
                 say(f"{query['name']}: {text_of(error.encode())}")
-
-
-def _status_row(document: Mapping[str, Any], query: Mapping[str, Any]) -> dict[str, Any]:
-    state = document["state"]
-    if document["stale"]:
-        state = "silent"
-    elif document["stopping"] and state == "running":
-        state = "stopping"
-    return {
-        "name": query.get("name", document["name"]),
-        "state": state,
-        "since": when(document["started_at"]),
-        "batch": query.get("batch_id"),
-        "rows": query.get("input_rows_total"),
-        "rate": round(query.get("input_rows_per_second") or 0),
-        "lag": query.get("lag"),
-        "dead": query.get("dead_letters"),
-        "sink": query.get("sink"),
-    }
 
 
 @pipeline.command()

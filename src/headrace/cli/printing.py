@@ -61,16 +61,22 @@ def print_rows(
     ``columns`` maps keys to titles, or names keys that are their own titles.
     """
     rows = list(rows)
-    if not rows:
+    if rows:
+        print_table(table_of(rows, columns))
+    else:
         say(empty)
-        return
+
+
+def table_of(
+    rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str] | Sequence[str]
+) -> Table:
     titles = columns if isinstance(columns, Mapping) else {name: name for name in columns}
     numbers = {key for key in titles if all(isinstance(row.get(key), int) for row in rows)}
     table = new_table([(title, key in numbers) for key, title in titles.items()])
     for row in rows:
         # As Text: users wrote these values, and rich must not take them for markup.
         table.add_row(*[Text(_cell(row.get(key))) for key in titles])
-    print_table(table)
+    return table
 
 
 def new_table(columns: Iterable[tuple[str, bool]]) -> Table:

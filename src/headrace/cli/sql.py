@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -136,8 +137,10 @@ def sql(
     if output is not None and (given is None or len(given) != 1):
         raise InvalidArgument("--output needs exactly one query")
     catalog = Catalog(place.source(path), schemas)
+    if limit is None and shape == "table":
+        limit = LIMIT
     with StatementRunner(
-        catalog, bounds, shape, output, limit, quiet, place.master, spark_settings
+        catalog, bounds, shape, output, limit or None, quiet, place.master, spark_settings
     ) as work:
         catalog.names()  # fails now if no broker answers
         try:
@@ -161,37 +164,26 @@ def _run(work: StatementRunner, given: list[str] | None) -> None:
         from_pipe(work)
 
 
+@dataclass
 class StatementRunner:
     """Runs statements and prints their results. Spark starts with the first one that needs it."""
 
-    def __init__(
-        self,
-        catalog: Catalog,
-        bounds: RecordRange,
-        format_: Format,
-        output: Path | None,
-        limit: int | None,
-        quiet: bool,
-        master: str | None,
-        settings: dict[str, Any],
-    ):
-        self.catalog = catalog
-        self._bounds = bounds
-        self._format = format_
-        self._output = output
-        if limit is None:
-            limit = LIMIT if format_ == "table" else 0
-        self._limit = limit or None
-        self._quiet = quiet
-        self._master = master
-        self._settings = settings
-        self._folder = Path(tempfile.mkdtemp(prefix="headrace-sql-"))
-        self._starting: threading.Thread | None = None
-        self._started: TopicSql | HeadraceError | None = None
-        self._is_ours = False
-        self._keeps_log = False
-        self._silence = logging.NullHandler()
-        self.shows_time = False
+    catalog: Catalog
+    bounds: RecordRange
+    format: Format
+    output: Path | None
+    limit: int | None
+    """None: no limit."""
+    quiet: bool
+    master: str | None
+    settings: dict[str, Any]
+    shows_time: bool = False
+    _folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="headrace-sql-")))
+    _starting: threading.Thread | None = None
+    _started: TopicSql | HeadraceError | None = None
+    _is_ours: bool = False
+    _keeps_log: bool = False
+    _silence: logging.Handler = field(default_factory=logging.NullHandler)
 
     def __enter__(self) -> StatementRunner:
         # When the JVM dies, py4j logs a traceback for every call; our one line is enough.
@@ -232,17 +224,17 @@ class StatementRunner:
             self._is_ours = not is_active()
             cores = limits.cores()
             settings: dict[str, Any] = {"spark.sql.warehouse.dir": str(self._folder / "warehouse")}
-            settings |= self._settings
+            settings |= self.settings
             spark = session(
                 "headrace sql",
                 # A query that fails is not retried: a person waits for it.
-                self._master or f"local[{cores},1]",
+                self.master or f"local[{cores},1]",
                 log_level="ERROR",
                 log_file=self._log,
                 **settings,
             )
             self._started = TopicSql(
-                spark, {}, bounds=self._bounds, note=self._note, catalog=self.catalog
+                spark, {}, bounds=self.bounds, note=self._note, catalog=self.catalog
             )
         except HeadraceError as error:
             self._started = error
@@ -252,7 +244,7 @@ class StatementRunner:
             )
 
     def _note(self, text: str) -> None:
-        if not self._quiet:
+        if not self.quiet:
             self.say(text)
 
     def topics(self) -> TopicSql:
@@ -287,7 +279,7 @@ class StatementRunner:
             self._list()
         elif described:
             self._describe(described[1])
-        elif self._format == "table":
+        elif self.format == "table":
             self._run_table(statement)
         else:
             self._run_rows(statement)
@@ -298,7 +290,7 @@ class StatementRunner:
         from headrace.spark.sql.output import fetch
 
         topics = self.topics()
-        limit = self._limit
+        limit = self.limit
         rows = self._watched(lambda: fetch(topics.query(statement), limit))
         self._print(rows, statement)
         if not rows.is_all:
@@ -313,8 +305,8 @@ class StatementRunner:
 
         def work() -> Spool:
             frame = topics.query(statement)
-            check_names(frame.columns, self._format)
-            return spool(frame, self._limit)
+            check_names(frame.columns, self.format)
+            return spool(frame, self.limit)
 
         found = self._watched(work)
         try:
@@ -325,13 +317,13 @@ class StatementRunner:
     def _write(self, batches: Iterator[Any]) -> None:
         from headrace.spark.sql.output import replacing, write
 
-        if self._output is None:
+        if self.output is None:
             sys.stdout.flush()
-            write(batches, sys.stdout.buffer, self._format)
+            write(batches, sys.stdout.buffer, self.format)
             return
-        with replacing(self._output) as stream:
-            count = write(batches, stream, self._format)
-        self.say(f"wrote {count_of(count, 'row')} to {self._output}")
+        with replacing(self.output) as stream:
+            count = write(batches, stream, self.format)
+        self.say(f"wrote {count_of(count, 'row')} to {self.output}")
 
     def _print(self, rows: ResultRows, statement: str = "") -> None:
         """Print as a table, or in the format of ``--format``."""
@@ -340,7 +332,7 @@ class StatementRunner:
 
         if not rows.names:
             return
-        if self._format != "table":
+        if self.format != "table":
             self._write(iter([rows.batch()]))
             return
         asked_for = {part for parts, _, _ in names(statement) for part in parts}
@@ -354,7 +346,7 @@ class StatementRunner:
         from headrace.spark.sql.output import ResultRows
 
         found = self.catalog.listing()
-        if not found and self._format == "table":
+        if not found and self.format == "table":
             self.say(f"there are no topics at {self.catalog.place}")
             return
         sizes: list[Any] = [each.bytes for each in found]
@@ -363,8 +355,8 @@ class StatementRunner:
                 "topic": [each.topic for each in found],
                 "partitions": [each.partitions for each in found],
                 "records": [each.records for each in found],
-                "size" if self._format == "table" else "bytes": (
-                    [size(each) for each in sizes] if self._format == "table" else sizes
+                "size" if self.format == "table" else "bytes": (
+                    [size(each) for each in sizes] if self.format == "table" else sizes
                 ),
             }
         )
