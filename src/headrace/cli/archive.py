@@ -57,7 +57,8 @@ def run(
         str, typer.Option(metavar="TIME", help="How often rows are committed.")
     ] = "10 seconds",
     checkpoint: Annotated[
-        str | None, typer.Option(metavar="PATH", help="Default: in TABLE/_headrace.")
+        str | None,
+        typer.Option(metavar="PATH", help="The checkpoint; default: in TABLE/_headrace."),
     ] = None,
     compact_every: Annotated[
         int,
@@ -69,8 +70,9 @@ def run(
 ) -> None:
     """Write topics into a lake table until stopped.
 
-    Every record is written exactly once. The table records which offsets it holds, so a lost checkpoint loses and doubles nothing. The
-    broker keeps records that are not archived yet (retain_unread) and shows them as the group's lag.
+    Every record is written exactly once. The table records which offsets it holds, so nothing is lost
+    or written twice if the checkpoint is lost. The broker keeps records that are not archived yet
+    (retain_unread) and shows them as the group's lag.
 
     \b
     Examples:
@@ -113,11 +115,12 @@ def run(
 def verify(
     path: Table,
     topics: Annotated[
-        list[str] | None, typer.Argument(metavar="[TOPIC]...", help="Only these; default: all.")
+        list[str] | None,
+        typer.Argument(metavar="[TOPIC]...", help="Only these topics; default: all."),
     ] = None,
     data_dir: Annotated[
         Path | None,
-        typer.Option("--path", metavar="DATA_DIR", help="Read a data directory, with no broker."),
+        typer.Option("--path", metavar="DATA_DIR", help="Read a data directory without a broker."),
     ] = None,
     as_json: AsJson = False,
     log: Log = None,
@@ -271,7 +274,7 @@ def _manifest(table: Description) -> list[dict[str, Any]]:
 def compact(
     path: Table,
     target: Annotated[
-        int, typer.Option(metavar="MB", min=1, help="How large files may get.")
+        int, typer.Option(metavar="MB", min=1, help="Largest size of a joined file.")
     ] = 128,
     vacuum: Annotated[
         bool, typer.Option("--vacuum", help="Also delete files that no reader needs any more.")
@@ -279,8 +282,8 @@ def compact(
 ) -> None:
     """Join small files of a table into large ones.
 
-    A query may write to it at the same time. Readers see the old files or the new ones. The old files, and those of attempts that failed, are
-    kept for a day, and then deleted by --vacuum.
+    A query may write to the table at the same time. Readers see the old files or the new ones. --vacuum
+    deletes the old files, and files of failed attempts, when they are older than a day.
 
     \b
     Example:

@@ -45,15 +45,20 @@ def _options(**given: Any) -> AbstractContextManager[BrokerOptions]:
 def bench(
     broker: BrokerOptions,
     concurrent: Annotated[
-        int, typer.Option("--concurrent", "-c", min=1, max=CONNECTIONS_MAX, help="Connections.")
+        int,
+        typer.Option(
+            "--concurrent", "-c", min=1, max=CONNECTIONS_MAX, help="Number of connections."
+        ),
     ] = 100,
     messages: Annotated[
-        int, typer.Option("--messages", "-n", min=1, max=MESSAGES_MAX, help="Messages in all.")
+        int, typer.Option("--messages", "-n", min=1, max=MESSAGES_MAX, help="Number of messages.")
     ] = 10_000,
     size: Annotated[
         int,
         typer.Option(
-            min=PAYLOAD_BYTES_MIN, max=limits.MESSAGE_BYTES_CEILING, help="Bytes of a message."
+            min=PAYLOAD_BYTES_MIN,
+            max=limits.MESSAGE_BYTES_CEILING,
+            help="Size of a message, in bytes.",
         ),
     ] = 100,
     rate: Annotated[
@@ -63,7 +68,7 @@ def bench(
         ),
     ] = None,
     seconds: Annotated[
-        float, typer.Option(min=0.01, max=SECONDS_MAX, help="Stop after this time.")
+        float, typer.Option(min=0.01, max=SECONDS_MAX, help="Stop after this number of seconds.")
     ] = 60.0,
     consume: Annotated[
         bool, typer.Option("--consume", help="Measure the time to delivery as well.")

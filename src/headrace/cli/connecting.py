@@ -34,6 +34,9 @@ Ca = Annotated[
 ]
 BROKER_OPTIONS: dict[str, Any] = {"server": Server, "token": Token, "ca": Ca}
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")]
+TopicOrWildcard = Annotated[
+    str, typer.Argument(metavar="TOPIC", help="The topic, or a wildcard such as 'orders.*'.")
+]
 Group = Annotated[str, typer.Argument(metavar="SUBSCRIPTION", help="The subscription.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 

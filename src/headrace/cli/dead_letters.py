@@ -36,9 +36,11 @@ def list_letters(
     client: BrokerClient,
     subscription: Annotated[
         str | None,
-        typer.Argument(metavar="SUBSCRIPTION", help="The subscription; default: count them all."),
+        typer.Argument(
+            metavar="SUBSCRIPTION", help="The subscription; default: count the letters of all."
+        ),
     ] = None,
-    limit: Annotated[int, typer.Option(help="Most letters to list.")] = 50,
+    limit: Annotated[int, typer.Option(help="Maximum number of letters.")] = 50,
     as_json: AsJson = False,
 ) -> None:
     """List the dead letters of a subscription, or count all."""
@@ -95,7 +97,7 @@ def redrive(
         str | None, typer.Option(help="Only letters whose reason contains this text.")
     ] = None,
     topic: Annotated[str | None, typer.Option(help="Only letters from this topic.")] = None,
-    limit: Annotated[int | None, typer.Option(help="Most letters to redrive.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Maximum number of letters.")] = None,
     rate: Annotated[float | None, typer.Option(help="Messages per second.")] = None,
     everybody: Annotated[
         bool,
@@ -163,7 +165,7 @@ def list_scheduled(
     topic: Annotated[
         str | None, typer.Argument(metavar="TOPIC", help="Only messages for this topic.")
     ] = None,
-    limit: Annotated[int, typer.Option(help="Most messages to list.")] = 100,
+    limit: Annotated[int, typer.Option(help="Maximum number of messages.")] = 100,
     as_json: AsJson = False,
 ) -> None:
     """List delayed messages, soonest first."""

@@ -54,9 +54,9 @@ def doctor(
 ) -> None:
     """Examine or repair a data directory.
 
-    Every checksum, every offset and every file is checked. Nothing is changed without --repair. A repair never changes an offset and never throws data
-    away: destroyed records are marked as lost, so that consumers continue after them, and a damaged
-    file is kept beside the repaired one.
+    Every checksum, every offset and every file is checked. Nothing is changed without --repair. A
+    repair never changes an offset and never deletes data: destroyed records are marked as lost, so that
+    consumers continue after them, and a copy of each damaged file is kept.
 
     \b
     Examples:

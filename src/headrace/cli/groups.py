@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.connecting import Group, Topic, with_client
+from headrace.cli.connecting import Group, TopicOrWildcard, with_client
 from headrace.cli.printing import AsJson, print_listing, say
 from headrace.cli.topics import Sets, settings_of
 from headrace.client.threads import BrokerClient
@@ -20,12 +20,12 @@ OfTopic = Annotated[
 def create_subscription(
     client: BrokerClient,
     subscription: Group,
-    topic: Topic,
+    topic: TopicOrWildcard,
     offset: Annotated[
         str, typer.Option(help="Where a new one begins: a number, earliest, latest, or a time.")
     ] = "earliest",
     ack_timeout: Annotated[
-        float | None, typer.Option(help="Seconds to acknowledge a message in.")
+        float | None, typer.Option(help="Seconds in which a message must be acknowledged.")
     ] = None,
     max_deliveries: Annotated[
         int | None,

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from headrace.cli.connecting import Group, Topic, named_values, with_client
+from headrace.cli.connecting import Group, Topic, TopicOrWildcard, named_values, with_client
 from headrace.cli.groups import OfTopic
 from headrace.cli.printing import (
     AsJson,
@@ -128,7 +128,9 @@ def fetch(
     offset: Annotated[
         str, typer.Argument(metavar="OFFSET", help="A number, earliest, latest, or a time.")
     ] = "earliest",
-    count: Annotated[int, typer.Option("--count", "-n", min=1, help="Most messages to read.")] = 10,
+    count: Annotated[
+        int, typer.Option("--count", "-n", min=1, help="Maximum number of messages.")
+    ] = 10,
     partition: Annotated[int, typer.Option(help="The partition.")] = 0,
     wait: Annotated[float, typer.Option(help="Seconds to wait for the first message.")] = 0.0,
     as_json: AsJson = False,
@@ -169,7 +171,7 @@ def _print_range(
 @with_client
 def tail(
     client: BrokerClient,
-    topic: Topic,
+    topic: TopicOrWildcard,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Continue with messages published from now on.")
     ] = False,
@@ -224,10 +226,10 @@ def join_subscription(
 @with_client
 def subscribe(
     client: BrokerClient,
-    topic: Topic,
+    topic: TopicOrWildcard,
     offset: Annotated[
         str | None,
-        typer.Option(help="Begin at this offset, at earliest or at a time; default: now."),
+        typer.Option(help="Begin here: a number, earliest, or a time; default: now."),
     ] = None,
     group: Annotated[
         str | None, typer.Option(help="Use this subscription; created if it does not exist.")

@@ -44,21 +44,25 @@ def replay(
         typer.Option("--where", metavar="SQL", help="Only records for which this is true."),
     ] = None,
     rate: Annotated[
-        str | None, typer.Option(metavar="RATE", help="1000/s, 60/m; default: full speed.")
+        str | None,
+        typer.Option(metavar="RATE", help="Records per time: 1000/s, 60/m; default: no limit."),
     ] = None,
     name: Annotated[
-        str | None, typer.Option(help="Run again with its name, a replay continues.")
+        str | None, typer.Option(help="The replay's name; the same name later continues it.")
     ] = None,
     keep_timestamps: Annotated[
-        bool, typer.Option("--keep-timestamps", help="Records keep their times; default: now.")
+        bool,
+        typer.Option(
+            "--keep-timestamps", help="Keep the timestamps of records; default: the current time."
+        ),
     ] = False,
     same_partition: Annotated[
         bool,
-        typer.Option("--same-partition", help="Records keep their partitions; default: by key."),
+        typer.Option("--same-partition", help="Keep the partitions of records; default: by key."),
     ] = False,
     state: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Where plans are kept; default: your state directory."),
+        typer.Option(metavar="DIR", help="The directory for plans; default: your state directory."),
     ] = None,
     log: Log = None,
     *,

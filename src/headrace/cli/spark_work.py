@@ -55,13 +55,13 @@ Log = Annotated[
 Since = Annotated[
     str | None,
     typer.Option(
-        "--since", metavar="TIME", help="Only records since this time, or since 1h ago: 1h."
+        "--since", metavar="TIME", help="Only records since this time; 1h means one hour ago."
     ),
 ]
 Until = Annotated[
     str | None,
     typer.Option(
-        "--until", metavar="TIME", help="Only records before this time, or before 1h ago: 1h."
+        "--until", metavar="TIME", help="Only records before this time; 1h means one hour ago."
     ),
 ]
 FromOffset = Annotated[

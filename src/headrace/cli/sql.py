@@ -79,7 +79,10 @@ def sql(
     limit: Annotated[
         int | None,
         typer.Option(
-            "--limit", "-n", min=0, help=f"Most rows to print; 0: all. Default for tables: {LIMIT}."
+            "--limit",
+            "-n",
+            min=0,
+            help=f"Maximum number of rows; 0: all. Default for tables: {LIMIT}.",
         ),
     ] = None,
     path: Annotated[
