@@ -26,7 +26,7 @@ def test_a_published_message_in_json(headrace: Command) -> None:
 
 
 def test_key_headers_and_partition(headrace: Command, client: BrokerClient) -> None:
-    """What a message may carry can be given."""
+    """Options set the key, the headers and the partition."""
     client.create_topic("parted", 3)
     ran = headrace(
         "publish", "parted", "one", "--key", "k", "-H", "source=cli", "--header", "a=b=c",
@@ -129,7 +129,7 @@ def test_fetched_messages_in_json(headrace: Command, client: BrokerClient) -> No
 
 
 def test_a_message_cannot_steer_the_terminal(headrace: Command, client: BrokerClient) -> None:
-    """What cannot be printed is escaped, and every message stays on its line."""
+    """Unprintable characters are escaped, and every message stays on its line."""
     client.publish("hostile", b"\x1b[2J[red]two\nlines\ttab")
     assert headrace("fetch", "hostile").lines == ["hostile/0@0  \\x1b[2J[red]two\\nlines\ttab"]
 

@@ -94,7 +94,7 @@ def test_a_cluster_needs_a_shared_place(command: Command, file: Path) -> None:
 
 
 def test_status(headrace: Command, client: BrokerClient) -> None:
-    """What pipelines have reported, as a table and as JSON; one that failed says why."""
+    """The reports of pipelines, as a table and as JSON; a failed one has its error."""
     assert "No pipeline has reported" in headrace("pipeline", "status").out
     client.report_pipeline(
         "large",

@@ -1,4 +1,4 @@
-"""``headrace sql``: what it says before Spark is there, what it prints, and the prompt as one sits at it."""
+"""``headrace sql``: errors before Spark starts, the output, and the prompt on a terminal."""
 
 import io
 import os
@@ -23,7 +23,7 @@ from tests.spark.conftest import spark  # noqa: F401, the one session of all tes
 
 @pytest.fixture(scope="module")
 def topics(server: RunningServer) -> None:
-    """What the tests here read."""
+    """The topics of these tests."""
     with server.client() as client:
         client.publish_many("orders", [b'{"id": "o%d", "n": %d}' % (n, n) for n in range(150)])
         client.publish_many("logs.eu", [b"started", b"\x1b[31mred", b"two\nlines"])
@@ -106,7 +106,7 @@ class TestFeed:
         assert feed.is_empty
 
     def test_the_end(self) -> None:
-        """What has no semicolon at the end of a file is a statement."""
+        """The last statement of a file needs no semicolon."""
         feed = StatementFeed()
         feed.line("SELECT 1")
         assert feed.end() == ["SELECT 1"]
@@ -150,7 +150,7 @@ def test_a_table_on_a_terminal(terminal: io.StringIO) -> None:
 
 
 def test_a_row_at_a_time_where_it_is_too_wide(terminal: io.StringIO) -> None:
-    """What does not fit is not squeezed."""
+    """A row that does not fit is printed as a block."""
     from headrace.spark.sql.output import ResultRows
 
     rows = ResultRows.of({f"column{n}": ["text that is long"] for n in range(5)})
@@ -164,7 +164,7 @@ def test_a_row_at_a_time_where_it_is_too_wide(terminal: io.StringIO) -> None:
 @pytest.mark.usefixtures("spark", "topics")
 class TestQueries:
     def test_a_table(self, headrace: Command) -> None:
-        """What was inferred is said beside; a message cannot steer the terminal."""
+        """The inferred schema goes to standard error; a message cannot control the terminal."""
         ran = headrace("sql", "SELECT n, id FROM orders WHERE n < 2 ORDER BY n; SELECT 7 AS seven")
         assert ran.lines == ["n  id", "0  o0", "1  o1", "seven", "    7"]
         assert "orders looks like JSON, going by all records: id string, n bigint" in ran.err
@@ -222,7 +222,7 @@ class Terminal:
         os.write(self._ours, text.encode())
 
     def wait_for(self, pattern: str, seconds: float = 240) -> str:
-        """What was printed up to there, and not before."""
+        """Statements run until the first that fails."""
         deadline = time.monotonic() + seconds
         while not (found := re.search(pattern, self.seen, re.DOTALL)):
             left = deadline - time.monotonic()
@@ -280,7 +280,7 @@ def test_the_prompt(
 
 
 def test_a_plan_has_its_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    """What EXPLAIN says is no cell of a table; a column that happens to have its name is."""
+    """The output of EXPLAIN is no table; a column of the same name is one."""
     from headrace.cli.sql_table import print_table_of
     from headrace.spark.sql.output import ResultRows
 
