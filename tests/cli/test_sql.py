@@ -222,7 +222,7 @@ class Terminal:
         os.write(self._ours, text.encode())
 
     def wait_for(self, pattern: str, seconds: float = 240) -> str:
-        """Statements run until the first that fails."""
+        """The output up to the end of a match of the pattern."""
         deadline = time.monotonic() + seconds
         while not (found := re.search(pattern, self.seen, re.DOTALL)):
             left = deadline - time.monotonic()
