@@ -34,7 +34,7 @@ def test_every_command_has_its_place() -> None:
     assert len(COMMANDS) > 20
     headings = re.findall(r"^### (.+)$", TEXT, re.MULTILINE)
     assert sorted(headings) == sorted(COMMANDS)
-    top = TEXT[: TEXT.index("## What they share")]
+    top = TEXT[: TEXT.index("## Common options")]
     assert {name for name in COMMANDS if f"`{name}`" not in top} == set()
 
 
