@@ -8,7 +8,7 @@ import secrets
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import Annotated, Any, NamedTuple
 
@@ -16,7 +16,13 @@ import typer
 
 from headrace import limits
 from headrace.bench import CONNECT_S, PAYLOAD_BYTES_MIN, PERCENTILES, PUBLISH_S, LoadPlan, LoadTest
-from headrace.cli.connecting import BROKER_OPTIONS, address, usable_certificate, with_options
+from headrace.cli.connecting import (
+    BROKER_OPTIONS,
+    address,
+    given_as,
+    usable_certificate,
+    with_options,
+)
 from headrace.cli.printing import AsJson, count_of, print_json, progress_bar, say
 from headrace.client.aio import AsyncClient, make_tls
 from headrace.client.link import ConnectFailed
@@ -37,11 +43,7 @@ class BrokerOptions(NamedTuple):
     ca: str | None
 
 
-def _options(**given: Any) -> AbstractContextManager[BrokerOptions]:
-    return nullcontext(BrokerOptions(**given))
-
-
-@with_options("broker", BROKER_OPTIONS, _options)
+@with_options("broker", BROKER_OPTIONS, given_as(BrokerOptions))
 def bench(
     broker: BrokerOptions,
     concurrent: Annotated[

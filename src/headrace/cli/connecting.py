@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
@@ -79,6 +79,11 @@ def with_options(
         return run
 
     return decorate
+
+
+def given_as(kind: Callable[..., Any]) -> Callable[..., AbstractContextManager[Any]]:
+    """For ``with_options``: a value of this kind, which needs no closing."""
+    return lambda **options: nullcontext(kind(**options))
 
 
 def named_values(option: str, pairs: Iterable[str] | None) -> dict[str, str]:

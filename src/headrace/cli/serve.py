@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from headrace.cli.connecting import with_options
+from headrace.cli.connecting import given_as, with_options
 from headrace.cli.printing import AsJson, print_listing
 from headrace.settings import BY_NAME, SETTINGS, Settings, load
 
@@ -36,11 +35,7 @@ def _flag(name: str) -> Any:
     return Annotated[kind | None, typer.Option(option, help=text)]
 
 
-def _given(**flags: Any) -> AbstractContextManager[dict[str, Any]]:
-    return nullcontext(flags)
-
-
-@with_options("flags", {name: _flag(name) for name in _FLAGS}, _given)
+@with_options("flags", {name: _flag(name) for name in _FLAGS}, given_as(dict))
 def serve(
     flags: dict[str, Any],
     config: ConfigFile = None,

@@ -6,7 +6,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
@@ -16,6 +16,7 @@ import typer
 from headrace.cli.connecting import (
     BROKER_OPTIONS,
     address,
+    given_as,
     named_values,
     request_timeout,
     with_options,
@@ -109,11 +110,9 @@ class SparkPlace(NamedTuple):
         return found
 
 
-def _place(**options: Any) -> AbstractContextManager[SparkPlace]:
-    return nullcontext(SparkPlace(**options))
-
-
-with_place = with_options("place", {"master": Master, "conf": Conf, **BROKER_OPTIONS}, _place)
+with_place = with_options(
+    "place", {"master": Master, "conf": Conf, **BROKER_OPTIONS}, given_as(SparkPlace)
+)
 """Give a command the options of :class:`SparkPlace`, which it gets as its argument ``place``."""
 
 
