@@ -86,13 +86,13 @@ def given_as(kind: Callable[..., Any]) -> Callable[..., AbstractContextManager[A
     return lambda **options: nullcontext(kind(**options))
 
 
-def named_values(option: str, pairs: Iterable[str] | None) -> dict[str, str]:
+def named_values(option: str, pairs: Iterable[str] | None, prefix: str = "") -> dict[str, str]:
     """The values of an option that takes NAME=VALUE and may be repeated."""
     found = {}
     for pair in pairs or ():
         name, equals, value = pair.partition("=")
-        if not equals:
-            raise InvalidArgument(f"{option} takes NAME=VALUE, not {pair!r}")
+        if not equals or not name.startswith(prefix):
+            raise InvalidArgument(f"{option} takes {prefix}NAME=VALUE, not {pair!r}")
         found[name] = value
     return found
 

@@ -83,7 +83,7 @@ def doctor(
                 raise InvalidArgument("--repair --json cannot ask for confirmation; add --yes")
             whole = _repair(data_dir, yes, as_json)
         elif yes:
-            raise InvalidArgument("--yes needs --repair")
+            raise InvalidArgument("--yes is for --repair: add --repair, or leave out --yes")
         else:
             whole = _examine(data_dir, as_json)
     except BrokenPipeError:

@@ -103,11 +103,7 @@ class SparkPlace(NamedTuple):
 
     def spark_settings(self) -> dict[str, Any]:
         """The values of ``--conf``."""
-        found: dict[str, Any] = dict(named_values("--conf", self.conf))
-        for name in found:
-            if not name.startswith("spark."):
-                raise InvalidArgument(f"--conf takes spark.NAME=VALUE, not {name!r}")
-        return found
+        return {**named_values("--conf", self.conf, prefix="spark.")}
 
 
 with_place = with_options(
