@@ -54,5 +54,5 @@ def test_the_value_is_closed_when_the_command_fails() -> None:
 @pytest.mark.parametrize("pair", ["spark.x", "x=1", "=1", ""])
 def test_a_pair_that_is_not_name_and_value(pair: str) -> None:
     """The sentence says what the option takes."""
-    with pytest.raises(InvalidArgument, match="--conf takes spark.NAME=VALUE"):
+    with pytest.raises(InvalidArgument, match=r"--conf takes spark\.NAME=VALUE"):
         named_values("--conf", ["spark.a=b=c", pair], prefix="spark.")
