@@ -7,7 +7,7 @@ from headrace.log.columns import Columns
 from headrace.log.interface import Append, Log, ReadPending, TopicRecord
 from headrace.log.storage import MemoryStorage
 from headrace.model import TopicSettings
-from headrace.testing import FakeClock, FakeLoop, SlowStorage
+from tests.fakes import FakeClock, FakeLoop, SlowStorage
 
 TOPIC = TopicRecord("orders", TopicSettings(durable=False), 1, 0)
 
