@@ -62,17 +62,13 @@ class Events:
         self._from_ms = 0
         self._seen: WeakKeyDictionary[Subscription | Topic, dict[str, int]] = WeakKeyDictionary()
         """The counters as the last event saw them."""
-        self._left: list[tuple[str, dict[str, Any]]] = []
-        """(name, event) of subscriptions and topics deleted since the last round."""
+        self._new: list[tuple[str, dict[str, Any]]] = []
+        """(name, event) of those that are not stored yet."""
         self._refused = False
         """The last events could not be stored, and that was logged."""
 
-    @property
-    def are_on(self) -> bool:
-        return self._interval_s > 0 and self._engine.directory is not None
-
     def start(self) -> None:
-        if self.are_on:
+        if self._interval_s > 0 and self._engine.directory is not None:
             self._from_ms = self._engine.now_ms()
             self._arm()
 
@@ -94,12 +90,9 @@ class Events:
 
     def ended(self, source: Subscription | Topic) -> None:
         """It is about to be deleted: the next round stores its last event."""
-        if self._timer is None or len(self._left) >= STEP:
-            return
-        told = None if source.name.startswith(INTERNAL_PREFIX) else self._of(source)
-        if told is not None:
-            told |= {"from": self._from_ms, "to": self._engine.now_ms()}
-            self._left.append((source.name, told))
+        is_own = source.name.startswith(INTERNAL_PREFIX)
+        if self._timer is not None and len(self._new) < STEP and not is_own:
+            self._add(source, self._from_ms, self._engine.now_ms())
 
     # --- a round ----------------------------------------------------------------------------
     def _tick(self) -> None:
@@ -130,15 +123,13 @@ class Events:
             self._engine.call_soon(self._step, sources, at + STEP, from_ms, to_ms)
 
     def _store(self, sources: list[Subscription | Topic], from_ms: int, to_ms: int) -> None:
-        found, self._left = self._left, []
         for source in sources:
-            told = self._of(source)
-            if told is not None:
-                found.append((source.name, told | {"from": from_ms, "to": to_ms}))
-        if not found:
+            self._add(source, from_ms, to_ms)
+        new, self._new = self._new, []
+        if not new:
             return
-        keys: list[bytes | None] = [name.encode() for name, _ in found]
-        values = [orjson.dumps(told) for _, told in found]
+        keys: list[bytes | None] = [name.encode() for name, _ in new]
+        values = [orjson.dumps(event) for _, event in new]
         try:
             topic = self._engine.topics.get(TOPIC)
             if topic is None:
@@ -154,27 +145,28 @@ class Events:
             logger.warning("events of the broker are not stored: %s", error)
         self._refused = error is not None
 
-    def _of(self, source: Subscription | Topic) -> dict[str, Any] | None:
-        """An event about everything since the last one, or None if nothing has happened."""
+    def _add(self, source: Subscription | Topic, from_ms: int, to_ms: int) -> None:
+        """Add an event about everything since the last one, if anything has happened."""
         if isinstance(source, Topic):
-            told: dict[str, Any] = {"type": "topic", "topic": source.name}
+            event: dict[str, Any] = {"type": "topic", "topic": source.name}
             now = {
                 "messages": source.published_total(),
                 "bytes": source.published_bytes,
                 "consumed": source.consumed_total(),
             }
         else:
-            told = {"type": "deliveries", "subscription": source.name, "topic": source.pattern}
+            event = {"type": "deliveries", "subscription": source.name, "topic": source.pattern}
             now = {name: getattr(source.tally, name) for name in _COUNTERS}
         before = self._seen.get(source) or dict.fromkeys(now, 0)
         if now == before:
-            return None
+            return
         self._seen[source] = now
-        told |= {name: count - before[name] for name, count in now.items()}
+        event |= {"from": from_ms, "to": to_ms}
+        event |= {name: count - before[name] for name, count in now.items()}
         if isinstance(source, Subscription):
-            told |= source.activity.take()
-            told |= {"lag": source.lag(), "members": len(source.members)}
-        return told
+            event |= source.activity.take()
+            event |= {"lag": source.lag(), "members": len(source.members)}
+        self._new.append((source.name, event))
 
 
 SETTINGS = TopicSettings(

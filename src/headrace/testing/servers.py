@@ -72,6 +72,7 @@ class _TestServer:
     """A server's directories, addresses and settings, which outlive a restart."""
 
     def __init__(self, data_dir: str | Path | None, memory: bool, settings: dict[str, Any]):
+        super().__init__()
         self._directory = Path(tempfile.mkdtemp(prefix="headrace-"))
         self.data_dir = Path(data_dir) if data_dir is not None else self._directory / "data"
         self._settings: dict[str, Any] = {
@@ -138,10 +139,6 @@ class RunningServer(_TestServer, Shell):
 
     _core: Server
     _kind = "server"
-
-    def __init__(self, data_dir: str | Path | None, memory: bool, settings: dict[str, Any]):
-        _TestServer.__init__(self, data_dir, memory, settings)
-        Shell.__init__(self)
 
     def start(self) -> None:
         self._start(self._open)
@@ -252,28 +249,19 @@ def running_server(
 class ServerProcess(_TestServer):
     """A real ``headrace serve``."""
 
-    def __init__(
-        self,
-        data_dir: str | Path | None,
-        memory: bool,
-        settings: dict[str, Any],
-        arguments: tuple[str, ...],
-    ):
-        super().__init__(data_dir, memory, settings)
-        self._arguments = arguments
-        self._process: subprocess.Popen[bytes] | None = None
-        self._output = self._directory / "stdout"
-        self._errors = self._directory / "stderr"
-        self.addresses: dict[str, Address] = {}
-        self.ready_line = ""
+    arguments: tuple[str, ...] = ()
+    addresses: dict[str, Address]
+    ready_line: str
+    _process: subprocess.Popen[bytes] | None = None
 
     # --- starting ---------------------------------------------------------------------------
     def start(self) -> None:
         """Start it and wait until it says that it is ready; :class:`DidNotStart` if it does not."""
         assert self._process is None, "it runs already"
-        with self._output.open("wb") as output, self._errors.open("ab") as errors:
+        stdout, stderr = self._directory / "stdout", self._directory / "stderr"
+        with stdout.open("wb") as output, stderr.open("ab") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _MAIN, "serve", *self._arguments],
+                [sys.executable, "-c", _MAIN, "serve", *self.arguments],
                 cwd=self._directory,
                 env=self._environment(),
                 stdin=subprocess.DEVNULL,
@@ -300,7 +288,7 @@ class ServerProcess(_TestServer):
         deadline = time.monotonic() + START_S
         while True:
             has_ended = process.poll() is not None
-            for line in self._output.read_text().splitlines(keepends=True):
+            for line in (self._directory / "stdout").read_text().splitlines(keepends=True):
                 found = {scheme: Address(h, int(p)) for scheme, h, p in _PLACE.findall(line)}
                 if found and line.endswith("\n"):
                     self.ready_line, self.addresses = line.strip(), found
@@ -328,7 +316,7 @@ class ServerProcess(_TestServer):
     @property
     def errors(self) -> str:
         """Everything that it has written to standard error, over all restarts."""
-        return self._errors.read_text(errors="replace")
+        return (self._directory / "stderr").read_text(errors="replace")
 
     def rss_bytes(self) -> int:
         """The memory that it uses (Linux)."""
@@ -380,4 +368,6 @@ def server_process(
     **settings: Any,
 ) -> AbstractContextManager[ServerProcess]:
     """A real server in a process of its own, ready; killed at the end if it still runs."""
-    return _started(ServerProcess(data_dir, memory, settings, arguments), ServerProcess.kill)
+    server = ServerProcess(data_dir, memory, settings)
+    server.arguments = arguments
+    return _started(server, ServerProcess.kill)
