@@ -178,18 +178,19 @@ class Cursor:
                         yield at
             offset = end
 
+    def _beyond(self) -> Iterator[tuple[int, int]]:
+        """The first offset of each chunk, and its bits at or above the position."""
+        for number, chunk in self._chunks.items():
+            if number == self.position >> CHUNK_BITS:
+                chunk &= -(1 << (self.position & _LOW))
+            yield number << CHUNK_BITS, chunk
+
     def done_count(self, stop: int | None = None) -> int:
         """Done offsets at or above the position, up to ``stop`` if it is given."""
-        low = self.position
         count = 0
-        for number, chunk in self._chunks.items():
-            base = number << CHUNK_BITS
-            if number < low >> CHUNK_BITS or (stop is not None and base >= stop):
-                continue
-            if number == low >> CHUNK_BITS:
-                chunk &= -(1 << (low & _LOW))
+        for base, chunk in self._beyond():
             if stop is not None and base + CHUNK > stop:
-                chunk &= (1 << (stop - base)) - 1
+                chunk &= (1 << max(stop - base, 0)) - 1
             count += chunk.bit_count()
         return count
 
@@ -204,23 +205,16 @@ class Cursor:
     def runs(self) -> list[list[int]]:
         """Done offsets beyond the position as ``[start, stop]``, in order."""
         found: list[list[int]] = []
-        for number in sorted(self._chunks):
-            base = number << CHUNK_BITS
-            chunk = self._chunks[number]
-            at = 0
-            while chunk >> at:
-                rest = chunk >> at
-                at += (rest & -rest).bit_length() - 1
-                rest = chunk >> at
-                length = (~rest & (rest + 1)).bit_length() - 1
-                start, stop = base + at, base + at + length
-                at += length
-                if stop <= self.position:
-                    continue
+        for start, bits in sorted(self._beyond()):
+            while bits:
+                gap = (bits & -bits).bit_length() - 1
+                start, bits = start + gap, bits >> gap
+                length = (~bits & (bits + 1)).bit_length() - 1
                 if found and found[-1][1] == start:
-                    found[-1][1] = stop
+                    found[-1][1] += length
                 else:
-                    found.append([max(start, self.position), stop])
+                    found.append([start, start + length])
+                start, bits = start + length, bits >> length
         return found
 
     # --- the journal ------------------------------------------------------------------------
