@@ -60,7 +60,7 @@ class DidNotStart(Exception):
 
 
 def wait_until(condition: Callable[[], object], timeout: float = 10.0, what: str = "") -> None:
-    """Until the condition holds, or :class:`AssertionError` after ``timeout`` seconds."""
+    """Wait until the condition holds; :class:`AssertionError` after ``timeout`` seconds."""
     deadline = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > deadline:
@@ -216,7 +216,7 @@ class RunningServer(_TestServer, Shell):
     async def _drop_everybody(self) -> None:
         """As a kill does it: no client is told, nothing is given back or stored."""
         self._serving.cancel()
-        self._core.hub.draining = True  # somebody may just be connecting
+        self._core.hub.draining = True  # a client may just be connecting
         for listener in self._core._listeners:
             listener.close()
         await _let_connections_come()
@@ -233,7 +233,7 @@ class RunningServer(_TestServer, Shell):
 
 
 async def _let_connections_come() -> None:
-    """The turns of the loop that it takes until an accepted connection is made, refused and closed."""
+    """Wait the turns of the loop that an accepted connection needs to be made, refused and closed."""
     for _ in range(5):
         await asyncio.sleep(0)
 
