@@ -30,7 +30,7 @@ CODES: dict[str, tuple[Severity, str]] = {
     "columns_invalid": ("damage",
         "{offsets} cannot be read: the checksum matches, but the columns make no sense{advice}"),
     "segment_missing": ("damage",
-        "{offsets} are in no file: a segment was removed or cut short. Restore it from a backup if "
+        "no file holds {offsets}: a segment was removed or cut short. Restore it from a backup if "
         "you have one{advice}"),
     "not_a_segment": ("damage",
         "it is named like a segment, but holds no valid batch, and the segment before it has its "
