@@ -269,6 +269,12 @@ ACK, NACK, EXTEND, UP_TO = range(4)
 class Consuming:
     """What both kinds of consumers have in common: their messages are settled."""
 
+    _settle: Callable[..., None]
+    _lease_for: Callable[[int, Message], Any]
+    """The delivery that the message belongs to; raises when it has ended."""
+    _carry_out: Callable[[int, Any, Message, float | None, str], None]
+    """On the loop: do it."""
+
     def ack(self, message: Message) -> None:
         self._settle(ACK, message)
 
@@ -289,21 +295,6 @@ class Consuming:
         if seconds is not None:
             check_seconds("seconds", seconds, limits.ACK_TIMEOUT_S_MAX)
         self._settle(EXTEND, message, seconds)
-
-    def _settle(
-        self, kind: int, message: Message, argument: float | None = None, reason: str = ""
-    ) -> None:
-        raise NotImplementedError
-
-    def _lease_for(self, kind: int, message: Message) -> Any:
-        """The delivery that the message belongs to; raises when it has ended."""
-        raise NotImplementedError
-
-    def _carry_out(
-        self, kind: int, lease: Any, message: Message, argument: float | None, reason: str
-    ) -> None:
-        """On the loop: do it."""
-        raise NotImplementedError
 
 
 class AsyncConsumer(Consuming, AsyncChannel):

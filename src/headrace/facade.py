@@ -15,8 +15,18 @@ import contextlib
 import inspect
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Self, TypeVar, Unpack
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from functools import partial
+from typing import Any, Self, Unpack
 
 from headrace import limits
 from headrace.channels import (
@@ -45,7 +55,8 @@ from headrace.shell import blocking, nowait
 logger = logging.getLogger("headrace.facade")
 Handler = Callable[[Message], object]
 AsyncHandler = Callable[[Message], Awaitable[None] | None]
-Result = TypeVar("Result")
+Asked = tuple[str, Start, int, int, float]
+"""Topic, offset, partition, bytes and seconds to wait, of a fetch."""
 Pages = Iterable[tuple[Batch, int]]
 """Batches, each with the index of its first wanted record."""
 STOP_S = 30.0
@@ -56,11 +67,17 @@ class AsyncFacade(Operations):
     _handlers: dict[asyncio.Task[None], str]
     """Every worker of ``subscribe_to_subscription``, and the subscription that it joined."""
 
-    async def _open(self) -> Self:
-        raise NotImplementedError
-
-    async def close(self) -> None:
-        raise NotImplementedError
+    # What a broker and a client each do in their own way.
+    _open: Callable[[], Coroutine[Any, Any, Self]]
+    close: Callable[[], Coroutine[Any, Any, None]]
+    _publish: Callable[..., asyncio.Future[Receipt]]
+    _publish_many: Callable[..., Awaitable[list[Receipt]]]
+    _stage: Callable[..., Awaitable[str]]
+    _read: Callable[[Asked, Callable[[Pages], Any], int], Awaitable[Any]]
+    """Give the batches to a function, which makes the result; the last argument is the size of the
+    first read."""
+    _fetch_batches: Callable[[Asked], Awaitable[list[Batch]]]
+    _join: Callable[[str, str | None, int, bool], Awaitable[AsyncConsumer]]
 
     def __await__(self) -> Generator[Any, None, Self]:
         return self._open().__await__()
@@ -98,11 +115,6 @@ class AsyncFacade(Operations):
         """Publish without waiting; the future gets the receipt, or the error."""
         return self._publish(topic, value, headers, options)
 
-    def _publish(
-        self, topic: str, value: object, headers: Mapping[str, str] | None, options: PublishOptions
-    ) -> asyncio.Future[Receipt]:
-        raise NotImplementedError
-
     async def publish_text(
         self, topic: str, text: str, headers: Mapping[str, str] | None = None, **properties: str
     ) -> Receipt:
@@ -118,11 +130,6 @@ class AsyncFacade(Operations):
     ) -> list[Receipt]:
         """Store many messages together; receipts in the order in which they were put into partitions."""
         return await self._publish_many(topic, values, headers, options)
-
-    async def _publish_many(
-        self, topic: str, values: Any, headers: Any, options: PublishManyOptions
-    ) -> list[Receipt]:
-        raise NotImplementedError
 
     async def publish_batch(
         self, topic: str, batch: Batch, *, partition: int | None = None
@@ -158,9 +165,6 @@ class AsyncFacade(Operations):
         purpose = {"name": name, "number": number, "delayed": delayed}
         return await self._stage(topic, batch, partition, **purpose)
 
-    async def _stage(self, topic: str, batch: Batch, partition: int | None, **purpose: Any) -> str:
-        raise NotImplementedError
-
     # --- reading ----------------------------------------------------------------------------
     async def fetch(
         self,
@@ -179,12 +183,15 @@ class AsyncFacade(Operations):
         """
         check_count("limit", limit)
 
-        def collect(pages: Pages) -> list[Message]:
-            return messages_of(pages, topic, partition, limit, max_bytes)
-
+        collect = partial(
+            messages_of, topic=topic, partition=partition, limit=limit, max_bytes=max_bytes
+        )
         # How many bytes the messages have is not known yet, so the first read is a small one.
         first = min(max_bytes, limits.INDEX_INTERVAL_BYTES)
-        return await self._read(topic, offset, partition, max_bytes, wait, collect, first)
+        found: list[Message] = await self._read(
+            (topic, offset, partition, max_bytes, wait), collect, first
+        )
+        return found
 
     async def fetch_values(
         self,
@@ -196,24 +203,12 @@ class AsyncFacade(Operations):
         wait: float = 0.0,
     ) -> list[bytes]:
         """Like ``fetch``, but the plain values of about ``max_bytes``."""
-
-        def collect(pages: Pages) -> list[bytes]:
-            return values_of(pages, max_bytes)
-
-        return await self._read(topic, offset, partition, max_bytes, wait, collect, max_bytes)
-
-    async def _read(
-        self,
-        topic: str,
-        offset: Start,
-        partition: int,
-        max_bytes: int,
-        wait: float,
-        collect: Callable[[Pages], Result],
-        first_bytes: int,
-    ) -> Result:
-        """What ``collect`` makes of the batches from the offset on."""
-        raise NotImplementedError
+        found: list[bytes] = await self._read(
+            (topic, offset, partition, max_bytes, wait),
+            partial(values_of, max_bytes=max_bytes),
+            max_bytes,
+        )
+        return found
 
     async def fetch_batches(
         self,
@@ -225,22 +220,13 @@ class AsyncFacade(Operations):
         wait: float = 0.0,
     ) -> list[Batch]:
         """Whole batches as they lie in the log; the first holds the offset."""
-        return await self._fetch_batches(topic, offset, partition, max_bytes, wait)
-
-    async def _fetch_batches(
-        self, topic: str, offset: Start, partition: int, max_bytes: int, wait: float
-    ) -> list[Batch]:
-        raise NotImplementedError
+        return await self._fetch_batches((topic, offset, partition, max_bytes, wait))
 
     # --- subscribing ------------------------------------------------------------------------
     async def subscribe(
         self, topic: str, *, capacity: int = limits.CHANNEL_CAPACITY_DEFAULT
     ) -> AsyncChannel:
         """Every message of the topic (or wildcard) from now on."""
-        raise NotImplementedError
-
-    async def unsubscribe(self, topic: str) -> None:
-        """Close the plain channels of the topic."""
         raise NotImplementedError
 
     async def subscription(
@@ -262,11 +248,6 @@ class AsyncFacade(Operations):
         if topic is not None:
             await self.create_subscription(name, topic, start, **settings)
         return await self._join(name, topic, prefetch, auto_extend)
-
-    async def _join(
-        self, name: str, topic: str | None, prefetch: int, auto_extend: bool
-    ) -> AsyncConsumer:
-        raise NotImplementedError
 
     # --- workers ----------------------------------------------------------------------------
     async def consume(
@@ -334,6 +315,15 @@ class AsyncFacade(Operations):
 
 
 class BlockingFacade(BlockingOperations):
+    # What a broker and a client each do in their own way; all but the first on the loop.
+    _publish: Callable[..., Publication]
+    _follow: Callable[[Channel], Coroutine[Any, Any, Any]]
+    """Lead the channel's topic into it. Returns what is given to ``_unfollow``."""
+    _unfollow: Callable[[Any], Coroutine[Any, Any, None]]
+    _join: Callable[[str, str | None, int, bool], Coroutine[Any, Any, Consumer]]
+    _leave: Callable[[Any], Coroutine[Any, Any, None]]
+    """Give back what was not taken from the consumer, and leave."""
+
     def __init__(self) -> None:
         super().__init__()
         self._begin_anew()
@@ -379,11 +369,6 @@ class BlockingFacade(BlockingOperations):
         """
         return self._publish(topic, value, headers, options)
 
-    def _publish(
-        self, topic: str, value: object, headers: Mapping[str, str] | None, options: PublishOptions
-    ) -> Publication:
-        raise NotImplementedError
-
     publish_many = blocking(AsyncFacade.publish_many)
     publish_batch = blocking(AsyncFacade.publish_batch)
     publish_batch_nowait = nowait(AsyncFacade.publish_batch)
@@ -421,13 +406,6 @@ class BlockingFacade(BlockingOperations):
             if channel.topic == topic:
                 channel.close()
 
-    async def _follow(self, channel: Channel) -> Any:
-        """On the loop: lead the channel's topic into it. Returns what is given to ``_unfollow``."""
-        raise NotImplementedError
-
-    async def _unfollow(self, follower: Any) -> None:
-        raise NotImplementedError
-
     def subscription(
         self,
         name: str,
@@ -457,16 +435,6 @@ class BlockingFacade(BlockingOperations):
         if self._joined.pop(channel, None) is not None:  # two threads may close it at once
             with contextlib.suppress(Closed):
                 self._run(self._leave(channel))
-
-    async def _join(
-        self, name: str, topic: str | None, prefetch: int, auto_extend: bool
-    ) -> Consumer:
-        """On the loop: become a member of the subscription."""
-        raise NotImplementedError
-
-    async def _leave(self, consumer: Any) -> None:
-        """On the loop: give back what was not taken, and go."""
-        raise NotImplementedError
 
     # --- workers ----------------------------------------------------------------------------
     def consume(

@@ -17,7 +17,7 @@ from headrace.broker.staged_commit import unstamped
 from headrace.broker.subscription import Subscription
 from headrace.channels import AsyncChannel, check_count
 from headrace.errors import Closed, DataCorrupt, HeadraceError, InvalidArgument
-from headrace.facade import AsyncFacade, Pages, Result, messages_of, readable
+from headrace.facade import Asked, AsyncFacade, Pages, messages_of, readable
 from headrace.log.batch import Batch, check_columns
 from headrace.log.interface import completed
 from headrace.model import (
@@ -161,35 +161,25 @@ class AsyncBroker(AsyncFacade):
         return piece
 
     # --- reading ----------------------------------------------------------------------------
-    async def _read(
-        self,
-        topic: str,
-        offset: Start,
-        partition: int,
-        max_bytes: int,
-        wait: float,
-        collect: Callable[[Pages], Result],
-        first_bytes: int,
-    ) -> Result:
-        at = await self._wait_at(topic, offset, partition, wait)
+    async def _read(self, asked: Asked, collect: Callable[[Pages], Any], first_bytes: int) -> Any:
+        topic, at, partition, max_bytes, _ = await self._waited(asked)
         engine = self.engine
         return await completed(
             lambda: collect(_pages(engine, topic, at, partition, max_bytes, first_bytes))
         )
 
-    async def _fetch_batches(
-        self, topic: str, offset: Start, partition: int, max_bytes: int, wait: float
-    ) -> list[Batch]:
-        at = await self._wait_at(topic, offset, partition, wait)
+    async def _fetch_batches(self, asked: Asked) -> list[Batch]:
+        topic, at, partition, max_bytes, _ = await self._waited(asked)
         return await completed(lambda: fetch_batches(self.engine, topic, at, partition, max_bytes))
 
-    async def _wait_at(self, topic: str, offset: Start, partition: int, wait: float) -> Start:
+    async def _waited(self, asked: Asked) -> Asked:
         """The position to read from, once there is something to read or the time is up."""
+        topic, offset, partition, max_bytes, wait = asked
         if not wait:
-            return offset
+            return asked
         at = await self.offset_at(topic, offset, partition=partition)
         await self.wait_for({topic: {partition: at}}, timeout=wait)
-        return at
+        return topic, at, partition, max_bytes, 0.0
 
     # --- subscribing ------------------------------------------------------------------------
     async def subscribe(

@@ -26,7 +26,7 @@ from headrace.errors import (
     HeadraceError,
     NotFound,
 )
-from headrace.facade import Pages, Result, readable
+from headrace.facade import Asked, Pages, readable
 from headrace.log.batch import Batch, encode, parse
 from headrace.log.columns import Columns, cut, record, records, time_of
 from headrace.model import (
@@ -318,10 +318,8 @@ class AsyncClient(RemoteOperations):
         await super().flush()
 
     # --- reading ----------------------------------------------------------------------------
-    async def _fetch_batches(
-        self, topic: str, offset: Start, partition: int, max_bytes: int, wait: float
-    ) -> list[Batch]:
-        return (await self._fetch(topic, offset, partition, max_bytes, wait))[0]
+    async def _fetch_batches(self, asked: Asked) -> list[Batch]:
+        return (await self._fetch(*asked))[0]
 
     async def _fetch(
         self, topic: str, offset: Start, partition: int, max_bytes: int, wait: float
@@ -345,17 +343,8 @@ class AsyncClient(RemoteOperations):
             at += batch.stored_bytes
         return found, int(frame.properties["offset"])
 
-    async def _read(
-        self,
-        topic: str,
-        offset: Start,
-        partition: int,
-        max_bytes: int,
-        wait: float,
-        collect: Callable[[Pages], Result],
-        first_bytes: int,
-    ) -> Result:
-        return collect(readable(*await self._fetch(topic, offset, partition, max_bytes, wait)))
+    async def _read(self, asked: Asked, collect: Callable[[Pages], Any], first_bytes: int) -> Any:
+        return collect(readable(*await self._fetch(*asked)))
 
     # --- subscribing ------------------------------------------------------------------------
     async def subscribe(
@@ -412,11 +401,11 @@ class AsyncClient(RemoteOperations):
             self.link,
             consumer,
             consumer,
-            topic=stats["topic"],
-            name=name,
-            prefetch=prefetch,
-            ack_timeout=stats["settings"]["ack_timeout"],
-            auto_extend=auto_extend,
+            stats["topic"],
+            name,
+            _prefetch=prefetch,
+            _ack_timeout=stats["settings"]["ack_timeout"],
+            _auto_extend=auto_extend,
         )
         await self._start(consumer.feed)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
 from headrace.channels import ACK, EXTEND, NACK, UP_TO, Arrivals, AsyncConsumer, Consumer
@@ -28,58 +29,46 @@ SETTLE_RUNS_MAX = 10_000
 _FRAMES = {NACK: Type.NACK, EXTEND: Type.EXTEND, UP_TO: Type.ACK}
 
 
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class ClientLease:
     """A delivery as the client knows it. ``out`` is how many of it are not settled."""
 
-    __slots__ = ("__weakref__", "id", "out", "step", "void")
-
-    def __init__(self, id: int, out: int, step: int):
-        self.id = id
-        self.out = out
-        self.step = step
-        """The distance of its offsets; 0 when they are irregular."""
-        self.void = False
+    id: int
+    out: int
+    step: int
+    """The distance of its offsets; 0 when they are irregular."""
+    void: bool = False
 
 
+@dataclass(slots=True, eq=False)
 class Feed:
     """One subscription of one client, on the loop."""
 
-    def __init__(
-        self,
-        link: Link,
-        arrivals: Arrivals,
-        settling: Settling | None,
-        *,
-        topic: str,
-        name: str | None = None,
-        channel: str = "",
-        prefetch: int = 0,
-        ack_timeout: float = 30.0,
-        auto_extend: bool = False,
-    ):
-        self._link = link
-        self.arrivals = arrivals
-        self._settling = settling
-        self.topic = topic
-        self.name = name
-        self.channel = channel
-        self._credit = 0
-        if name is None:
-            arrivals.refill = self._grant
-        self._prefetch = prefetch
-        self._ack_timeout = ack_timeout
-        self._auto_extend = auto_extend
-        self._leases: WeakValueDictionary[int, ClientLease] = WeakValueDictionary()
-        """Deliveries of which somebody still holds a message."""
-        self._runs: list[list[int]] = []
-        self._last_lease: ClientLease | None = None
-        self._flushing = False
-        self._unanswered = 0
-        self._idle: list[asyncio.Future[None]] = []
-        self._timer: asyncio.TimerHandle | None = None
-        self._ended = False
-        self.left = asyncio.Event()
-        self.stale = 0
+    _link: Link
+    arrivals: Arrivals
+    _settling: Settling | None
+    topic: str
+    name: str | None = None
+    channel: str = ""
+    _prefetch: int = 0
+    _ack_timeout: float = 30.0
+    _auto_extend: bool = False
+    _credit: int = 0
+    _leases: WeakValueDictionary[int, ClientLease] = field(default_factory=WeakValueDictionary)
+    """Deliveries of which somebody still holds a message."""
+    _runs: list[list[int]] = field(default_factory=list)
+    _last_lease: ClientLease | None = None
+    _flushing: bool = False
+    _unanswered: int = 0
+    _idle: list[asyncio.Future[None]] = field(default_factory=list)
+    _timer: asyncio.TimerHandle | None = None
+    _ended: bool = False
+    left: asyncio.Event = field(default_factory=asyncio.Event)
+    stale: int = 0
+
+    def __post_init__(self) -> None:
+        if self.name is None:
+            self.arrivals.refill = self._grant
 
     @property
     def is_leaving(self) -> bool:
@@ -207,7 +196,7 @@ class Feed:
         """A plain channel has room again: let the broker send as much."""
         wire = self._link.wire
         room = self.arrivals.capacity - len(self.arrivals) - self._credit
-        if room > 0 and wire is not None and not self._ended:
+        if room > 0 and wire is not None and not self.is_leaving:
             self._credit += room
             properties = {"topic": self.topic, "channel": self.channel, "count": str(room)}
             wire.tell(Type.CREDIT, properties)
