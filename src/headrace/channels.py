@@ -15,10 +15,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, Self
 
+from headrace import limits
 from headrace.errors import Closed, HeadraceError, InvalidArgument, RequestTimeout
-from headrace.model import Message
+from headrace.model import Message, check_reason, check_seconds
 
 LOOK_S = 1.0
 """A signal that comes just before a thread goes to sleep on a lock does not wake it: Ctrl-C would be
@@ -33,6 +34,13 @@ def check_count(name: str, value: object) -> None:
     """How many of something may be asked for: a whole number above 0."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise InvalidArgument(f"{name} is a whole number above 0, not {value!r}")
+
+
+def check_prefetch(prefetch: object) -> None:
+    if isinstance(prefetch, bool) or not isinstance(prefetch, int):
+        raise InvalidArgument(f"prefetch is a whole number, not {prefetch!r}")
+    if not 1 <= prefetch <= limits.PREFETCH_MAX:
+        raise InvalidArgument(f"prefetch is between 1 and {limits.PREFETCH_MAX}, not {prefetch}")
 
 
 class Arrivals:
@@ -72,6 +80,10 @@ class Arrivals:
     def put(self, messages: Iterable[Message]) -> None:
         self._items.extend(messages)
         self._arrived()
+
+    def deliver(self, delivery: Any) -> None:
+        """Take what the embedded broker hands over (``broker.delivery.Delivery``)."""
+        self.put(delivery.messages())
 
     def drain(self) -> list[Message]:
         """Take back all that has not been taken."""
@@ -185,7 +197,7 @@ class Channel(Arrivals):
         if not self.is_closed:
             self.on_close(self)
 
-    def __enter__(self) -> Channel:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -243,8 +255,79 @@ class AsyncChannel(Arrivals):
         if not self.is_closed:
             self.on_close(self)
 
-    async def __aenter__(self) -> AsyncChannel:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self.close()
+
+
+# --- members of subscriptions -----------------------------------------------------------------------
+ACK, NACK, EXTEND, UP_TO = range(4)
+
+
+class Consuming:
+    """What both kinds of consumers have in common: their messages are settled."""
+
+    _settle: Callable[..., None]
+    _lease_for: Callable[[int, Message], Any]
+    """The delivery that the message belongs to; raises when it has ended."""
+    _carry_out: Callable[[int, Any, Message, float | None, str], None]
+    """On the loop: do it."""
+
+    def ack(self, message: Message) -> None:
+        self._settle(ACK, message)
+
+    def ack_many(self, messages: Iterable[Message]) -> None:
+        for message in messages:
+            self._settle(ACK, message)
+
+    def ack_up_to(self, message: Message) -> None:
+        """The message and all that this consumer holds of its partition before it."""
+        self._settle(UP_TO, message)
+
+    def nack(self, message: Message, delay: float | None = None, reason: str = "nack") -> None:
+        if delay is not None:
+            check_seconds("delay", delay, limits.DELAY_S_MAX)
+        self._settle(NACK, message, delay, check_reason(reason))
+
+    def extend(self, message: Message, seconds: float | None = None) -> None:
+        if seconds is not None:
+            check_seconds("seconds", seconds, limits.ACK_TIMEOUT_S_MAX)
+        self._settle(EXTEND, message, seconds)
+
+
+class AsyncConsumer(Consuming, AsyncChannel):
+    """A member of a subscription, for asyncio. Settling takes effect at once."""
+
+    def _settle(
+        self, kind: int, message: Message, argument: float | None = None, reason: str = ""
+    ) -> None:
+        self._carry_out(kind, self._lease_for(kind, message), message, argument, reason)
+
+
+class Consumer(Consuming, Channel):
+    """A member of a subscription, for threads.
+
+    Settlements are gathered in a deque and carried to the loop together: one wake-up for many acks.
+    """
+
+    def __init__(self, topic: str, capacity: int, call: Callable[..., Any]):
+        super().__init__(topic, capacity, call)
+        self._settled: deque[tuple[int, Any, Message, float | None, str]] = deque()
+        self._carrying = False
+
+    def _settle(
+        self, kind: int, message: Message, argument: float | None = None, reason: str = ""
+    ) -> None:
+        self._settled.append((kind, self._lease_for(kind, message), message, argument, reason))
+        if not self._carrying:
+            self._carrying = True
+            self._call(self.carry_out)
+
+    def carry_out(self) -> None:
+        """On the loop: do what was asked for since the last time."""
+        self._carrying = False
+        settled, carry_out = self._settled, self._carry_out
+        while settled:
+            carry_out(*settled.popleft())

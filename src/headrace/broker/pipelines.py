@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -43,21 +44,20 @@ REPEATED_S = 10.0
 _KNOWN_TO_BROKER = ("name", "reported_at", "stopping")
 
 
+@dataclass(slots=True, eq=False)
 class Pipeline:
     """The last report of one pipeline. It is kept as JSON, so that it costs what it weighs."""
 
-    __slots__ = ("content", "heard_at", "name", "reported_at", "run_id", "started_at", "state",
-                 "stopping", "stored_at")  # fmt: skip
-
-    def __init__(self, name: str):
-        self.name = name
-        self.content = b"{}"
-        self.state = "running"
-        self.run_id = ""
-        self.started_at = self.reported_at = self.stored_at = 0
-        self.heard_at = 0.0
-        """By the monotonic clock, for liveness: a wall clock may jump."""
-        self.stopping = False
+    name: str
+    content: bytes = b"{}"
+    state: str = "running"
+    run_id: str = ""
+    started_at: int = 0
+    reported_at: int = 0
+    stored_at: int = 0
+    heard_at: float = 0.0
+    """By the monotonic clock, for liveness: a wall clock may jump."""
+    stopping: bool = False
 
     def took(self, report: PipelineReport, content: bytes, now_ms: int, time: float) -> None:
         if report["run_id"] != self.run_id or report["state"] != "running":

@@ -9,6 +9,7 @@ a loop per record runs only for columns that need one (headers, keys).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import Any
 
@@ -22,6 +23,7 @@ from headrace.model import (
     check_headers,
     check_key,
     check_options,
+    check_seconds,
     check_subscription_name,
     check_value,
     parse_id,
@@ -31,32 +33,20 @@ Headers = Mapping[str, str] | None
 NO_ID = bytes(16)
 
 
+@dataclass(slots=True, eq=False)
 class Columns:
     """The records of a batch before it is encoded; absent columns are None."""
 
-    __slots__ = ("expiry", "headers", "ids", "keys", "targets", "times", "values")
-
-    def __init__(
-        self,
-        values: Sequence[bytes],
-        keys: Sequence[bytes | None] | None = None,
-        headers: Sequence[Headers] | None = None,
-        times: Sequence[int] | None = None,
-        ids: Sequence[bytes] | None = None,
-        expiry: Sequence[int] | None = None,
-        targets: Sequence[bytes] | None = None,
-    ):
-        self.values = values
-        self.keys = keys
-        self.headers = headers
-        self.times = times
-        self.ids = ids
-        self.expiry = expiry
-        self.targets = targets
+    values: Sequence[bytes]
+    keys: Sequence[bytes | None] | None = None
+    headers: Sequence[Headers] | None = None
+    times: Sequence[int] | None = None
+    ids: Sequence[bytes] | None = None
+    expiry: Sequence[int] | None = None
+    targets: Sequence[bytes] | None = None
 
 
-_NAMES = ("values", "keys", "headers", "times", "ids", "expiry", "targets")
-"""In the order of the constructor's arguments."""
+_NAMES = tuple(Columns.__dataclass_fields__)
 _OPTIONAL: tuple[tuple[str, Any], ...] = (
     ("keys", None),
     ("headers", None),
@@ -207,8 +197,9 @@ def check_time(name: str, value: object) -> int:
 
 def expiry_of(ttl: object, now_ms: int) -> int | None:
     """When a message that may live ``ttl`` seconds expires."""
-    seconds = _seconds("ttl", ttl, limits.DELAY_S_MAX)
-    return None if seconds is None else now_ms + max(int(seconds * 1000), 1)
+    if ttl is None:
+        return None
+    return now_ms + max(int(check_seconds("ttl", ttl, limits.DELAY_S_MAX) * 1000), 1)
 
 
 def time_of(delay: object, deliver_at: object, now_ms: int) -> int | None:
@@ -223,19 +214,9 @@ def time_of(delay: object, deliver_at: object, now_ms: int) -> int | None:
                 code="invalid_delay",
             )
         return at
-    seconds = _seconds("delay", delay, limits.DELAY_S_MAX)
-    return None if seconds is None else now_ms + int(seconds * 1000)
-
-
-def _seconds(name: str, value: object, high: float) -> float | None:
-    if value is None:
+    if delay is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= high:
-        raise InvalidArgument(
-            f"{name} is a number of seconds between 0 and {high:.0f}, not {value!r}",
-            code=f"invalid_{name}",
-        )
-    return float(value)
+    return now_ms + int(check_seconds("delay", delay, limits.DELAY_S_MAX) * 1000)
 
 
 # --- from the options of a publish ------------------------------------------------------------------

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 from headrace import limits
@@ -30,16 +31,14 @@ from headrace.log.interface import Append
 from headrace.log.producers import Producers
 
 
+@dataclass(slots=True, eq=False)
 class CommitGroup:
     """The batches of one commit. Entries that were refused or repeated carry their answer."""
 
-    __slots__ = ("batches", "entries", "offset", "timestamp")
-
-    def __init__(self, offset: int, timestamp: int):
-        self.batches: list[Batch] = []
-        self.entries: list[Append] = []
-        self.offset = offset
-        self.timestamp = timestamp
+    offset: int
+    timestamp: int
+    batches: list[Batch] = field(default_factory=list)
+    entries: list[Append] = field(default_factory=list)
 
     def place(self, entries: Sequence[Append], batches: Sequence[Batch], now_ms: int) -> None:
         """Give the entries, whose records fill the batches exactly, their offsets and times."""
@@ -135,15 +134,15 @@ def gather(
     return group, left
 
 
+@dataclass(slots=True, eq=False)
 class _Run:
     """Entries that are gathered into one batch."""
 
-    def __init__(self, group: CommitGroup, now_ms: int):
-        self._group = group
-        self._now_ms = now_ms
-        self._entries: list[Append] = []
-        self._bytes = 0
-        self._records = 0
+    _group: CommitGroup
+    _now_ms: int
+    _entries: list[Append] = field(default_factory=list)
+    _bytes: int = 0
+    _records: int = 0
 
     def add(self, entry: Append) -> None:
         if self._entries and (
