@@ -286,7 +286,7 @@ def _missing_topics(source: dict[str, str], chosen: Sequence[Pipeline]) -> int:
         with _broker(source) as client:
             known = set(client.topics())
     except HeadraceError as error:
-        say(f"the topics were not checked: {error.message}")
+        say(f"could not check that the topics exist: {error.message}")
         return 0
     missing = 0
     for each in chosen:
