@@ -492,6 +492,16 @@ class BlockingFacade(BlockingOperations):
                 thread.join(timeout=STOP_S)
 
 
+def settle(future: asyncio.Future[Any], value: Any, error: HeadraceError | None) -> None:
+    """A call that answers through a callback is over."""
+    if future.done():
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(value)
+
+
 # --- what is read -----------------------------------------------------------------------------------
 def readable(batches: Iterable[Batch], at: int) -> Iterator[tuple[Batch, int]]:
     """The batches from the offset ``at`` on, up to the first whose records are lost.

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
+
+from msgspec import Meta
 
 from headrace import limits
-from headrace.broker.administration import Administration, answer, settle
+from headrace.broker.administration import Administration, answer
 from headrace.broker.channel import AsyncEmbeddedConsumer, EmbeddedConsumer
 from headrace.broker.delivery import Member
 from headrace.broker.engine import Engine
@@ -16,8 +18,9 @@ from headrace.broker.publishing import Publish
 from headrace.broker.staged_commit import unstamped
 from headrace.broker.subscription import Subscription
 from headrace.channels import AsyncChannel, check_count
+from headrace.checking import check
 from headrace.errors import Closed, DataCorrupt, HeadraceError, InvalidArgument
-from headrace.facade import Asked, AsyncFacade, Pages, messages_of, readable
+from headrace.facade import Asked, AsyncFacade, Pages, messages_of, readable, settle
 from headrace.log.batch import Batch, check_columns
 from headrace.log.interface import completed
 from headrace.model import (
@@ -37,6 +40,10 @@ _ENGINE_OPTIONS = (
     "disk_reserve_bytes",
     "events_interval",
 )
+_CHECKED = {
+    "max_message_size": Annotated[int, Meta(ge=1, le=limits.MESSAGE_BYTES_CEILING)],
+    "events_interval": Annotated[float, Meta(ge=0, le=limits.EVENTS_INTERVAL_S_MAX)],
+}
 
 
 def open_engine(data_dir: str | Path | None, loop: Any, options: dict[str, Any]) -> Engine:
@@ -44,23 +51,9 @@ def open_engine(data_dir: str | Path | None, loop: Any, options: dict[str, Any])
     mine = {name: options.pop(name) for name in _ENGINE_OPTIONS if name in options}
     injected = {n: options.pop(n) for n in ("files", "clock", "random", "workers") if n in options}
     defaults = TopicSettings.of(options)
-    size = mine.get("max_message_size", limits.MESSAGE_BYTES_DEFAULT)
-    if not isinstance(size, int) or not 1 <= size <= limits.MESSAGE_BYTES_CEILING:
-        raise InvalidArgument(
-            f"max_message_size is between 1 and {limits.MESSAGE_BYTES_CEILING} bytes, not {size!r}",
-            code="invalid_setting",
-        )
-    interval = mine.get("events_interval", limits.EVENTS_INTERVAL_S_DEFAULT)
-    if (
-        isinstance(interval, bool)
-        or not isinstance(interval, (int, float))
-        or not (0 <= interval <= limits.EVENTS_INTERVAL_S_MAX)
-    ):
-        raise InvalidArgument(
-            f"events_interval is a number of seconds from 0 (none) to "
-            f"{limits.EVENTS_INTERVAL_S_MAX:.0f}, not {interval!r}",
-            code="invalid_setting",
-        )
+    for name, kind in _CHECKED.items():
+        if name in mine:
+            check(name, mine[name], kind, code="invalid_setting")
     path = None if data_dir is None else Path(data_dir)
     return Engine(path, loop, topic_defaults=defaults, **mine, **injected)
 

@@ -71,8 +71,7 @@ class DeadLetters:
         partition = cursor.partition
         try:
             batch = partition.log.read_cached(offset)
-            index = offset - batch.base_offset
-            message = batch.messages(partition.topic, partition.number, index, index + 1)[0]
+            message = batch.message(partition.topic, partition.number, offset)
             topic = self._topic(subscription, partition.topic)
         except ReadPending as pending:
             pending.then(lambda: self.bury(subscription, cursor, offset, attempt, reason))
@@ -243,8 +242,7 @@ class Listing:
                 except OffsetOutOfRange:
                     continue
             if not batch.flags & LOST:
-                index = offset - batch.base_offset
-                letter = _letter(batch.messages(topic.name, 0, index, index + 1)[0])
+                letter = _letter(batch.message(topic.name, 0, offset))
                 if self._where is None or self._where(letter):
                     found.append(letter)
             self._after = offset

@@ -21,18 +21,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from headrace import limits
+from headrace.broker import events
 from headrace.broker.topic import Topic
 from headrace.errors import Conflict, HeadraceError, InvalidArgument, NotFound, TooLarge
 from headrace.log.batch import LOST
 from headrace.log.columns import Columns
 from headrace.log.interface import Append, Log, ReadPending
-from headrace.model import TopicSettings
 from headrace.operations.results import PipelineReport, PipelineStats, StopWanted
 
 if TYPE_CHECKING:
@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("headrace.broker")
 TOPIC = "__pipelines"
+SETTINGS = replace(
+    events.SETTINGS, segment_bytes=4 << 20, retention_bytes=limits.PIPELINES_BYTES_MAX
+)
 REPEATED_S = 10.0
 _KNOWN_TO_BROKER = ("name", "reported_at", "stopping")
 
@@ -277,14 +280,3 @@ class Pipelines:
                 f"no pipeline {name!r} has reported to this broker", code="pipeline_not_found"
             )
         return pipeline
-
-
-SETTINGS = TopicSettings(
-    durability="interval",
-    sync_interval_ms=1_000,
-    compression="zstd",
-    segment_bytes=4 << 20,
-    retention_hours=limits.EVENTS_KEPT_HOURS,
-    retention_bytes=limits.PIPELINES_BYTES_MAX,
-    retain_unread=False,
-)

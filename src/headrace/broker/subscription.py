@@ -471,9 +471,7 @@ class Subscription:
         return index
 
     def _released(self, lease: Lease, count: int) -> None:
-        lease.member.settled(lease, count)
-        if not lease.mask:
-            self.leases.pop(lease.id, None)
+        self._settled(lease, count)
         if not self._pumping and self._has_work:
             self.wake()
 

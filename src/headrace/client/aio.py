@@ -10,6 +10,7 @@ import ssl
 import uuid
 from collections.abc import Callable, Mapping
 from copy import copy
+from functools import partial
 from typing import Any, Self
 
 from headrace import limits
@@ -26,9 +27,9 @@ from headrace.errors import (
     HeadraceError,
     NotFound,
 )
-from headrace.facade import Asked, Pages, readable
+from headrace.facade import Asked, Pages, readable, settle
 from headrace.log.batch import Batch, encode, parse
-from headrace.log.columns import Columns, cut, record, records, time_of
+from headrace.log.columns import Columns, pieces, record, records, time_of
 from headrace.model import (
     PublishManyOptions,
     PublishOptions,
@@ -236,16 +237,7 @@ class AsyncClient(RemoteOperations):
     ) -> asyncio.Future[Receipt]:
         future: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
 
-        def done(receipt: Receipt | None, error: HeadraceError | None) -> None:
-            if future.done():
-                return
-            if receipt is not None:
-                future.set_result(receipt)
-            else:
-                assert error is not None
-                future.set_exception(error)
-
-        self.producing.publish(topic, columns, partition, done)
+        self.producing.publish(topic, columns, partition, partial(settle, future))
         return future
 
     def produce(self, topic: str, columns: Columns, partition: int | None, done: Done) -> None:
@@ -302,7 +294,7 @@ class AsyncClient(RemoteOperations):
         futures: list[asyncio.Future[Receipt]] = []
         try:
             for number, part in parts:
-                for piece in _pieces(part):
+                for piece in pieces(part):
                     futures.append(self._produce(topic, piece, number))
                     if producer.is_busy:
                         await futures[-1]
@@ -448,13 +440,3 @@ class AsyncClient(RemoteOperations):
                 await self.unfollow(feed)
                 return
         raise NotFound(f"this client has not joined {name!r}", code="not_subscribed")
-
-
-def _pieces(columns: Columns) -> list[Columns]:
-    """Cut so that each piece makes one batch of a good size."""
-    count = len(columns.values)
-    size = sum(map(len, columns.values)) + 1
-    step = max(1, min(limits.BATCH_RECORDS_TARGET, count * limits.BATCH_BYTES_TARGET // size))
-    if step >= count:
-        return [columns]
-    return [cut(columns, start, start + step) for start in range(0, count, step)]

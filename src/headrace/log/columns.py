@@ -1,9 +1,8 @@
 """The records of a batch before it is encoded, and how a user's arguments become them.
 
-Every published message passes :func:`one` or :func:`many`. All checks are here, so every front end
-refuses the same things with the same words, and
-later code need not doubt a type or a size. ``many`` looks at whole columns with builtins;
-a loop per record runs only for columns that need one (headers, keys).
+Every published message passes :func:`record` or :func:`records`. All checks are here, so every front end
+refuses the same things with the same words, and later code need not doubt a type or a size. ``records``
+looks at whole columns with builtins; a loop per record runs only for columns that need one (headers, keys).
 """
 
 from __future__ import annotations
@@ -61,6 +60,16 @@ def cut(columns: Columns, start: int, stop: int) -> Columns:
     return _each(columns, lambda column: column[start:stop])
 
 
+def pieces(columns: Columns) -> list[Columns]:
+    """The columns, cut where one batch would be larger than readers like."""
+    count = len(columns.values)
+    size = sum(map(len, columns.values)) + 1
+    if count <= limits.BATCH_RECORDS_TARGET and size <= 2 * limits.BATCH_BYTES_TARGET:
+        return [columns]
+    step = max(1, min(limits.BATCH_RECORDS_TARGET, count * limits.BATCH_BYTES_TARGET // size))
+    return [cut(columns, start, start + step) for start in range(0, count, step)]
+
+
 def pick(columns: Columns, indexes: Sequence[int]) -> Columns:
     """The records at the indexes."""
     return _each(columns, lambda column: [column[index] for index in indexes])
@@ -90,41 +99,43 @@ def concat(parts: Sequence[Columns]) -> Columns:
 
 
 # --- from a user's arguments ----------------------------------------------------------------------
-def one(
+def record(
     value: object,
-    *,
+    headers: Mapping[str, str] | None,
+    options: PublishOptions,
     bytes_max: int,
-    key: object = None,
-    headers: object = None,
-    id: object = None,
-    timestamp: int | None = None,
-    expires_at: int | None = None,
-    target: str | None = None,
+    now_ms: int,
 ) -> Columns:
-    """One message, checked."""
+    """One message with the options of a publish, checked."""
+    checked = check_value(value, bytes_max)
+    if not options and not headers:
+        return Columns([checked])
+    check_options(options, PUBLISH_OPTIONS)
+    key, id, time = options.get("key"), options.get("id"), options.get("timestamp")
+    expires_at, target = expiry_of(options.get("ttl"), now_ms), options.get("to")
     return Columns(
-        [check_value(value, bytes_max)],
+        [checked],
         None if key is None else [check_key(key)],
         [check_headers(headers)] if headers else None,
-        None if timestamp is None else [check_time("timestamp", timestamp)],
+        None if time is None else [check_time("timestamp", time)],
         None if id is None else [parse_id(id).bytes],
-        None if expires_at is None else [check_time("expires_at", expires_at)],
+        None if expires_at is None else [expires_at],
         None if target is None else [check_subscription_name(target).encode()],
     )
 
 
-def many(
+def records(
     values: Sequence[object],
-    *,
+    headers: Sequence[Mapping[str, str] | None] | Mapping[str, str] | None,
+    options: PublishManyOptions,
     bytes_max: int,
-    keys: Sequence[object] | None = None,
-    headers: Sequence[object] | Mapping[str, str] | None = None,
-    ids: Sequence[object] | None = None,
-    timestamps: Sequence[int] | None = None,
-    expires_at: int | None = None,
-    target: str | None = None,
+    now_ms: int,
 ) -> Columns:
-    """Many messages, checked column by column. One mapping as ``headers`` is meant for all."""
+    """Many messages with the options of a publish, checked column by column.
+
+    One mapping as ``headers`` is meant for all.
+    """
+    check_options(options, PUBLISH_MANY_OPTIONS)
     if isinstance(values, (str, bytes, bytearray, memoryview)):
         raise InvalidArgument(
             "publish_many takes a list of messages; publish takes a single one",
@@ -147,6 +158,8 @@ def many(
     if set(map(type, checked)) != {bytes} or max(map(len, checked)) > bytes_max:
         checked = [check_value(value, bytes_max) for value in checked]
     columns = Columns(checked)
+    keys, ids, timestamps = options.get("keys"), options.get("ids"), options.get("timestamps")
+    expires_at, target = expiry_of(options.get("ttl"), now_ms), options.get("to")
     if keys is not None:
         _same_length("keys", keys, count)
         columns.keys = [None if key is None else check_key(key) for key in keys]
@@ -163,7 +176,7 @@ def many(
         _same_length("timestamps", timestamps, count)
         columns.times = [check_time("timestamp", each) for each in timestamps]
     if expires_at is not None:
-        columns.expiry = [check_time("expires_at", expires_at)] * count
+        columns.expiry = [expires_at] * count
     if target is not None:
         columns.targets = [check_subscription_name(target).encode()] * count
     return columns
@@ -217,48 +230,3 @@ def time_of(delay: object, deliver_at: object, now_ms: int) -> int | None:
     if delay is None:
         return None
     return now_ms + int(check_seconds("delay", delay, limits.DELAY_S_MAX) * 1000)
-
-
-# --- from the options of a publish ------------------------------------------------------------------
-def record(
-    value: object,
-    headers: Mapping[str, str] | None,
-    options: PublishOptions,
-    bytes_max: int,
-    now_ms: int,
-) -> Columns:
-    """One message with the options of a publish, checked."""
-    if not options and not headers:
-        return Columns([check_value(value, bytes_max)])
-    check_options(options, PUBLISH_OPTIONS)
-    return one(
-        value,
-        bytes_max=bytes_max,
-        key=options.get("key"),
-        headers=headers,
-        id=options.get("id"),
-        timestamp=options.get("timestamp"),
-        expires_at=expiry_of(options.get("ttl"), now_ms),
-        target=options.get("to"),
-    )
-
-
-def records(
-    values: Sequence[object],
-    headers: Sequence[Mapping[str, str] | None] | Mapping[str, str] | None,
-    options: PublishManyOptions,
-    bytes_max: int,
-    now_ms: int,
-) -> Columns:
-    """Many messages with the options of a publish, checked."""
-    check_options(options, PUBLISH_MANY_OPTIONS)
-    return many(
-        values,
-        bytes_max=bytes_max,
-        keys=options.get("keys"),
-        headers=headers,
-        ids=options.get("ids"),
-        timestamps=options.get("timestamps"),
-        expires_at=expiry_of(options.get("ttl"), now_ms),
-        target=options.get("to"),
-    )

@@ -26,7 +26,7 @@ from headrace.log.batch import (
     crc32c,
     encode,
 )
-from headrace.log.columns import Columns, concat, cut
+from headrace.log.columns import concat, pieces
 from headrace.log.interface import Append
 from headrace.log.producers import Producers
 
@@ -162,23 +162,13 @@ class _Run:
         try:
             batches = [
                 encode(part)
-                for part in _parts(concat([e.columns for e in entries if e.columns is not None]))
+                for part in pieces(concat([e.columns for e in entries if e.columns is not None]))
             ]
         except HeadraceError as error:
             for entry in entries:
                 entry.error = error
             return
         self._group.place(entries, batches, self._now_ms)
-
-
-def _parts(columns: Columns) -> list[Columns]:
-    """The columns, cut where one batch would be larger than readers like."""
-    count = len(columns.values)
-    size = sum(map(len, columns.values)) + 1
-    if count <= limits.BATCH_RECORDS_TARGET and size <= 2 * limits.BATCH_BYTES_TARGET:
-        return [columns]
-    step = max(1, min(limits.BATCH_RECORDS_TARGET, count * limits.BATCH_BYTES_TARGET // size))
-    return [cut(columns, start, start + step) for start in range(0, count, step)]
 
 
 def _is_new(entry: Append, new: dict[int, list[Append]], producers: Producers) -> bool:
