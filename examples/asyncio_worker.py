@@ -1,9 +1,9 @@
-"""The same with asyncio: publish many, handle several at a time, stop when all are done.
+"""A worker with asyncio: publish many messages, handle several at a time, stop when all are done.
 
     headrace serve                      in another terminal
     python examples/asyncio_worker.py
 
-`consume` runs until it is cancelled, here when everything has been handled.
+`consume` runs until it is cancelled. Here it is cancelled when every message has been handled.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ async def main() -> None:
             everything.set()
 
     async with AsyncClient(HOST, int(PORT)) as client:
-        # Not awaited one by one: publishes that are under way together travel together.
+        # Do not await them one by one: the client sends concurrent publishes together.
         receipts = await asyncio.gather(
             *(client.publish("jobs", f"job {number}") for number in range(COUNT))
         )

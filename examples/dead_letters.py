@@ -1,4 +1,4 @@
-"""Dead letters: messages that nobody could handle, corrected and sent back.
+"""Dead letters: correct messages that no worker could handle, and deliver them again.
 
     headrace serve                      in another terminal
     python examples/dead_letters.py
@@ -22,7 +22,7 @@ def handle(message: Message) -> None:
 
 def main() -> None:
     with BrokerClient(HOST, int(PORT)) as client:
-        # Two deliveries, a tenth of a second between them, then it is given up.
+        # After two failed deliveries, 0.1 seconds apart, a message becomes a dead letter.
         invoices = client.subscription("accounts", "invoices", max_deliveries=2, backoff=0.1)
         client.publish("invoices", b'{"amount": 42}')
         client.publish("invoices", b'{"amuont": 43}')
@@ -37,7 +37,7 @@ def main() -> None:
                 message.ack()
         client.flush()
 
-        # Look at what is left, correct it, and have it delivered again to the one who failed.
+        # Read the dead letter, correct it, and deliver it again to the subscription that failed.
         deadline = time.monotonic() + 10
         while client.subscription_stats("accounts")["dead_lettered"] == 0:
             if time.monotonic() > deadline:

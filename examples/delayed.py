@@ -1,9 +1,9 @@
-"""Delayed messages: published now, seen later, listed and cancelled in between.
+"""Delayed messages: publish them now, list and cancel them while they wait, receive them later.
 
     headrace serve                      in another terminal
     python examples/delayed.py [SECONDS]
 
-SECONDS is how long they wait; 2 unless you say otherwise.
+SECONDS is how long they wait; 2 by default.
 """
 
 import os
@@ -25,7 +25,7 @@ def main(seconds: float = 2.0) -> None:
         client.cancel(mistake.id)
         print("one of them is cancelled")
 
-        # A message that is worthless after a while can say so: it is not delivered later than that.
+        # A message with a time to live is not delivered after that time.
         client.publish("reminders", b"the bus leaves now", ttl=60)
 
         for _ in range(2):

@@ -1,8 +1,8 @@
-"""A broker inside this process: no server, no network, the same promises.
+"""A broker inside this process: no server, no network, the same guarantees.
 
     python examples/embedded.py [DATA_DIR]
 
-Without a directory everything is kept in memory. With one, run it twice: the count goes on.
+Without a directory everything is kept in memory. With a directory, run it twice: the count continues.
 """
 
 import sys
@@ -12,10 +12,10 @@ from headrace import Broker
 
 def main(data_dir: str | None = None) -> None:
     with Broker.open(data_dir) as broker:
-        # A plain channel: everything from now on, for whoever is there now.
+        # A plain subscription: every message from now on, nothing to acknowledge.
         news = broker.subscribe("orders")
 
-        # A subscription: a position that stays, and messages that have to be acknowledged.
+        # A durable subscription: the broker keeps its position, and messages must be acknowledged.
         email = broker.subscription("email", "orders")
 
         receipt = broker.publish("orders", b'{"order": 101}', {"source": "shop"}, key="customer-7")

@@ -1,10 +1,10 @@
-"""A worker: a handler for each message, and what happens when it fails.
+"""A worker: call a handler for each message, and retry when it fails.
 
     headrace serve                      in another terminal
     python examples/worker.py           Ctrl-C ends it
 
-The handler returns: the message is done. It raises: the message comes again, later each time, and
-after the fifth time it is a dead letter. Start two of these, and they share the work.
+When the handler returns, the message is done. When it raises, the message is delivered again, after a longer
+wait each time; after the fifth failure it becomes a dead letter. Start two workers, and they share the work.
 """
 
 import os

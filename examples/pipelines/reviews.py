@@ -1,9 +1,9 @@
-"""Reviews, read by Python: a function for DataFrames, and one for each row.
+"""Pipelines in Python: a function over DataFrames, and a function for each row.
 
     headrace publish reviews 'lamp: **** bright'
     headrace pipeline run examples/pipelines/reviews.py --once
 
-What ``stars_of`` raises is a dead letter with that reason; the query goes on.
+If ``stars_of`` raises, the row becomes a dead letter with that reason, and the query continues.
 """
 
 import re
@@ -13,7 +13,7 @@ from headrace.spark.pipelines import each_row, pipeline
 
 @pipeline(from_="reviews", format="text", to={"topic": "stars", "key": "product"}, failed=True)
 def stars(reviews):
-    """From lines such as ``lamp: **** bright`` to products with a number of stars."""
+    """Turn lines such as ``lamp: **** bright`` into products with a number of stars."""
     return each_row(reviews.select("value"), stars_of, "product STRING, stars INT")
 
 
@@ -26,7 +26,7 @@ def stars_of(row):
 
 @pipeline(from_="reviews", to="reviews-by-minute", mode="complete")
 def reviews_by_minute(reviews):
-    """How many came in each minute, whole again with every batch."""
+    """Count the reviews of each minute; every batch writes all counts again."""
     from pyspark.sql import functions as F
 
     minutes = reviews.groupBy(F.window("timestamp", "1 minute").start.alias("minute"))

@@ -1,11 +1,11 @@
-"""A batch query: what is in a topic now, as a DataFrame.
+"""A batch query: the records that a topic holds now, as a DataFrame.
 
     pip install 'headrace[spark]'
     headrace serve                      in another terminal
     python examples/spark/batch.py
 
-It publishes some orders and asks for the revenue by country. A topic that is read as JSON has its
-fields as columns; the record's own columns are there when they are named, with an underscore.
+It publishes some orders and computes the revenue by country. If a topic is read as JSON, its fields
+are columns. To get the record's own columns too, name them with an underscore, like ``_offset``.
 """
 
 import os

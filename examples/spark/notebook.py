@@ -1,4 +1,4 @@
-"""As in a notebook: a session in one line, topics as tables, and DataFrames to go on with.
+"""A notebook: a session in one line, topics as tables, results as DataFrames.
 
 headrace serve                      in another terminal
 python examples/spark/notebook.py   or cell by cell, in an editor that knows "# %%"
@@ -14,7 +14,7 @@ from headrace.spark.sql import TopicSql
 SERVERS = os.environ.get("HEADRACE_SERVER", "127.0.0.1:9999")
 spark = session("notebook")
 
-# %% Something to look at: a thousand requests to a web site.
+# %% Publish some data: a thousand requests to a web site.
 host, _, port = SERVERS.partition(":")
 with BrokerClient(host, int(port)) as client:
     requests = [
@@ -23,7 +23,7 @@ with BrokerClient(host, int(port)) as client:
     ]
     client.publish_many("requests", [text.encode() for text in requests])
 
-# %% Topics are tables by name. What is in them is found out by looking at some records.
+# %% Each topic is a table with its name. Its columns are inferred from a sample of its records.
 topics = TopicSql(spark, {"servers": SERVERS}, note=print)
 slowest = topics.query("""
     SELECT path, count(*) AS requests, max(ms) AS slowest
@@ -31,7 +31,7 @@ slowest = topics.query("""
 """)
 slowest.show()
 
-# %% What comes back is a DataFrame like any other.
+# %% The result is a DataFrame like any other.
 errors = topics.query("SELECT path, _offset FROM requests WHERE status = 500")
 print(f"{errors.count()} errors, the first at offset {errors.agg({'_offset': 'min'}).first()[0]}")
 

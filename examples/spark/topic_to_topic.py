@@ -1,12 +1,12 @@
-"""From topic to topic, exactly once: large payments are told apart, none is lost and none is doubled.
+"""From topic to topic, exactly once: copy large payments; none is lost and none is duplicated.
 
     headrace serve                      in another terminal
     headrace publish payments '{"id": "p1", "amount": 1500}'
     python examples/spark/topic_to_topic.py CHECKPOINT_DIR
 
-Run it as often as you like, or kill it while it works: what it has written stays written, and what it
-has not comes with the next run. The tasks stage their rows in the broker, where nobody sees them, and
-one commit shows the whole batch; the broker knows which batches of this checkpoint it has.
+Run it as often as you like, or kill it while it works: the next run continues where it stopped. The
+tasks stage their rows in the broker, where readers do not see them, and one commit shows the whole
+batch. The broker remembers which batches of this checkpoint are committed.
 """
 
 import os

@@ -1,12 +1,12 @@
-"""A stream: words are counted as the sentences come.
+"""A stream: count words as sentences arrive.
 
     headrace serve                                       in another terminal
     headrace publish sentences "to be or not to be"
     python examples/spark/word_count.py [--once]
 
-It prints the words of each batch with all that was counted so far; Ctrl-C ends it. With --once it counts
-what is there and ends. The counts, and how far it has come, are kept in ./word-count, so it goes on where
-it ended; another folder (WORD_COUNT_DIR) is another count.
+After each batch it prints the words of that batch with their total counts. Ctrl-C ends it. With --once it
+counts the records that exist now and exits. The counts and the position are kept in ./word-count, so the
+next run continues there; another folder (WORD_COUNT_DIR) starts another count.
 """
 
 import os

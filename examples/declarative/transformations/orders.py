@@ -1,4 +1,4 @@
-"""From topic to table, and from table to topic: each record once, however often this is run."""
+"""From topic to table, and from table to topic: each record once, however often you run it."""
 
 from pyspark import pipelines as dp
 from pyspark.sql import DataFrame, SparkSession
@@ -9,7 +9,7 @@ ORDERS = "id STRING, country STRING, amount DOUBLE, _offset BIGINT, _timestamp T
 
 
 @dp.table(
-    comment="The orders, as they were published. A run adds what has come since the last one."
+    comment="The orders, as they were published. Each run appends the orders since the last run."
 )
 def orders() -> DataFrame:
     return (
@@ -28,5 +28,5 @@ dp.create_sink("large_orders", "headrace", {"topic": "orders.large", "keyColumn"
 
 @dp.append_flow(target="large_orders")
 def find_large_orders() -> DataFrame:
-    """What somebody should look at, for those who wait for it."""
+    """Write large orders to the topic, for people who check them."""
     return spark.readStream.table("orders").where("amount >= 100").select("id", "country", "amount")
