@@ -84,7 +84,9 @@ class EmbeddedConsumer(_Embedded, Consumer):
         return message
 
     def _lease_for(self, kind: int, message: Message) -> Lease:
-        lease = super()._lease_for(kind, message)
+        lease: Lease | None = message.lease
+        if lease is None:
+            raise not_a_delivery()
         if not lease.is_out(message.offset):
             raise StaleDelivery(
                 f"the delivery of offset {message.offset} has ended: it was settled or timed out"
