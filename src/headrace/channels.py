@@ -57,6 +57,7 @@ class Arrivals:
         self._items: deque[Message] = deque()
         self._starved = False
         self.refill: Callable[[], None] = lambda: None
+        self.on_close: Callable[[Any], None] = lambda channel: None
 
     def __len__(self) -> int:
         return len(self._items)
@@ -105,6 +106,11 @@ class Arrivals:
         self.is_halted = True
         self._arrived()
 
+    def close(self) -> None:
+        """No more messages; callers that wait are woken. What has arrived can still be taken."""
+        if not self.is_closed:
+            self.on_close(self)
+
     def closed(self, error: HeadraceError | None) -> None:
         self.is_closed = True
         if not isinstance(error, Closed):
@@ -131,7 +137,6 @@ class Channel(Arrivals):
         self._call = call
         self._condition = threading.Condition()
         self._sleepers = 0
-        self.on_close: Callable[[Channel], None] = lambda channel: None
 
     def _arrived(self) -> None:
         if self._sleepers:
@@ -192,11 +197,6 @@ class Channel(Arrivals):
             except Closed:
                 return
 
-    def close(self) -> None:
-        """Take no more messages and wake every reader. Messages that have arrived can still be read."""
-        if not self.is_closed:
-            self.on_close(self)
-
     def __enter__(self) -> Self:
         return self
 
@@ -210,7 +210,6 @@ class AsyncChannel(Arrivals):
     def __init__(self, topic: str, capacity: int):
         super().__init__(topic, capacity)
         self._waiters: deque[asyncio.Future[None]] = deque()
-        self.on_close: Callable[[AsyncChannel], None] = lambda channel: None
 
     def _arrived(self) -> None:
         for waiter in self._waiters:
@@ -250,10 +249,6 @@ class AsyncChannel(Arrivals):
                 yield await self.get()
             except Closed:
                 return
-
-    def close(self) -> None:
-        if not self.is_closed:
-            self.on_close(self)
 
     async def __aenter__(self) -> Self:
         return self

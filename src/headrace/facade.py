@@ -25,6 +25,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from concurrent.futures import Future
 from functools import partial
 from typing import Any, Self, Unpack
 
@@ -492,7 +493,9 @@ class BlockingFacade(BlockingOperations):
                 thread.join(timeout=STOP_S)
 
 
-def settle(future: asyncio.Future[Any], value: Any, error: HeadraceError | None) -> None:
+def settle(
+    future: asyncio.Future[Any] | Future[Any], value: Any, error: HeadraceError | None
+) -> None:
     """A call that answers through a callback is over."""
     if future.done():
         return

@@ -84,12 +84,25 @@ class EmbeddedConsumer(_Embedded, Consumer):
         return message
 
     def _lease_for(self, kind: int, message: Message) -> Lease:
-        lease = super()._lease_for(kind, message)
+        lease: Lease | None = message.lease
+        if lease is None:
+            raise not_a_delivery()
         if not lease.is_out(message.offset):
             raise StaleDelivery(
                 f"the delivery of offset {message.offset} has ended: it was settled or timed out"
             )
         return lease
+
+    def ack(
+        self, message: Message
+    ) -> None:  # as _settle does, with fewer calls: it is the hot path
+        lease = message.lease
+        if lease is None or not lease.is_out(message.offset):
+            lease = self._lease_for(ACK, message)
+        self._settled.append((ACK, lease, message, None, ""))
+        if not self._carrying:
+            self._carrying = True
+            self._call(self.carry_out)
 
     def carry_out(self) -> None:
         self._carrying = False
@@ -116,6 +129,12 @@ class AsyncEmbeddedConsumer(_Embedded, AsyncConsumer):
     def __init__(self, subscription: Subscription, name: str, prefetch: int):
         AsyncConsumer.__init__(self, subscription.pattern, prefetch)
         self._become_member(subscription, name, prefetch)
+
+    def ack(
+        self, message: Message
+    ) -> None:  # as _settle does, with fewer calls: it is the hot path
+        lease = message.lease or self._lease_for(ACK, message)
+        self.subscription.ack(lease.id, message.offset)
 
     async def get(self, timeout: float | None = None) -> Message:
         """The next message that is still ours; one that timed out in the channel comes again."""

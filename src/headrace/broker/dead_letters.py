@@ -256,15 +256,18 @@ class _Redrive:
     _letters: DeadLetters
     _engine: Engine
     _name: str
+    """Of the subscription or the topic, as it was given."""
     _topic: Topic
     _cursor: Cursor
     _done: RedriveDone
     _only: set[int] | None
+    """The offsets that were named; None: all."""
     _where: Select | None
     _limit: int | None
     _rate: float | None
     _to: str
     _end: int
+    """Letters that are stored later are left for the next redrive."""
     _after: int = -1
     _count: int = 0
     _error: HeadraceError | None = None

@@ -20,7 +20,7 @@ from headrace.broker.follower import Follower
 from headrace.broker.publishing import Publish, PublishDone
 from headrace.channels import Channel
 from headrace.errors import Closed, HeadraceError, InvalidArgument
-from headrace.facade import AsyncFacade, BlockingFacade
+from headrace.facade import AsyncFacade, BlockingFacade, settle
 from headrace.model import PublishManyOptions, PublishOptions, Receipt
 from headrace.publication import Publication
 from headrace.shell import blocking
@@ -128,14 +128,7 @@ class Broker(BlockingFacade):
         """Store many messages together; one receipt for each partition they went to."""
         publish = self.engine.publishing.messages(topic, values, headers, options)
         future: Future[list[Receipt]] = Future()
-
-        def done(receipts: list[Receipt], error: HeadraceError | None) -> None:
-            if error is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(receipts)
-
-        self._begin_publish(publish, done)
+        self._begin_publish(publish, functools.partial(settle, future))
         return future.result()
 
     def _begin_publish(self, publish: Publish, done: PublishDone) -> None:

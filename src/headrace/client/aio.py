@@ -58,6 +58,10 @@ def make_tls(tls: bool | ssl.SSLContext, ca: str | None) -> ssl.SSLContext | Non
     return ssl.create_default_context(cafile=ca)
 
 
+def not_connected() -> Closed:
+    return Closed("the client is not connected: call connect() first", code="not_connected")
+
+
 _ALONE = ("delay", "deliver_at", "idempotency_key", "producer")
 
 
@@ -169,7 +173,7 @@ class AsyncClient(RemoteOperations):
     @property
     def link(self) -> Link:
         if self._link is None:
-            raise Closed("the client is not connected: call connect() first", code="not_connected")
+            raise not_connected()
         return self._link
 
     @property
@@ -179,7 +183,7 @@ class AsyncClient(RemoteOperations):
     @property
     def producing(self) -> Producer:
         if self._producer is None or self._link is None:
-            raise Closed("the client is not connected: call connect() first", code="not_connected")
+            raise not_connected()
         return self._producer
 
     async def _up(self, wire: Wire) -> None:

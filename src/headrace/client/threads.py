@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Mapping
+from concurrent.futures import CancelledError, Future
 from functools import partial
 from typing import Any
 
 from headrace.channels import Channel
-from headrace.client.aio import AsyncClient, goes_alone
+from headrace.client.aio import AsyncClient, goes_alone, not_connected
 from headrace.client.consumer import Feed, RemoteConsumer
 from headrace.clock import Clock
 from headrace.errors import Closed, HeadraceError, OutcomeUnknown
@@ -55,10 +56,8 @@ class BrokerClient(BlockingFacade):
         self.client_id = self._core.client_id
         self._outgoing: deque[tuple[str, Columns, int | None, Publication]] = deque()
         self._sending = False
-        self._alone: set[Publication] = set()
-        """On their way by themselves, not through the producer."""
-        self._tasks: set[asyncio.Task[Receipt]] = set()
-        """Which bring those on their way."""
+        self._alone: set[Future[Receipt]] = set()
+        """Publishes on their way by themselves, not through the producer."""
         self._failed: list[Publication] = []
 
     def forked(self) -> None:
@@ -82,8 +81,6 @@ class BrokerClient(BlockingFacade):
         self._sending = False
         while self._outgoing:
             self._outgoing.popleft()[-1].settle(None, _closed())
-        while self._alone:
-            self._alone.pop().settle(None, _closed())
 
     def disconnect(self) -> None:
         """Send what waits, end the subscriptions, close the connection."""
@@ -99,8 +96,8 @@ class BrokerClient(BlockingFacade):
         self._stop()
 
     async def _close(self) -> None:
-        if self._tasks:  # each ends in its own time
-            await asyncio.wait(self._tasks)
+        if self._alone:  # each ends in its own time
+            await asyncio.wait([asyncio.wrap_future(future) for future in list(self._alone)])
         await self._core.close()
 
     def close(self) -> None:
@@ -121,7 +118,7 @@ class BrokerClient(BlockingFacade):
                 "here",
                 code="not_connected",
             )
-        return Closed("the client is not connected: call connect() first", code="not_connected")
+        return not_connected()
 
     def _consumers(self) -> list[RemoteConsumer]:
         return [each for each in self._joined if isinstance(each, RemoteConsumer)]
@@ -130,18 +127,15 @@ class BrokerClient(BlockingFacade):
     def _publish(
         self, topic: str, value: object, headers: Mapping[str, str] | None, options: PublishOptions
     ) -> Publication:
-        loop = self._loop
-        if loop is None:
+        if self._loop is None:
             raise self._not_open()
         if not isinstance(topic, str):
             raise not_a_topic(topic)
         publication = Publication()
         if goes_alone(options):
-            work = partial(self._core.publish_alone, topic, value, headers, options)
-            self._alone.add(publication)
-            self._call(self._start_alone, work, publication)
-            if self._loop is not loop and publication in self._alone:
-                raise _closed()
+            future = self._begin(self._core.publish_alone(topic, value, headers, options))
+            self._alone.add(future)
+            future.add_done_callback(partial(self._alone_settled, publication))
             return publication
         columns = record(value, headers, options, self._core._max_message_size, Clock().now_ms())
         self._outgoing.append((topic, columns, options.get("partition"), publication))
@@ -150,27 +144,16 @@ class BrokerClient(BlockingFacade):
             self._call(self._send)
         return publication
 
-    def _start_alone(
-        self, work: Callable[[], Coroutine[Any, Any, Receipt]], publication: Publication
-    ) -> None:
-        task = asyncio.get_running_loop().create_task(work())
-        self._tasks.add(task)
-
-        def done(task: asyncio.Task[Receipt]) -> None:
-            self._tasks.discard(task)
-            self._alone.discard(publication)
-            if task.cancelled():
-                self._settled(publication, None, OutcomeUnknown("the client was closed meanwhile"))
-                return
-            error = task.exception()
-            if error is None:
-                self._settled(publication, task.result(), None)
-            elif isinstance(error, HeadraceError):
-                self._settled(publication, None, error)
-            else:
-                self._settled(publication, None, HeadraceError(repr(error)))
-
-        task.add_done_callback(done)
+    def _alone_settled(self, publication: Publication, future: Future[Receipt]) -> None:
+        self._alone.discard(future)
+        try:
+            self._settled(publication, future.result(), None)
+        except CancelledError:
+            self._settled(publication, None, OutcomeUnknown("the client was closed meanwhile"))
+        except HeadraceError as error:
+            self._settled(publication, None, error)
+        except Exception as error:
+            self._settled(publication, None, HeadraceError(repr(error)))
 
     def _send(self) -> None:
         """On the loop: hand over what was published since the last time."""
