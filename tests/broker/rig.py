@@ -323,7 +323,7 @@ class Rig:
         return [message.value for message in self.read(topic, partition)]
 
     def letters(self, name: str = GROUP, **more: Any) -> list[DeadLetter]:
-        return self.complete(lambda: self.engine.dead_letters.letters(name, **more))
+        return self.complete(lambda: self.engine.dead_letters.listing(name, **more).collect())
 
     def segments(self, topic: str = TOPIC, partition: int = 0) -> list[int]:
         """The base offsets of the segments on disk."""

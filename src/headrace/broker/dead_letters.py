@@ -139,20 +139,15 @@ class DeadLetters:
                     found[topic.name] = log.end_offset - log.start_offset
         return sorted(found.items())
 
-    def letters(
-        self, name: str, *, after: int = -1, limit: int = 100, where: Select | None = None
-    ) -> list[DeadLetter]:
-        """Letters that were not redriven, edited or purged, oldest first."""
-        return self.listing(name, after=after, limit=limit, where=where).collect()
-
     def listing(
         self, name: str, *, after: int = -1, limit: int = 100, where: Select | None = None
     ) -> Listing:
+        """Letters that were not redriven, edited or purged, oldest first."""
         topic, _, cursor = self._open(name)
         return Listing(topic, cursor, after, limit, where)
 
     def show(self, name: str, offset: int) -> DeadLetter:
-        letters = self.letters(name, after=offset - 1, limit=1)
+        letters = self.listing(name, after=offset - 1, limit=1).collect()
         if not letters or letters[0].offset != offset:
             raise MessageNotFound(f"{name!r} has no dead letter {offset}, or it was dealt with")
         return letters[0]
