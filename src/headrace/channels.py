@@ -1,10 +1,10 @@
-"""Where messages arrive in the caller's process: bounded, iterable, closed when it is over.
+"""Bounded, iterable queues in which messages arrive in the caller's process.
 
 A :class:`Channel` is for threads, an :class:`AsyncChannel` for asyncio. The embedded broker and the
 clients fill them; users see the same thing in both places.
 
-Rules for the threaded kind: the loop's thread only ever appends to ``_items``, callers only ever take
-from it. A deque makes both safe without a lock; the condition is touched only when somebody waits.
+Rules for :class:`Channel`: the loop's thread only appends to ``_items``, and callers only take from it.
+A deque makes both safe without a lock; the condition is used only when a caller waits.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from headrace.errors import Closed, HeadraceError, InvalidArgument, RequestTimeo
 from headrace.model import Message
 
 LOOK_S = 1.0
-"""A signal that comes just before a thread goes to sleep on a lock does not wake it: Ctrl-C would be
-heard only with the next message. So nobody sleeps for longer than this without looking."""
+"""A signal that arrives just before a thread waits for a lock does not wake the thread: Ctrl-C would have
+no effect until the next message. So no thread waits for longer than this without a check."""
 
 
 def _timed_out(timeout: float) -> RequestTimeout:
@@ -30,13 +30,13 @@ def _timed_out(timeout: float) -> RequestTimeout:
 
 
 def check_count(name: str, value: object) -> None:
-    """How many of something may be asked for: a whole number above 0."""
+    """Refuse a count that is not a whole number above 0."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise InvalidArgument(f"{name} is a whole number above 0, not {value!r}")
 
 
 class Arrivals:
-    """What every kind of channel has in common: the side that fills it."""
+    """The common part of all channels: the side that fills it."""
 
     def __init__(self, topic: str, capacity: int):
         check_count("capacity", capacity)
@@ -45,7 +45,7 @@ class Arrivals:
         self.is_closed = False
         self.is_halted = False
         self.error: HeadraceError | None = None
-        """Why it was closed, when that was not asked for."""
+        """Why it was closed, if the caller did not close it."""
         self._items: deque[Message] = deque()
         self._starved = False
         self.refill: Callable[[], None] = lambda: None
@@ -56,14 +56,14 @@ class Arrivals:
     def room(self) -> int:
         if len(self._items) >= self.capacity:
             self._starved = True
-        # Look again after setting the flag: a thread that took a message meanwhile may have missed it.
+        # Check again after setting the flag: a thread that took a message in between may have missed it.
         free = self.capacity - len(self._items)
         if free > 0:
             self._starved = False
         return free
 
     def want_refill(self) -> None:
-        """On the loop: have ``refill`` called once half of the channel is free."""
+        """Called on the loop: call ``refill`` when half of the channel is free."""
         self._starved = True
         if len(self._items) <= self.capacity // 2:
             self._starved = False
@@ -74,7 +74,7 @@ class Arrivals:
         self._arrived()
 
     def drain(self) -> list[Message]:
-        """Take back all that has not been taken."""
+        """Remove and return all messages that no caller has taken."""
         taken: list[Message] = []
         with contextlib.suppress(IndexError):
             while True:
@@ -85,11 +85,11 @@ class Arrivals:
         self._items.clear()
 
     def give_back(self, message: Message) -> None:
-        """Taken by mistake: as if it had not been."""
+        """Put back a message that was taken by mistake."""
         self._items.appendleft(message)
 
     def halt(self) -> None:
-        """End every reader. Messages that nobody has taken stay, to be given back."""
+        """Stop every reader. Messages that no reader has taken stay, so that they can be given back."""
         self.is_halted = True
         self._arrived()
 
@@ -127,7 +127,7 @@ class Channel(Arrivals):
                 self._condition.notify_all()
 
     def forked(self, error: Closed) -> None:
-        """In a child process: messages and the thread that brings them are the parent's."""
+        """Called in a child process: the messages, and the thread that brings them, belong to the parent."""
         self._condition = threading.Condition()
         self._sleepers = 0
         self._items = deque()
@@ -147,7 +147,7 @@ class Channel(Arrivals):
         return message
 
     def get_nowait(self) -> Message | None:
-        """The next message if one is here."""
+        """The next message, if one has arrived."""
         try:
             return self.get(0)
         except RequestTimeout:

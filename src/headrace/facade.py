@@ -1,5 +1,5 @@
-"""What ``Broker``, ``AsyncBroker``, ``BrokerClient`` and ``AsyncClient`` have beside operations and their own
-ways of publishing and reading: texts, and workers.
+"""Methods that ``Broker``, ``AsyncBroker``, ``BrokerClient`` and ``AsyncClient`` share, besides operations:
+publishing texts, and workers.
 
 A worker calls a handler for each message of a subscription. The message is acknowledged when the handler
 returns and given back when it raises; its deadline is extended while the handler runs.
@@ -23,7 +23,7 @@ logger = logging.getLogger("headrace.facade")
 Handler = Callable[[Message], object]
 AsyncHandler = Callable[[Message], Awaitable[None] | None]
 STOP_S = 30.0
-"""How long the end of a worker waits for the handler to finish its message."""
+"""How long to wait for a handler to finish its message when its worker is stopped."""
 
 
 class AsyncFacade:
@@ -137,7 +137,7 @@ class BlockingFacade:
         try:
             for thread in threads:
                 while thread.is_alive():
-                    thread.join(1.0)  # a signal is heard between two waits
+                    thread.join(1.0)  # Python handles a signal between two waits
         finally:
             consumer.halt()
             for thread in threads:
@@ -165,7 +165,7 @@ class BlockingFacade:
             self._stop_worker(consumer)
 
     def _stop_worker(self, consumer: Channel) -> None:
-        """Let the handler finish its message, and begin no other."""
+        """Let the handler finish its current message; it gets no further one."""
         thread = self._workers.pop(consumer, None)
         if thread is not None:
             consumer.halt()
@@ -213,5 +213,7 @@ async def _handle(message: Message, handler: AsyncHandler) -> None:
 
 def _failed(message: Message, error: Exception) -> None:
     logger.exception("the handler failed for %r", message, exc_info=error)
-    with contextlib.suppress(HeadraceError):  # the delivery has ended: the message comes again
+    with contextlib.suppress(
+        HeadraceError
+    ):  # the delivery has ended: the message is delivered again
         message.nack(reason=f"{type(error).__name__}: {error}")

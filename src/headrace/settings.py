@@ -1,13 +1,13 @@
-"""What a server can be told, and where each value came from.
+"""The settings of a server, and the source of each value.
 
-Strongest first: flags, environment, config file, defaults. The environment knows every setting as
-``HEADRACE_<NAME>``, and the names that other small brokers use (``PORT``, ``QB_SERVER_HOST``…). The
-config file is JSON, ``config.json`` in the working directory unless another is named::
+Strongest first: flags, environment, config file, defaults. In the environment every setting is
+``HEADRACE_<NAME>``; the names that other small brokers use (``PORT``, ``QB_SERVER_HOST``…) work, too. The
+config file is JSON, ``config.json`` in the working directory unless another one is named::
 
     {"server": {"host": "127.0.0.1", "port": 9999}, "storage": {"data_dir": "./data"}}
 
-An unknown key or a value that cannot be is an error that names it: a misspelt setting that is silently
-ignored is how data gets lost.
+An unknown key or an invalid value is an error that names it: if a misspelt setting were ignored, data
+could be lost.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ BY_NAME = {setting.name: setting for setting in SETTINGS}
 
 
 class Settings:
-    """The values in force, by attribute; ``source`` says where each came from."""
+    """The values in force, as attributes; ``source`` returns the source of each."""
 
     def __init__(self, values: dict[str, Any], sources: dict[str, str]):
         self._values = values
@@ -199,7 +199,7 @@ def load(
     environment: Mapping[str, str] | None = None,
     config: Path | None = None,
 ) -> Settings:
-    """Put the settings together. A ``config`` that is named must exist."""
+    """Combine the settings of all sources. If ``config`` is given, the file must exist."""
     values = {setting.name: setting.default for setting in SETTINGS}
     sources = {setting.name: "default" for setting in SETTINGS}
 
@@ -234,7 +234,7 @@ def _from_environment(environment: Mapping[str, str]) -> list[tuple[Setting, obj
     found: list[tuple[Setting, object, str]] = []
     for setting in SETTINGS:
         own = f"HEADRACE_{setting.name.upper()}"
-        for name in (*setting.environment, own):  # the own name is stronger, so it comes last
+        for name in (*setting.environment, own):  # HEADRACE_<NAME> is stronger, so it comes last
             if environment.get(name, "") != "":
                 found.append((setting, environment[name], f"environment {name}"))
     for name in environment:
