@@ -83,7 +83,7 @@ def _each(columns: Columns, some: Callable[[Sequence[Any]], Sequence[Any]]) -> C
 
 
 def concat(parts: Sequence[Columns]) -> Columns:
-    """One after the other; a column that only some have is filled with 'none' for the rest."""
+    """Join the columns. If only some parts have a column, the other parts get empty values for it."""
     if len(parts) == 1:
         return parts[0]
     assert all(part.times is None for part in parts), "own times are not gathered"
@@ -134,7 +134,7 @@ def many(
     expires_at: int | None = None,
     target: str | None = None,
 ) -> Columns:
-    """Many messages, checked column by column. One mapping as ``headers`` is meant for all."""
+    """Many messages, checked column by column. If ``headers`` is one mapping, it is for all messages."""
     if isinstance(values, (str, bytes, bytearray, memoryview)):
         raise InvalidArgument(
             "publish_many takes a list of messages; publish takes a single one",
@@ -206,13 +206,13 @@ def check_time(name: str, value: object) -> int:
 
 
 def expiry_of(ttl: object, now_ms: int) -> int | None:
-    """When a message that may live ``ttl`` seconds expires."""
+    """When a message with a time to live of ``ttl`` seconds expires."""
     seconds = _seconds("ttl", ttl, limits.DELAY_S_MAX)
     return None if seconds is None else now_ms + max(int(seconds * 1000), 1)
 
 
 def time_of(delay: object, deliver_at: object, now_ms: int) -> int | None:
-    """When a message with a ``delay`` in seconds, or a time in milliseconds, is to be published."""
+    """When to publish a message with a ``delay`` in seconds, or a time in milliseconds."""
     if delay is not None and deliver_at is not None:
         raise InvalidArgument("give delay or deliver_at, not both", code="invalid_delay")
     if deliver_at is not None:
