@@ -213,7 +213,5 @@ async def _handle(message: Message, handler: AsyncHandler) -> None:
 
 def _failed(message: Message, error: Exception) -> None:
     logger.exception("the handler failed for %r", message, exc_info=error)
-    with contextlib.suppress(
-        HeadraceError
-    ):  # the delivery has ended: the message is delivered again
+    with contextlib.suppress(HeadraceError):  # if the delivery has ended, it is delivered again
         message.nack(reason=f"{type(error).__name__}: {error}")

@@ -430,9 +430,7 @@ class PartitionLog(BaseLog):
             try:
                 return self._find_time(timestamp_ms, end, segments)
             except FileNotFoundError:
-                if (
-                    segments is self._segments
-                ):  # nothing was dropped in the meantime: the file is missing
+                if segments is self._segments:  # retention dropped nothing: the file is missing
                     raise
 
     def _find_time(self, timestamp_ms: int, end: int, all_segments: tuple[Segment, ...]) -> int:
@@ -542,9 +540,7 @@ class PartitionLog(BaseLog):
             if self.failed is None and not self.read_only:
                 try:
                     self._files.truncate(self._writer, self._position)
-                except (
-                    OSError
-                ) as error:  # the preallocated zeros stay; the next start recognizes them
+                except OSError as error:  # the zeros stay; the next start recognizes them
                     logger.warning("%s: %s", self._writer.path, error)
             self._writer = None
             if self._segments:
