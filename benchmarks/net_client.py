@@ -35,7 +35,7 @@ def prepared(*, quick: bool) -> Iterator[Benchmark]:
             wanted = total // 5
 
             def work() -> None:
-                publish, value = client.publish, values[0]
+                publish, value = client.publish_nowait, values[0]
                 for _ in range(wanted):
                     publish(TOPIC, value)
                 client.flush()

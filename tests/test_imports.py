@@ -19,7 +19,7 @@ LINE_COUNTED = {".py", ".html", ".css", ".js"}
 BASICS = frozenset(
     {
         "model", "errors", "limits", "settings", "checking", "channels", "clock", "files", "forking",
-        "facade", "partitioning", "publication", "shell",
+        "partitioning", "publication", "shell",
     }
 )  # fmt: skip
 ANYTHING = frozenset({"*"})
@@ -31,9 +31,10 @@ ALLOWED: dict[str, frozenset[str]] = {
     "log": BASICS,
     "doctor": BASICS | {"log"},
     "wire": BASICS,
-    "broker": BASICS | {"log", "operations"},
+    "facade": BASICS | {"log.batch", "operations"},
+    "broker": BASICS | {"facade", "log", "operations"},
     "server": BASICS | {"log", "wire", "broker", "operations"},
-    "client": BASICS | {"wire", "operations", "log.batch", "log.columns"},
+    "client": BASICS | {"facade", "wire", "operations", "log.batch", "log.columns"},
     "spark": BASICS | {"client", "log", "operations"},
     "bench": BASICS | {"client"},
     "cli": ANYTHING,

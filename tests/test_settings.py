@@ -116,7 +116,7 @@ def test_a_setting_may_stand_without_its_section(tmp_path: Path) -> None:
 def test_the_variables_of_the_seeds_work(
     variable: str, text: str, name: str, value: object
 ) -> None:
-    """Who comes from another broker keeps the variables that are set already."""
+    """Users of other brokers can keep their environment variables."""
     settings = load(None, {variable: text})
     assert getattr(settings, name) == value
     assert settings.source(name) == f"environment {variable}"
@@ -206,8 +206,8 @@ def test_a_value_that_cannot_be_is_refused_by_name(name: str, value: str) -> Non
     with pytest.raises(InvalidArgument) as caught:
         load(None, {variable: value})
     assert caught.value.code == "invalid_setting"
-    assert caught.value.message.startswith(f"{name} (environment {variable}) cannot be ")
-    assert ": it is " in caught.value.message
+    assert caught.value.message.startswith(f"{name} (environment {variable}) must be ")
+    assert ", not " in caught.value.message
 
 
 @pytest.mark.parametrize(
@@ -351,7 +351,7 @@ def test_fsync_on_write_is_another_word_for_durability(
 
 
 def test_topics_get_the_defaults_of_the_server() -> None:
-    """What is set for the server is what a topic starts with."""
+    """The settings of the server are the defaults of a new topic."""
     flags = {
         "persistence_enabled": False,
         "retention_hours": 5,

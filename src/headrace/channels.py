@@ -15,10 +15,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, Self
 
+from headrace import limits
 from headrace.errors import Closed, HeadraceError, InvalidArgument, RequestTimeout
-from headrace.model import Message
+from headrace.model import Message, check_reason, check_seconds
 
 LOOK_S = 1.0
 """A signal that arrives just before a thread waits for a lock does not wake the thread: Ctrl-C would have
@@ -35,6 +36,13 @@ def check_count(name: str, value: object) -> None:
         raise InvalidArgument(f"{name} is a whole number above 0, not {value!r}")
 
 
+def check_prefetch(prefetch: object) -> None:
+    if isinstance(prefetch, bool) or not isinstance(prefetch, int):
+        raise InvalidArgument(f"prefetch is a whole number, not {prefetch!r}")
+    if not 1 <= prefetch <= limits.PREFETCH_MAX:
+        raise InvalidArgument(f"prefetch is between 1 and {limits.PREFETCH_MAX}, not {prefetch}")
+
+
 class Arrivals:
     """The common part of all channels: the side that fills it."""
 
@@ -49,6 +57,7 @@ class Arrivals:
         self._items: deque[Message] = deque()
         self._starved = False
         self.refill: Callable[[], None] = lambda: None
+        self.on_close: Callable[[Any], None] = lambda channel: None
 
     def __len__(self) -> int:
         return len(self._items)
@@ -73,6 +82,10 @@ class Arrivals:
         self._items.extend(messages)
         self._arrived()
 
+    def deliver(self, delivery: Any) -> None:
+        """Take what the embedded broker hands over (``broker.delivery.Delivery``)."""
+        self.put(delivery.messages())
+
     def drain(self) -> list[Message]:
         """Remove and return all messages that no caller has taken."""
         taken: list[Message] = []
@@ -92,6 +105,11 @@ class Arrivals:
         """Stop every reader. Messages that no reader has taken stay, so that they can be given back."""
         self.is_halted = True
         self._arrived()
+
+    def close(self) -> None:
+        """No more messages; callers that wait are woken. What has arrived can still be taken."""
+        if not self.is_closed:
+            self.on_close(self)
 
     def closed(self, error: HeadraceError | None) -> None:
         self.is_closed = True
@@ -119,7 +137,6 @@ class Channel(Arrivals):
         self._call = call
         self._condition = threading.Condition()
         self._sleepers = 0
-        self.on_close: Callable[[Channel], None] = lambda channel: None
 
     def _arrived(self) -> None:
         if self._sleepers:
@@ -180,12 +197,7 @@ class Channel(Arrivals):
             except Closed:
                 return
 
-    def close(self) -> None:
-        """Take no more messages and wake every reader. Messages that have arrived can still be read."""
-        if not self.is_closed:
-            self.on_close(self)
-
-    def __enter__(self) -> Channel:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -198,7 +210,6 @@ class AsyncChannel(Arrivals):
     def __init__(self, topic: str, capacity: int):
         super().__init__(topic, capacity)
         self._waiters: deque[asyncio.Future[None]] = deque()
-        self.on_close: Callable[[AsyncChannel], None] = lambda channel: None
 
     def _arrived(self) -> None:
         for waiter in self._waiters:
@@ -239,12 +250,79 @@ class AsyncChannel(Arrivals):
             except Closed:
                 return
 
-    def close(self) -> None:
-        if not self.is_closed:
-            self.on_close(self)
-
-    async def __aenter__(self) -> AsyncChannel:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self.close()
+
+
+# --- members of subscriptions -----------------------------------------------------------------------
+ACK, NACK, EXTEND, UP_TO = range(4)
+
+
+class Consuming:
+    """What both kinds of consumers have in common: their messages are settled."""
+
+    _settle: Callable[..., None]
+    _lease_for: Callable[[int, Message], Any]
+    """The delivery that the message belongs to; raises when it has ended."""
+    _carry_out: Callable[[int, Any, Message, float | None, str], None]
+    """On the loop: do it."""
+
+    def ack(self, message: Message) -> None:
+        self._settle(ACK, message)
+
+    def ack_many(self, messages: Iterable[Message]) -> None:
+        for message in messages:
+            self._settle(ACK, message)
+
+    def ack_up_to(self, message: Message) -> None:
+        """The message and all that this consumer holds of its partition before it."""
+        self._settle(UP_TO, message)
+
+    def nack(self, message: Message, delay: float | None = None, reason: str = "nack") -> None:
+        if delay is not None:
+            check_seconds("delay", delay, limits.DELAY_S_MAX)
+        self._settle(NACK, message, delay, check_reason(reason))
+
+    def extend(self, message: Message, seconds: float | None = None) -> None:
+        if seconds is not None:
+            check_seconds("seconds", seconds, limits.ACK_TIMEOUT_S_MAX)
+        self._settle(EXTEND, message, seconds)
+
+
+class AsyncConsumer(Consuming, AsyncChannel):
+    """A member of a subscription, for asyncio. Settling takes effect at once."""
+
+    def _settle(
+        self, kind: int, message: Message, argument: float | None = None, reason: str = ""
+    ) -> None:
+        self._carry_out(kind, self._lease_for(kind, message), message, argument, reason)
+
+
+class Consumer(Consuming, Channel):
+    """A member of a subscription, for threads.
+
+    Settlements are gathered in a deque and carried to the loop together: one wake-up for many acks.
+    """
+
+    def __init__(self, topic: str, capacity: int, call: Callable[..., Any]):
+        super().__init__(topic, capacity, call)
+        self._settled: deque[tuple[int, Any, Message, float | None, str]] = deque()
+        self._carrying = False
+
+    def _settle(
+        self, kind: int, message: Message, argument: float | None = None, reason: str = ""
+    ) -> None:
+        self._settled.append((kind, self._lease_for(kind, message), message, argument, reason))
+        if not self._carrying:
+            self._carrying = True
+            self._call(self.carry_out)
+
+    def carry_out(self) -> None:
+        """On the loop: do what was asked for since the last time."""
+        self._carrying = False
+        settled, carry_out = self._settled, self._carry_out
+        while settled:
+            carry_out(*settled.popleft())

@@ -1,5 +1,8 @@
 """Methods that ``Broker``, ``AsyncBroker``, ``BrokerClient`` and ``AsyncClient`` share, besides operations:
-publishing texts, and workers.
+publishing, reading, subscribing, and workers.
+
+Signatures and documentation are here, once for asyncio and once for threads. The four classes implement
+the calls (``_publish``, ``_read``, ``_join`` and so on).
 
 A worker calls a handler for each message of a subscription. The message is acknowledged when the handler
 returns and given back when it raises; its deadline is extended while the handler runs.
@@ -12,33 +15,242 @@ import contextlib
 import inspect
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, Self, Unpack
 
-from headrace.channels import AsyncChannel, Channel
-from headrace.errors import HeadraceError, NotFound
-from headrace.model import Message, Receipt
+from headrace import limits
+from headrace.channels import (
+    AsyncChannel,
+    AsyncConsumer,
+    Channel,
+    Consumer,
+    check_count,
+    check_prefetch,
+)
+from headrace.errors import Closed, HeadraceError, NotFound
+from headrace.log.batch import LOST, Batch, no_collection
+from headrace.model import (
+    Message,
+    PublishManyOptions,
+    PublishOptions,
+    Receipt,
+    Start,
+    SubscriptionOptions,
+)
+from headrace.operations.blocking import BlockingOperations
+from headrace.operations.catalog import Operations
+from headrace.publication import Publication
+from headrace.shell import blocking, nowait
 
 logger = logging.getLogger("headrace.facade")
 Handler = Callable[[Message], object]
 AsyncHandler = Callable[[Message], Awaitable[None] | None]
+Asked = tuple[str, Start, int, int, float]
+"""Topic, offset, partition, bytes and seconds to wait, of a fetch."""
+Pages = Iterable[tuple[Batch, int]]
+"""Batches, each with the index of its first wanted record."""
 STOP_S = 30.0
 """How long to wait for a handler to finish its message when its worker is stopped."""
 
 
-class AsyncFacade:
-    publish: Any
-    subscription: Any
+class AsyncFacade(Operations):
     _handlers: dict[asyncio.Task[None], str]
     """Every worker of ``subscribe_to_subscription``, and the subscription that it joined."""
+
+    # What a broker and a client each do in their own way.
+    _open: Callable[[], Coroutine[Any, Any, Self]]
+    close: Callable[[], Coroutine[Any, Any, None]]
+    _publish: Callable[..., asyncio.Future[Receipt]]
+    _publish_many: Callable[..., Awaitable[list[Receipt]]]
+    _stage: Callable[..., Awaitable[str]]
+    _read: Callable[[Asked, Callable[[Pages], Any], int], Awaitable[Any]]
+    """Give the batches to a function, which makes the result; the last argument is the size of the
+    first read."""
+    _fetch_batches: Callable[[Asked], Awaitable[list[Batch]]]
+    _join: Callable[[str, str | None, int, bool], Awaitable[AsyncConsumer]]
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        return self._open().__await__()
+
+    async def __aenter__(self) -> Self:
+        return await self._open()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    # --- publishing -------------------------------------------------------------------------
+    async def publish(
+        self,
+        topic: str,
+        value: bytes | str,
+        headers: Mapping[str, str] | None = None,
+        **options: Unpack[PublishOptions],
+    ) -> Receipt:
+        """Store one message; when this returns it is as durable as the topic promises.
+
+        ``to`` names the one subscription it is meant for; ``delay`` (seconds) or ``deliver_at``
+        (ms) publish it later; ``ttl`` (seconds) limits how long it is delivered. A repeated
+        ``idempotency_key`` or ``producer`` (id, epoch, sequence) is answered with the first receipt.
+        Publishes that run at the same time are sent and stored together.
+        """
+        return await self._publish(topic, value, headers, options)
+
+    def publish_nowait(
+        self,
+        topic: str,
+        value: bytes | str,
+        headers: Mapping[str, str] | None = None,
+        **options: Unpack[PublishOptions],
+    ) -> asyncio.Future[Receipt]:
+        """Publish without waiting; the future gets the receipt, or the error."""
+        return self._publish(topic, value, headers, options)
 
     async def publish_text(
         self, topic: str, text: str, headers: Mapping[str, str] | None = None, **properties: str
     ) -> Receipt:
         """Store a text. Further keyword arguments become headers."""
-        receipt: Receipt = await self.publish(topic, text.encode(), _merged(headers, properties))
-        return receipt
+        return await self.publish(topic, text.encode(), _merged(headers, properties))
 
+    async def publish_many(
+        self,
+        topic: str,
+        values: Sequence[bytes | str],
+        headers: Sequence[Mapping[str, str] | None] | Mapping[str, str] | None = None,
+        **options: Unpack[PublishManyOptions],
+    ) -> list[Receipt]:
+        """Store many messages together; receipts in the order in which they were put into partitions."""
+        return await self._publish_many(topic, values, headers, options)
+
+    async def publish_batch(
+        self, topic: str, batch: Batch, *, partition: int | None = None
+    ) -> Receipt:
+        """Store a whole batch. A client sends it again if the connection breaks before the answer.
+
+        Without a partition, records that have a key go where it belongs; the receipt is the first
+        one's.
+        """
+        raise NotImplementedError
+
+    async def stage(
+        self,
+        topic: str,
+        batch: Batch,
+        *,
+        partition: int | None = None,
+        name: str | None = None,
+        number: int | None = None,
+        delayed: bool = False,
+    ) -> str:
+        """Store a batch durably but out of sight; returns the piece's id, for ``commit_staged``.
+
+        The whole batch goes to one partition: the one named, or else the topic's next in turn,
+        whatever keys its records have. To keep the records of a key together, sort them into batches
+        by partition first.
+
+        With the ``name`` and ``number`` of the commit that it is meant for, it is dropped once that
+        or a later one is done without it; else it stays for a day, and all that is staged after it.
+        So does a batch that a client staged twice because the connection broke.
+        ``delayed``: the times of the batch say when each record is published, after its commit.
+        """
+        purpose = {"name": name, "number": number, "delayed": delayed}
+        return await self._stage(topic, batch, partition, **purpose)
+
+    # --- reading ----------------------------------------------------------------------------
+    async def fetch(
+        self,
+        topic: str,
+        offset: Start = "earliest",
+        limit: int = 1000,
+        *,
+        partition: int = 0,
+        max_bytes: int = limits.READ_BYTES_DEFAULT,
+        wait: float = 0.0,
+    ) -> list[Message]:
+        """Messages from an offset (or a time) on. Nothing is moved or acknowledged.
+
+        ``wait``: seconds to wait for the first one if there is none yet. Fewer than ``limit`` may come
+        although there are more; the last one's offset plus one goes on.
+        """
+        check_count("limit", limit)
+
+        collect = partial(
+            messages_of, topic=topic, partition=partition, limit=limit, max_bytes=max_bytes
+        )
+        # How many bytes the messages have is not known yet, so the first read is a small one.
+        first = min(max_bytes, limits.INDEX_INTERVAL_BYTES)
+        found: list[Message] = await self._read(
+            (topic, offset, partition, max_bytes, wait), collect, first
+        )
+        return found
+
+    async def fetch_values(
+        self,
+        topic: str,
+        offset: Start = "earliest",
+        *,
+        partition: int = 0,
+        max_bytes: int = limits.READ_BYTES_DEFAULT,
+        wait: float = 0.0,
+    ) -> list[bytes]:
+        """Like ``fetch``, but the plain values of about ``max_bytes``."""
+        found: list[bytes] = await self._read(
+            (topic, offset, partition, max_bytes, wait),
+            partial(values_of, max_bytes=max_bytes),
+            max_bytes,
+        )
+        return found
+
+    async def fetch_batches(
+        self,
+        topic: str,
+        offset: Start = "earliest",
+        *,
+        partition: int = 0,
+        max_bytes: int = limits.READ_BYTES_DEFAULT,
+        wait: float = 0.0,
+    ) -> list[Batch]:
+        """Whole batches as they lie in the log; the first holds the offset."""
+        return await self._fetch_batches((topic, offset, partition, max_bytes, wait))
+
+    # --- subscribing ------------------------------------------------------------------------
+    async def subscribe(
+        self, topic: str, *, capacity: int = limits.CHANNEL_CAPACITY_DEFAULT
+    ) -> AsyncChannel:
+        """Every message of the topic (or wildcard) from now on."""
+        raise NotImplementedError
+
+    async def subscription(
+        self,
+        name: str,
+        topic: str | None = None,
+        *,
+        start: Start = "earliest",
+        prefetch: int = limits.PREFETCH_DEFAULT,
+        auto_extend: bool = False,
+        **settings: Unpack[SubscriptionOptions],
+    ) -> AsyncConsumer:
+        """Join a durable subscription. With a topic, it is created if it does not exist.
+
+        ``prefetch``: how many messages may be out with this member at a time. ``auto_extend``: their
+        deadlines are extended until they are settled.
+        """
+        check_prefetch(prefetch)
+        if topic is not None:
+            await self.create_subscription(name, topic, start, **settings)
+        return await self._join(name, topic, prefetch, auto_extend)
+
+    # --- workers ----------------------------------------------------------------------------
     async def consume(
         self,
         name: str,
@@ -52,7 +264,7 @@ class AsyncFacade:
 
         ``concurrency`` messages are handled at the same time. Options as for ``subscription``.
         """
-        consumer: AsyncChannel = await self.subscription(name, topic, auto_extend=True, **options)
+        consumer = await self.subscription(name, topic, auto_extend=True, **options)
 
         async def work() -> None:
             async for message in consumer:
@@ -72,7 +284,6 @@ class AsyncFacade:
         joined = asyncio.get_running_loop().create_future()
 
         async def work() -> None:
-            consumer: AsyncChannel
             try:
                 consumer = await self.subscription(name, topic, auto_extend=True, **options)
             except BaseException as error:
@@ -104,20 +315,129 @@ class AsyncFacade:
         await asyncio.gather(*stopping, return_exceptions=True)
 
 
-class BlockingFacade:
-    publish: Any
-    subscription: Any
-    _joined: dict[Channel, str]
-    """Every consumer, and the subscription that it joined."""
-    _workers: dict[Channel, threading.Thread]
+class BlockingFacade(BlockingOperations):
+    # What a broker and a client each do in their own way; all but the first on the loop.
+    _publish: Callable[..., Publication]
+    _follow: Callable[[Channel], Coroutine[Any, Any, Any]]
+    """Lead the channel's topic into it. Returns what is given to ``_unfollow``."""
+    _unfollow: Callable[[Any], Coroutine[Any, Any, None]]
+    _join: Callable[[str, str | None, int, bool], Coroutine[Any, Any, Consumer]]
+    _leave: Callable[[Any], Coroutine[Any, Any, None]]
+    """Give back what was not taken from the consumer, and leave."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._channels: dict[Channel, Any] = {}
+        """Every plain channel, and what fills it."""
+        self._joined: dict[Consumer, str] = {}
+        """Every consumer, and the subscription that it joined."""
+        self._workers: dict[Consumer, threading.Thread] = {}
+
+    def forked(self) -> None:
+        super().forked()
+        for channel in [*self._channels, *self._joined]:
+            channel.on_close = lambda channel: None
+            channel.forked(self._not_open())
+        self._begin_anew()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- publishing -------------------------------------------------------------------------
+    def publish(
+        self,
+        topic: str,
+        value: bytes | str,
+        headers: Mapping[str, str] | None = None,
+        **options: Unpack[PublishOptions],
+    ) -> Receipt:
+        """Store one message and wait for its receipt; see ``AsyncFacade.publish``."""
+        return self._publish(topic, value, headers, options).result()
+
+    def publish_nowait(
+        self,
+        topic: str,
+        value: bytes | str,
+        headers: Mapping[str, str] | None = None,
+        **options: Unpack[PublishOptions],
+    ) -> Publication:
+        """Publish without waiting; ``result()`` of what is returned waits for the receipt.
+
+        Publishes that follow each other are sent and stored together.
+        """
+        return self._publish(topic, value, headers, options)
+
+    publish_many = blocking(AsyncFacade.publish_many)
+    publish_batch = blocking(AsyncFacade.publish_batch)
+    publish_batch_nowait = nowait(AsyncFacade.publish_batch)
+    stage = blocking(AsyncFacade.stage)
+    stage_nowait = nowait(AsyncFacade.stage)
+    fetch = blocking(AsyncFacade.fetch)
+    fetch_values = blocking(AsyncFacade.fetch_values)
+    fetch_batches = blocking(AsyncFacade.fetch_batches)
 
     def publish_text(
         self, topic: str, text: str, headers: Mapping[str, str] | None = None, **properties: str
     ) -> Receipt:
         """Store a text. Further keyword arguments become headers."""
-        receipt: Receipt = self.publish(topic, text.encode(), _merged(headers, properties))
-        return receipt
+        return self.publish(topic, text.encode(), _merged(headers, properties))
 
+    # --- subscribing ------------------------------------------------------------------------
+    def subscribe(self, topic: str, *, capacity: int = limits.CHANNEL_CAPACITY_DEFAULT) -> Channel:
+        """Every message of the topic (or wildcard) from now on, in a bounded channel."""
+        channel = Channel(topic, capacity, self._call)
+        follower = self._run(self._follow(channel))
+        _forget_closed(self._channels)
+        self._channels[channel] = follower
+        channel.on_close = self._close_channel
+        return channel
+
+    def _close_channel(self, channel: Channel) -> None:
+        follower = self._channels.pop(channel, None)
+        if follower is not None:  # two threads may close it at once
+            with contextlib.suppress(Closed):
+                self._run(self._unfollow(follower))
+
+    def unsubscribe(self, topic: str) -> None:
+        """Close the plain channels of the topic."""
+        for channel in list(self._channels):
+            if channel.topic == topic:
+                channel.close()
+
+    def subscription(
+        self,
+        name: str,
+        topic: str | None = None,
+        *,
+        start: Start = "earliest",
+        prefetch: int = limits.PREFETCH_DEFAULT,
+        auto_extend: bool = False,
+        **settings: Unpack[SubscriptionOptions],
+    ) -> Consumer:
+        """Join a durable subscription; see ``AsyncFacade.subscription``."""
+        check_prefetch(prefetch)
+
+        async def join() -> Consumer:
+            if topic is not None:
+                await self._core.create_subscription(name, topic, start, **settings)
+            return await self._join(name, topic, prefetch, auto_extend)
+
+        consumer = self._run(join())
+        _forget_closed(self._joined)
+        self._joined[consumer] = name
+        consumer.on_close = self._close_consumer
+        return consumer
+
+    def _close_consumer(self, channel: Channel) -> None:
+        assert isinstance(channel, Consumer)
+        if self._joined.pop(channel, None) is not None:  # two threads may close it at once
+            with contextlib.suppress(Closed):
+                self._run(self._leave(channel))
+
+    # --- workers ----------------------------------------------------------------------------
     def consume(
         self,
         name: str,
@@ -132,7 +452,7 @@ class BlockingFacade:
         ``concurrency`` messages are handled at the same time, each in a thread of its own. Options as
         for ``subscription``.
         """
-        consumer: Channel = self.subscription(name, topic, auto_extend=True, **options)
+        consumer = self.subscription(name, topic, auto_extend=True, **options)
         threads = [_start(consumer, handler, name) for _ in range(concurrency)]
         try:
             for thread in threads:
@@ -148,7 +468,7 @@ class BlockingFacade:
         self, name: str, handler: Handler, topic: str | None = None, **options: Any
     ) -> None:
         """Join a subscription and call ``handler`` for each message, in a thread."""
-        consumer: Channel = self.subscription(name, topic, auto_extend=True, **options)
+        consumer = self.subscription(name, topic, auto_extend=True, **options)
         self._workers[consumer] = _start(consumer, handler, name)
 
     def unsubscribe_from_subscription(self, name: str) -> None:
@@ -164,7 +484,7 @@ class BlockingFacade:
         for consumer in list(self._workers):
             self._stop_worker(consumer)
 
-    def _stop_worker(self, consumer: Channel) -> None:
+    def _stop_worker(self, consumer: Consumer) -> None:
         """Let the handler finish its current message; it gets no further one."""
         thread = self._workers.pop(consumer, None)
         if thread is not None:
@@ -173,11 +493,73 @@ class BlockingFacade:
                 thread.join(timeout=STOP_S)
 
 
+def settle(
+    future: asyncio.Future[Any] | Future[Any], value: Any, error: HeadraceError | None
+) -> None:
+    """A call that answers through a callback is over."""
+    if future.done():
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(value)
+
+
+# --- what is read -----------------------------------------------------------------------------------
+def readable(batches: Iterable[Batch], at: int) -> Iterator[tuple[Batch, int]]:
+    """The batches from the offset ``at`` on, up to the first whose records are lost.
+
+    If that is the very first, its error is raised, which says which offsets are gone.
+    """
+    first = True
+    for batch in batches:
+        if batch.flags & LOST:
+            if not first:
+                return
+            batch.values()
+        first = False
+        yield batch, max(at - batch.base_offset, 0)
+
+
+def messages_of(
+    pages: Pages, topic: str, partition: int, limit: int, max_bytes: int
+) -> list[Message]:
+    found: list[Message] = []
+    size = 0
+    with no_collection(limit):
+        for batch, start in pages:
+            stop = min(batch.count, start + limit - len(found))
+            found += batch.messages(topic, partition, start, stop)
+            size += batch.stored_bytes
+            if len(found) >= limit or size >= max_bytes:
+                break
+    return found
+
+
+def values_of(pages: Pages, max_bytes: int) -> list[bytes]:
+    found: list[bytes] = []
+    size = 0
+    for batch, start in pages:
+        found += batch.values()[start:] if start else batch.values()
+        size += batch.stored_bytes
+        if size >= max_bytes:
+            break
+    return found
+
+
+# --- workers ----------------------------------------------------------------------------------------
+def _forget_closed(channels: dict[Any, Any]) -> None:
+    """Those that were closed, and not by us: their topic or subscription is gone."""
+    for channel in list(channels):
+        if channel.is_closed:
+            channels.pop(channel, None)
+
+
 def _merged(headers: Mapping[str, str] | None, more: Mapping[str, str]) -> dict[str, str]:
     return {**(headers or {}), **{name: str(value) for name, value in more.items()}}
 
 
-def _start(consumer: Channel, handler: Handler, name: str) -> threading.Thread:
+def _start(consumer: Consumer, handler: Handler, name: str) -> threading.Thread:
     thread = threading.Thread(
         target=_handle_all, args=(consumer, handler), name=f"headrace-{name}", daemon=True
     )
@@ -185,7 +567,7 @@ def _start(consumer: Channel, handler: Handler, name: str) -> threading.Thread:
     return thread
 
 
-def _handle_all(consumer: Channel, handler: Handler) -> None:
+def _handle_all(consumer: Consumer, handler: Handler) -> None:
     for message in consumer:
         if consumer.is_halted:
             consumer.give_back(message)

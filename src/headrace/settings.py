@@ -1,8 +1,8 @@
-"""The settings of a server, and the source of each value.
+"""The settings of a server: their names, their bounds, and where each value came from.
 
 Strongest first: flags, environment, config file, defaults. In the environment every setting is
-``HEADRACE_<NAME>``; the names that other small brokers use (``PORT``, ``QB_SERVER_HOST``…) work, too. The
-config file is JSON, ``config.json`` in the working directory unless another one is named::
+``HEADRACE_<NAME>``; for some, the names that other small brokers use (``PORT``, ``QB_SERVER_HOST``…) work,
+too. The config file is JSON; it is ``config.json`` in the working directory unless another file is named::
 
     {"server": {"host": "127.0.0.1", "port": 9999}, "storage": {"data_dir": "./data"}}
 
@@ -17,99 +17,46 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, get_args, get_type_hints
+
+from msgspec import Meta
 
 from headrace import limits
+from headrace.checking import check, shown
 from headrace.errors import InvalidArgument
 from headrace.model import TopicSettings
 
 DEFAULT_CONFIG = "config.json"
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\Z", re.IGNORECASE)
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_FLAGS = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 
 
-# --- reading one value ------------------------------------------------------------------------
-def _text(value: object) -> str:
-    if not isinstance(value, str) or not value:
-        raise ValueError("it is a text that is not empty")
+# --- notations: text as people write it, before it is checked -----------------------------------
+def _plain(value: object) -> object:
     return value
 
 
-def _flag(value: object) -> bool:
-    if isinstance(value, bool):
+def _word(value: object) -> object:
+    """Flags and choices, in small or capital letters."""
+    return _FLAGS.get(value.lower(), value.lower()) if isinstance(value, str) else value
+
+
+def _size(value: object) -> object:
+    """A number of bytes, with or without a unit."""
+    found = _SIZE.match(value.strip()) if isinstance(value, str) else None
+    if found is None:
         return value
-    if isinstance(value, str) and value.lower() in ("true", "1", "yes", "on"):
-        return True
-    if isinstance(value, str) and value.lower() in ("false", "0", "no", "off"):
-        return False
-    raise ValueError("it is true or false")
+    size = float(found[1]) * _UNITS[found[2].lower()]
+    return int(size) if size < limits.OFFSET_MAX else value
 
 
-def _whole(low: int, high: int) -> Callable[[object], int]:
-    def read(value: object) -> int:
-        try:
-            number = int(value) if isinstance(value, str) else value
-        except ValueError:
-            number = None
-        if isinstance(number, bool) or not isinstance(number, int) or not low <= number <= high:
-            raise ValueError(f"it is a whole number from {low} to {high}")
-        return number
-
-    return read
-
-
-def _number(low: float, high: float) -> Callable[[object], float]:
-    def read(value: object) -> float:
-        try:
-            number = float(value) if isinstance(value, str) else value
-        except ValueError:
-            number = None
-        if isinstance(number, bool) or not isinstance(number, (int, float)):
-            raise ValueError(f"it is a number from {low:g} to {high:g}")
-        if not low <= number <= high:
-            raise ValueError(f"it is a number from {low:g} to {high:g}")
-        return float(number)
-
-    return read
-
-
-def _size(low: int, high: int) -> Callable[[object], int]:
-    def read(value: object) -> int:
-        number: object = value
-        if isinstance(value, str):
-            found = _SIZE.match(value.strip())
-            size = float(found[1]) * _UNITS[found[2].lower()] if found else -1.0
-            number = int(size) if size <= high else None
-        if isinstance(number, bool) or not isinstance(number, int) or not low <= number <= high:
-            raise ValueError(f"it is a size in bytes from {low} to {high}, such as 512KB or 1MB")
-        return number
-
-    return read
-
-
-def _one_of(*choices: str) -> Callable[[object], str]:
-    def read(value: object) -> str:
-        if not isinstance(value, str) or value.lower() not in choices:
-            raise ValueError(f"it is one of {', '.join(choices)}")
-        return value.lower()
-
-    return read
-
-
-def _origins(value: object) -> list[str]:
+def _origins(value: object) -> object:
+    """A list, or text with commas."""
     items = value.split(",") if isinstance(value, str) else value
     if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
-        raise ValueError("it is a list of origins such as https://app.example.com")
+        return value
     return [item.strip().rstrip("/") for item in items if item.strip()]
-
-
-def _maybe(read: Callable[[object], Any]) -> Callable[[object], Any]:
-    def read_maybe(value: object) -> Any:
-        if value is None or value in ("", "none", "None"):
-            return None
-        return read(value)
-
-    return read_maybe
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,50 +64,82 @@ class Setting:
     name: str
     section: str
     default: Any
-    read: Callable[[object], Any]
+    annotation: Any
+    """The type and the bounds, as ``headrace.checking`` checks them."""
     help: str
     environment: tuple[str, ...] = ()
     """Names besides ``HEADRACE_<NAME>``."""
     aliases: tuple[str, ...] = ()
     """Other keys in the config file."""
+    notation: Callable[[object], object] = _plain
+
+    def read(self, value: object, source: str) -> Any:
+        """The value of this setting, or :class:`InvalidArgument`."""
+        is_text = isinstance(value, str)
+        if is_text and value in ("", "none", "None") and type(None) in get_args(self.annotation):
+            return None
+        try:
+            # Flags and variables are text; the config file has types, and there true is no number.
+            return check(
+                f"{self.name} ({source})",
+                self.notation(value),
+                self.annotation,
+                code="invalid_setting",
+                strict=not is_text or self.notation is _size,
+            )
+        except InvalidArgument as error:
+            if self.notation is _size:
+                error.message += "; a size is a number of bytes, or such as 512KB or 1MB"
+            if self.name == "token":
+                error.message = error.message.replace(shown(value), "(hidden)")
+            raise
 
 
-_PORT = _whole(0, 65535)
-_LEVELS = ("debug", "info", "warning", "error")
+_TOPIC = get_type_hints(TopicSettings, include_extras=True)
+"""A default for topics has the bounds of the topic's own setting."""
+_Text = Annotated[str, Meta(min_length=1, max_length=4096)]
+_Port = Annotated[int, Meta(ge=0, le=65535)]
+_Level = Literal["debug", "info", "warning", "error"]
+_Heartbeat = Annotated[float, Meta(ge=0.1, le=3600)]
+_Connections = Annotated[int, Meta(ge=1, le=1_000_000)]
+_MessageBytes = Annotated[int, Meta(ge=1, le=limits.MESSAGE_BYTES_CEILING)]
+_DiskBytes = Annotated[int, Meta(ge=0, le=1 << 50)]
+_EventsInterval = Annotated[float, Meta(ge=0, le=limits.EVENTS_INTERVAL_S_MAX)]
+_Timeout = Annotated[float, Meta(ge=0.001, le=86_400)]
 
 SETTINGS: tuple[Setting, ...] = (
-    Setting("host", "server", "127.0.0.1", _text, "address to listen on", ("QB_SERVER_HOST",)),
-    Setting("port", "server", 9999, _PORT, "TCP port; 0 picks a free one", ("QB_SERVER_PORT",), ("tcp_port",)),
-    Setting("http_port", "server", 8080, _PORT, "HTTP and WebSocket port; 0 picks a free one", ("PORT",)),
-    Setting("heartbeat_interval", "server", 30.0, _number(0.1, 3600), "seconds of silence after which a peer that sends heartbeats is dropped"),
-    Setting("max_connections", "server", 15_000, _whole(1, 1_000_000), "connections at once; further ones are refused"),
-    Setting("token", "server", None, _maybe(_text), "secret that clients must present"),
-    Setting("tls_cert", "server", None, _maybe(_text), "certificate chain (PEM); with tls_key, TLS on every port"),
-    Setting("tls_key", "server", None, _maybe(_text), "private key (PEM)"),
-    Setting("allowed_origins", "server", None, _maybe(_origins), "web origins that may call HTTP (CORS) and open WebSockets, separated by commas; * for all"),
-    Setting("insecure", "server", False, _flag, "listen beyond this machine without a token"),
-    Setting("data_dir", "storage", "./data", _text, "where topics are kept", ("QB_DATA_DIR",), ("path", "dir", "directory")),
-    Setting("persistence_enabled", "storage", True, _flag, "false: everything in memory", ("PERSISTENCE_ENABLED",)),
-    Setting("durability", "storage", "always", _one_of("always", "interval", "never"), "when a publish counts: after fdatasync, or before"),
-    Setting("fsync_on_write", "storage", None, _maybe(_flag), "true: durability always; false: interval"),
-    Setting("compression", "storage", "none", _one_of("none", "zstd"), "of stored batches"),
-    Setting("segment_bytes", "storage", limits.SEGMENT_BYTES_DEFAULT, _size(4096, 1 << 31), "size at which a log file is closed"),
-    Setting("retention_hours", "storage", 24.0, _maybe(_number(0, 24 * 366_000)), "age at which messages may be deleted; none: never", ("RETENTION_HOURS",)),
-    Setting("retention_bytes", "storage", None, _maybe(_size(0, 1 << 60)), "size of a partition above which the oldest are deleted"),
-    Setting("retain_unread", "storage", True, _flag, "never delete what a subscription has not finished"),
-    Setting("max_message_size", "storage", limits.MESSAGE_BYTES_DEFAULT, _size(1, limits.MESSAGE_BYTES_CEILING), "bytes of one message", ("MAX_MESSAGE_SIZE",)),
-    Setting("max_queue_size", "storage", None, _maybe(_whole(1, limits.OFFSET_MAX)), "unread messages per topic; past it publishes are refused", ("MAX_QUEUE_SIZE",)),
-    Setting("auto_create_topics", "storage", True, _flag, "a publish makes its topic"),
-    Setting("disk_reserve_bytes", "storage", limits.DISK_RESERVE_BYTES_DEFAULT, _size(0, 1 << 50), "free space below which publishes are refused"),
-    Setting("events_interval", "storage", limits.EVENTS_INTERVAL_S_DEFAULT, _number(0, limits.EVENTS_INTERVAL_S_MAX), "seconds between the broker's own events about deliveries, in the topic __events; 0: none"),
-    Setting("log_level", "log", "info", _one_of(*_LEVELS), "how much is logged", ("QB_LOG_LEVEL",), ("level",)),
-    Setting("request_timeout", "client", 30.0, _number(0.001, 86_400), "seconds a client waits for an answer"),
+    Setting("host", "server", "127.0.0.1", _Text, "address to listen on", ("QB_SERVER_HOST",)),
+    Setting("port", "server", 9999, _Port, "TCP port; 0 picks a free one", ("QB_SERVER_PORT",), ("tcp_port",)),
+    Setting("http_port", "server", 8080, _Port, "HTTP and WebSocket port; 0 picks a free one", ("PORT",)),
+    Setting("heartbeat_interval", "server", 30.0, _Heartbeat, "seconds of silence after which a client that sends heartbeats is disconnected"),
+    Setting("max_connections", "server", 15_000, _Connections, "most open connections; further ones are refused"),
+    Setting("token", "server", None, _Text | None, "secret that clients must present"),
+    Setting("tls_cert", "server", None, _Text | None, "certificate chain (PEM); together with tls_key it turns on TLS on every port"),
+    Setting("tls_key", "server", None, _Text | None, "private key of the certificate (PEM)"),
+    Setting("allowed_origins", "server", None, list[str] | None, "web origins that may call HTTP (CORS) and open WebSockets, separated by commas; * allows all", notation=_origins),
+    Setting("insecure", "server", False, bool, "allow other machines to connect without a token", notation=_word),
+    Setting("data_dir", "storage", "./data", _Text, "directory in which topics are stored", ("QB_DATA_DIR",), ("path", "dir", "directory")),
+    Setting("persistence_enabled", "storage", True, bool, "false: keep everything in memory", ("PERSISTENCE_ENABLED",), notation=_word),
+    Setting("durability", "storage", "always", _TOPIC["durability"], "when a publish is confirmed: always (after fsync), interval or never", notation=_word),
+    Setting("fsync_on_write", "storage", None, bool | None, "true: durability always; false: durability interval", notation=_word),
+    Setting("compression", "storage", "none", _TOPIC["compression"], "compression of stored batches: none or zstd", notation=_word),
+    Setting("segment_bytes", "storage", limits.SEGMENT_BYTES_DEFAULT, _TOPIC["segment_bytes"], "size at which a log file is closed", notation=_size),
+    Setting("retention_hours", "storage", 24.0, _TOPIC["retention_hours"], "age after which messages may be deleted; none: never", ("RETENTION_HOURS",)),
+    Setting("retention_bytes", "storage", None, _TOPIC["retention_bytes"], "size of a partition above which its oldest messages may be deleted", notation=_size),
+    Setting("retain_unread", "storage", True, bool, "never delete messages that a subscription has not finished", notation=_word),
+    Setting("max_message_size", "storage", limits.MESSAGE_BYTES_DEFAULT, _MessageBytes, "largest message, in bytes", ("MAX_MESSAGE_SIZE",), notation=_size),
+    Setting("max_queue_size", "storage", None, _TOPIC["max_queue_size"], "most unread messages per topic; further publishes are refused", ("MAX_QUEUE_SIZE",)),
+    Setting("auto_create_topics", "storage", True, bool, "true: the first publish creates its topic", notation=_word),
+    Setting("disk_reserve_bytes", "storage", limits.DISK_RESERVE_BYTES_DEFAULT, _DiskBytes, "free disk space below which publishes are refused", notation=_size),
+    Setting("events_interval", "storage", limits.EVENTS_INTERVAL_S_DEFAULT, _EventsInterval, "seconds between the broker's own events in the topic __events; 0: no events"),
+    Setting("log_level", "log", "info", _Level, "least severe level that is logged: debug, info, warning or error", ("QB_LOG_LEVEL",), ("level",), _word),
+    Setting("request_timeout", "client", 30.0, _Timeout, "seconds that a client waits for an answer"),
 )  # fmt: skip
 BY_NAME = {setting.name: setting for setting in SETTINGS}
 
 
 class Settings:
-    """The values in force, as attributes; ``source`` returns the source of each."""
+    """The values in force, as attributes; ``source`` says where each came from."""
 
     def __init__(self, values: dict[str, Any], sources: dict[str, str]):
         self._values = values
@@ -199,18 +178,12 @@ def load(
     environment: Mapping[str, str] | None = None,
     config: Path | None = None,
 ) -> Settings:
-    """Combine the settings of all sources. If ``config`` is given, the file must exist."""
+    """Combine all sources. If ``config`` is given, the file must exist."""
     values = {setting.name: setting.default for setting in SETTINGS}
     sources = {setting.name: "default" for setting in SETTINGS}
 
     def take(setting: Setting, value: object, source: str) -> None:
-        try:
-            values[setting.name] = setting.read(value)
-        except ValueError as error:
-            shown = "(hidden)" if setting.name == "token" else repr(value)
-            raise InvalidArgument(
-                f"{setting.name} ({source}) cannot be {shown}: {error}", code="invalid_setting"
-            ) from None
+        values[setting.name] = setting.read(value, source)
         sources[setting.name] = source
 
     for setting, value, source in _from_file(config):
@@ -220,13 +193,13 @@ def load(
     for name, value in (flags or {}).items():
         if name not in BY_NAME:
             raise InvalidArgument(
-                f"there is no setting {name!r}; there are {', '.join(BY_NAME)}",
+                f"unknown setting {name!r}; known are {', '.join(BY_NAME)}",
                 code="unknown_setting",
             )
         if value is not None:
             take(BY_NAME[name], value, f"flag --{name.replace('_', '-')}")
     if bool(values["tls_cert"]) != bool(values["tls_key"]):
-        raise InvalidArgument("tls_cert and tls_key go together", code="invalid_setting")
+        raise InvalidArgument("tls_cert and tls_key must be set together", code="invalid_setting")
     return Settings(values, sources)
 
 
@@ -234,14 +207,13 @@ def _from_environment(environment: Mapping[str, str]) -> list[tuple[Setting, obj
     found: list[tuple[Setting, object, str]] = []
     for setting in SETTINGS:
         own = f"HEADRACE_{setting.name.upper()}"
-        for name in (*setting.environment, own):  # HEADRACE_<NAME> is stronger, so it comes last
+        for name in (*setting.environment, own):  # the last one wins
             if environment.get(name, "") != "":
                 found.append((setting, environment[name], f"environment {name}"))
     for name in environment:
         if name.startswith("HEADRACE_") and name not in _KNOWN_VARIABLES:
             raise InvalidArgument(
-                f"the environment has {name}, which is no setting; "
-                "'headrace config' lists them all",
+                f"the environment variable {name} is not a setting; 'headrace config' lists all",
                 code="unknown_setting",
             )
     return found
@@ -264,7 +236,7 @@ def _from_file(config: Path | None) -> list[tuple[Setting, object, str]]:
     except FileNotFoundError:
         if config is None:
             return []
-        raise InvalidArgument(f"there is no config file {path}", code="no_config") from None
+        raise InvalidArgument(f"the config file {path} does not exist", code="no_config") from None
     except OSError as error:
         raise InvalidArgument(f"{path} cannot be read: {error}", code="no_config") from None
     except UnicodeDecodeError:

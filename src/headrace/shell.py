@@ -106,12 +106,6 @@ class Shell:
 
     def _begin(self, coroutine: Coroutine[Any, Any, Result]) -> Future[Result]:
         """Run a coroutine on the loop, without waiting for it."""
-        if threading.current_thread() is self._thread:
-            coroutine.close()
-            raise InvalidArgument(
-                f"this would wait for the thread that it runs in; do not call the {self._kind} from a "
-                "callback of its own thread"
-            )
         with self._gate:
             if self._loop is None:
                 coroutine.close()
@@ -120,6 +114,12 @@ class Shell:
 
     def _run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
         """Run a coroutine on the loop and wait for its result."""
+        if threading.current_thread() is self._thread:
+            coroutine.close()
+            raise InvalidArgument(
+                f"this would wait for the thread that it runs in; do not call the {self._kind} from a "
+                "callback of its own thread"
+            )
         future = self._begin(coroutine)
         try:
             return future.result()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 from headrace.broker.delivery import Delivery, Member
 from headrace.broker.engine import Engine
@@ -18,10 +18,10 @@ from headrace.broker.subscription import Subscription
 from headrace.errors import HeadraceError
 from headrace.files import Files
 from headrace.log.batch import Batch
-from headrace.log.columns import Columns, expiry_of, many, time_of
+from headrace.log.columns import Columns, records, time_of
 from headrace.log.interface import ReadPending
 from headrace.log.partition import PartitionLog
-from headrace.model import DeadLetter, Message, Receipt, TopicSettings
+from headrace.model import DeadLetter, Message, PublishManyOptions, Receipt, TopicSettings
 from tests.fakes import FakeClock, FakeLoop, InlineWorkers, SimulatedFiles, SlowStorage
 
 DATA = Path("data")
@@ -239,13 +239,9 @@ class Rig:
 
     # --- publishing -------------------------------------------------------------------------
     def columns(self, values: Iterable[bytes | str], **more: Any) -> Columns:
-        ttl = more.pop("ttl", None)
-        return many(
-            list(values),
-            bytes_max=self.engine.max_message_size,
-            expires_at=expiry_of(ttl, self.clock.now_ms()),
-            **more,
-        )
+        headers, options = more.pop("headers", None), cast(PublishManyOptions, more)
+        bytes_max, now = self.engine.max_message_size, self.clock.now_ms()
+        return records(list(values), headers, options, bytes_max, now)
 
     def send(self, topic: str, *values: bytes | str, **more: Any) -> Answer:
         """Publish without waiting for the answer."""

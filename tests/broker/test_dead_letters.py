@@ -1,20 +1,22 @@
 """Dead letters: listed, shown, edited, redriven and purged, and all of that over restarts."""
 
+import math
 from random import Random
 from typing import Any
 
 import pytest
 
-from headrace.broker.dead_letters import _Redrive
+from headrace.broker import dead_letters
+from headrace.broker.administration import Administration
 from headrace.errors import (
     Conflict,
-    HeadraceError,
     InvalidArgument,
     MessageNotFound,
     StorageFull,
     SubscriptionNotFound,
 )
 from headrace.model import DeadLetter, TopicSettings
+from headrace.operations.catalog import OPERATIONS
 from tests.broker.rig import GROUP, TOPIC, Rig
 from tests.fakes import FaultyFiles, SimulatedFiles
 
@@ -132,7 +134,7 @@ def test_what_has_no_origin_is_not_redriven() -> None:
 
 def test_what_has_no_origin_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither on its page nor behind it; how many went is known, and that one did not."""
-    monkeypatch.setattr(_Redrive, "PAGE", 1)
+    monkeypatch.setattr(dead_letters, "PAGE", 1)
     rig = with_letters(2)
     rig.publish(f"{GROUP}.dlq", b"by hand")
     rig.publish(f"{GROUP}.dlq", b"found later", headers=[{"headrace-origin-topic": TOPIC}])
@@ -399,37 +401,24 @@ def test_purged_is_gone_for_good() -> None:
 
 
 @pytest.mark.parametrize(
-    "call",
+    ("name", "given"),
     [
-        lambda letters, done: letters.redrive(GROUP, done, to="nowhere"),
-        lambda letters, done: letters.redrive(GROUP, done, rate=0),
-        lambda letters, done: letters.redrive(GROUP, done, rate=-1),
-        lambda letters, done: letters.redrive(GROUP, done, rate=float("nan")),
-        lambda letters, done: letters.redrive(GROUP, done, rate=float("inf")),
-        lambda letters, done: letters.redrive(GROUP, done, rate="fast"),
-        lambda letters, done: letters.redrive(GROUP, done, rate=True),
-        lambda letters, done: letters.redrive(GROUP, done, limit=-1),
-        lambda letters, done: letters.redrive(GROUP, done, limit="3"),
-        lambda letters, done: letters.redrive(GROUP, done, offsets=3),
-        lambda letters, done: letters.redrive(GROUP, done, offsets=["3"]),
-        lambda letters, done: letters.redrive(GROUP, done, offsets=[-3]),
-        lambda letters, done: letters.purge(GROUP, "all", done),
-        lambda letters, done: letters.purge(GROUP, [None], done),
-        lambda letters, done: letters.show(GROUP, "0"),
-        lambda letters, done: letters.show(GROUP, -1),
-        lambda letters, done: letters.letters(GROUP, after="0"),
-        lambda letters, done: letters.letters(GROUP, limit=-1),
+        ("redrive", {"to": "nowhere"}),
+        *[("redrive", {"rate": rate}) for rate in (0, -1, math.nan, math.inf, "fast", True)],
+        *[("redrive", {"limit": limit}) for limit in (-1, "3")],
+        *[("redrive", {"offsets": offsets}) for offsets in (3, ["3"], [-3])],
+        *[("purge_dead_letters", {"offsets": offsets}) for offsets in ("all", [None])],
+        *[("dead_letter", {"offset": offset}) for offset in ("0", -1)],
+        *[("dead_letters", page) for page in ({"after": "0"}, {"limit": -1})],
     ],
 )
-def test_bad_arguments(call: Any) -> None:
+def test_bad_arguments(name: str, given: dict[str, Any]) -> None:
     """Every one is refused before anything is done."""
     rig = with_letters(2)
-    called: list[Any] = []
-    with pytest.raises(HeadraceError) as caught:
-        call(rig.engine.dead_letters, lambda *answer: called.append(answer))
-    assert isinstance(caught.value, InvalidArgument)
+    call = Administration(rig.engine).call(OPERATIONS[name], {"subscription": GROUP, **given})
+    with pytest.raises(InvalidArgument):
+        call.send(None)
     rig.advance(10)
-    assert called == []
     assert offsets(rig.letters()) == [0, 1]
     assert rig.values() == [b"0", b"1"]
 

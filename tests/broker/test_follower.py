@@ -61,7 +61,7 @@ def test_a_slow_one_costs_an_offset(rig: Rig) -> None:
 def test_direct_and_expired_messages_are_not_for_it(rig: Rig) -> None:
     """A message meant for one subscription is for nobody else; one past its time for nobody."""
     inbox = rig.follow(space=0)
-    rig.publish(TOPIC, b"direct", target="billing")
+    rig.publish(TOPIC, b"direct", to="billing")
     rig.publish(TOPIC, b"short", ttl=5)
     rig.publish(TOPIC, b"long", ttl=50)
     rig.advance(10)

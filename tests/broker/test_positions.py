@@ -8,6 +8,7 @@ import pytest
 
 from headrace import AsyncBroker, limits
 from headrace.broker import positions
+from headrace.broker.administration import Administration
 from headrace.errors import (
     Closed,
     InvalidArgument,
@@ -15,6 +16,7 @@ from headrace.errors import (
     StaleDelivery,
     TopicNotFound,
 )
+from headrace.operations.catalog import OPERATIONS
 from tests.broker.rig import TOPIC, Rig
 
 
@@ -34,15 +36,17 @@ def test_what_is_no_topic_is_refused(topics: object) -> None:
 @pytest.mark.parametrize(
     "places",
     [
-        None, [], {"orders": 3}, {"orders": {"0": 1}}, {"orders": {0: "1"}}, {"orders": {0: True}},
+        None, [], {"orders": 3}, {"orders": {"x": 1}}, {"orders": {0: "1"}}, {"orders": {0: True}},
         {"orders": {0: -1}}, {"orders": {0: limits.OFFSET_MAX + 1}}, {7: {0: 0}},
         {"orders": dict.fromkeys(range(limits.PARTITIONS_TOTAL_MAX + 1), 0)},
     ],
 )  # fmt: skip
 def test_what_are_no_positions_is_refused(places: object) -> None:
     """The shape is checked as a whole, before anything is done."""
+    given = {"positions": places, "wait": 0}
+    call = Administration(Rig().engine).call(OPERATIONS["wait_for"], given)
     with pytest.raises(InvalidArgument):
-        positions.check(places)
+        call.send(None)
 
 
 def test_a_topic_is_known_again_by_its_incarnation() -> None:

@@ -19,7 +19,7 @@ from headrace.errors import (
     TopicNotFound,
 )
 from headrace.log.batch import encode
-from headrace.log.columns import one
+from headrace.log.columns import record
 from headrace.model import Receipt
 from tests.broker.rig import DATA, TOPIC, Answer, Rig, damage, flip
 from tests.fakes import FaultyFiles, SimulatedFiles
@@ -159,8 +159,8 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("a time before 1970", {"timestamps": [-1]}, "invalid_time"),
     ("a time as a float", {"timestamps": [1.5]}, "invalid_time"),
     ("a time beyond all", {"timestamps": [1 << 60]}, "invalid_time"),
-    ("a target that is no name", {"target": "a b"}, "invalid_subscription"),
-    ("a target of ours", {"target": "__schedule"}, "invalid_subscription"),
+    ("a target that is no name", {"to": "a b"}, "invalid_subscription"),
+    ("a target of ours", {"to": "__schedule"}, "invalid_subscription"),
     ("a negative ttl", {"ttl": -1}, "invalid_ttl"),
     ("a text as ttl", {"ttl": "1"}, "invalid_ttl"),
     ("a ttl that is no number", {"ttl": float("nan")}, "invalid_ttl"),
@@ -509,8 +509,8 @@ def test_times_never_run_backwards(rig: Rig) -> None:
 
 def test_columns_of_one_are_columns_of_many(rig: Rig) -> None:
     """A single publish and a list of one are the same record."""
-    columns = one(b"v", bytes_max=100, key="k", headers={"h": "1"}, target="t", expires_at=5)
-    many = rig.columns([b"v"], keys=["k"], headers={"h": "1"}, target="t")
+    columns = record(b"v", {"h": "1"}, {"key": "k", "to": "t", "ttl": 5}, 100, 0)
+    many = rig.columns([b"v"], keys=["k"], headers={"h": "1"}, to="t")
     assert (list(columns.values), columns.keys, columns.headers, columns.targets) == (
         list(many.values), many.keys, many.headers, many.targets,
     )  # fmt: skip

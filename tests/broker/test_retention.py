@@ -216,8 +216,8 @@ def test_in_memory_messages_passed_over_go_too() -> None:
     """Those that were for others, and those whose time is up."""
     rig = Rig(directory=None)
     rig.join(rig.subscribe())
-    rig.publish(TOPIC, b"x", target="other")
-    rig.publish(TOPIC, b"x", target=GROUP, ttl=0)
+    rig.publish(TOPIC, b"x", to="other")
+    rig.publish(TOPIC, b"x", to=GROUP, ttl=0)
     rig.advance(1)
     assert rig.log().start_offset >= 1
 

@@ -113,7 +113,7 @@ def test_where_it_goes(rig: Rig) -> None:
     keyed = rig.publish(TOPIC, b"now", keys=["k"]).partition
     rig.publish(TOPIC, b"keyed", keys=["k"], delay=1)
     rig.publish(TOPIC, b"placed", partition=3, delay=1)
-    rig.publish(TOPIC, b"direct", target="mail", delay=1)
+    rig.publish(TOPIC, b"direct", to="mail", delay=1)
     rig.publish(TOPIC, b"short", ttl=5, delay=1)
     rig.advance(1)
     assert b"keyed" in rig.values(TOPIC, keyed)

@@ -343,6 +343,22 @@ def test_a_repetition_waits_for_the_first_one() -> None:
     assert [first.get(), second.get(), third.get()] == [True, False, False]
 
 
+def test_after_a_kill_a_repetition_waits_for_the_unfinished_commit() -> None:
+    """An answered commit is visible, also when the broker that decided it was killed."""
+    rig = with_topic(hold=True)
+    staged = rig.ask(rig.engine.staging.stage, "lake", 0, encode(rig.columns([b"x"])))
+    finish(rig)
+    ask(rig, 0, staged.get())
+    step(rig, lambda: rig.log("lake").is_held)
+    rig.kill()
+    again = ask(rig, 0, staged.get())
+    rig.run()
+    assert (again.calls, content(rig)[0]) == (0, [])
+    finish(rig)
+    assert again.get() is False
+    assert content(rig)[0] == [b"x"]
+
+
 def test_closing_tells_also_those_whose_commit_is_only_being_decided() -> None:
     """Nobody waits for a broker that is gone; asking again shows what became of it."""
     rig = with_topic(hold=True)

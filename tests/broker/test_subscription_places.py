@@ -195,8 +195,8 @@ def test_a_direct_message_goes_to_its_target_alone(rig: Rig) -> None:
     groups = {name: rig.subscribe(name) for name in ("billing", "mail")}
     inboxes = {name: rig.join(group) for name, group in groups.items()}
     rig.publish(TOPIC, b"for all")
-    rig.publish(TOPIC, b"for mail", target="mail")
-    rig.publish(TOPIC, b"for nobody", target="nobody")
+    rig.publish(TOPIC, b"for mail", to="mail")
+    rig.publish(TOPIC, b"for nobody", to="nobody")
     assert inboxes["billing"].values == [b"for all"]
     assert inboxes["mail"].values == [b"for all", b"for mail"]
     inboxes["billing"].ack(*inboxes["billing"].messages)

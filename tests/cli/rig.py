@@ -17,7 +17,7 @@ SCRIPT = Path(sys.executable).with_name("headrace")
 
 
 class Ran(NamedTuple):
-    """What a command left behind."""
+    """The exit code and the output of a command."""
 
     code: int
     out: str
@@ -45,7 +45,7 @@ Command = Callable[..., Ran]
 
 
 def clean_environment() -> dict[str, str]:
-    """Without what whoever runs the tests has told their own broker."""
+    """The environment without the settings of the developer's own broker."""
     ours = {name for setting in SETTINGS for name in setting.environment}
     return {
         name: value
@@ -72,7 +72,7 @@ def run_script(*arguments: str, input: str | None = None, **environment: str) ->
 
 
 def start_script(*arguments: str, **environment: str) -> subprocess.Popen[str]:
-    """As a process of its own, to be stopped by whoever started it."""
+    """Start the command as a process; the caller stops it."""
     return subprocess.Popen(
         [SCRIPT, *arguments],
         stdin=subprocess.DEVNULL,
@@ -84,5 +84,5 @@ def start_script(*arguments: str, **environment: str) -> subprocess.Popen[str]:
 
 
 def is_followed(server: RunningServer, pattern: str) -> bool:
-    """Whether somebody has a plain subscription over the pattern."""
+    """Whether a client has a plain subscription on the pattern."""
     return server.call(lambda: pattern in [each.pattern for each in server.engine._followers])

@@ -71,11 +71,11 @@ def test_dead_letters_are_redriven(headrace: Command, client: BrokerClient) -> N
     """Back to where they came from, for the subscription that failed."""
     bury(client, "redriven", b"one", b"two")
     ran = headrace("dlq", "redrive", "redriven")
-    assert (ran.code, ran.lines) == (0, ["redrove 2 letters"])
+    assert (ran.code, ran.lines) == (0, ["Redrove 2 letters."])
     assert headrace("dlq", "list", "redriven").lines == ["No dead letters of redriven."]
     ran = headrace("dlq", "redrive", "redriven", "--offset", "99")
-    assert (ran.code, ran.lines) == (2, ["redrove 0 letters"])
-    assert "1 of 1 letters named not found" in ran.err
+    assert (ran.code, ran.lines) == (2, ["Redrove 0 letters."])
+    assert "1 of 1 letter not found" in ran.err
     assert headrace("join-subscription", "redriven", "-n", "2").lines == [
         "redriven/0@2  one",
         "redriven/0@3  two",
@@ -85,14 +85,14 @@ def test_dead_letters_are_redriven(headrace: Command, client: BrokerClient) -> N
 def test_some_dead_letters_are_redriven(headrace: Command, client: BrokerClient) -> None:
     """By offset, by reason, by topic, by number and at a rate."""
     bury(client, "chosen", b"0", b"1", b"2", b"3")
-    assert headrace("dlq", "redrive", "chosen", "--offset", "3").lines == ["redrove 1 letter"]
+    assert headrace("dlq", "redrive", "chosen", "--offset", "3").lines == ["Redrove 1 letter."]
     assert headrace("dlq", "redrive", "chosen", "--reason", "timeout").lines == [
-        "redrove 0 letters"
+        "Redrove 0 letters."
     ]
-    assert headrace("dlq", "redrive", "chosen", "--topic", "other").lines == ["redrove 0 letters"]
-    assert headrace("dlq", "redrive", "chosen", "--limit", "1").lines == ["redrove 1 letter"]
+    assert headrace("dlq", "redrive", "chosen", "--topic", "other").lines == ["Redrove 0 letters."]
+    assert headrace("dlq", "redrive", "chosen", "--limit", "1").lines == ["Redrove 1 letter."]
     assert headrace("dlq", "redrive", "chosen", "--reason", "ADDRESS", "--rate", "10000").lines == [
-        "redrove 2 letters"
+        "Redrove 2 letters."
     ]
 
 
@@ -119,7 +119,7 @@ def test_a_dead_letter_is_corrected(headrace: Command, client: BrokerClient) -> 
     """The corrected one takes a new place in the list."""
     bury(client, "edited", b"wrong")
     ran = headrace("dlq", "edit", "edited", "0", "--value", "right")
-    assert (ran.code, ran.lines) == (0, ["letter 0 is now letter 1"])
+    assert (ran.code, ran.lines) == (0, ["Letter 0 is now letter 1."])
     assert headrace("dlq", "show", "edited", "1").lines[-1] == "right"
 
 
@@ -127,10 +127,12 @@ def test_purging_asks_first(headrace: Command, client: BrokerClient) -> None:
     """Yes gives them up for good; no leaves them."""
     bury(client, "purged", b"0", b"1", b"2")
     assert headrace("dlq", "purge", "purged", input="n\n").code == 1
-    assert headrace("dlq", "purge", "purged", "--offset", "1", "--yes").lines == ["purged 1 letter"]
+    assert headrace("dlq", "purge", "purged", "--offset", "1", "--yes").lines == [
+        "Deleted 1 letter."
+    ]
     ran = headrace("dlq", "purge", "purged", input="y\n")
-    assert "Purge all letters of purged?" in ran.out
-    assert "purged 2 letters" in ran.out
+    assert "Delete all dead letters of purged?" in ran.out
+    assert "Deleted 2 letters." in ran.out
 
 
 @pytest.mark.parametrize(
@@ -167,14 +169,14 @@ def test_delayed_messages_are_listed(headrace: Command, client: BrokerClient) ->
     first, _ = headrace("scheduled", "list", "calendar", "--json").json
     assert first["id"] == str(sooner.id)
     assert set(first) == {"id", "topic", "deliver_at"}
-    assert headrace("scheduled", "list", "empty").lines == ["Nothing is scheduled."]
+    assert headrace("scheduled", "list", "empty").lines == ["No delayed messages."]
 
 
 def test_a_delayed_message_is_cancelled(headrace: Command, client: BrokerClient) -> None:
     """Once; a second time there is nothing to cancel."""
     receipt = client.publish("cancelled", b"never", delay=3600)
     ran = headrace("scheduled", "cancel", receipt.id)
-    assert (ran.code, ran.lines) == (0, [f"message {receipt.id} is cancelled"])
+    assert (ran.code, ran.lines) == (0, [f"Cancelled message {receipt.id}."])
     ran = headrace("scheduled", "cancel", receipt.id)
     assert ran.code == 2
     assert "[not_scheduled]" in ran.err

@@ -116,7 +116,7 @@ def test_json_is_for_programs(data: Path) -> None:
 
 
 def test_a_repair_in_json_says_before_and_after(data: Path) -> None:
-    """What was wrong, what was done and what is left are three parts of one document."""
+    """One document has the report before, the actions and the report after."""
     damage(data)
     result = run(data, "--json", "--repair", "--yes")
     assert result.exit_code == 0

@@ -16,7 +16,7 @@ def test_the_verbs_in_the_order_of_a_manual(headrace: Command, client: BrokerCli
 
 
 def test_members_share_a_subscription(headrace: Command, client: BrokerClient) -> None:
-    """Who joins the same subscription gets a part of its messages, and each goes to one of them."""
+    """Members of a subscription share its messages: each message goes to one of them."""
     client.publish_many("shared", [b"%d" % number for number in range(5)])
     with client.subscription("pair", "shared", prefetch=1) as other:
         first = other.get(30)

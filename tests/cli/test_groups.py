@@ -8,7 +8,7 @@ def test_a_subscription_is_created(headrace: Command, client: BrokerClient) -> N
     """The sentence says how much waits for it."""
     client.publish_many("events", [b"0", b"1"])
     ran = headrace("create-subscription", "my-group", "events", "--offset", "1")
-    assert ran.lines == ["subscription my-group over events is there, 1 message behind"]
+    assert ran.lines == ["Created subscription my-group on events (1 unread)."]
     assert ran.code == 0
 
 
@@ -32,7 +32,7 @@ def test_creating_again_changes_settings(headrace: Command, client: BrokerClient
     client.publish_many("changed", [b"0", b"1"])
     headrace("create-subscription", "changing", "changed", "--max-deliveries", "2")
     ran = headrace("create-subscription", "changing", "changed", "--ack-timeout", "5")
-    assert ran.lines == ["subscription changing over changed is there, 2 messages behind"]
+    assert ran.lines == ["Changed subscription changing on changed (2 unread)."]
     settings = client.subscription_stats("changing")["settings"]
     assert (settings["max_deliveries"], settings["ack_timeout"]) == (2, 5)
 
@@ -49,7 +49,7 @@ def test_subscriptions_are_listed(headrace: Command, client: BrokerClient) -> No
         ("wide", "listed.*", "1"),
     }
     assert "plain" in headrace("groups").out
-    assert headrace("groups", "nobody").lines == ["Nobody subscribes to nobody."]
+    assert headrace("groups", "nobody").lines == ["No subscriptions on nobody."]
 
 
 def test_subscriptions_in_json(headrace: Command, client: BrokerClient) -> None:
@@ -70,12 +70,8 @@ def test_a_subscription_is_replayed(headrace: Command, client: BrokerClient) -> 
     """Seeking moves it, back or ahead."""
     client.publish_many("moved", [b"0", b"1", b"2"])
     client.create_subscription("mover", "moved")
-    assert headrace("seek", "mover", "latest").lines == [
-        "subscription mover moved, 0 messages ahead of it"
-    ]
-    assert headrace("seek", "mover", "1").lines == [
-        "subscription mover moved, 2 messages ahead of it"
-    ]
+    assert headrace("seek", "mover", "latest").lines == ["Moved subscription mover (0 unread)."]
+    assert headrace("seek", "mover", "1").lines == ["Moved subscription mover (2 unread)."]
     assert headrace("join-subscription", "mover", "-n", "1").lines == ["moved/0@1  1"]
 
 
@@ -94,7 +90,7 @@ def test_a_subscription_is_deleted(headrace: Command, client: BrokerClient) -> N
     """It is gone with its position."""
     client.create_subscription("brief", "short")
     ran = headrace("delete-subscription", "brief")
-    assert (ran.code, ran.lines) == (0, ["subscription brief is deleted"])
+    assert (ran.code, ran.lines) == (0, ["Deleted subscription brief."])
     assert client.subscriptions("short") == []
 
 

@@ -12,7 +12,7 @@ from tests.cli.rig import Command, is_followed
 def test_a_message_is_published(headrace: Command, client: BrokerClient) -> None:
     """The sentence says where it is."""
     ran = headrace("publish", "events", "Hello World")
-    assert (ran.code, ran.lines) == (0, ["published to events/0 at offset 0"])
+    assert (ran.code, ran.lines) == (0, ["Published to events/0 at offset 0."])
     assert client.fetch("events")[0].value == b"Hello World"
 
 
@@ -26,7 +26,7 @@ def test_a_published_message_in_json(headrace: Command) -> None:
 
 
 def test_key_headers_and_partition(headrace: Command, client: BrokerClient) -> None:
-    """What a message may carry can be given."""
+    """Options set the key, the headers and the partition."""
     client.create_topic("parted", 3)
     ran = headrace(
         "publish", "parted", "one", "--key", "k", "-H", "source=cli", "--header", "a=b=c",
@@ -57,7 +57,7 @@ def test_a_delayed_message(headrace: Command, client: BrokerClient) -> None:
     """It is not there yet, and the id that is printed is the one that cancels it."""
     ran = headrace("publish", "delayed", "later", "--delay", "3600")
     assert ran.code == 0
-    message_id = uuid.UUID(ran.out.strip().removeprefix("scheduled, id "))
+    message_id = uuid.UUID(ran.out.strip().removeprefix("Scheduled message ").removesuffix("."))
     assert message_id in [waiting.id for waiting in client.scheduled("delayed")]
     assert "delayed" not in client.topics()
     document = headrace("publish", "delayed", "later", "--delay", "3600", "--json").json
@@ -68,7 +68,7 @@ def test_a_delayed_message(headrace: Command, client: BrokerClient) -> None:
 def test_every_line_of_standard_input(headrace: Command, client: BrokerClient) -> None:
     """Line ends are not part of a message, and an empty line is a message."""
     ran = headrace("publish", "lines", "-", input=b"one\r\n\nthree \xff\nlast")
-    assert (ran.code, ran.lines) == (0, ["published 4 messages to lines"])
+    assert (ran.code, ran.lines) == (0, ["Published 4 messages to lines."])
     assert client.fetch_values("lines") == [b"one", b"", b"three \xff", b"last"]
 
 
@@ -86,7 +86,7 @@ def test_a_hundred_thousand_lines(headrace: Command, client: BrokerClient) -> No
 def test_no_lines_at_all(headrace: Command, client: BrokerClient) -> None:
     """An empty standard input publishes nothing, and is no error."""
     ran = headrace("publish", "no-lines", "-", input="")
-    assert (ran.code, ran.lines) == (0, ["published 0 messages to no-lines"])
+    assert (ran.code, ran.lines) == (0, ["Published 0 messages to no-lines."])
 
 
 # --- fetch ----------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ def test_fetched_messages_in_json(headrace: Command, client: BrokerClient) -> No
 
 
 def test_a_message_cannot_steer_the_terminal(headrace: Command, client: BrokerClient) -> None:
-    """What cannot be printed is escaped, and every message stays on its line."""
+    """Unprintable characters are escaped, and every message stays on its line."""
     client.publish("hostile", b"\x1b[2J[red]two\nlines\ttab")
     assert headrace("fetch", "hostile").lines == ["hostile/0@0  \\x1b[2J[red]two\\nlines\ttab"]
 

@@ -1,4 +1,4 @@
-"""What people get wrong: one sentence that says what to do, exit code 2, never a traceback."""
+"""Mistakes of users: one sentence that says what to do, exit code 2, never a traceback."""
 
 import socket
 import threading
@@ -140,7 +140,7 @@ def test_that_is_the_other_port(command: Command, server: RunningServer) -> None
 
 
 def test_there_is_no_token(command: Command) -> None:
-    """What a person can do about it, not what the protocol wants."""
+    """The sentence says what a person can do, not what the protocol needs."""
     with running_server(memory=True, token="secret") as server:
         where = f"{server.host}:{server.port}"
         ran = command("topics", "--server", where)

@@ -94,7 +94,7 @@ def test_a_cluster_needs_a_shared_place(command: Command, file: Path) -> None:
 
 
 def test_status(headrace: Command, client: BrokerClient) -> None:
-    """What pipelines have reported, as a table and as JSON; one that failed says why."""
+    """The reports of pipelines, as a table and as JSON; a failed one has its error."""
     assert "No pipeline has reported" in headrace("pipeline", "status").out
     client.report_pipeline(
         "large",
@@ -121,7 +121,7 @@ def test_stop(headrace: Command, client: BrokerClient) -> None:
     """It is told with its next report; the command waits for its end, or does not."""
     client.report_pipeline("halted", report())
     assert headrace("pipeline", "stop", "halted", "--wait", "0").lines == [
-        "pipeline halted was asked to stop"
+        "Asked pipeline halted to stop."
     ]
     assert client.report_pipeline("halted", report())["stop"]
     assert headrace("pipeline", "status", "halted", "--json").json["stopping"]
@@ -136,7 +136,7 @@ def test_stop(headrace: Command, client: BrokerClient) -> None:
     thread.start()
     ran = headrace("pipeline", "stop", "halted")
     thread.join()
-    assert (ran.code, ran.lines) == (0, ["pipeline halted is stopped"])
+    assert (ran.code, ran.lines) == (0, ["Pipeline halted stopped."])
     ran = headrace("pipeline", "stop", "halted")
     assert ran.code == 2
     assert "[pipeline_not_running]" in ran.err

@@ -35,7 +35,7 @@ def test_a_signal_ends_it_in_good_order(number: signal.Signals) -> None:
 
 
 def test_in_memory_nothing_is_written(tmp_path: Path) -> None:
-    """--memory leaves no directory behind."""
+    """--memory creates no directory."""
     with server_process(tmp_path / "data", arguments=("--memory",)) as server:
         assert server.ready_line.endswith("(data: in memory)")
         with server.client() as client:
@@ -46,7 +46,7 @@ def test_in_memory_nothing_is_written(tmp_path: Path) -> None:
 
 
 def test_flags_are_stronger_than_the_environment(tmp_path: Path) -> None:
-    """What is said last counts."""
+    """The flag wins."""
     directory = tmp_path / "flag"
     arguments = ("--data-dir", str(directory), "--durability", "never", "--max-message-size", "1KB")
     with server_process(tmp_path / "environment", arguments=arguments) as server:

@@ -1,4 +1,4 @@
-"""``headrace sql``: what it says before Spark is there, what it prints, and the prompt as one sits at it."""
+"""``headrace sql``: errors before Spark starts, the output, and the prompt on a terminal."""
 
 import io
 import os
@@ -23,7 +23,7 @@ from tests.spark.conftest import spark  # noqa: F401, the one session of all tes
 
 @pytest.fixture(scope="module")
 def topics(server: RunningServer) -> None:
-    """What the tests here read."""
+    """The topics of these tests."""
     with server.client() as client:
         client.publish_many("orders", [b'{"id": "o%d", "n": %d}' % (n, n) for n in range(150)])
         client.publish_many("logs.eu", [b"started", b"\x1b[31mred", b"two\nlines"])
@@ -34,11 +34,11 @@ def topics(server: RunningServer) -> None:
     ("arguments", "complaint"),
     [
         (["SELECT 1", "--format", "xml"], "--format is table, csv, json or parquet, not 'xml'"),
-        (["SELECT 1", "--json", "--format", "csv"], "give one of them"),
+        (["SELECT 1", "--json", "--format", "csv"], "give only one of them"),
         (["SELECT 1", "-o", "x.txt"], "say with --format"),
-        (["SELECT 1", "-o", "no/such/x.csv"], "there is no folder"),
-        (["-o", "x.csv"], "--output takes the result of one query"),
-        (["SELECT 1; SELECT 2", "-o", "x.csv"], "--output takes the result of one query"),
+        (["SELECT 1", "-o", "no/such/x.csv"], "does not exist"),
+        (["-o", "x.csv"], "--output needs exactly one query"),
+        (["SELECT 1; SELECT 2", "-o", "x.csv"], "--output needs exactly one query"),
         ([" ; "], "the query is empty"),
         (["SELECT 1", "--since", "soon"], "--since: 'soon' is neither a time"),
         (["SELECT 1", "--since", "1h", "--from-offset", "3"], "--since or --from-offset, not both"),
@@ -82,7 +82,7 @@ def test_the_topics_need_no_spark(
     )
     assert "\\d orders" in headrace("sql", input="\\?\n").out
     ran = headrace("sql", input="\\x\n")
-    assert (ran.code, "there is no \\x" in ran.err) == (2, True)
+    assert (ran.code, "unknown command \\x" in ran.err) == (2, True)
 
 
 class TestFeed:
@@ -106,7 +106,7 @@ class TestFeed:
         assert feed.is_empty
 
     def test_the_end(self) -> None:
-        """What has no semicolon at the end of a file is a statement."""
+        """The last statement of a file needs no semicolon."""
         feed = StatementFeed()
         feed.line("SELECT 1")
         assert feed.end() == ["SELECT 1"]
@@ -128,7 +128,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=40, color_system=None)
     monkeypatch.setattr(sql_table, "console", console)
-    monkeypatch.setattr("headrace.cli.connecting.console", console)
+    monkeypatch.setattr("headrace.cli.printing.console", console)
     return stream
 
 
@@ -150,7 +150,7 @@ def test_a_table_on_a_terminal(terminal: io.StringIO) -> None:
 
 
 def test_a_row_at_a_time_where_it_is_too_wide(terminal: io.StringIO) -> None:
-    """What does not fit is not squeezed."""
+    """A row that does not fit is printed as a block."""
     from headrace.spark.sql.output import ResultRows
 
     rows = ResultRows.of({f"column{n}": ["text that is long"] for n in range(5)})
@@ -164,7 +164,7 @@ def test_a_row_at_a_time_where_it_is_too_wide(terminal: io.StringIO) -> None:
 @pytest.mark.usefixtures("spark", "topics")
 class TestQueries:
     def test_a_table(self, headrace: Command) -> None:
-        """What was inferred is said beside; a message cannot steer the terminal."""
+        """The inferred schema goes to standard error; a message cannot control the terminal."""
         ran = headrace("sql", "SELECT n, id FROM orders WHERE n < 2 ORDER BY n; SELECT 7 AS seven")
         assert ran.lines == ["n  id", "0  o0", "1  o1", "seven", "    7"]
         assert "orders looks like JSON, going by all records: id string, n bigint" in ran.err
@@ -176,7 +176,7 @@ class TestQueries:
         """A table has one unless told otherwise, and says so; the rest has none."""
         ran = headrace("sql", "SELECT n FROM orders", "-q")
         assert len(ran.lines) == 101
-        assert ran.err == "these are the first 100 rows; --limit 0 shows all\n"
+        assert ran.err == "only the first 100 rows are shown; --limit 0 shows all\n"
         ran = headrace("sql", "SELECT n FROM orders", "-q", "--format", "csv")
         assert (len(ran.lines), ran.err) == (151, "")
         assert (
@@ -222,7 +222,7 @@ class Terminal:
         os.write(self._ours, text.encode())
 
     def wait_for(self, pattern: str, seconds: float = 240) -> str:
-        """What was printed up to there, and not before."""
+        """The output up to the end of a match of the pattern."""
         deadline = time.monotonic() + seconds
         while not (found := re.search(pattern, self.seen, re.DOTALL)):
             left = deadline - time.monotonic()
@@ -280,7 +280,7 @@ def test_the_prompt(
 
 
 def test_a_plan_has_its_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    """What EXPLAIN says is no cell of a table; a column that happens to have its name is."""
+    """The output of EXPLAIN is no table; a column of the same name is one."""
     from headrace.cli.sql_table import print_table_of
     from headrace.spark.sql.output import ResultRows
 

@@ -9,14 +9,15 @@ from tests.cli.rig import Command
 def test_a_topic_is_created(headrace: Command, client: BrokerClient) -> None:
     """The sentence says what there is now, and so does the broker."""
     ran = headrace("create-topic", "events", "--partitions", "3")
-    assert (ran.code, ran.lines) == (0, ["topic events is there, with 3 partitions"])
+    assert (ran.code, ran.lines) == (0, ["Created topic events (3 partitions)."])
     assert len(client.topic_stats("events")["partitions"]) == 3
 
 
 def test_a_topic_may_be_created_twice(headrace: Command) -> None:
     """With the same settings that is no error; with others it is, and it names the reason."""
-    assert headrace("create-topic", "twice").code == 0
-    assert headrace("create-topic", "twice").code == 0
+    assert headrace("create-topic", "twice").lines == ["Created topic twice (1 partition)."]
+    ran = headrace("create-topic", "twice")
+    assert (ran.code, ran.lines) == (0, ["Topic twice already exists (1 partition)."])
     ran = headrace("create-topic", "twice", "--partitions", "2")
     assert ran.code == 2
     assert "[topic_exists]" in ran.err
@@ -46,7 +47,7 @@ def test_a_topic_is_altered(headrace: Command, client: BrokerClient) -> None:
     """Partitions can be added, and the sentence names what changed."""
     client.create_topic("growing")
     ran = headrace("alter-topic", "growing", "--set", "partitions=4", "--set", "compression=zstd")
-    assert (ran.code, ran.lines) == (0, ["topic growing changed: partitions, compression"])
+    assert (ran.code, ran.lines) == (0, ["Changed topic growing: partitions, compression."])
     assert len(client.topic_stats("growing")["partitions"]) == 4
 
 
@@ -79,7 +80,7 @@ def test_a_long_name_stays_on_its_line(headrace: Command, client: BrokerClient) 
     name = "x" * 249
     client.create_topic(name)
     assert name in [row[0] for row in headrace("topics").rows]
-    assert headrace("create-topic", name).lines == [f"topic {name} is there, with 1 partition"]
+    assert headrace("create-topic", name).lines == [f"Topic {name} already exists (1 partition)."]
 
 
 def test_a_topic_is_described(headrace: Command, client: BrokerClient) -> None:
@@ -110,8 +111,8 @@ def test_deleting_asks_first(headrace: Command, client: BrokerClient) -> None:
     client.publish_text("doomed", "one")
     ran = headrace("delete-topic", "doomed", input="y\n")
     assert ran.code == 0
-    assert "Delete doomed with 1 message?" in ran.out
-    assert "topic doomed is deleted" in ran.out
+    assert "Delete topic doomed and its 1 message?" in ran.out
+    assert "Deleted topic doomed." in ran.out
     assert "doomed" not in client.topics()
 
 
@@ -129,4 +130,4 @@ def test_yes_can_be_said_beforehand(headrace: Command, client: BrokerClient) -> 
     """For scripts."""
     client.create_topic("doomed-too")
     ran = headrace("delete-topic", "doomed-too", "--yes")
-    assert (ran.code, ran.lines) == (0, ["topic doomed-too is deleted"])
+    assert (ran.code, ran.lines) == (0, ["Deleted topic doomed-too."])

@@ -1,4 +1,4 @@
-"""docs/cli.md: every command is there, and every example of it can be given."""
+"""docs/cli.md describes every command, and every example is valid."""
 
 import re
 import shlex
@@ -34,7 +34,7 @@ def test_every_command_has_its_place() -> None:
     assert len(COMMANDS) > 20
     headings = re.findall(r"^### (.+)$", TEXT, re.MULTILINE)
     assert sorted(headings) == sorted(COMMANDS)
-    top = TEXT[: TEXT.index("## What they share")]
+    top = TEXT[: TEXT.index("## Common options")]
     assert {name for name in COMMANDS if f"`{name}`" not in top} == set()
 
 
@@ -59,7 +59,7 @@ def test_every_example_can_be_given(line: str) -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_option_that_is_named_exists(name: str) -> None:
-    """What the text says of a command's options is true."""
+    """Every option that the text names exists."""
     text = section(TEXT, name)
     options = {text for parameter in COMMANDS[name].params for text in parameter.opts}
     for word in set(re.findall(r"`(--?[a-z][a-z-]*)", text)):
@@ -67,7 +67,7 @@ def test_every_option_that_is_named_exists(name: str) -> None:
 
 
 def test_the_options_that_all_share() -> None:
-    """Who talks to a broker takes its address and token; who shows something, --json."""
+    """Commands that connect take an address and a token; commands that show something take --json."""
     for name, command in COMMANDS.items():
         options = {text for parameter in command.params for text in parameter.opts}
         if name not in (

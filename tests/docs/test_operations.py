@@ -75,7 +75,7 @@ def log_lines() -> list[tuple[str, str]]:
 
 
 def test_every_line_of_the_log_that_is_explained_exists() -> None:
-    """What the table explains is what the source says, at that level."""
+    """The source logs every line of the table, at that level."""
     rows = table(TEXT, "level", "line", "meaning")
     assert len(rows) > 15
     known = log_lines()
@@ -121,6 +121,6 @@ def test_a_copy_of_the_directory_is_a_broker(tmp_path: Path, killed: bool) -> No
 
 
 def test_the_names_of_files_are_right() -> None:
-    """What the text calls them is what they are called."""
+    """The text uses the real names of files."""
     assert f"`{SUSPECT}`" in TEXT
     assert "@subscriptions.journal.damaged" in read("docs/format.md")

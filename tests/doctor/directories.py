@@ -12,14 +12,14 @@ DECADES_MS = 1 << 40
 
 
 def value(offset: int) -> bytes:
-    """What the record at an offset holds in every directory made here."""
+    """The value of the record at an offset, in every directory made here."""
     return b"record %08d " % offset * 4
 
 
 def make_partition(
     files: Files, directory: Path, segments: Sequence[int], *, per_batch: int = 10
 ) -> None:
-    """A partition whose segments hold so many batches each; the last one is the active one."""
+    """A partition; ``segments`` are the batches in each segment, and the last segment is active."""
     rig = Rig(files, directory)
     for batches in segments:
         rig.log.roll_if_old(rig.clock.now_ms() + DECADES_MS)
@@ -31,7 +31,7 @@ def make_partition(
 
 
 def publish(rig: Rig, count: int) -> int:
-    """Append so many records, each with the value that belongs to its offset."""
+    """Append ``count`` records, each with the value that belongs to its offset."""
     end = rig.log.end_offset
     entry = rig.publish(*map(value, range(end, end + count)))
     assert entry.error is None

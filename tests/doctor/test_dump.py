@@ -65,7 +65,7 @@ def test_damage_is_listed_with_what_can_be_known(files: SimulatedFiles) -> None:
 
 
 def test_producers_are_listed() -> None:
-    """Who sent a batch, and as which of its own, is in its header."""
+    """The header of a batch names its producer, epoch and first sequence."""
     files = SimulatedFiles()
     rig = Rig(files, PARTITION)
     rig.publish(b"one", b"two", producer=(7, 3, 0))

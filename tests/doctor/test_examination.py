@@ -88,7 +88,7 @@ def test_a_healthy_directory_has_no_findings(files: SimulatedFiles) -> None:
 
 
 def test_examining_changes_nothing(files: SimulatedFiles) -> None:
-    """Whatever is damaged is still exactly that after an examination."""
+    """An examination leaves damaged files exactly as they are."""
     flip_body(files, segment(PARTITION, 50), 2)
     files.remove(segment(PARTITION, 0).with_suffix(".idx"))
     before = content(files)
@@ -97,7 +97,7 @@ def test_examining_changes_nothing(files: SimulatedFiles) -> None:
 
 
 def test_reserved_space_is_not_damage(files: SimulatedFiles) -> None:
-    """The zeros that a killed broker leaves behind its last batch are nothing to speak of."""
+    """The zeros that a killed broker leaves after its last batch are not reported."""
     path = segment(PARTITION, 100)
     files.replace(path, [files.read_file(path), bytes(65536)])
     assert examine(DATA, files).findings == []
@@ -113,7 +113,7 @@ def test_a_segment_that_was_just_begun_is_no_damage(files: SimulatedFiles) -> No
 
 
 def test_progress_reaches_the_end(files: SimulatedFiles) -> None:
-    """Who waits is told of all the bytes there are."""
+    """The last call reports that all bytes have been read."""
     told: list[tuple[int, int]] = []
     examine(DATA, files, progress=lambda file, done, total: told.append((done, total)))
     total = examine(DATA, files).totals.bytes
@@ -157,7 +157,7 @@ def test_a_destroyed_batch_is_found_and_given_up(
 
 
 def test_two_damaged_places_in_one_segment_are_one_rewrite(files: SimulatedFiles) -> None:
-    """The segment is written anew once, with both ranges given up."""
+    """The segment is rewritten once, with both ranges given up."""
     flip_body(files, segment(PARTITION, 50), 3)
     flip_header(files, segment(PARTITION, 50), 1)
     report = examine(DATA, files)
@@ -167,7 +167,7 @@ def test_two_damaged_places_in_one_segment_are_one_rewrite(files: SimulatedFiles
 
 
 def test_a_second_repair_keeps_both_damaged_files(files: SimulatedFiles) -> None:
-    """What was kept aside is never overwritten."""
+    """A file that was kept aside is never overwritten."""
     flip_body(files, segment(PARTITION, 0), 1)
     mend(files)
     flip_body(files, segment(PARTITION, 0), 3)
@@ -179,7 +179,7 @@ def test_a_second_repair_keeps_both_damaged_files(files: SimulatedFiles) -> None
 
 
 def test_a_closed_segment_that_was_cut_short(files: SimulatedFiles) -> None:
-    """What was cut from the end of a closed segment is known from the next one's name."""
+    """The next segment's name says which offsets were cut from the end of a closed segment."""
     path = segment(PARTITION, 50)
     cut(files, path, batches_of(files, path)[3].position + 100)
     finding = only(examine(DATA, files), "damaged_range")
@@ -328,7 +328,7 @@ def test_a_torn_tail_behind_damage_goes_with_the_repair(files: SimulatedFiles) -
 
 
 def test_what_no_sync_vouches_for_is_torn_and_not_damage() -> None:
-    """Without AFTER_SYNC behind it a broken batch is torn, as recovery has it."""
+    """A broken batch without AFTER_SYNC after it is torn, as in recovery."""
     files = SimulatedFiles()
     rig = Rig(files, PARTITION, durability="never")
     for _ in range(5):
@@ -343,7 +343,7 @@ def test_what_no_sync_vouches_for_is_torn_and_not_damage() -> None:
 
 
 def test_bytes_behind_a_closed_segment_are_no_loss(files: SimulatedFiles) -> None:
-    """Rubbish behind the last batch of a closed segment costs no offset, and is left."""
+    """Rubbish after the last batch of a closed segment costs no offset, and stays."""
     path = segment(PARTITION, 50)
     files.replace(path, [files.read_file(path), b"rubbish."])
     report = examine(DATA, files)
@@ -472,7 +472,7 @@ def test_a_batch_of_a_newer_version_is_not_taken_for_damage(files: SimulatedFile
 
 
 def test_records_given_up_before_are_remembered(files: SimulatedFiles) -> None:
-    """What an earlier repair gave up is a note with its offsets, not damage."""
+    """Records that an earlier repair gave up are a note with their offsets, not damage."""
     directory = DATA / "old" / "0"
     files.make_directory(directory)
     files.put(directory.parent / "topic.json", b"{}")
@@ -536,7 +536,7 @@ def journal() -> bytes:
 
 
 def test_a_whole_journal_is_nothing_to_speak_of(files: SimulatedFiles) -> None:
-    """Entries and reserved space behind them are as they should be."""
+    """Entries followed by reserved space are not reported."""
     files.put(DATA / "@subscriptions.journal", journal() + bytes(4096))
     assert examine(DATA, files).findings == []
 
@@ -573,7 +573,16 @@ def test_a_file_that_the_disk_cannot_read_is_named(files: SimulatedFiles) -> Non
     assert report.totals.records == 100
 
 
-# --- who may do it, and when --------------------------------------------------------------------
+def test_an_index_that_the_disk_cannot_read_is_named(files: SimulatedFiles) -> None:
+    """The finding is about the index; the records of its segment are examined all the same."""
+    faulty = FaultyFiles(files)
+    faulty.fail("read_at", 1, name="00000000000000000050.idx", repeat=True)
+    report = examine(DATA, faulty)
+    assert only(report, "unreadable_file").file == "orders/0/00000000000000000050.idx"
+    assert report.totals.records == 150
+
+
+# --- locks, other directories, changes since the examination -------------------------------------------------------------------
 def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
     """The doctor neither reads nor writes where a broker runs, and says who it is."""
     files = Files()
@@ -590,7 +599,7 @@ def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
 
 
 def test_only_data_directories_are_touched(tmp_path: Path) -> None:
-    """Where no broker has ever been, not even a lock is left behind."""
+    """In a directory that no broker has used, the doctor does not even leave a lock."""
     (tmp_path / "postgresql" / "15").mkdir(parents=True)
     with pytest.raises(InvalidArgument, match="not a data directory"):
         examine(tmp_path)

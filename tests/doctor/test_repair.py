@@ -69,7 +69,7 @@ def test_a_repair_may_be_cut_off_anywhere(number: int, power_fails: bool) -> Non
 
 
 def test_a_finished_repair_survives_the_power() -> None:
-    """What a repair has reported as done is on the disk."""
+    """Every change that a repair has reported is on the disk."""
     disk = damaged_disk()
     repair(DATA, examine(DATA, disk), disk)
     disk.crash(Random(1))

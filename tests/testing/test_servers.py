@@ -92,7 +92,7 @@ def test_a_process_that_cannot_start_says_why() -> None:
 
 
 def test_a_process_is_gone_after_its_context() -> None:
-    """Whatever happens inside, the process is ended by its pid, also a suspended one."""
+    """At the end of the context the process is killed by its pid, even if it is suspended."""
     with server_process(memory=True) as server:
         process = server.process
         server.signal(signal.SIGSTOP)

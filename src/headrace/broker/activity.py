@@ -1,12 +1,12 @@
-"""What a subscription has done since the last event about it, beyond what its tally counts.
+"""The latencies, attempts and dead letters of a subscription since the last event about it.
 
-Added to once for each lease, not for each message: a lease is one batch's worth for one member, and a
-batch has one time that is near enough for all of its records. So a latency here is that of the newest
-record of the batch, from its timestamp to its first delivery, counted for each record that was handed out.
-Later deliveries are not latencies; they are counted by their attempt.
+It is updated once for each lease, not for each message: a lease holds records of one batch for one member,
+and the batch's time is close enough for all of them. So a latency is that of the newest record of the
+batch, from its timestamp to its first delivery, counted for each record delivered. Later deliveries are not
+latencies; they are counted by their attempt.
 
-Everything is bounded: latencies are counted by powers of two, attempts up to a number, reasons up to as
-many as one can read.
+Everything is bounded: latencies are counted by powers of two, attempts up to ``ATTEMPTS_APART``, reasons up
+to ``REASONS_APART``.
 """
 
 from __future__ import annotations
@@ -22,11 +22,9 @@ OTHER = "(others)"
 
 
 class Activity:
-    __slots__ = ("_again", "_buckets", "_max_ms", "_reasons", "_sum_ms", "seen")
+    __slots__ = ("_again", "_buckets", "_max_ms", "_reasons", "_sum_ms")
 
     def __init__(self) -> None:
-        self.seen: tuple[int, ...] = ()
-        """The tally as the last event saw it."""
         self._clear()
 
     def _clear(self) -> None:
@@ -40,8 +38,8 @@ class Activity:
 
     # --- counting ---------------------------------------------------------------------------
     def first(self, late_ms: int, count: int) -> None:
-        """Messages were delivered for the first time, so long after they were published."""
-        if late_ms < 0:  # published with a time to come, or the clock was set back
+        """Count first deliveries, ``late_ms`` after the messages were published."""
+        if late_ms < 0:  # published with a future time, or the clock was set back
             late_ms = 0
         buckets = self._buckets
         bits = late_ms.bit_length()
@@ -51,7 +49,7 @@ class Activity:
             self._max_ms = late_ms
 
     def mixed(self, late_ms: int, attempts: list[int]) -> None:
-        """Messages were delivered, some of them again."""
+        """Count deliveries, some of them repeated."""
         fresh = attempts.count(1)
         if fresh:
             self.first(late_ms, fresh)
@@ -61,7 +59,7 @@ class Activity:
                 self._again[attempt] = self._again.get(attempt, 0) + 1
 
     def buried(self, reason: str) -> None:
-        """A message has become a dead letter."""
+        """Count a dead letter."""
         reason = " ".join(reason[: 2 * REASON_CHARS].split())[:REASON_CHARS]
         if reason not in self._reasons and len(self._reasons) >= REASONS_APART:
             reason = OTHER
@@ -69,7 +67,7 @@ class Activity:
 
     # --- telling ----------------------------------------------------------------------------
     def take(self) -> dict[str, Any]:
-        """Everything since the last call, as it stands in an event."""
+        """Everything since the last call, in the form of an event."""
         count = sum(self._buckets.values())
         attempts = {"1": count} if count else {}
         for attempt, deliveries in sorted(self._again.items()):
@@ -90,7 +88,7 @@ class Activity:
         return taken
 
     def _quantile(self, part: float, count: int) -> int:
-        """About the latency that ``part`` of the messages did not exceed: evenly within a power of 2."""
+        """The latency that ``part`` of the messages did not exceed, interpolated within a power of 2."""
         rank = part * count
         below = 0
         for bits, here in sorted(self._buckets.items()):

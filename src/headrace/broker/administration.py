@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from headrace.broker import positions as places
 from headrace.broker.engine import Engine
 from headrace.broker.topic import Topic
-from headrace.errors import HeadraceError, MessageNotFound
+from headrace.errors import MessageNotFound
+from headrace.facade import settle
 from headrace.log.interface import completed
 from headrace.model import (
     DeadLetter,
@@ -266,7 +268,7 @@ class Administration:
 async def done(call: Callable[..., Any], *args: Any) -> None:
     """Await a call that answers ``done(error)``, its last argument."""
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    await completed(lambda: call(*args, lambda error: settle(future, None, error)))
+    await completed(lambda: call(*args, partial(settle, future, None)))
     await future
 
 
@@ -274,20 +276,8 @@ async def answer(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Await a call that answers ``done(value, error)``."""
     future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
-    def done(value: Any, error: HeadraceError | None) -> None:
-        settle(future, value, error)
-
-    await completed(lambda: call(*args, done, **kwargs))
+    await completed(lambda: call(*args, partial(settle, future), **kwargs))
     return await future
-
-
-def settle(future: asyncio.Future[Any], value: Any, error: HeadraceError | None) -> None:
-    if future.done():
-        return
-    if error is not None:
-        future.set_exception(error)
-    else:
-        future.set_result(value)
 
 
 def _letter_filter(reason: str | None, topic: str | None) -> Callable[[DeadLetter], bool] | None:

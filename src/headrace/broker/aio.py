@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Annotated, Any, Self
+
+from msgspec import Meta
 
 from headrace import limits
-from headrace.broker.administration import Administration, answer, settle
-from headrace.broker.channel import AsyncEmbeddedConsumer, AsyncPlainChannel
+from headrace.broker.administration import Administration, answer
+from headrace.broker.channel import AsyncEmbeddedConsumer, EmbeddedConsumer
 from headrace.broker.delivery import Member
 from headrace.broker.engine import Engine
 from headrace.broker.publishing import Publish
 from headrace.broker.staged_commit import unstamped
 from headrace.broker.subscription import Subscription
-from headrace.channels import AsyncChannel
+from headrace.channels import AsyncChannel, check_count
+from headrace.checking import check
 from headrace.errors import Closed, DataCorrupt, HeadraceError, InvalidArgument
-from headrace.facade import AsyncFacade
-from headrace.log.batch import LOST, Batch, check_columns, no_collection
+from headrace.facade import Asked, AsyncFacade, Pages, messages_of, readable, settle
+from headrace.log.batch import Batch, check_columns
 from headrace.log.interface import completed
 from headrace.model import (
     Message,
@@ -26,11 +29,9 @@ from headrace.model import (
     PublishOptions,
     Receipt,
     Start,
-    SubscriptionOptions,
     TopicSettings,
     split_position,
 )
-from headrace.operations.catalog import Operations
 from headrace.operations.declaring import Operation
 
 _ENGINE_OPTIONS = (
@@ -39,6 +40,10 @@ _ENGINE_OPTIONS = (
     "disk_reserve_bytes",
     "events_interval",
 )
+_CHECKED = {
+    "max_message_size": Annotated[int, Meta(ge=1, le=limits.MESSAGE_BYTES_CEILING)],
+    "events_interval": Annotated[float, Meta(ge=0, le=limits.EVENTS_INTERVAL_S_MAX)],
+}
 
 
 def open_engine(data_dir: str | Path | None, loop: Any, options: dict[str, Any]) -> Engine:
@@ -46,28 +51,14 @@ def open_engine(data_dir: str | Path | None, loop: Any, options: dict[str, Any])
     mine = {name: options.pop(name) for name in _ENGINE_OPTIONS if name in options}
     injected = {n: options.pop(n) for n in ("files", "clock", "random", "workers") if n in options}
     defaults = TopicSettings.of(options)
-    size = mine.get("max_message_size", limits.MESSAGE_BYTES_DEFAULT)
-    if not isinstance(size, int) or not 1 <= size <= limits.MESSAGE_BYTES_CEILING:
-        raise InvalidArgument(
-            f"max_message_size is between 1 and {limits.MESSAGE_BYTES_CEILING} bytes, not {size!r}",
-            code="invalid_setting",
-        )
-    interval = mine.get("events_interval", limits.EVENTS_INTERVAL_S_DEFAULT)
-    if (
-        isinstance(interval, bool)
-        or not isinstance(interval, (int, float))
-        or not (0 <= interval <= limits.EVENTS_INTERVAL_S_MAX)
-    ):
-        raise InvalidArgument(
-            f"events_interval is a number of seconds from 0 (none) to "
-            f"{limits.EVENTS_INTERVAL_S_MAX:.0f}, not {interval!r}",
-            code="invalid_setting",
-        )
+    for name, kind in _CHECKED.items():
+        if name in mine:
+            check(name, mine[name], kind, code="invalid_setting")
     path = None if data_dir is None else Path(data_dir)
     return Engine(path, loop, topic_defaults=defaults, **mine, **injected)
 
 
-class AsyncBroker(Operations, AsyncFacade):
+class AsyncBroker(AsyncFacade):
     """A broker in this process. ``async with AsyncBroker.open("./data") as broker: ...``
 
     ``None`` as the directory keeps everything in memory.
@@ -95,21 +86,14 @@ class AsyncBroker(Operations, AsyncFacade):
         broker._engine = engine
         return broker
 
-    async def start(self) -> AsyncBroker:
+    async def start(self) -> Self:
         if self._engine is None:
             engine = open_engine(self._data_dir, asyncio.get_running_loop(), dict(self._options))
             engine.open()
             self._engine = engine
         return self
 
-    def __await__(self) -> Generator[Any, None, AsyncBroker]:
-        return self.start().__await__()
-
-    async def __aenter__(self) -> AsyncBroker:
-        return await self.start()
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
+    _open = start
 
     async def _operate(self, operation: Operation, arguments: dict[str, Any]) -> Any:
         return await Administration(self.engine).call(operation, arguments)
@@ -136,31 +120,9 @@ class AsyncBroker(Operations, AsyncFacade):
         await self._closed.wait()
 
     # --- publishing -------------------------------------------------------------------------
-    async def publish(
-        self,
-        topic: str,
-        value: bytes | str,
-        headers: Mapping[str, str] | None = None,
-        **options: Unpack[PublishOptions],
-    ) -> Receipt:
-        """Store one message; when this returns it is as durable as the topic promises.
-
-        ``to`` names the one subscription it is meant for; ``delay`` (seconds) or ``deliver_at``
-        (ms) publish it later; ``ttl`` (seconds) limits how long it is delivered. A repeated
-        ``idempotency_key`` or ``producer`` (id, epoch, sequence) is answered with the first receipt.
-        """
-        publish = self.engine.publishing.message(topic, value, headers, options)
-        receipts: list[Receipt] = await answer(self.engine.publish, publish)
-        return receipts[0]
-
-    def publish_nowait(
-        self,
-        topic: str,
-        value: bytes | str,
-        headers: Mapping[str, str] | None = None,
-        **options: Unpack[PublishOptions],
+    def _publish(
+        self, topic: str, value: object, headers: Mapping[str, str] | None, options: PublishOptions
     ) -> asyncio.Future[Receipt]:
-        """Publish without waiting; the future gets the receipt, or the error."""
         publish = self.engine.publishing.message(topic, value, headers, options)
         future: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
 
@@ -170,92 +132,53 @@ class AsyncBroker(Operations, AsyncFacade):
         self.engine.publish(publish, done)
         return future
 
+    async def _publish_many(
+        self, topic: str, values: Any, headers: Any, options: PublishManyOptions
+    ) -> list[Receipt]:
+        publish = self.engine.publishing.messages(topic, values, headers, options)
+        receipts: list[Receipt] = await answer(self.engine.publish, publish)
+        return receipts
+
     async def publish_batch(
         self, topic: str, batch: Batch, *, partition: int | None = None
     ) -> Receipt:
-        """Store a whole batch.
-
-        Without a partition, records that have a key go where it belongs; the receipt is the first
-        one's.
-        """
         check_columns(batch, self.engine.max_message_size)
         publish = Publish(topic, unstamped(batch), partition=partition)
         receipts: list[Receipt] = await answer(self.engine.publish, publish)
         return receipts[0]
 
-    async def publish_many(
-        self,
-        topic: str,
-        values: Sequence[bytes | str],
-        headers: Sequence[Mapping[str, str] | None] | Mapping[str, str] | None = None,
-        **options: Unpack[PublishManyOptions],
-    ) -> list[Receipt]:
-        """Store many messages together; one receipt for each partition they went to."""
-        publish = self.engine.publishing.messages(topic, values, headers, options)
-        receipts: list[Receipt] = await answer(self.engine.publish, publish)
-        return receipts
+    async def _stage(self, topic: str, batch: Batch, partition: int | None, **purpose: Any) -> str:
+        check_columns(batch, self.engine.max_message_size)
+        stage = self.engine.staging.stage
+        piece: str = await answer(stage, topic, partition, unstamped(batch), **purpose)
+        return piece
 
     # --- reading ----------------------------------------------------------------------------
-    async def fetch(
-        self,
-        topic: str,
-        offset: Start = "earliest",
-        limit: int = 1000,
-        *,
-        partition: int = 0,
-        max_bytes: int = limits.READ_BYTES_DEFAULT,
-        wait: float = 0.0,
-    ) -> list[Message]:
-        """Messages from an offset (or a time) on. Nothing is moved or acknowledged.
-
-        ``wait``: seconds to wait for the first one if there is none yet. Fewer than ``limit`` may come
-        although there are more; the last one's offset plus one goes on.
-        """
-        at = await self._wait_at(topic, offset, partition, wait)
+    async def _read(self, asked: Asked, collect: Callable[[Pages], Any], first_bytes: int) -> Any:
+        topic, at, partition, max_bytes, _ = await self._waited(asked)
+        engine = self.engine
         return await completed(
-            lambda: fetch_messages(self.engine, topic, at, limit, partition, max_bytes)
+            lambda: collect(_pages(engine, topic, at, partition, max_bytes, first_bytes))
         )
 
-    async def _wait_at(self, topic: str, offset: Start, partition: int, wait: float) -> Start:
+    async def _fetch_batches(self, asked: Asked) -> list[Batch]:
+        topic, at, partition, max_bytes, _ = await self._waited(asked)
+        return await completed(lambda: fetch_batches(self.engine, topic, at, partition, max_bytes))
+
+    async def _waited(self, asked: Asked) -> Asked:
         """The position to read from, once there is something to read or the time is up."""
+        topic, offset, partition, max_bytes, wait = asked
         if not wait:
-            return offset
+            return asked
         at = await self.offset_at(topic, offset, partition=partition)
         await self.wait_for({topic: {partition: at}}, timeout=wait)
-        return at
-
-    async def fetch_values(
-        self,
-        topic: str,
-        offset: Start = "earliest",
-        *,
-        partition: int = 0,
-        max_bytes: int = limits.READ_BYTES_DEFAULT,
-        wait: float = 0.0,
-    ) -> list[bytes]:
-        """Like ``fetch``, but the plain values of about ``max_bytes``."""
-        at = await self._wait_at(topic, offset, partition, wait)
-        return await completed(lambda: fetch_values(self.engine, topic, at, partition, max_bytes))
-
-    async def fetch_batches(
-        self,
-        topic: str,
-        offset: Start = "earliest",
-        *,
-        partition: int = 0,
-        max_bytes: int = limits.READ_BYTES_DEFAULT,
-        wait: float = 0.0,
-    ) -> list[Batch]:
-        """Whole batches as they lie in the log; the first holds the offset."""
-        at = await self._wait_at(topic, offset, partition, wait)
-        return await completed(lambda: fetch_batches(self.engine, topic, at, partition, max_bytes))
+        return topic, at, partition, max_bytes, 0.0
 
     # --- subscribing ------------------------------------------------------------------------
     async def subscribe(
         self, topic: str, *, capacity: int = limits.CHANNEL_CAPACITY_DEFAULT
     ) -> AsyncChannel:
-        """Every message of the topic (or wildcard) from now on."""
-        channel = AsyncPlainChannel(topic, check_capacity(capacity))
+        channel = AsyncChannel(topic, capacity)
         follower = self.engine.follow(topic, channel)
         channel.refill = follower.wake
         channel.on_close = lambda channel: self._close_follower(channel, follower)
@@ -267,47 +190,28 @@ class AsyncBroker(Operations, AsyncFacade):
         self._channels.remove(channel)
 
     async def unsubscribe(self, topic: str) -> None:
-        """Close the plain channels of the topic."""
         for channel in [c for c in self._channels if c.topic == topic]:
             if not isinstance(channel, AsyncEmbeddedConsumer):
                 channel.close()
 
-    async def subscription(
-        self,
-        name: str,
-        topic: str | None = None,
-        *,
-        start: Start = "earliest",
-        prefetch: int = limits.PREFETCH_DEFAULT,
-        auto_extend: bool = False,
-        **settings: Unpack[SubscriptionOptions],
+    async def _join(
+        self, name: str, topic: str | None, prefetch: int, auto_extend: bool
     ) -> AsyncEmbeddedConsumer:
-        """Join a durable subscription. With a topic, it is created if it does not exist.
-
-        ``prefetch``: how many messages may be out with this member at a time. ``auto_extend``: their
-        deadlines are extended until they are settled.
-        """
-        subscription = await self._find_or_create(name, topic, start, settings)
-        consumer = AsyncEmbeddedConsumer(
-            subscription, self._next_member(), check_prefetch(prefetch)
-        )
+        subscription = self.engine.subscription(name, topic)
+        consumer = AsyncEmbeddedConsumer(subscription, self._next_member(), prefetch)
         consumer.on_close = self._close_consumer
-        subscription.join(consumer.member)
-        if auto_extend:
-            self._extend(subscription, consumer.member)
+        self._admit(consumer, auto_extend)
         self._remember(consumer)
         return consumer
-
-    async def _find_or_create(
-        self, name: str, topic: str | None, start: Start, settings: SubscriptionOptions
-    ) -> Subscription:
-        if topic is not None:
-            await self.create_subscription(name, topic, start, **settings)
-        return self.engine.subscription(name, topic)
 
     def _next_member(self) -> str:
         self._members += 1
         return f"member-{self._members}"
+
+    def _admit(self, consumer: AsyncEmbeddedConsumer | EmbeddedConsumer, auto_extend: bool) -> None:
+        consumer.subscription.join(consumer.member)
+        if auto_extend:
+            self._extend(consumer.subscription, consumer.member)
 
     def _extend(self, subscription: Subscription, member: Member) -> None:
         """Extend what is out with the member, again and again until it has left."""
@@ -326,54 +230,6 @@ class AsyncBroker(Operations, AsyncFacade):
         assert isinstance(channel, AsyncEmbeddedConsumer)
         self._channels.remove(channel)
         channel.leave()
-        channel.closed(None)
-
-    # --- jobs of many tasks -------------------------------------------------------------------
-    async def stage(
-        self,
-        topic: str,
-        batch: Batch,
-        *,
-        partition: int | None = None,
-        name: str | None = None,
-        number: int | None = None,
-        delayed: bool = False,
-    ) -> str:
-        """Store a batch durably but out of sight; returns the piece's id, for ``commit_staged``.
-
-        The whole batch goes to one partition: the one named, or else the topic's next in turn,
-        whatever keys its records have. To keep the records of a key together, sort them into batches
-        by partition first.
-
-        With the ``name`` and ``number`` of the commit that it is meant for, it is dropped once that
-        or a later one is done without it; else it stays for a day, and all that is staged after it.
-        ``delayed``: the times of the batch say when each record is published, after its commit.
-        """
-        check_columns(batch, self.engine.max_message_size)
-        piece: str = await answer(
-            self.engine.staging.stage,
-            topic,
-            partition,
-            unstamped(batch),
-            name=name,
-            number=number,
-            delayed=delayed,
-        )
-        return piece
-
-
-def check_capacity(capacity: object, name: str = "capacity") -> int:
-    if isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 1:
-        raise InvalidArgument(f"{name} is a whole number above 0, not {capacity!r}")
-    return capacity
-
-
-def check_prefetch(prefetch: object) -> int:
-    if isinstance(prefetch, bool) or not isinstance(prefetch, int):
-        raise InvalidArgument(f"prefetch is a whole number, not {prefetch!r}")
-    if not 1 <= prefetch <= limits.PREFETCH_MAX:
-        raise InvalidArgument(f"prefetch is between 1 and {limits.PREFETCH_MAX}, not {prefetch}")
-    return prefetch
 
 
 # --- reading: also from other threads, see ``embedded`` -------------------------------------------
@@ -381,7 +237,7 @@ def fetch_batches(
     engine: Engine, topic: str, offset: Start, partition: int, max_bytes: int
 ) -> list[Batch]:
     engine.check_open()
-    check_capacity(max_bytes, "max_bytes")
+    check_count("max_bytes", max_bytes)
     place = engine.partition(topic, partition)
     position, time_ms = split_position(offset)
     if time_ms is None and isinstance(position, int) and not isinstance(position, bool):
@@ -398,66 +254,36 @@ def fetch_batches(
 def fetch_messages(
     engine: Engine, topic: str, offset: Start, limit: int, partition: int, max_bytes: int
 ) -> list[Message]:
-    check_capacity(limit, "limit")
-    found: list[Message] = []
-    size = 0
-    # How many bytes the messages have is not known yet, so the first read is a small one.
+    check_count("limit", limit)
     first = min(max_bytes, limits.INDEX_INTERVAL_BYTES)
-    with no_collection(limit):
-        for batch, start in _pages(engine, topic, offset, partition, max_bytes, first):
-            stop = min(batch.count, start + limit - len(found))
-            found += batch.messages(topic, partition, start, stop)
-            size += batch.stored_bytes
-            if len(found) >= limit or size >= max_bytes:
-                break
-    return found
-
-
-def fetch_values(
-    engine: Engine, topic: str, offset: Start, partition: int, max_bytes: int
-) -> list[bytes]:
-    found: list[bytes] = []
-    size = 0
-    for batch, start in _pages(engine, topic, offset, partition, max_bytes):
-        found += batch.values()[start:] if start else batch.values()
-        size += batch.stored_bytes
-        if size >= max_bytes:
-            break
-    return found
+    pages = _pages(engine, topic, offset, partition, max_bytes, first)
+    return messages_of(pages, topic, partition, limit, max_bytes)
 
 
 def _pages(
-    engine: Engine,
-    topic: str,
-    offset: Start,
-    partition: int,
-    max_bytes: int,
-    first_bytes: int | None = None,
-) -> Generator[tuple[Batch, int], None, None]:
-    """Batches from the offset on, each with the index to begin at; the reads grow."""
-    want = first_bytes or max_bytes
-    batches = fetch_batches(engine, topic, offset, partition, want)
-    at = None
+    engine: Engine, topic: str, offset: Start, partition: int, max_bytes: int, first_bytes: int
+) -> Pages:
+    batches = fetch_batches(engine, topic, offset, partition, first_bytes)
+    if not batches:
+        return ()
     if isinstance(offset, int):
         at = offset
-    elif batches:
+    else:
         place = engine.partition(topic, partition)
         position, time_ms = split_position(offset)
         at = max(engine.resolve(place, position, time_ms=time_ms), batches[0].base_offset)
-    first = True
+    following = _growing(engine, topic, partition, batches, first_bytes, max_bytes)
+    return readable(following, at)
+
+
+def _growing(
+    engine: Engine, topic: str, partition: int, batches: list[Batch], want: int, max_bytes: int
+) -> Iterator[Batch]:
+    """The batches, and all that follow; the reads grow."""
     while batches:
-        for batch in batches:
-            assert at is not None
-            if batch.flags & LOST:
-                if not first:
-                    return  # what lies before it can be read; the next fetch says what is gone
-                batch.values()  # raises, and says which offsets are gone
-            first = False
-            yield batch, at - batch.base_offset
-            at = batch.end_offset
-        assert at is not None
+        yield from batches
         want = min(4 * want, max_bytes)
         try:
-            batches = fetch_batches(engine, topic, at, partition, want)
+            batches = fetch_batches(engine, topic, batches[-1].end_offset, partition, want)
         except DataCorrupt:
-            return  # the same: what lies before the damage can be read
+            return  # what lies before the damage can be read; the next fetch says what is gone

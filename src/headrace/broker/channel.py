@@ -1,9 +1,4 @@
-"""Channels of the embedded broker: sinks of the engine, and members of subscriptions.
-
-A plain subscribe fills a channel up to its capacity and waits in the log for more room. A consumer is
-a channel whose messages can be settled. For threads, settlements are gathered in a deque and carried
-to the loop together: one wake-up for many acks.
-"""
+"""The consumers of the embedded broker: channels that are members of subscriptions."""
 
 from __future__ import annotations
 
@@ -11,34 +6,19 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, cast
 
-from headrace import limits
 from headrace.broker.delivery import Delivery, Lease, Member
 from headrace.broker.subscription import Subscription
-from headrace.channels import Arrivals, AsyncChannel, Channel
+from headrace.channels import ACK, EXTEND, NACK, Arrivals, AsyncConsumer, Consumer
 from headrace.errors import StaleDelivery
-from headrace.model import Message, Settling, check_reason, check_seconds, not_a_delivery
+from headrace.model import Message, Settling, not_a_delivery
 
 logger = logging.getLogger("headrace.broker")
-_ACK, _NACK, _EXTEND, _UP_TO = range(4)
 
 
-class _Follows(Arrivals):
-    def deliver(self, delivery: Delivery) -> None:
-        self.put(delivery.messages())
-
-
-class PlainChannel(_Follows, Channel):
-    """Every message of a topic from now on, for threads."""
-
-
-class AsyncPlainChannel(_Follows, AsyncChannel):
-    """Every message of a topic from now on, for asyncio."""
-
-
-class _Consumes(Arrivals):
+class _Embedded(Arrivals):
     """The common part of both consumers: a member of a subscription."""
 
     subscription: Subscription
@@ -56,12 +36,24 @@ class _Consumes(Arrivals):
     def deliver(self, delivery: Delivery) -> None:
         self.put(delivery.messages(cast(Settling, self)))
 
-    def ack(self, message: Message) -> None:
-        raise NotImplementedError
+    def _lease_for(self, kind: int, message: Message) -> Lease:
+        lease: Lease | None = message.lease
+        if lease is None:
+            raise not_a_delivery()
+        return lease
 
-    def ack_many(self, messages: Iterable[Message]) -> None:
-        for message in messages:
-            self.ack(message)
+    def _carry_out(
+        self, kind: int, lease: Lease, message: Message, argument: float | None, reason: str
+    ) -> None:
+        subscription, offset = self.subscription, message.offset
+        if kind == ACK:
+            subscription.ack(lease.id, offset)
+        elif kind == NACK:
+            subscription.nack(lease.id, offset, argument, reason)
+        elif kind == EXTEND:
+            subscription.extend(lease.id, argument)
+        else:
+            subscription.ack_up_to(lease.id, offset)
 
     def leave(self) -> None:
         """On the loop: give back the messages that nobody has taken, and go.
@@ -72,18 +64,15 @@ class _Consumes(Arrivals):
             with contextlib.suppress(StaleDelivery):
                 self.subscription.release(message.lease.id, message.offset)
         self.subscription.leave(self.member)
+        self.closed(None)
 
 
-class EmbeddedConsumer(_Consumes, Channel):
-    """A member of a subscription, for threads."""
-
+class EmbeddedConsumer(_Embedded, Consumer):
     def __init__(
         self, subscription: Subscription, name: str, prefetch: int, call: Callable[..., Any]
     ):
-        Channel.__init__(self, subscription.pattern, prefetch, call)
+        Consumer.__init__(self, subscription.pattern, prefetch, call)
         self._become_member(subscription, name, prefetch)
-        self._settled: deque[tuple[int, Message, Any, str]] = deque()
-        self._flushing = False
 
     def get(self, timeout: float | None = None) -> Message:
         """The next message that is still ours; one that timed out in the channel comes again."""
@@ -94,56 +83,58 @@ class EmbeddedConsumer(_Consumes, Channel):
             message = super().get(left)
         return message
 
-    def _settle(self, kind: int, message: Message, argument: Any = None, reason: str = "") -> None:
-        if not _lease_of(message).is_out(message.offset):
+    def _lease_for(self, kind: int, message: Message) -> Lease:
+        lease: Lease | None = message.lease
+        if lease is None:
+            raise not_a_delivery()
+        if not lease.is_out(message.offset):
             raise StaleDelivery(
                 f"the delivery of offset {message.offset} has ended: it was settled or timed out"
             )
-        self._settled.append((kind, message, argument, reason))
-        if not self._flushing:
-            self._flushing = True
-            self._call(self._carry_out)
+        return lease
 
-    def _carry_out(self) -> None:
-        """On the loop: carry out the settlements since the last time."""
-        self._flushing = False
-        subscription, settled = self.subscription, self._settled
+    def ack(
+        self, message: Message
+    ) -> None:  # as _settle does, with fewer calls: it is the hot path
+        lease = message.lease
+        if lease is None or not lease.is_out(message.offset):
+            lease = self._lease_for(ACK, message)
+        self._settled.append((ACK, lease, message, None, ""))
+        if not self._carrying:
+            self._carrying = True
+            self._call(self.carry_out)
+
+    def carry_out(self) -> None:
+        self._carrying = False
+        settled = self._settled
         while settled:
-            kind, message, argument, reason = settled.popleft()
-            last = message if kind != _ACK else _end_of_run(message, settled)
-            if last is message:
-                _carry_out(subscription, kind, message, argument, reason)
-            else:
-                _ack_run(subscription, message, last)
-
-    def ack(self, message: Message) -> None:
-        self._settle(_ACK, message)
-
-    def ack_up_to(self, message: Message) -> None:
-        """The message and all that this consumer holds of its partition before it."""
-        self._settle(_UP_TO, message)
-
-    def nack(self, message: Message, delay: float | None = None, reason: str = "nack") -> None:
-        if delay is not None:
-            check_seconds("delay", delay, limits.DELAY_S_MAX)
-        self._settle(_NACK, message, delay, check_reason(reason))
-
-    def extend(self, message: Message, seconds: float | None = None) -> None:
-        if seconds is not None:
-            check_seconds("seconds", seconds, limits.ACK_TIMEOUT_S_MAX)
-        self._settle(_EXTEND, message, seconds)
+            kind, lease, message, argument, reason = settled.popleft()
+            last = message if kind != ACK else _end_of_run(message, settled)
+            if last is not message:
+                _ack_run(self.subscription, message, last)
+                continue
+            try:
+                self._carry_out(kind, lease, message, argument, reason)
+            except StaleDelivery as error:
+                # It ended between the caller's look and now; the message comes again, as promised.
+                place = f"{message.topic}/{message.partition}@{message.offset}"
+                logger.info("%s: %s", place, error)
 
     def leave(self) -> None:
-        self._carry_out()
+        self.carry_out()
         super().leave()
 
 
-class AsyncEmbeddedConsumer(_Consumes, AsyncChannel):
-    """A member of a subscription, for asyncio. Settling takes effect at once."""
-
+class AsyncEmbeddedConsumer(_Embedded, AsyncConsumer):
     def __init__(self, subscription: Subscription, name: str, prefetch: int):
-        AsyncChannel.__init__(self, subscription.pattern, prefetch)
+        AsyncConsumer.__init__(self, subscription.pattern, prefetch)
         self._become_member(subscription, name, prefetch)
+
+    def ack(
+        self, message: Message
+    ) -> None:  # as _settle does, with fewer calls: it is the hot path
+        lease = message.lease or self._lease_for(ACK, message)
+        self.subscription.ack(lease.id, message.offset)
 
     async def get(self, timeout: float | None = None) -> Message:
         """The next message that is still ours; one that timed out in the channel comes again."""
@@ -154,27 +145,8 @@ class AsyncEmbeddedConsumer(_Consumes, AsyncChannel):
             message = await super().get(left)
         return message
 
-    def ack(self, message: Message) -> None:
-        self.subscription.ack(_lease_of(message).id, message.offset)
 
-    def ack_up_to(self, message: Message) -> None:
-        self.subscription.ack_up_to(_lease_of(message).id, message.offset)
-
-    def nack(self, message: Message, delay: float | None = None, reason: str = "nack") -> None:
-        self.subscription.nack(_lease_of(message).id, message.offset, delay, reason)
-
-    def extend(self, message: Message, seconds: float | None = None) -> None:
-        self.subscription.extend(_lease_of(message).id, seconds)
-
-
-def _lease_of(message: Message) -> Lease:
-    lease: Lease | None = message.lease
-    if lease is None:
-        raise not_a_delivery()
-    return lease
-
-
-def _end_of_run(message: Message, settled: deque[tuple[int, Message, Any, str]]) -> Message:
+def _end_of_run(message: Message, settled: deque[Any]) -> Message:
     """Take the acks that follow in the same lease without a gap; returns the last one's message.
 
     Most consumers acknowledge in order, and a run costs hardly more than one ack.
@@ -183,12 +155,8 @@ def _end_of_run(message: Message, settled: deque[tuple[int, Message, Any, str]])
     if type(lease.offsets) is range:
         step = lease.offsets.step
         while settled:
-            kind, following, _, _ = settled[0]
-            if (
-                kind != _ACK
-                or following.lease is not lease
-                or following.offset != message.offset + step
-            ):
+            kind, other, following, _, _ = settled[0]
+            if kind != ACK or other is not lease or following.offset != message.offset + step:
                 break
             settled.popleft()
             message = following
@@ -204,21 +172,3 @@ def _ack_run(subscription: Subscription, first: Message, last: Message) -> None:
     else:
         if stale:
             logger.info("%s: %d of these were not out any more", place, stale)
-
-
-def _carry_out(
-    subscription: Subscription, kind: int, message: Message, argument: Any, reason: str
-) -> None:
-    lease_id, offset = message.lease.id, message.offset
-    try:
-        if kind == _ACK:
-            subscription.ack(lease_id, offset)
-        elif kind == _NACK:
-            subscription.nack(lease_id, offset, argument, reason)
-        elif kind == _EXTEND:
-            subscription.extend(lease_id, argument)
-        else:
-            subscription.ack_up_to(lease_id, offset)
-    except StaleDelivery as error:
-        # It ended between the caller's look and now; the message comes again, as promised.
-        logger.info("%s/%d@%d: %s", message.topic, message.partition, offset, error)

@@ -1,13 +1,13 @@
-"""Where one subscription stands in one partition: a position, and the done offsets beyond it.
+"""The progress of one subscription in one partition: a position, and the done offsets beyond it.
 
 ``position`` is the first offset that is not done. Beyond it, done offsets are kept as bits in chunks
 of 4096, so that a million messages acknowledged in any order cost 125 KB, an ack costs the same at
-any depth, and the position moves over a full chunk in one step. ``next`` is where fresh reading goes
-on; between the two lie messages that are out with members, waiting for a retry, or done.
+any depth, and the position moves over a full chunk in one step. ``next`` is the first offset not yet
+read; the messages between the two are delivered to members, waiting for a retry, or done.
 
-For the journal the cursor remembers the changes since it was last written: runs of newly done
-offsets, and attempts; nothing, while all of it is to be written next time. Replaying these on an older
-state gives the newer one, in any overlap: writing something twice does no harm.
+For the journal the cursor remembers the changes since it was last written: runs of newly done offsets,
+and attempts. It remembers none while the next write is a whole snapshot. Replaying changes on an older
+state gives the newer one, even where they overlap: writing something twice does no harm.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Cursor:
         self.high = position
         """The offset after the highest done one: nothing at or above it is done."""
         self.attempts: dict[int, int] = {}
-        """Failed deliveries so far, of offsets that are not done."""
+        """Offset that is not done -> failed deliveries so far."""
         self.blocked: str | None = None
         """Why nothing more is read here, or None."""
         self.parked = 0
@@ -144,7 +144,7 @@ class Cursor:
                 break
             del self._chunks[number]
             self.position = (number + 1) << CHUNK_BITS
-        # A chunk below the position is of no more use.
+        # A chunk below the position is no longer needed.
         if self.position >= self.high and self._chunks:
             self._chunks.clear()
 
@@ -178,18 +178,19 @@ class Cursor:
                         yield at
             offset = end
 
+    def _beyond(self) -> Iterator[tuple[int, int]]:
+        """The first offset of each chunk, and its bits at or above the position."""
+        for number, chunk in self._chunks.items():
+            if number == self.position >> CHUNK_BITS:
+                chunk &= -(1 << (self.position & _LOW))
+            yield number << CHUNK_BITS, chunk
+
     def done_count(self, stop: int | None = None) -> int:
         """Done offsets at or above the position, up to ``stop`` if it is given."""
-        low = self.position
         count = 0
-        for number, chunk in self._chunks.items():
-            base = number << CHUNK_BITS
-            if number < low >> CHUNK_BITS or (stop is not None and base >= stop):
-                continue
-            if number == low >> CHUNK_BITS:
-                chunk &= -(1 << (low & _LOW))
+        for base, chunk in self._beyond():
             if stop is not None and base + CHUNK > stop:
-                chunk &= (1 << (stop - base)) - 1
+                chunk &= (1 << max(stop - base, 0)) - 1
             count += chunk.bit_count()
         return count
 
@@ -199,28 +200,21 @@ class Cursor:
 
     def lag(self) -> int:
         """Messages that are not done, up to the partition's end."""
-        return max(self.partition.log.end_offset - self.position - self.done_count(), 0)
+        return self.undone_count(self.partition.log.end_offset)
 
     def runs(self) -> list[list[int]]:
         """Done offsets beyond the position as ``[start, stop]``, in order."""
         found: list[list[int]] = []
-        for number in sorted(self._chunks):
-            base = number << CHUNK_BITS
-            chunk = self._chunks[number]
-            at = 0
-            while chunk >> at:
-                rest = chunk >> at
-                at += (rest & -rest).bit_length() - 1
-                rest = chunk >> at
-                length = (~rest & (rest + 1)).bit_length() - 1
-                start, stop = base + at, base + at + length
-                at += length
-                if stop <= self.position:
-                    continue
+        for start, bits in sorted(self._beyond()):
+            while bits:
+                gap = (bits & -bits).bit_length() - 1
+                start, bits = start + gap, bits >> gap
+                length = (~bits & (bits + 1)).bit_length() - 1
                 if found and found[-1][1] == start:
-                    found[-1][1] = stop
+                    found[-1][1] += length
                 else:
-                    found.append([max(start, self.position), stop])
+                    found.append([start, start + length])
+                start, bits = start + length, bits >> length
         return found
 
     # --- the journal ------------------------------------------------------------------------
@@ -229,7 +223,7 @@ class Cursor:
         return self._rewrite or bool(self._fresh_runs) or bool(self._fresh_attempts)
 
     def rewrite(self) -> None:
-        """Write everything next time, not only the changes."""
+        """Write a whole snapshot next time, not only the changes."""
         self._rewrite = True
         self._fresh_runs.clear()
         self._fresh_attempts.clear()

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from headrace.broker.cursor import Cursor
@@ -49,7 +50,8 @@ if TYPE_CHECKING:
 KEEPER = "__dead_letters"
 TOPIC, PARTITION, OFFSET, ID, SUBSCRIPTION, REASON, ATTEMPTS = DEAD_LETTER_HEADERS
 REASON_CHARS_MAX = 1000
-RATE_MIN, RATE_MAX = 0.001, 1e6
+PAGE = 500
+"""Letters that a redrive publishes at a time."""
 
 Select = Callable[[DeadLetter], bool]
 RedriveDone = Callable[[int, HeadraceError | None], None]
@@ -69,8 +71,7 @@ class DeadLetters:
         partition = cursor.partition
         try:
             batch = partition.log.read_cached(offset)
-            index = offset - batch.base_offset
-            message = batch.messages(partition.topic, partition.number, index, index + 1)[0]
+            message = batch.message(partition.topic, partition.number, offset)
             topic = self._topic(subscription, partition.topic)
         except ReadPending as pending:
             pending.then(lambda: self.bury(subscription, cursor, offset, attempt, reason))
@@ -78,19 +79,8 @@ class DeadLetters:
         except (HeadraceError, OSError) as error:
             self._engine.call_soon(subscription.buried, cursor, offset, error)
             return
-        headers = {
-            name: value
-            for name, value in message.headers.items()
-            if name not in DEAD_LETTER_HEADERS
-        } | {
-            TOPIC: message.topic,
-            PARTITION: str(message.partition),
-            OFFSET: str(message.offset),
-            ID: str(message.id),
-            SUBSCRIPTION: subscription.name,
-            REASON: _one_line(reason),
-            ATTEMPTS: str(attempt),
-        }
+        letter = DeadLetter(offset, message, subscription.name, _one_line(reason), attempt, 0)
+        headers = _without_origin(message.headers) | _origin(letter)
         key = message.key
         columns = Columns([message.value], None if key is None else [key], [headers])
 
@@ -158,13 +148,10 @@ class DeadLetters:
     def listing(
         self, name: str, *, after: int = -1, limit: int = 100, where: Select | None = None
     ) -> Listing:
-        _check_whole("after", after, -1)
-        _check_whole("limit", limit, 0)
         topic, _, cursor = self._open(name)
         return Listing(topic, cursor, after, limit, where)
 
     def show(self, name: str, offset: int) -> DeadLetter:
-        _check_whole("offset", offset, 0)
         letters = self.letters(name, after=offset - 1, limit=1)
         if not letters or letters[0].offset != offset:
             raise MessageNotFound(f"{name!r} has no dead letter {offset}, or it was dealt with")
@@ -174,7 +161,6 @@ class DeadLetters:
     def purge(self, name: str, offsets: list[int] | None, done: RedriveDone) -> None:
         """Give letters up for good: the ones named, or all there are now."""
         self._engine.check_open()
-        _check_offsets(offsets)
         topic, _, cursor = self._open(name)
         end = topic.partitions[0].log.end_offset
         chosen = list(cursor.undone(end)) if offsets is None else offsets
@@ -223,28 +209,23 @@ class DeadLetters:
         to: str = "subscription",
     ) -> None:
         """Publish letters back to where they came from, at most ``rate`` a second."""
-        if to not in ("subscription", "topic"):
-            raise InvalidArgument(
-                f"to is 'subscription' (only the one that failed) or 'topic' (all), not {to!r}"
-            )
-        if rate is not None:
-            _check_rate(rate)
-        if limit is not None:
-            _check_whole("limit", limit, 0)
-        _check_offsets(offsets)
         topic, _, cursor = self._open(name)
-        run = _Redrive(self, name, topic, cursor, done, where, limit, rate, to)
-        run.only = None if offsets is None else set(offsets)
-        run.step()
+        only = None if offsets is None else set(offsets)
+        end = topic.partitions[0].log.end_offset
+        engine = self._engine
+        _Redrive(self, engine, name, topic, cursor, done, only, where, limit, rate, to, end).step()
 
 
+@dataclass(slots=True, eq=False)
 class Listing:
     """A page of letters. Where the log still fetches them, ``collect`` is called again."""
 
-    def __init__(self, topic: Topic, cursor: Cursor, after: int, limit: int, where: Select | None):
-        self._topic, self._cursor = topic, cursor
-        self._after, self._limit, self._where = after, limit, where
-        self._found: list[DeadLetter] = []
+    _topic: Topic
+    _cursor: Cursor
+    _after: int
+    _limit: int
+    _where: Select | None
+    _found: list[DeadLetter] = field(default_factory=list)
 
     def collect(self) -> list[DeadLetter]:
         topic, found = self._topic, self._found
@@ -261,51 +242,45 @@ class Listing:
                 except OffsetOutOfRange:
                     continue
             if not batch.flags & LOST:
-                index = offset - batch.base_offset
-                letter = _letter(batch.messages(topic.name, 0, index, index + 1)[0])
+                letter = _letter(batch.message(topic.name, 0, offset))
                 if self._where is None or self._where(letter):
                     found.append(letter)
             self._after = offset
         return found
 
 
+@dataclass(slots=True, eq=False)
 class _Redrive:
     """One redrive under way: a page of letters at a time, each done when it is durable again."""
 
-    PAGE = 500
-
-    def __init__(
-        self,
-        letters: DeadLetters,
-        name: str,
-        topic: Topic,
-        cursor: Cursor,
-        done: RedriveDone,
-        where: Select | None,
-        limit: int | None,
-        rate: float | None,
-        to: str,
-    ):
-        self._letters = letters
-        self._engine = letters._engine
-        self._name, self._topic, self._cursor = name, topic, cursor
-        self._done, self._where, self._limit = done, where, limit
-        self._rate, self._to = rate, to
-        self.only: set[int] | None = None
-        self._end = topic.partitions[0].log.end_offset
-        self._after = -1
-        self._count = 0
-        self._error: HeadraceError | None = None
-        self._listing: Listing | None = None
-        """The page that is being collected."""
-        self._left_out: HeadraceError | None = None
-        """A letter that cannot be redriven does not stand in the way of others; it is told at the end."""
+    _letters: DeadLetters
+    _engine: Engine
+    _name: str
+    """Of the subscription or the topic, as it was given."""
+    _topic: Topic
+    _cursor: Cursor
+    _done: RedriveDone
+    _only: set[int] | None
+    """The offsets that were named; None: all."""
+    _where: Select | None
+    _limit: int | None
+    _rate: float | None
+    _to: str
+    _end: int
+    """Letters that are stored later are left for the next redrive."""
+    _after: int = -1
+    _count: int = 0
+    _error: HeadraceError | None = None
+    _listing: Listing | None = None
+    """The page that is being collected."""
+    _left_out: HeadraceError | None = None
+    """A letter that cannot be redriven does not stand in the way of others; it is told at the end."""
 
     def step(self) -> None:
         if self._engine.failed is not None or self._engine.closing:
             self._finish(self._engine.failed or Closed("the broker is closed"))
             return
-        page = self.PAGE if self._rate is None else max(1, min(self.PAGE, int(self._rate / 10)))
+        page = PAGE if self._rate is None else max(1, min(PAGE, int(self._rate / 10)))
         if self._limit is not None:
             page = min(page, self._limit - self._count)
         try:
@@ -368,7 +343,7 @@ class _Redrive:
         return (
             letter.offset < self._end
             and (self._topic.name, letter.offset) not in self._letters.under_way
-            and (self.only is None or letter.offset in self.only)
+            and (self._only is None or letter.offset in self._only)
             and (self._where is None or self._where(letter))
         )
 
@@ -403,6 +378,10 @@ class _Redrive:
         self._engine.state.flush(lambda failed: self._done(self._count, error or failed))
 
 
+def _without_origin(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name: text for name, text in headers.items() if name not in DEAD_LETTER_HEADERS}
+
+
 def _origin(letter: DeadLetter) -> dict[str, str]:
     message = letter.message
     return {
@@ -419,7 +398,6 @@ def _origin(letter: DeadLetter) -> dict[str, str]:
 def _letter(stored: Message) -> DeadLetter:
     """Take a stored record apart. One that lacks our headers was published there by hand."""
     headers = stored.headers
-    own = {name: value for name, value in headers.items() if name not in DEAD_LETTER_HEADERS}
     message = Message(
         headers.get(TOPIC, stored.topic),
         _int(headers.get(PARTITION), 0),
@@ -427,7 +405,7 @@ def _letter(stored: Message) -> DeadLetter:
         stored.timestamp,
         stored.key,
         stored.value,
-        own,
+        _without_origin(headers),
         _id_bytes(headers.get(ID)),
     )
     return DeadLetter(
@@ -456,25 +434,3 @@ def _one_line(reason: str) -> str:
     """As a header can carry it, whatever a consumer wrote."""
     text = " ".join(reason[: 2 * REASON_CHARS_MAX].split())[:REASON_CHARS_MAX]
     return "".join(char if char.isprintable() else "?" for char in text)
-
-
-def _check_whole(name: str, value: object, low: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
-        raise InvalidArgument(f"{name} is a whole number from {low} on, not {value!r}")
-
-
-def _check_rate(rate: object) -> None:
-    is_number = isinstance(rate, (int, float)) and not isinstance(rate, bool)
-    if not is_number or not RATE_MIN <= rate <= RATE_MAX:  # type: ignore[operator]
-        raise InvalidArgument(
-            f"rate is messages per second, from {RATE_MIN} to {RATE_MAX:.0f}, not {rate!r}"
-        )
-
-
-def _check_offsets(offsets: object) -> None:
-    if offsets is None:
-        return
-    if not isinstance(offsets, (list, tuple, set, range)):
-        raise InvalidArgument(f"offsets are a list of whole numbers, not {offsets!r}")
-    for offset in offsets:
-        _check_whole("an offset", offset, 0)

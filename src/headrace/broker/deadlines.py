@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from headrace.broker.delivery import Lease
 
 _SLACK = 1024
 
 
+@dataclass(slots=True, eq=False)
 class Deadlines:
-    __slots__ = ("_heap", "_leases")
-
-    def __init__(self, leases: dict[int, Lease]):
-        self._leases = leases
-        """The leases that are out, by id; the subscription changes it."""
-        self._heap: list[tuple[float, int]] = []
+    _leases: dict[int, Lease]
+    """The leases that are out, by id; the subscription changes it."""
+    _heap: list[tuple[float, int]] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self._heap)

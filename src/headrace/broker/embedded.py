@@ -6,7 +6,6 @@ log may be read from any thread, so a reader never waits for the loop.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -14,25 +13,17 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
 
-from headrace import limits
-from headrace.broker import aio
 from headrace.broker.aio import AsyncBroker
-from headrace.broker.channel import EmbeddedConsumer, PlainChannel
+from headrace.broker.channel import EmbeddedConsumer
 from headrace.broker.engine import Engine
+from headrace.broker.follower import Follower
 from headrace.broker.publishing import Publish, PublishDone
 from headrace.channels import Channel
 from headrace.errors import Closed, HeadraceError, InvalidArgument
-from headrace.facade import BlockingFacade
-from headrace.model import (
-    PublishManyOptions,
-    PublishOptions,
-    Receipt,
-    Start,
-    SubscriptionOptions,
-)
-from headrace.operations.blocking import BlockingOperations
+from headrace.facade import AsyncFacade, BlockingFacade, settle
+from headrace.model import PublishManyOptions, PublishOptions, Receipt
 from headrace.publication import Publication
-from headrace.shell import blocking, nowait
+from headrace.shell import blocking
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -60,7 +51,7 @@ def _reading(
     return forward
 
 
-class Broker(BlockingOperations, BlockingFacade):
+class Broker(BlockingFacade):
     """A broker in this process. ``with Broker.open("./data") as broker: ...``
 
     Without a directory everything is kept in memory. Keyword options are ``auto_create_topics``,
@@ -73,9 +64,6 @@ class Broker(BlockingOperations, BlockingFacade):
     def __init__(self, data_dir: str | Path | None = None, **options: Any):
         super().__init__()
         self._core = AsyncBroker(data_dir, **options)
-        self._channels: list[Channel] = []
-        self._joined: dict[Channel, str] = {}
-        self._workers: dict[Channel, threading.Thread] = {}
         self._closing = threading.Lock()
         self._start(self._core.start)
 
@@ -99,16 +87,9 @@ class Broker(BlockingOperations, BlockingFacade):
     def __enter__(self) -> Broker:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def forked(self) -> None:
         super().forked()
         self._closing = threading.Lock()
-        for channel in [*self._channels, *self._joined]:
-            channel.on_close = lambda channel: None
-            channel.forked(self._not_open())
-        self._channels, self._joined, self._workers = [], {}, {}
 
     @property
     def engine(self) -> Engine:
@@ -125,24 +106,9 @@ class Broker(BlockingOperations, BlockingFacade):
         return Closed("the broker is closed")
 
     # --- publishing -------------------------------------------------------------------------
-    def publish(
-        self,
-        topic: str,
-        value: bytes | str,
-        headers: Mapping[str, str] | None = None,
-        **options: Unpack[PublishOptions],
-    ) -> Receipt:
-        """Store one message; see ``AsyncBroker.publish``."""
-        return self.publish_nowait(topic, value, headers, **options).result()
-
-    def publish_nowait(
-        self,
-        topic: str,
-        value: bytes | str,
-        headers: Mapping[str, str] | None = None,
-        **options: Unpack[PublishOptions],
+    def _publish(
+        self, topic: str, value: object, headers: Mapping[str, str] | None, options: PublishOptions
     ) -> Publication:
-        """Publish without waiting; ``result()`` of what is returned waits for the receipt."""
         publish = self.engine.publishing.message(topic, value, headers, options)
         publication = Publication()
 
@@ -162,14 +128,7 @@ class Broker(BlockingOperations, BlockingFacade):
         """Store many messages together; one receipt for each partition they went to."""
         publish = self.engine.publishing.messages(topic, values, headers, options)
         future: Future[list[Receipt]] = Future()
-
-        def done(receipts: list[Receipt], error: HeadraceError | None) -> None:
-            if error is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(receipts)
-
-        self._begin_publish(publish, done)
+        self._begin_publish(publish, functools.partial(settle, future))
         return future.result()
 
     def _begin_publish(self, publish: Publish, done: PublishDone) -> None:
@@ -186,94 +145,28 @@ class Broker(BlockingOperations, BlockingFacade):
                 raise self._not_open()
             self._loop.call_soon_threadsafe(start)
 
-    publish_batch = blocking(AsyncBroker.publish_batch)
-    publish_batch_nowait = nowait(AsyncBroker.publish_batch)
-
     # --- reading: in the caller's thread ------------------------------------------------------
-    fetch = _reading(AsyncBroker.fetch)
-    fetch_values = _reading(AsyncBroker.fetch_values)
-    fetch_batches = _reading(AsyncBroker.fetch_batches)
+    fetch = _reading(AsyncFacade.fetch)
+    fetch_values = _reading(AsyncFacade.fetch_values)
+    fetch_batches = _reading(AsyncFacade.fetch_batches)
 
     # --- subscribing ------------------------------------------------------------------------
-    def subscribe(self, topic: str, *, capacity: int = limits.CHANNEL_CAPACITY_DEFAULT) -> Channel:
-        """Every message of the topic (or wildcard) from now on, in a bounded channel."""
-        channel = PlainChannel(topic, aio.check_capacity(capacity), self._call)
+    async def _follow(self, channel: Channel) -> Follower:
+        follower = self.engine.follow(channel.topic, channel)
+        channel.refill = follower.wake
+        return follower
 
-        async def follow() -> None:
-            follower = self.engine.follow(topic, channel)
-            channel.refill = follower.wake
-            channel.on_close = lambda channel: self._forget(
-                channel, lambda: self._core.engine.unfollow(follower)
-            )
+    async def _unfollow(self, follower: Follower) -> None:
+        self._core.engine.unfollow(follower)
 
-        self._run(follow())
-        self._remember(channel)
-        return channel
-
-    def _remember(self, channel: Channel) -> None:
-        for known in list(self._channels):
-            if known.is_closed:  # not by us: its topic is gone
-                with contextlib.suppress(ValueError):
-                    self._channels.remove(known)
-        self._channels.append(channel)
-
-    def unsubscribe(self, topic: str) -> None:
-        """Close the plain channels of the topic."""
-        for channel in list(self._channels):
-            if channel.topic == topic:
-                channel.close()
-
-    def subscription(
-        self,
-        name: str,
-        topic: str | None = None,
-        *,
-        start: Start = "earliest",
-        prefetch: int = limits.PREFETCH_DEFAULT,
-        auto_extend: bool = False,
-        **settings: Unpack[SubscriptionOptions],
+    async def _join(
+        self, name: str, topic: str | None, prefetch: int, auto_extend: bool
     ) -> EmbeddedConsumer:
-        """Join a durable subscription. With a topic, it is created if it does not exist."""
-        aio.check_prefetch(prefetch)
         core = self._core
-
-        async def join() -> EmbeddedConsumer:
-            subscription = await core._find_or_create(name, topic, start, settings)
-            consumer = EmbeddedConsumer(subscription, core._next_member(), prefetch, self._call)
-            consumer.on_close = self._close_consumer
-            subscription.join(consumer.member)
-            if auto_extend:
-                core._extend(subscription, consumer.member)
-            return consumer
-
-        consumer = self._run(join())
-        for known in list(self._joined):
-            if known.is_closed:
-                self._joined.pop(known, None)
-        self._joined[consumer] = name
+        subscription = core.engine.subscription(name, topic)
+        consumer = EmbeddedConsumer(subscription, core._next_member(), prefetch, self._call)
+        core._admit(consumer, auto_extend)
         return consumer
 
-    def _close_consumer(self, channel: Channel) -> None:
-        assert isinstance(channel, EmbeddedConsumer)
-
-        def leave() -> None:
-            channel.leave()
-            channel.closed(None)
-
-        if self._joined.pop(channel, None) is not None:  # two threads may close it at once
-            self._leave(leave)
-
-    def _forget(self, channel: Channel, leave: Callable[[], None]) -> None:
-        with contextlib.suppress(ValueError):  # two threads may close it at once
-            self._channels.remove(channel)
-            self._leave(leave)
-
-    def _leave(self, leave: Callable[[], None]) -> None:
-        async def on_loop() -> None:
-            leave()
-
-        with contextlib.suppress(Closed):
-            self._run(on_loop())
-
-    stage = blocking(AsyncBroker.stage)
-    stage_nowait = nowait(AsyncBroker.stage)
+    async def _leave(self, consumer: EmbeddedConsumer) -> None:
+        consumer.leave()

@@ -434,8 +434,7 @@ class Engine:
         batch = log.read_cached(offset)
         if batch.flags & LOST:
             raise MessageNotFound(f"message {message_id} was lost and given up by a repair")
-        index = offset - batch.base_offset
-        return batch.messages(topic.name, number, index, index + 1)[0]
+        return batch.message(topic.name, number, offset)
 
     # --- subscriptions ------------------------------------------------------------------------
     def all_subscriptions(self) -> list[Subscription]:

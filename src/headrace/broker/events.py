@@ -1,8 +1,8 @@
-"""The broker's own events: what was delivered and published, as records of the topic ``__events``.
+"""The broker's own events: counts of deliveries and publishes, as records of the topic ``__events``.
 
-One JSON record for each subscription and each topic in which something happened within the interval, so
-that traffic can be read, kept and analysed like any other data, by ``fetch`` or with Spark. The key of a
-record is the name of the subscription or topic, the value::
+In each interval the broker publishes one JSON record for each subscription and each topic that was active,
+so that traffic can be read, kept and analysed like any other data, by ``fetch`` or with Spark. The key of
+a record is the name of the subscription or topic, the value::
 
     {"type": "deliveries", "subscription": "billing", "topic": "orders", "from": ms, "to": ms,
      "delivered": 10, "redelivered": 2, "acked": 8, "nacked": 1, "timeouts": 1, "dead_lettered": 0,
@@ -13,16 +13,16 @@ record is the name of the subscription or topic, the value::
      "consumed": 8}
 
 Rules:
-- The counters are those that exist anyway; an event is their difference since the last one. Nothing is
-  added on the way of a message but what ``activity`` adds to a lease.
-- Events never stand in anybody's way. They are synced now and then, not at once. While there is no room,
-  none are made, and the next one tells of the longer time; those that the disk refuses are left out.
-- The topic is made when there is first something to tell. A broker in memory has none, and one that ends
-  before its first interval does not make it.
-- A round over many subscriptions is taken in steps, each a turn of the loop.
+- An event is the difference of counters that exist anyway. Only ``activity`` costs anything while a
+  message is delivered.
+- Events never delay other work. They are synced from time to time, not at once. While the disk is full,
+  none are published, and the next one covers the longer time; events that the disk refuses are dropped.
+- The first event creates the topic. A broker in memory has none, and neither has one that ends before its
+  first interval.
+- A round over many subscriptions is done in steps, each in a turn of the loop of its own.
 
 Rejected: a record for each delivery (it costs more than the delivery); a subscription over the topic
-(it would hold what retention must be free to drop).
+(it would keep records that retention must be free to delete).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("headrace.broker")
 TOPIC = "__events"
 STEP = 1_000
-"""Subscriptions and topics that one turn of the loop looks at."""
+"""Subscriptions and topics that one turn of the loop handles."""
 _COUNTERS = (
     "delivered", "redelivered", "acked", "nacked", "timeouts", "dead_lettered", "expired", "skipped",
     "lost",
@@ -60,18 +60,15 @@ class Events:
         self._interval_s = interval_s
         self._timer: Any = None
         self._from_ms = 0
-        self._seen: WeakKeyDictionary[Topic, tuple[int, int, int]] = WeakKeyDictionary()
-        self._left: list[tuple[str, dict[str, Any]]] = []
-        """(name, event) of what was deleted since the last round."""
+        self._seen: WeakKeyDictionary[Subscription | Topic, dict[str, int]] = WeakKeyDictionary()
+        """The counters as the last event saw them."""
+        self._new: list[tuple[str, dict[str, Any]]] = []
+        """(name, event) of those that are not stored yet."""
         self._refused = False
-        """The last ones could not be stored, and that was said."""
-
-    @property
-    def are_on(self) -> bool:
-        return self._interval_s > 0 and self._engine.directory is not None
+        """The last events could not be stored, and that was logged."""
 
     def start(self) -> None:
-        if self.are_on:
+        if self._interval_s > 0 and self._engine.directory is not None:
             self._from_ms = self._engine.now_ms()
             self._arm()
 
@@ -84,7 +81,7 @@ class Events:
             self._timer = None
 
     def close(self) -> None:
-        """Tell of the last while, if anything was ever told."""
+        """Store the events since the last round, if the topic exists."""
         if self._timer is None:
             return
         self.cancel()
@@ -92,13 +89,10 @@ class Events:
             self._store(self._sources(), self._from_ms, self._engine.now_ms())
 
     def ended(self, source: Subscription | Topic) -> None:
-        """It is about to be deleted: what was not told of it is told with the next round."""
-        if self._timer is None or len(self._left) >= STEP:
-            return
-        told = None if source.name.startswith(INTERNAL_PREFIX) else self._of(source)
-        if told is not None:
-            told |= {"from": self._from_ms, "to": self._engine.now_ms()}
-            self._left.append((source.name, told))
+        """It is about to be deleted: the next round stores its last event."""
+        is_own = source.name.startswith(INTERNAL_PREFIX)
+        if self._timer is not None and len(self._new) < STEP and not is_own:
+            self._add(source, self._from_ms, self._engine.now_ms())
 
     # --- a round ----------------------------------------------------------------------------
     def _tick(self) -> None:
@@ -114,7 +108,7 @@ class Events:
         return self._engine.failed is None and self._engine.guard.refusal() is None
 
     def _sources(self) -> list[Subscription | Topic]:
-        """All that may have something to tell; the broker's own are left out."""
+        """All subscriptions and topics except the broker's own."""
         return [
             source
             for source in (*self._engine.all_subscriptions(), *self._engine.topics)
@@ -129,75 +123,50 @@ class Events:
             self._engine.call_soon(self._step, sources, at + STEP, from_ms, to_ms)
 
     def _store(self, sources: list[Subscription | Topic], from_ms: int, to_ms: int) -> None:
-        found, self._left = self._left, []
         for source in sources:
-            told = self._of(source)
-            if told is not None:
-                found.append((source.name, told | {"from": from_ms, "to": to_ms}))
-        if not found:
+            self._add(source, from_ms, to_ms)
+        new, self._new = self._new, []
+        if not new:
             return
-        keys: list[bytes | None] = [name.encode() for name, _ in found]
-        values = [orjson.dumps(told) for _, told in found]
+        keys: list[bytes | None] = [name.encode() for name, _ in new]
+        values = [orjson.dumps(event) for _, event in new]
         try:
-            topic = self._topic()
+            topic = self._engine.topics.get(TOPIC)
+            if topic is None:
+                topic = self._engine.create_topic(TOPIC, SETTINGS, internal=True)
         except (HeadraceError, OSError) as error:
-            self._say(error)
+            self._stored(error)
             return
-        self._engine.append(topic, 0, Append(Columns(values, keys), None, self._stored))
+        stored = Append(Columns(values, keys), None, lambda entry: self._stored(entry.error))
+        self._engine.append(topic, 0, stored)
 
-    def _topic(self) -> Topic:
-        topic = self._engine.topics.get(TOPIC)
-        if topic is None:
-            topic = self._engine.create_topic(TOPIC, SETTINGS, internal=True)
-        return topic
-
-    def _stored(self, entry: Append) -> None:
-        if entry.error is None:
-            self._refused = False
-        else:
-            self._say(entry.error)
-
-    def _say(self, error: Exception) -> None:
-        if not self._refused:
+    def _stored(self, error: Exception | None) -> None:
+        if error is not None and not self._refused:
             logger.warning("events of the broker are not stored: %s", error)
-        self._refused = True
+        self._refused = error is not None
 
-    def _of(self, source: Subscription | Topic) -> dict[str, Any] | None:
-        """What has happened since it was last asked, or None."""
-        return self._of_topic(source) if isinstance(source, Topic) else _of_subscription(source)
-
-    def _of_topic(self, topic: Topic) -> dict[str, Any] | None:
-        now = (topic.published_total(), topic.published_bytes, topic.consumed_total())
-        before = self._seen.get(topic, (0, 0, 0))
+    def _add(self, source: Subscription | Topic, from_ms: int, to_ms: int) -> None:
+        """Add an event about everything since the last one, if anything has happened."""
+        if isinstance(source, Topic):
+            event: dict[str, Any] = {"type": "topic", "topic": source.name}
+            now = {
+                "messages": source.published_total(),
+                "bytes": source.published_bytes,
+                "consumed": source.consumed_total(),
+            }
+        else:
+            event = {"type": "deliveries", "subscription": source.name, "topic": source.pattern}
+            now = {name: getattr(source.tally, name) for name in _COUNTERS}
+        before = self._seen.get(source) or dict.fromkeys(now, 0)
         if now == before:
-            return None
-        self._seen[topic] = now
-        messages, size, consumed = (new - old for new, old in zip(now, before, strict=True))
-        return {
-            "type": "topic",
-            "topic": topic.name,
-            "messages": messages,
-            "bytes": size,
-            "consumed": consumed,
-        }
-
-
-def _of_subscription(subscription: Subscription) -> dict[str, Any] | None:
-    tally, activity = subscription.tally, subscription.activity
-    now = tuple([getattr(tally, name) for name in _COUNTERS])
-    before = activity.seen or (0,) * len(_COUNTERS)
-    if now == before:
-        return None
-    activity.seen = now
-    return {
-        "type": "deliveries",
-        "subscription": subscription.name,
-        "topic": subscription.pattern,
-        **{n: new - old for n, new, old in zip(_COUNTERS, now, before, strict=True)},
-        **activity.take(),
-        "lag": subscription.lag(),
-        "members": len(subscription.members),
-    }
+            return
+        self._seen[source] = now
+        event |= {"from": from_ms, "to": to_ms}
+        event |= {name: count - before[name] for name, count in now.items()}
+        if isinstance(source, Subscription):
+            event |= source.activity.take()
+            event |= {"lag": source.lag(), "members": len(source.members)}
+        self._new.append((source.name, event))
 
 
 SETTINGS = TopicSettings(

@@ -9,6 +9,7 @@ ones it missed.
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from headrace import limits
@@ -24,19 +25,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger("headrace.broker")
 
 
+@dataclass(slots=True, eq=False)
 class Follower:
-    def __init__(self, context: Context, pattern: str, sink: Sink):
-        self._context = context
-        self.pattern = pattern
-        self.sink = sink
-        self.closed = False
-        self.delivered = 0
-        self.missed = 0
-        self._places: dict[tuple[str, int], tuple[Partition, int]] = {}
-        self._behind: dict[tuple[str, int], None] = {}
-        self._pending: set[tuple[str, int]] = set()
-        """The partitions whose logs still fetch what was asked for."""
-        self._pumping = False
+    _context: Context
+    pattern: str
+    sink: Sink
+    closed: bool = False
+    delivered: int = 0
+    missed: int = 0
+    _places: dict[tuple[str, int], tuple[Partition, int]] = field(default_factory=dict)
+    _behind: dict[tuple[str, int], None] = field(default_factory=dict)
+    _pending: set[tuple[str, int]] = field(default_factory=set)
+    """The partitions whose logs still fetch what was asked for."""
+    _pumping: bool = False
 
     def attach(self, partition: Partition, offset: int) -> None:
         self._places[(partition.topic, partition.number)] = (partition, offset)

@@ -10,6 +10,7 @@ message can no longer be read.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass, field
 
 from headrace import limits
 from headrace.broker.cursor import Cursor
@@ -17,14 +18,12 @@ from headrace.broker.cursor import Cursor
 Item = tuple[Cursor, int]
 
 
+@dataclass(slots=True, eq=False)
 class KeyOrder:
-    __slots__ = ("_held", "_parked", "busy")
-
-    def __init__(self) -> None:
-        self.busy: set[bytes] = set()
-        self._held: dict[int, dict[int, bytes]] = {}
-        """Cursor number -> offset -> the key that the message there holds."""
-        self._parked: dict[bytes, deque[Item]] = {}
+    busy: set[bytes] = field(default_factory=set)
+    _held: dict[int, dict[int, bytes]] = field(default_factory=dict)
+    """Cursor number -> offset -> the key that the message there holds."""
+    _parked: dict[bytes, deque[Item]] = field(default_factory=dict)
 
     def has_room(self, cursor: Cursor) -> bool:
         return cursor.parked < limits.ORDERED_PARKED_MAX

@@ -21,17 +21,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from headrace import limits
+from headrace.broker import events
 from headrace.broker.topic import Topic
 from headrace.errors import Conflict, HeadraceError, InvalidArgument, NotFound, TooLarge
 from headrace.log.batch import LOST
 from headrace.log.columns import Columns
 from headrace.log.interface import Append, Log, ReadPending
-from headrace.model import TopicSettings
 from headrace.operations.results import PipelineReport, PipelineStats, StopWanted
 
 if TYPE_CHECKING:
@@ -39,25 +40,27 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("headrace.broker")
 TOPIC = "__pipelines"
+SETTINGS = replace(
+    events.SETTINGS, segment_bytes=4 << 20, retention_bytes=limits.PIPELINES_BYTES_MAX
+)
 REPEATED_S = 10.0
 _KNOWN_TO_BROKER = ("name", "reported_at", "stopping")
 
 
+@dataclass(slots=True, eq=False)
 class Pipeline:
     """The last report of one pipeline. It is kept as JSON, so that it costs what it weighs."""
 
-    __slots__ = ("content", "heard_at", "name", "reported_at", "run_id", "started_at", "state",
-                 "stopping", "stored_at")  # fmt: skip
-
-    def __init__(self, name: str):
-        self.name = name
-        self.content = b"{}"
-        self.state = "running"
-        self.run_id = ""
-        self.started_at = self.reported_at = self.stored_at = 0
-        self.heard_at = 0.0
-        """By the monotonic clock, for liveness: a wall clock may jump."""
-        self.stopping = False
+    name: str
+    content: bytes = b"{}"
+    state: str = "running"
+    run_id: str = ""
+    started_at: int = 0
+    reported_at: int = 0
+    stored_at: int = 0
+    heard_at: float = 0.0
+    """By the monotonic clock, for liveness: a wall clock may jump."""
+    stopping: bool = False
 
     def took(self, report: PipelineReport, content: bytes, now_ms: int, time: float) -> None:
         if report["run_id"] != self.run_id or report["state"] != "running":
@@ -277,14 +280,3 @@ class Pipelines:
                 f"no pipeline {name!r} has reported to this broker", code="pipeline_not_found"
             )
         return pipeline
-
-
-SETTINGS = TopicSettings(
-    durability="interval",
-    sync_interval_ms=1_000,
-    compression="zstd",
-    segment_bytes=4 << 20,
-    retention_hours=limits.EVENTS_KEPT_HOURS,
-    retention_bytes=limits.PIPELINES_BYTES_MAX,
-    retain_unread=False,
-)

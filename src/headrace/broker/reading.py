@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from headrace.broker.cursor import Cursor
 from headrace.broker.delivery import Context, Tally
@@ -22,18 +23,18 @@ logger = logging.getLogger("headrace.broker")
 PAUSE_S = 1.0
 
 
+@dataclass(slots=True, eq=False)
 class Reading:
-    def __init__(self, name: str, context: Context, tally: Tally, wake: Callable[[], None]):
-        self._name = name
-        self._context = context
-        self._tally = tally
-        self._wake = wake
-        self._queue: deque[Cursor] = deque()
-        self._queued: set[int] = set()
-        """Numbers of the cursors in the queue, and of those that wait for their log."""
-        self._pending: set[int] = set()
-        """Numbers of the cursors that wait for their log."""
-        self._paused: set[int] = set()
+    _name: str
+    _context: Context
+    _tally: Tally
+    _wake: Callable[[], None]
+    _queue: deque[Cursor] = field(default_factory=deque)
+    _queued: set[int] = field(default_factory=set)
+    """Numbers of the cursors in the queue, and of those that wait for their log."""
+    _pending: set[int] = field(default_factory=set)
+    """Numbers of the cursors that wait for their log."""
+    _paused: set[int] = field(default_factory=set)
 
     def __bool__(self) -> bool:
         return bool(self._queue)

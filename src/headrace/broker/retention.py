@@ -1,12 +1,12 @@
 """Deletes old records, and refuses publishes while the disk is full.
 
 :class:`Retention` deletes whole closed segments by age and by size, oldest first; never the one being
-written, and, where the topic says ``retain_unread``, never what a subscription has not finished. In
-memory topics it drops what every subscription has finished.
+written, and, if the topic has ``retain_unread``, never records that a subscription has not finished. In
+memory topics it drops the records that every subscription has finished.
 
 :class:`DiskGuard` refuses publishes while free space is below the reserve, before anything is
-appended, and lets them through again when there is a quarter more than that. Acks, positions and
-deletions use the reserve.
+appended, and accepts them again when a quarter more than that is free. Acks, positions and deletions
+use the reserve.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Retention:
         self.deleted_bytes += before - log.size_bytes()
 
     def drop_done(self, partition: Partition) -> None:
-        """Delete now what every subscription has finished; one segment in each turn of the loop."""
+        """Delete the segments that every subscription has finished, one in each turn of the loop."""
         log, low = partition.log, low_water(partition)
         if low is None or self._timer is None:
             return
@@ -114,7 +114,7 @@ class Retention:
 
     # --- memory -----------------------------------------------------------------------------
     def trim(self, partition: Partition) -> None:
-        """A position moved in a memory topic: soon drop what every subscription has finished."""
+        """A position in a memory topic moved: soon drop the records that are finished."""
         if not self._trims:
             self._loop.call_soon(self._trim)
         self._trims.add(partition)
@@ -149,8 +149,8 @@ class DiskGuard:
         if not self.full:
             return None
         return StorageFull(
-            f"only {self.free_bytes >> 20} MiB are free on the disk, {self._reserve >> 20} MiB are "
-            "kept in reserve; publishing continues by itself when there is room again"
+            f"only {self.free_bytes >> 20} MiB are free on the disk, and {self._reserve >> 20} MiB are "
+            "reserved; publishing resumes by itself when there is room again"
         )
 
     def _check(self) -> None:
@@ -171,7 +171,7 @@ class DiskGuard:
             )
 
     def hit_the_wall(self) -> None:
-        """A write found no room, whatever the last look at the disk said."""
+        """A write found no room, whatever the last check of the disk said."""
         if not self.full:
             self.full = True
             self._checked_at = self._loop.time()

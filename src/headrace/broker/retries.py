@@ -8,22 +8,21 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 
 from headrace.broker.cursor import Cursor
 
 Item = tuple[Cursor, int]
 
 
+@dataclass(slots=True, eq=False)
 class Retries:
     """``ready`` in the order in which they became so; ``later`` by the time they are due."""
 
-    __slots__ = ("_count", "_later", "_pending", "ready")
-
-    def __init__(self) -> None:
-        self.ready: deque[Item] = deque()
-        self._later: list[tuple[float, int, Cursor, int]] = []
-        self._pending: list[Item] = []
-        self._count = 0
+    ready: deque[Item] = field(default_factory=deque)
+    _later: list[tuple[float, int, Cursor, int]] = field(default_factory=list)
+    _pending: list[Item] = field(default_factory=list)
+    _count: int = 0
 
     def __len__(self) -> int:
         return len(self.ready) + len(self._later) + len(self._pending)

@@ -186,28 +186,22 @@ def read_in_background(
     run()
 
 
+@dataclass(slots=True, eq=False)
 class CommitRun:
     """Stores the pieces of a decided commit, then shows them all at once."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        log: Log | None,
-        decision: Decision,
-        done: Done,
-    ):
-        self._engine = engine
-        self._log = log
-        self._decision = decision
-        self._done = done
-        self._todo: deque[tuple[StagedPiece, Partition, int]] = deque()
-        """(piece, where it goes, its first record's sequence there)."""
-        self._held: dict[Partition, int] = {}
-        self._reading = False
-        self._handing = False
-        self._under_way = 0
-        """Bytes that were handed to partitions and are not stored yet."""
-        self._error: HeadraceError | None = None
+    _engine: Engine
+    _log: Log | None
+    _decision: Decision
+    _done: Done
+    _todo: deque[tuple[StagedPiece, Partition, int]] = field(default_factory=deque)
+    """(piece, where it goes, its first record's sequence there)."""
+    _held: dict[Partition, int] = field(default_factory=dict)
+    _reading: bool = False
+    _handing: bool = False
+    _under_way: int = 0
+    """Bytes that were handed to partitions and are not stored yet."""
+    _error: HeadraceError | None = None
 
     def start(self) -> None:
         decision = self._decision

@@ -358,10 +358,11 @@ class Staging:
     def _again(
         self, known: Decision, number: int, given: list[tuple[int, StagedPiece]], done: CommitDone
     ) -> None:
-        """A repetition: wait for the first one, or say that it is done. Its own pieces go."""
+        """A repetition waits until the commit is visible. Its own pieces are dropped."""
         self._drop(self._droppable(given))
         known.time = self._engine.now_ms()
-        if number == known.number and known.waiters:
+        # After a restart an unfinished commit has no waiters; while it is recorded it has.
+        if number == known.number and (known.waiters or not known.finished):
             known.waiters.append((False, done))
         else:
             self._engine.call_soon(done, False, None)

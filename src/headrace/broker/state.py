@@ -2,18 +2,18 @@
 
 Payloads (``log.journal`` frames and checksums them), by their first byte:
 
-- ``S`` + JSON: a subscription is made or changed: id, name, topic pattern, settings, created_ms
+- ``S`` + JSON: a subscription is created or changed: id, name, topic pattern, settings, created_ms
 - ``D`` + JSON: it is deleted: id
 - ``K`` + JSON: a cursor gets its number: cursor, subscription, topic, partition, incarnation
-- ``C`` + binary: a cursor's news or, with its reset flag, all of it (``cursor.Cursor._pack``)
+- ``C`` + binary: a cursor's changes or, with its reset flag, all of it (``cursor.Cursor._pack``)
 - ``E`` + JSON: a named producer gets an epoch: name, id, epoch
 - ``T`` + JSON: a commit of staged batches is decided or finished: name, number, pieces, finished
 
-Definitions are durable before the caller is answered. Positions are written together for all
-subscriptions, at most ``FLUSH_S`` after they changed: a crash may cost the last acks, and the
-messages come again. ``flush`` is the barrier for callers that need more.
+Definitions are durable before the caller gets an answer. Positions are written together for all
+subscriptions, at most ``FLUSH_S`` after they changed: a crash may lose the last acks, and the messages
+are delivered again. ``flush`` is the barrier for callers that need more.
 
-When the journal cannot be written (no room), nothing is lost in memory and it is tried again; when
+When the journal cannot be written (disk full), memory keeps everything and the write is retried; when
 its *sync* fails the broker stops, as for any other failed sync. After ``close`` nothing is written:
 the directory may belong to another process by then.
 """
@@ -42,48 +42,45 @@ Done = Callable[[HeadraceError | None], None]
 
 
 class Entry(NamedTuple):
-    """Something to be written; without a payload, a request to write all positions."""
+    """Something to write; without a payload, a request to write all positions."""
 
     payload: bytes | None
     done: Done | None
 
 
+def _entry(kind: bytes, **item: Any) -> bytes:
+    return kind + orjson.dumps(item)
+
+
 def define(
     number: int, name: str, pattern: str, settings: dict[str, Any], created_ms: int
 ) -> bytes:
-    return b"S" + orjson.dumps(
-        {
-            "id": number,
-            "name": name,
-            "topic": pattern,
-            "settings": settings,
-            "created_ms": created_ms,
-        }
+    return _entry(
+        b"S", id=number, name=name, topic=pattern, settings=settings, created_ms=created_ms
     )
 
 
 def delete(number: int) -> bytes:
-    return b"D" + orjson.dumps({"id": number})
+    return _entry(b"D", id=number)
 
 
 def number_cursor(cursor: Cursor, subscription: int, incarnation: int) -> bytes:
-    return b"K" + orjson.dumps(
-        {
-            "cursor": cursor.number,
-            "subscription": subscription,
-            "topic": cursor.partition.topic,
-            "partition": cursor.partition.number,
-            "incarnation": incarnation,
-        }
+    return _entry(
+        b"K",
+        cursor=cursor.number,
+        subscription=subscription,
+        topic=cursor.partition.topic,
+        partition=cursor.partition.number,
+        incarnation=incarnation,
     )
 
 
 def name_producer(name: str, producer_id: int, epoch: int) -> bytes:
-    return b"E" + orjson.dumps({"name": name, "id": producer_id, "epoch": epoch})
+    return _entry(b"E", name=name, id=producer_id, epoch=epoch)
 
 
 def decide(commit: dict[str, Any]) -> bytes:
-    return b"T" + orjson.dumps(commit)
+    return _entry(b"T", **commit)
 
 
 class Loaded:
@@ -98,7 +95,7 @@ class Loaded:
         self.next_number = 1
         self.damaged = 0
         self.missing = False
-        """There was no journal at all."""
+        """No journal existed."""
 
     def add(self, payload: bytes) -> None:
         kind = payload[:1]
@@ -131,7 +128,7 @@ def remember(producers: dict[str, tuple[int, int]], name: str, known: tuple[int,
 
 
 class StateJournal:
-    """The journal, and the entries that wait for it. ``journal`` None: nothing is kept."""
+    """Collects the entries and writes them to the journal. ``journal`` None: nothing is kept."""
 
     def __init__(
         self,
@@ -153,7 +150,7 @@ class StateJournal:
         self._failed: HeadraceError | None = None
         self._closed = False
         self._rewrite_due = False
-        """Only the whole journal, written anew, will do."""
+        """The next write must be a whole snapshot."""
         self.writes = 0
 
     def load(self) -> Loaded:
@@ -172,7 +169,7 @@ class StateJournal:
         return loaded
 
     def start(self) -> None:
-        """Write the loaded state as a fresh snapshot: short, and without damaged entries."""
+        """Write the loaded state as a new snapshot: short, and without damaged entries."""
         if self._journal is None:
             return
         try:
@@ -180,13 +177,13 @@ class StateJournal:
         except OSError as error:
             if not self._journal.size:
                 raise
-            logger.error("the subscription journal cannot be written anew yet: %s", error)
+            logger.error("the subscription journal cannot be rewritten yet: %s", error)
             self._rewrite_due = True
             self._timer = self._loop.call_later(RETRY_S, self._flush_later)
 
     # --- writing ----------------------------------------------------------------------------
     def write(self, payload: bytes, done: Done | None = None) -> None:
-        """Keep a definition; ``done`` is called when it is durable."""
+        """Store a definition; ``done`` is called when it is durable."""
         self._put(Entry(payload, done))
 
     def flush(self, done: Done) -> None:
@@ -239,12 +236,12 @@ class StateJournal:
             for cursor in cursors:
                 cursor.rewrite()
                 self._dirty[cursor.number] = cursor
-            # A definition that was refused is in memory alone; the next write has to bring it.
+            # A refused definition is only in memory; the next write must include it.
             self._rewrite_due |= any(entry.payload is not None for entry in entries)
             if self._timer is None:
                 self._timer = self._loop.call_later(RETRY_S, self._flush_later)
         elif error is None:
-            self._rewrite_due = False  # if it was, all of it has just been written
+            self._rewrite_due = False  # if it was due, it has just been done
         else:
             answer = OutcomeUnknown(f"it is unknown whether this was stored: {error}")
             self._failed = answer
@@ -262,14 +259,14 @@ class StateJournal:
 
         def closed(_error: HeadraceError | None) -> None:
             self._closed = True
-            # Not before: a write that found no room has asked for another one.
+            # Not earlier: a write that found no room has scheduled another one.
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
             if self._journal is not None:
                 try:
                     self._journal.close()
-                except OSError as error:  # preallocated zeros stay; the next start knows them
+                except OSError as error:  # preallocated zeros stay; the next start expects them
                     logger.warning("the subscription journal: %s", error)
             done()
 

@@ -27,6 +27,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
@@ -49,40 +50,37 @@ from headrace.operations.results import SubscriptionStats
 logger = logging.getLogger("headrace.broker")
 
 
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Subscription:
-    def __init__(
-        self,
-        context: Context,
-        number: int,
-        name: str,
-        pattern: str,
-        settings: SubscriptionSettings,
-        created_ms: int,
-    ):
-        self._context = context
-        self.number = number
-        self.name = name
-        self.pattern = pattern
-        self.settings = settings
-        self.created_ms = created_ms
-        self.tally = Tally()
-        self.activity = Activity()
-        self.cursors: dict[tuple[str, int], Cursor] = {}
-        self.members = Members()
-        self.leases: dict[int, Lease] = {}
-        self.closed = False
-        self._target = name.encode()
-        self._pumping = False
-        self._reading = Reading(name, context, self.tally, self.wake)
-        self._retries = Retries()
+    _context: Context
+    number: int
+    name: str
+    pattern: str
+    settings: SubscriptionSettings
+    created_ms: int
+    tally: Tally = field(default_factory=Tally)
+    activity: Activity = field(default_factory=Activity)
+    cursors: dict[tuple[str, int], Cursor] = field(default_factory=dict)
+    members: Members = field(default_factory=Members)
+    leases: dict[int, Lease] = field(default_factory=dict)
+    closed: bool = False
+    _target: bytes = field(init=False)
+    _pumping: bool = False
+    _reading: Reading = field(init=False)
+    _retries: Retries = field(default_factory=Retries)
+    _deadlines: Deadlines = field(init=False)
+    _burying: dict[tuple[int, int], str] = field(default_factory=dict)
+    """(cursor number, offset) of what is on its way to the dead letters, and why."""
+    _now_ms: int = 0
+    """When the messages that are being handed out were looked at."""
+    _timer: Any = None
+    _timer_at: float = 0.0
+    _order: KeyOrder = field(default_factory=KeyOrder)
+
+    def __post_init__(self) -> None:
+        self._target = self.name.encode()
+        self._reading = Reading(self.name, self._context, self.tally, self.wake)
         self._deadlines = Deadlines(self.leases)
-        self._burying: dict[tuple[int, int], str] = {}
-        """(cursor number, offset) of messages on their way to the dead letters, and the reason."""
-        self._now_ms = 0
-        """When the messages that are being handed out were looked at."""
-        self._timer: Any = None
-        self._timer_at = 0.0
-        self._order = KeyOrder()
 
     @property
     def key(self) -> tuple[str, str]:
@@ -473,9 +471,7 @@ class Subscription:
         return index
 
     def _released(self, lease: Lease, count: int) -> None:
-        lease.member.settled(lease, count)
-        if not lease.mask:
-            self.leases.pop(lease.id, None)
+        self._settled(lease, count)
         if not self._pumping and self._has_work:
             self.wake()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from headrace.errors import InvalidArgument
@@ -21,22 +22,23 @@ class Watcher(Protocol):
     def on_advance(self, topic: str, partition: int, at_once: bool) -> None: ...
 
 
+@dataclass(slots=True, eq=False)
 class Partition:
     """One partition, and the watchers that wait for its next record."""
 
-    __slots__ = ("consumed", "first_end", "log", "message_ttl_ms", "number", "topic", "watchers")
+    topic: str
+    number: int
+    log: Log
+    message_ttl_ms: int | None = None
+    watchers: list[Watcher] = field(default_factory=list)
+    first_end: int = field(init=False)
+    """Where the log ended when it was opened; later records were published since."""
+    consumed: int = 0
+    """Messages acknowledged or followed since then, all subscriptions together."""
 
-    def __init__(self, topic: str, number: int, log: Log):
-        self.topic = topic
-        self.number = number
-        self.log = log
-        self.message_ttl_ms: int | None = None
-        self.watchers: list[Watcher] = []
-        self.first_end = log.end_offset
-        """Where the log ended when it was opened; later records were published since."""
-        self.consumed = 0
-        """Messages acknowledged or followed since then, all subscriptions together."""
-        log.on_advance = self._advanced
+    def __post_init__(self) -> None:
+        self.first_end = self.log.end_offset
+        self.log.on_advance = self._advanced
 
     def _advanced(self) -> None:
         watchers = self.watchers
@@ -64,9 +66,8 @@ class Topic:
 
     def add_partitions(self, logs: Iterable[Log]) -> None:
         for log in logs:
-            partition = Partition(self.name, len(self.partitions), log)
-            partition.message_ttl_ms = self.settings.message_ttl_ms
-            self.partitions.append(partition)
+            number, ttl_ms = len(self.partitions), self.settings.message_ttl_ms
+            self.partitions.append(Partition(self.name, number, log, ttl_ms))
 
     def apply(self, settings: TopicSettings) -> None:
         self.settings = settings

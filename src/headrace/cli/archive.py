@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.connecting import AsJson, connected, count_of, print_json, print_rows, say, size
+from headrace.cli.connecting import connected
+from headrace.cli.printing import AsJson, count_of, print_json, print_listing, print_rows, say, size
 from headrace.cli.spark_work import (
     Format,
     Log,
@@ -56,7 +57,8 @@ def run(
         str, typer.Option(metavar="TIME", help="How often rows are committed.")
     ] = "10 seconds",
     checkpoint: Annotated[
-        str | None, typer.Option(metavar="PATH", help="Default: in TABLE/_headrace.")
+        str | None,
+        typer.Option(metavar="PATH", help="The checkpoint; default: in TABLE/_headrace."),
     ] = None,
     compact_every: Annotated[
         int,
@@ -66,15 +68,15 @@ def run(
     *,
     place: SparkPlace,
 ) -> None:
-    """Write every record of topics into a lake table, exactly once, until stopped.
+    """Write topics into a lake table until stopped.
 
-    The table records which offsets it holds, so a lost checkpoint loses and doubles nothing. The
-    broker keeps records that are not archived yet (retain_unread) and shows them as the group's lag.
+    Every record is written exactly once. The table records which offsets it holds, so nothing is lost
+    or written twice if the checkpoint is lost. The broker keeps records that are not archived yet
+    (retain_unread) and shows them as the group's lag.
 
+    \b
     Examples:
-
       headrace archive run orders --to /lake/orders
-
       headrace archive run 'shop.>' --to /lake/shop --format iceberg --once
     """
     check_installed()
@@ -105,15 +107,7 @@ def run(
             options={"compact_every": compact_every},
         )
 
-    run_job(
-        job,
-        source=source,
-        name="archive",
-        once=once,
-        master=place.master,
-        conf=place.conf,
-        log=log,
-    )
+    run_job(job, name="archive", place=place, once=once, log=log)
 
 
 @archive.command()
@@ -121,25 +115,25 @@ def run(
 def verify(
     path: Table,
     topics: Annotated[
-        list[str] | None, typer.Argument(metavar="[TOPIC]...", help="Only these; default: all.")
+        list[str] | None,
+        typer.Argument(metavar="[TOPIC]...", help="Only these topics; default: all."),
     ] = None,
     data_dir: Annotated[
         Path | None,
-        typer.Option("--path", metavar="DATA_DIR", help="Read a data directory, with no broker."),
+        typer.Option("--path", metavar="DATA_DIR", help="Read a data directory without a broker."),
     ] = None,
     as_json: AsJson = False,
     log: Log = None,
     *,
     place: SparkPlace,
 ) -> None:
-    """Prove that a table and the log hold the same records, or say exactly where they differ.
+    """Compare a table with the log, record by record.
 
-    Exit code 0: they do. 1: they do not.
+    Exit code 0: they hold the same records. 1: they differ, and the output says where.
 
+    \b
     Examples:
-
       headrace archive verify /lake/orders
-
       headrace archive verify /lake/orders --path /backup/data --json
     """
     check_installed()
@@ -151,7 +145,7 @@ def verify(
     if data_dir is None:
         with connected(place.server, place.token, place.ca):
             pass
-    with sparkling("archive verify", place.master, place.conf, log) as spark:
+    with sparkling("archive verify", place, log) as spark:
         verdict = watched(
             spark,
             "comparing",
@@ -193,17 +187,14 @@ def list_tables(
 ) -> None:
     """List tables: format, rows, files, size, topics.
 
+    \b
     Example:
-
       headrace archive list /lake
     """
     check_installed()
     from headrace.spark.lake import describe
 
     found = [describe(str(path)) for path in _tables(paths)]
-    if as_json:
-        print_json([each.as_document() for each in found])
-        return
     rows = [
         {
             "path": each.path,
@@ -216,7 +207,8 @@ def list_tables(
         for each in found
     ]
     names = ("path", "kind", "rows", "files", "size", "topics")
-    print_rows(rows, {name: name for name in names}, "There is no table.")
+    document = [each.as_document() for each in found]
+    print_listing(as_json, document, rows, names, "No tables.")
 
 
 def _tables(paths: list[str]) -> list[Path]:
@@ -237,10 +229,10 @@ def _tables(paths: list[str]) -> list[Path]:
 
 @archive.command()
 def show(path: Table, as_json: AsJson = False) -> None:
-    """Show a table's manifest: which offsets it holds, per topic and partition.
+    """Show the offsets that a table holds, by partition.
 
+    \b
     Example:
-
       headrace archive show /lake/orders
     """
     check_installed()
@@ -256,9 +248,8 @@ def show(path: Table, as_json: AsJson = False) -> None:
         f"partitioned by {', '.join(table.partition_by) or 'nothing'}"
     )
     say("")
-    columns = {"topic": "topic", "partition": "partition", "first": "first", "next": "next",
-               "records": "records", "missing": "missing"}  # fmt: skip
-    print_rows(_manifest(table), columns, "It keeps no offset ranges.")
+    columns = ("topic", "partition", "first", "next", "records", "missing")
+    print_rows(_manifest(table), columns, "It records no offset ranges.")
 
 
 def _manifest(table: Description) -> list[dict[str, Any]]:
@@ -283,19 +274,19 @@ def _manifest(table: Description) -> list[dict[str, Any]]:
 def compact(
     path: Table,
     target: Annotated[
-        int, typer.Option(metavar="MB", min=1, help="How large files may get.")
+        int, typer.Option(metavar="MB", min=1, help="Largest size of a joined file.")
     ] = 128,
     vacuum: Annotated[
         bool, typer.Option("--vacuum", help="Also delete files that no reader needs any more.")
     ] = False,
 ) -> None:
-    """Join small files of a table into large ones; a query may write to it at the same time.
+    """Join small files of a table into large ones.
 
-    Readers see the old files or the new ones. The old files, and those of attempts that failed, are
-    kept for a day, and then deleted by --vacuum.
+    A query may write to the table at the same time. Readers see the old files or the new ones. --vacuum
+    deletes the old files, and files of failed attempts, when they are older than a day.
 
+    \b
     Example:
-
       headrace archive compact /lake/orders --vacuum
     """
     check_installed()

@@ -10,15 +10,20 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from headrace import limits
 from headrace.bench import CONNECT_S, PAYLOAD_BYTES_MIN, PERCENTILES, PUBLISH_S, LoadPlan, LoadTest
-from headrace.cli.connecting import AsJson, Ca, Server, Token, address, count_of, print_json, say
+from headrace.cli.connecting import (
+    BROKER_OPTIONS,
+    address,
+    given_as,
+    usable_certificate,
+    with_options,
+)
+from headrace.cli.printing import AsJson, count_of, print_json, progress_bar, say
 from headrace.client.aio import AsyncClient, make_tls
 from headrace.client.link import ConnectFailed
 from headrace.clock import new_loop
@@ -30,20 +35,32 @@ SECONDS_MAX = 86_400.0
 BAR_CHARS = 50
 DRAW_S = 0.1
 OPEN_FILES_SPARE = 100
-_errors = Console(stderr=True)
 
 
+class BrokerOptions(NamedTuple):
+    server: str | None
+    token: str | None
+    ca: str | None
+
+
+@with_options("broker", BROKER_OPTIONS, given_as(BrokerOptions))
 def bench(
+    broker: BrokerOptions,
     concurrent: Annotated[
-        int, typer.Option("--concurrent", "-c", min=1, max=CONNECTIONS_MAX, help="Connections.")
+        int,
+        typer.Option(
+            "--concurrent", "-c", min=1, max=CONNECTIONS_MAX, help="Number of connections."
+        ),
     ] = 100,
     messages: Annotated[
-        int, typer.Option("--messages", "-n", min=1, max=MESSAGES_MAX, help="Messages in all.")
+        int, typer.Option("--messages", "-n", min=1, max=MESSAGES_MAX, help="Number of messages.")
     ] = 10_000,
     size: Annotated[
         int,
         typer.Option(
-            min=PAYLOAD_BYTES_MIN, max=limits.MESSAGE_BYTES_CEILING, help="Bytes of a message."
+            min=PAYLOAD_BYTES_MIN,
+            max=limits.MESSAGE_BYTES_CEILING,
+            help="Size of a message, in bytes.",
         ),
     ] = 100,
     rate: Annotated[
@@ -53,7 +70,7 @@ def bench(
         ),
     ] = None,
     seconds: Annotated[
-        float, typer.Option(min=0.01, max=SECONDS_MAX, help="Stop after this time.")
+        float, typer.Option(min=0.01, max=SECONDS_MAX, help="Stop after this number of seconds.")
     ] = 60.0,
     consume: Annotated[
         bool, typer.Option("--consume", help="Measure the time to delivery as well.")
@@ -67,13 +84,10 @@ def bench(
     ] = False,
     start: Annotated[bool, typer.Option("--start", help="Start a broker for this test.")] = False,
     as_json: AsJson = False,
-    server: Server = None,
-    token: Token = None,
-    ca: Ca = None,
 ) -> None:
-    """Test a running broker under load: how many messages it stores, and how long each takes.
+    """Test a running broker under load.
 
-    Each connection publishes, waits for the receipt, and publishes again. With --rate, the latency
+    The test measures how many messages the broker stores, and how long each takes. Each connection publishes, waits for the receipt, and publishes again. With --rate, the latency
     of a message counts from the time at which it was due, so a broker that stalls cannot hide it.
 
     The test publishes to a topic of its own and deletes it afterwards. One Python process makes all
@@ -83,14 +97,13 @@ def bench(
     Exit code: 0 if every message was stored, 1 if some were not, 2 if the test could not run,
     130 after Ctrl-C (which prints the results so far).
 
+    \b
     Examples:
-
       headrace bench --concurrent 100 --messages 10000
-
       headrace bench --rate 1000 --consume
-
       headrace bench --start --size 1000 --json
     """
+    server = broker.server
     if start and server == os.environ.get("HEADRACE_SERVER"):
         server = None  # it comes from the environment, not from the command line
     if start and server:
@@ -102,11 +115,10 @@ def bench(
         with _own_broker() as (host, port):
             raise typer.Exit(_run(plan, _clients(host, port), as_json))
     host, port, tls = address(server)
-    try:
-        context = make_tls(tls, ca)
-    except OSError as error:
-        raise InvalidArgument(f"the certificate {ca} cannot be used: {error}") from None
-    raise typer.Exit(_run(plan, _clients(host, port, token=token, tls=context or False), as_json))
+    with usable_certificate(broker.ca):
+        context = make_tls(tls, broker.ca)
+    clients = _clients(host, port, token=broker.token, tls=context or False)
+    raise typer.Exit(_run(plan, clients, as_json))
 
 
 def _clients(host: str, port: int, **options: Any) -> Callable[[], AsyncClient]:
@@ -171,20 +183,14 @@ async def _tested(plan: LoadPlan, new_client: Callable[[], AsyncClient], as_json
 
 @contextmanager
 def _progress(test: LoadTest, *, hidden: bool) -> Iterator[None]:
-    bar = Progress(
-        TextColumn("published"), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn(),
-        console=_errors, transient=True, auto_refresh=False,
-        disable=hidden or not _errors.is_terminal,
-    )  # fmt: skip
-    task = bar.add_task("", total=test.plan.messages)
+    with progress_bar("publishing", hidden=hidden) as bar:
 
-    async def draw() -> None:
-        while True:
-            await asyncio.sleep(DRAW_S)
-            figures = test.figures
-            bar.update(task, completed=figures.published + figures.errors.total(), refresh=True)
+        async def draw() -> None:
+            while True:
+                await asyncio.sleep(DRAW_S)
+                figures = test.figures
+                bar.show(figures.published + figures.errors.total(), test.plan.messages, "message")
 
-    with bar:
         drawing = asyncio.get_running_loop().create_task(draw())
         try:
             yield

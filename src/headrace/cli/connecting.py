@@ -1,23 +1,18 @@
-"""What every command that talks to a broker shares: where it is, and how things are printed."""
+"""The options that commands share, and the connection to the broker."""
 
 from __future__ import annotations
 
-import json
+import inspect
 import os
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from datetime import UTC, datetime
-from typing import Annotated, Any, NamedTuple
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import wraps
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from headrace.client.threads import BrokerClient
 from headrace.errors import InvalidArgument
-from headrace.model import Message
 from headrace.settings import BY_NAME
 
 Server = Annotated[
@@ -27,7 +22,7 @@ Server = Annotated[
         "-s",
         metavar="HOST:PORT",
         envvar="HEADRACE_SERVER",
-        help="The broker; tls:// in front of it for TLS.",
+        help="The broker; prefix tls:// to use TLS.",
     ),
 ]
 Token = Annotated[
@@ -37,17 +32,72 @@ Ca = Annotated[
     str | None,
     typer.Option("--ca", envvar="HEADRACE_CA", help="Use TLS and trust this certificate (PEM)."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+BROKER_OPTIONS: dict[str, Any] = {"server": Server, "token": Token, "ca": Ca}
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")]
+TopicOrWildcard = Annotated[
+    str, typer.Argument(metavar="TOPIC", help="The topic, or a wildcard such as 'orders.*'.")
+]
 Group = Annotated[str, typer.Argument(metavar="SUBSCRIPTION", help="The subscription.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
-console = Console()
-
-
+Command = Callable[..., None]
 PUBLISH_S = 5.0
-"""How long a publish is tried again, say into a queue that is full: somebody waits for the answer."""
+"""How long a publish is retried, for example while a queue is full: a person waits for the answer."""
 
 
+# --- options --------------------------------------------------------------------------------------
+def with_options(
+    argument: str,
+    options: Mapping[str, Any],
+    opened: Callable[..., AbstractContextManager[Any]],
+) -> Callable[[Command], Command]:
+    """Give a command further options, and the value made of them as its ``argument``.
+
+    ``options`` maps names to annotations; all are None by default. ``opened`` takes them as keyword
+    arguments; it is entered for the length of the command and yields the value.
+    """
+
+    def decorate(command: Command) -> Command:
+        hints = get_type_hints(command, include_extras=True)
+        parameters = [
+            each.replace(annotation=hints[name])
+            for name, each in inspect.signature(command).parameters.items()
+            if name != argument
+        ]
+        kind = inspect.Parameter.KEYWORD_ONLY
+        for name, hint in options.items():
+            parameters.append(inspect.Parameter(name, kind, default=None, annotation=hint))
+
+        @wraps(command)
+        def run(**given: Any) -> None:
+            with opened(**{name: given.pop(name) for name in options}) as value:
+                command(**given, **{argument: value})
+
+        # typer reads the options of a command from these two.
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {each.name: each.annotation for each in parameters}
+        return run
+
+    return decorate
+
+
+def given_as(kind: Callable[..., Any]) -> Callable[..., AbstractContextManager[Any]]:
+    """For ``with_options``: a value of this kind, which needs no closing."""
+    return lambda **options: nullcontext(kind(**options))
+
+
+def named_values(option: str, pairs: Iterable[str] | None, prefix: str = "") -> dict[str, str]:
+    """The values of an option that takes NAME=VALUE and may be repeated."""
+    found = {}
+    for pair in pairs or ():
+        name, equals, value = pair.partition("=")
+        if not equals or not name.startswith(prefix):
+            raise InvalidArgument(f"{option} takes {prefix}NAME=VALUE, not {pair!r}")
+        found[name] = value
+    return found
+
+
+# --- the broker -----------------------------------------------------------------------------------
 class Address(NamedTuple):
     host: str
     port: int
@@ -57,12 +107,12 @@ class Address(NamedTuple):
 def address(server: str | None) -> Address:
     """The broker's address from the flag, the environment, or the defaults."""
     host = os.environ.get("HEADRACE_HOST") or os.environ.get("QB_SERVER_HOST") or "127.0.0.1"
-    host = "127.0.0.1" if host in ("0.0.0.0", "::") else host  # where a broker listens everywhere
+    host = "127.0.0.1" if host in ("0.0.0.0", "::") else host  # a broker that listens everywhere
     port = os.environ.get("HEADRACE_PORT") or os.environ.get("QB_SERVER_PORT") or "9999"
     scheme = "tcp"
     if server:
         text = server
-        if "://" in server:  # as the line says that "headrace serve" prints
+        if "://" in server:  # as in the line that "headrace serve" prints
             scheme, text = server.split("://", 1)
         host, colon, given = text.rpartition(":")
         host, port = (host.strip("[]"), given) if colon else (text, port)
@@ -74,19 +124,20 @@ def address(server: str | None) -> Address:
 
 
 def request_timeout() -> float:
-    """From ``HEADRACE_REQUEST_TIMEOUT``, checked as ``headrace config`` checks it."""
+    """``HEADRACE_REQUEST_TIMEOUT``, checked as ``headrace config`` checks it."""
     setting = BY_NAME["request_timeout"]
     given = os.environ.get("HEADRACE_REQUEST_TIMEOUT")
-    try:
-        return float(setting.default if given is None else setting.read(given))
-    except ValueError as error:
-        raise InvalidArgument(f"HEADRACE_REQUEST_TIMEOUT cannot be {given!r}: {error}") from None
+    if given is None:
+        return float(setting.default)
+    return float(setting.read(given, "environment HEADRACE_REQUEST_TIMEOUT"))
 
 
 @contextmanager
-def connected(server: str | None, token: str | None, ca: str | None) -> Iterator[BrokerClient]:
+def connected(
+    server: str | None = None, token: str | None = None, ca: str | None = None
+) -> Iterator[BrokerClient]:
     host, port, tls = address(server)
-    try:
+    with usable_certificate(ca):
         client = BrokerClient(
             host,
             port,
@@ -97,96 +148,17 @@ def connected(server: str | None, token: str | None, ca: str | None) -> Iterator
             request_timeout=request_timeout(),
             delivery_timeout=min(request_timeout(), PUBLISH_S),
         )
+    with client:
+        yield client
+
+
+@contextmanager
+def usable_certificate(ca: str | None) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise InvalidArgument(f"the certificate {ca} cannot be used: {error}") from None
-    client.connect()
-    try:
-        yield client
-    finally:
-        client.disconnect()
 
 
-# --- printing -------------------------------------------------------------------------------------
-def print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
-
-
-def say(text: str) -> None:
-    """One sentence on one line, however narrow the terminal: it may be read by a program."""
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def print_rows(rows: Iterable[Mapping[str, Any]], columns: dict[str, str], empty: str) -> None:
-    """A table of some keys of each row; numbers to the right."""
-    rows = list(rows)
-    if not rows:
-        say(empty)
-        return
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for key, title in columns.items():
-        number = all(isinstance(row.get(key), int) for row in rows)
-        table.add_column(title, justify="right" if number else "left", overflow="fold")
-    for row in rows:
-        # As Text: what users have written is never taken for markup.
-        table.add_row(*[Text(_cell(row.get(key))) for key in columns])
-    print_table(table)
-
-
-def print_table(table: Table) -> None:
-    """As wide as the terminal; into a pipe as wide as it needs to be, a row a line."""
-    (console if console.is_terminal else Console(width=_PIPE_CHARS)).print(table)
-
-
-_PIPE_CHARS = 10_000
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def when(timestamp_ms: int) -> str:
-    return datetime.fromtimestamp(timestamp_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
-
-
-def size(count: int) -> str:
-    value = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"
-
-
-def count_of(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def text_of(value: bytes, *, lines: bool = False) -> str:
-    """A value for people: text as it is, other bytes as Python would show them.
-
-    What cannot be printed is escaped: a message must not be able to steer the reader's terminal,
-    and, unless ``lines`` are wanted, it stays on its line.
-    """
-    try:
-        text = value.decode()
-    except UnicodeDecodeError:
-        return repr(value)
-    if text.isprintable():
-        return text
-    kept = "\t\n" if lines else "\t"
-    return "".join([c if c.isprintable() or c in kept else repr(c)[1:-1] for c in text])
-
-
-def message_line(message: Message) -> str:
-    return f"{message.topic}/{message.partition}@{message.offset}  {text_of(message.value)}"
-
-
-def print_message(message: Message, as_json: bool, document: Callable[[Message], Any]) -> None:
-    """One line each, at once: the reader may be a pipe."""
-    line = json.dumps(document(message), ensure_ascii=False) if as_json else message_line(message)
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+with_client = with_options("client", BROKER_OPTIONS, connected)
+"""Connect for the length of a command, which gets the client as its argument ``client``."""

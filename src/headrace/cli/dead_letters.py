@@ -1,4 +1,4 @@
-"""``headrace dlq`` and ``headrace scheduled``: what was given up, and what waits for its time."""
+"""``headrace dlq`` and ``headrace scheduled``: dead letters and delayed messages."""
 
 from __future__ import annotations
 
@@ -6,21 +6,19 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.connecting import (
+from headrace.cli.connecting import Group, Yes, with_client
+from headrace.cli.printing import (
     AsJson,
-    Ca,
-    Group,
-    Server,
-    Token,
-    connected,
-    console,
     count_of,
+    errors,
+    place_of,
     print_json,
-    print_rows,
+    print_listing,
     say,
     text_of,
     when,
 )
+from headrace.client.threads import BrokerClient
 from headrace.errors import NotFound
 from headrace.operations import documents
 
@@ -33,64 +31,54 @@ Offsets = Annotated[
 
 
 @dlq.command("list")
+@with_client
 def list_letters(
+    client: BrokerClient,
     subscription: Annotated[
-        str | None, typer.Argument(metavar="SUBSCRIPTION", help="The subscription.")
+        str | None,
+        typer.Argument(
+            metavar="SUBSCRIPTION", help="The subscription; default: count the letters of all."
+        ),
     ] = None,
-    limit: Annotated[int, typer.Option(help="How many at most.")] = 50,
+    limit: Annotated[int, typer.Option(help="Maximum number of letters.")] = 50,
     as_json: AsJson = False,
-    server: Server = None,
-    token: Token = None,
-    ca: Ca = None,
 ) -> None:
-    """List dead letters; without a subscription, how many there are of each."""
-    with connected(server, token, ca) as client:
-        if subscription is None:
-            topics = client.dead_letter_topics()
-            if as_json:
-                print_json(topics)
-            else:
-                print_rows(topics, {"topic": "topic", "letters": "letters"}, "No dead letters.")
-            return
-        letters = client.dead_letters(subscription, limit=limit)
-    if as_json:
-        print_json([documents.letter(letter) for letter in letters])
+    """List the dead letters of a subscription, or count all."""
+    if subscription is None:
+        counts = client.dead_letter_topics()
+        print_listing(as_json, counts, counts, ("topic", "letters"), "No dead letters.")
         return
+    letters = client.dead_letters(subscription, limit=limit)
     rows = [
         {
             "offset": letter.offset,
             "when": when(letter.timestamp),
-            "from": f"{letter.message.topic}/{letter.message.partition}@{letter.message.offset}",
+            "from": place_of(letter.message),
             "attempts": letter.attempts,
             "reason": text_of(letter.reason.encode()),
             "value": text_of(letter.message.value)[:60],
         }
         for letter in letters
     ]
-    names = ("offset", "when", "from", "attempts", "reason", "value")
-    print_rows(rows, {name: name for name in names}, f"No dead letters of {subscription}.")
+    columns = ("offset", "when", "from", "attempts", "reason", "value")
+    document = [documents.letter(letter) for letter in letters]
+    print_listing(as_json, document, rows, columns, f"No dead letters of {subscription}.")
 
 
 @dlq.command()
+@with_client
 def show(
-    subscription: Group,
-    offset: Offset,
-    as_json: AsJson = False,
-    server: Server = None,
-    token: Token = None,
-    ca: Ca = None,
+    client: BrokerClient, subscription: Group, offset: Offset, as_json: AsJson = False
 ) -> None:
-    """Show one dead letter whole."""
-    with connected(server, token, ca) as client:
-        letter = client.dead_letter(subscription, offset)
+    """Show all of one dead letter."""
+    letter = client.dead_letter(subscription, offset)
     if as_json:
         print_json(documents.letter(letter))
         return
     message = letter.message
-    origin = f"{message.topic}/{message.partition}@{message.offset}"
     attempts = "1 delivery" if letter.attempts == 1 else f"{letter.attempts:,} deliveries"
-    say(f"from      {origin}, id {message.id}")
-    say(f"given up  {when(letter.timestamp)} UTC after {attempts}")
+    say(f"from      {place_of(message)}, id {message.id}")
+    say(f"failed    {when(letter.timestamp)} UTC after {attempts}")
     say(f"reason    {text_of(letter.reason.encode())}")
     if message.key is not None:
         say(f"key       {text_of(message.key)}")
@@ -100,33 +88,30 @@ def show(
 
 
 @dlq.command()
+@with_client
 def redrive(
+    client: BrokerClient,
     subscription: Group,
     offset: Offsets = None,
-    reason: Annotated[str | None, typer.Option(help="Only whose reason has this text.")] = None,
-    topic: Annotated[str | None, typer.Option(help="Only those from this topic.")] = None,
-    limit: Annotated[int | None, typer.Option(help="How many at most.")] = None,
+    reason: Annotated[
+        str | None, typer.Option(help="Only letters whose reason contains this text.")
+    ] = None,
+    topic: Annotated[str | None, typer.Option(help="Only letters from this topic.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Maximum number of letters.")] = None,
     rate: Annotated[float | None, typer.Option(help="Messages per second.")] = None,
     everybody: Annotated[
         bool,
-        typer.Option("--everybody", help="To all subscriptions, not only the one that failed."),
+        typer.Option("--everybody", help="Deliver to all subscriptions, not only to this one."),
     ] = False,
-    server: Server = None,
-    token: Token = None,
-    ca: Ca = None,
 ) -> None:
-    """Publish dead letters back to where they came from.
+    """Publish dead letters to their topics again.
 
+    \b
     Examples:
-
       headrace dlq redrive email
-
       headrace dlq redrive email --reason timeout --rate 50
     """
-    with (
-        connected(server, token, ca) as client,
-        console.status(f"redriving letters of {subscription}"),
-    ):
+    with errors.status(f"redriving dead letters of {subscription}"):
         count = client.redrive(
             subscription,
             offsets=offset,
@@ -136,76 +121,67 @@ def redrive(
             rate=rate,
             to="topic" if everybody else "subscription",
         )
-    say(f"redrove {count_of(count, 'letter')}")
+    say(f"Redrove {count_of(count, 'letter')}.")
     if offset is not None and limit is None and reason is None and topic is None:
         missing = len(set(offset)) - count
         if missing > 0:
             raise NotFound(
-                f"{missing} of {len(set(offset))} letters named not found; see 'headrace dlq list'",
+                f"{missing} of {count_of(len(set(offset)), 'letter')} not found; "
+                "see 'headrace dlq list'",
                 code="message_not_found",
             )
 
 
 @dlq.command()
+@with_client
 def edit(
+    client: BrokerClient,
     subscription: Group,
     offset: Offset,
     value: Annotated[str, typer.Option(help="The corrected payload.")],
-    server: Server = None,
-    token: Token = None,
-    ca: Ca = None,
 ) -> None:
-    """Correct a dead letter's payload before it is redriven."""
-    with connected(server, token, ca) as client:
-        new = client.edit_dead_letter(subscription, offset, value=value.encode())
-    say(f"letter {offset} is now letter {new}")
+    """Correct the payload of a dead letter."""
+    new = client.edit_dead_letter(subscription, offset, value=value.encode())
+    say(f"Letter {offset} is now letter {new}.")
 
 
 @dlq.command()
+@with_client
 def purge(
-    subscription: Group,
-    offset: Offsets = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    server: Server = None,
-    token: Token = None,
-    ca: Ca = None,
+    client: BrokerClient, subscription: Group, offset: Offsets = None, yes: Yes = False
 ) -> None:
-    """Give dead letters up for good."""
+    """Delete dead letters."""
     if not yes:
-        what = "these letters" if offset else "all letters"
-        typer.confirm(f"Purge {what} of {subscription}?", abort=True)
-    with connected(server, token, ca) as client:
-        count = client.purge_dead_letters(subscription, offset)
-    say(f"purged {count_of(count, 'letter')}")
+        which = "these" if offset else "all"
+        typer.confirm(f"Delete {which} dead letters of {subscription}?", abort=True)
+    count = client.purge_dead_letters(subscription, offset)
+    say(f"Deleted {count_of(count, 'letter')}.")
 
 
 @scheduled.command("list")
+@with_client
 def list_scheduled(
-    topic: Annotated[str | None, typer.Argument(metavar="TOPIC", help="The topic.")] = None,
-    limit: Annotated[int, typer.Option(help="How many at most.")] = 100,
+    client: BrokerClient,
+    topic: Annotated[
+        str | None, typer.Argument(metavar="TOPIC", help="Only messages for this topic.")
+    ] = None,
+    limit: Annotated[int, typer.Option(help="Maximum number of messages.")] = 100,
     as_json: AsJson = False,
-    server: Server = None,
-    token: Token = None,
-    ca: Ca = None,
 ) -> None:
     """List delayed messages, soonest first."""
-    with connected(server, token, ca) as client:
-        found = client.scheduled(topic, limit=limit)
-    if as_json:
-        print_json([documents.scheduled(item) for item in found])
-        return
-    rows = [{"id": i.id, "topic": i.topic, "when": when(i.deliver_at)} for i in found]
-    print_rows(rows, {"when": "when (UTC)", "topic": "topic", "id": "id"}, "Nothing is scheduled.")
+    found = client.scheduled(topic, limit=limit)
+    rows = [{"id": each.id, "topic": each.topic, "when": when(each.deliver_at)} for each in found]
+    columns = {"when": "when (UTC)", "topic": "topic", "id": "id"}
+    document = [documents.scheduled(each) for each in found]
+    print_listing(as_json, document, rows, columns, "No delayed messages.")
 
 
 @scheduled.command()
+@with_client
 def cancel(
+    client: BrokerClient,
     message_id: Annotated[str, typer.Argument(metavar="ID", help="The message's id.")],
-    server: Server = None,
-    token: Token = None,
-    ca: Ca = None,
 ) -> None:
     """Cancel a delayed message."""
-    with connected(server, token, ca) as client:
-        client.cancel(message_id)
-    say(f"message {message_id} is cancelled")
+    client.cancel(message_id)
+    say(f"Cancelled message {message_id}.")

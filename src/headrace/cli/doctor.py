@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,13 +11,13 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 from rich.text import Text
 
+from headrace.cli.connecting import Yes
+from headrace.cli.printing import AsJson, count_of, new_table, print_json, progress_bar, size
 from headrace.doctor.commands import examine, repair
 from headrace.doctor.dump import DumpedBatch, dump
-from headrace.doctor.findings import Action, Finding, PartitionState, Report, Severity, count
+from headrace.doctor.findings import PartitionState, Report, Severity
 from headrace.errors import InvalidArgument, StorageFailed
 
 _COLOURS: dict[Severity, str] = {
@@ -45,26 +43,26 @@ def doctor(
     ] = None,
     repair: Annotated[
         bool,
-        typer.Option("--repair", help="Ask, then repair what can be repaired."),
+        typer.Option("--repair", help="Ask, then repair the damage."),
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Repair without asking.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
     dump: Annotated[
         Path | None,
         typer.Option("--dump", metavar="FILE", help="List the batches of one segment file."),
     ] = None,
 ) -> None:
-    """Examine a data directory: every checksum, every offset, every file.
+    """Examine or repair a data directory.
 
-    Nothing is changed without --repair. A repair never changes an offset and never throws data
-    away: destroyed records are marked as lost, so that consumers continue after them, and a damaged
-    file is kept beside the repaired one.
+    Every checksum, every offset and every file is checked. Nothing is changed without --repair. A
+    repair never changes an offset and never deletes data: destroyed records are marked as lost, so that
+    consumers continue after them, and a copy of each damaged file is kept.
 
     \b
     Examples:
       headrace doctor data              list partitions and problems
       headrace doctor data --repair     give up destroyed records and continue
-      headrace doctor data --json       the same for a program
+      headrace doctor data --json       the same, as JSON
       headrace doctor --dump data/orders/0/00000000000000000000.log
 
     \b
@@ -76,16 +74,16 @@ def doctor(
     try:
         if dump is not None:
             if repair or yes:
-                raise InvalidArgument("--dump only looks at a file; leave out --repair and --yes")
+                raise InvalidArgument("--dump only reads a file; leave out --repair and --yes")
             whole = _dump(dump, as_json)
         elif data_dir is None:
             raise InvalidArgument("name the data directory, for example: headrace doctor ./data")
         elif repair:
             if as_json and not yes:
-                raise InvalidArgument("--repair --json cannot ask you; add --yes to repair")
+                raise InvalidArgument("--repair --json cannot ask for confirmation; add --yes")
             whole = _repair(data_dir, yes, as_json)
         elif yes:
-            raise InvalidArgument("--yes answers what --repair asks; add --repair to repair")
+            raise InvalidArgument("--yes is for --repair: add --repair, or leave out --yes")
         else:
             whole = _examine(data_dir, as_json)
     except BrokenPipeError:
@@ -97,11 +95,11 @@ def doctor(
         raise typer.Exit(1)
 
 
-# --- the three things it does -------------------------------------------------------------------
+# --- examine, repair, dump -----------------------------------------------------------------------
 def _examine(data_dir: Path, as_json: bool) -> bool:
     report = _watched_examination(data_dir)
     if as_json:
-        _print_json(report.as_dict())
+        print_json(report.as_dict())
     else:
         console = _console()
         _print_report(console, report)
@@ -123,7 +121,7 @@ def _repair(data_dir: Path, yes: bool, as_json: bool) -> bool:
     actions = repair(data_dir, before)
     after = _watched_examination(data_dir)
     if as_json:
-        _print_json(
+        print_json(
             {
                 "before": before.as_dict(),
                 "actions": [asdict(action) for action in actions],
@@ -132,7 +130,7 @@ def _repair(data_dir: Path, yes: bool, as_json: bool) -> bool:
         )
     else:
         for action in actions:
-            _print_action(console, action)
+            _print_item("done", "green", action.file, f"\n        {action.sentence}.")
         console.print()
         _print_verdict(console, after, repaired=True)
     return after.healthy
@@ -150,12 +148,12 @@ def _dump(path: Path, as_json: bool) -> bool:
 
 def _confirmed(report: Report) -> bool:
     lost = sum(finding.records for finding in report.repairable if finding.severity == "damage")
-    question = f"Repair {count(len(report.repairable), 'finding')}"
+    question = f"Repair {count_of(len(report.repairable), 'finding')}"
     if lost:
-        question += f" and give up {count(lost, 'record')} for good"
+        question += f" and give up {count_of(lost, 'record')} for good"
     try:
         return typer.confirm(f"{question}?")
-    except typer.Abort:  # no answer can come
+    except typer.Abort:  # there is no terminal
         typer.echo()
         return False
 
@@ -165,28 +163,9 @@ def _console() -> Console:
     return Console(highlight=False, soft_wrap=True)
 
 
-def _print_json(value: object) -> None:
-    typer.echo(json.dumps(value, indent=2))
-
-
-@contextmanager
-def _bar() -> Iterator[Progress]:
-    columns = (BarColumn(), TextColumn("{task.percentage:>3.0f}%"), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
-        yield bar
-
-
 def _watched_examination(data_dir: Path) -> Report:
-    with _bar() as bar:
-        task = bar.add_task("", total=None)
-
-        def show(_file: str, done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total)
-
-        return examine(data_dir, progress=show)
+    with progress_bar("examining") as bar:
+        return examine(data_dir, progress=lambda _file, done, total: bar.show(done, total, "byte"))
 
 
 def _print_report(console: Console, report: Report) -> None:
@@ -194,25 +173,23 @@ def _print_report(console: Console, report: Report) -> None:
     if len(shown) > _ROWS_MAX:
         shown = [state for state in shown if state.severity != "ok"]
     if shown:
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        table.add_column("partition", overflow="fold")
-        table.add_column("offsets")
-        for name in ("records", "batches", "segments", "size"):
-            table.add_column(name, justify="right")
-        table.add_column("state")
+        numbers = ("records", "batches", "segments", "size")
+        titles = ("partition", "offsets", *numbers, "state")
+        table = new_table([(title, title in numbers) for title in titles])
         for state in shown:
             table.add_row(*_partition_row(state))
         console.print(table, soft_wrap=False)
     if len(shown) < len(report.partitions):
         rest = len(report.partitions) - len(shown)
-        console.print(f"{'and ' if shown else ''}{count(rest, 'partition')} without problems")
+        console.print(f"{'and ' if shown else ''}{count_of(rest, 'partition')} without problems")
     if report.partitions:
         console.print()
     seen: Counter[str] = Counter()
     for finding in report.findings:
         seen[finding.code] += 1
         if seen[finding.code] <= _FINDINGS_MAX:
-            _print_finding(console, finding)
+            text = f" [{finding.code}]\n        {finding.sentence}."
+            _print_item(finding.severity, _COLOURS[finding.severity], finding.file, text)
     for code, number in seen.items():
         if number > _FINDINGS_MAX:
             console.print(f"and {number - _FINDINGS_MAX:,} more {code}; --json lists them all")
@@ -228,48 +205,35 @@ def _partition_row(state: PartitionState) -> list[Text]:
         f"{state.records:,}",
         f"{state.batches:,}",
         f"{state.segments:,}",
-        _size(state.bytes),
+        size(state.bytes),
     ]
     return [*map(Text, cells), Text(state.severity, style=_COLOURS[state.severity])]
 
 
-def _print_finding(console: Console, finding: Finding) -> None:
-    line = Text.assemble(
-        (f"{finding.severity:<8}", _COLOURS[finding.severity]),
-        (finding.file, "bold"),
-        f" [{finding.code}]\n        {finding.sentence}.",
-    )
-    console.print(line)
-
-
-def _print_action(console: Console, action: Action) -> None:
-    console.print(
-        Text.assemble(
-            (f"{'done':<8}", "green"), (action.file, "bold"), f"\n        {action.sentence}."
-        )
-    )
+def _print_item(word: str, colour: str, file: str, text: str) -> None:
+    _console().print(Text.assemble((f"{word:<8}", colour), (file, "bold"), text))
 
 
 def _print_verdict(console: Console, report: Report, *, repaired: bool) -> None:
     totals = report.totals
     place = (
-        f"in {count(totals.partitions, 'partition')} of {count(totals.topics, 'topic')}, "
-        f"{_size(totals.bytes)}"
+        f"in {count_of(totals.partitions, 'partition')} of {count_of(totals.topics, 'topic')}, "
+        f"{size(totals.bytes)}"
     )
-    records = count(totals.records, "record")
+    records = count_of(totals.records, "record")
     if report.healthy:
         text = Text.assemble(("Healthy", "bold green"), f": {records} {place}; all can be read.")
         warnings = sum(finding.severity == "warning" for finding in report.findings)
         if warnings:
-            text.append(f" {count(warnings, 'warning')}{'' if repaired else ', see above'}.")
+            text.append(f" {count_of(warnings, 'warning')}{'' if repaired else ', see above'}.")
         if totals.lost_records:
-            text.append(f" {count(totals.lost_records, 'record')} given up as lost.")
+            text.append(f" {count_of(totals.lost_records, 'record')} given up as lost.")
         console.print(text)
         return
     damage = [finding for finding in report.findings if finding.severity == "damage"]
-    text = Text.assemble(("Damage", "bold red"), f" in {count(len(damage), 'place')}: ")
+    text = Text.assemble(("Damage", "bold red"), f" in {count_of(len(damage), 'place')}: ")
     if totals.damaged_records:
-        lost = count(totals.damaged_records, "record")
+        lost = count_of(totals.damaged_records, "record")
         text.append(f"{lost} cannot be read, {totals.records:,} can ({place}).")
     else:
         text.append(f"{records} can be read ({place}), but something else is wrong.")
@@ -277,7 +241,7 @@ def _print_verdict(console: Console, report: Report, *, repaired: bool) -> None:
     if len(damage) > left and not repaired:
         text.append(" Run it again with --repair to give up the destroyed records and continue.")
     if left:
-        text.append(f" {count(left, 'place')} must be fixed by hand.")
+        text.append(f" {count_of(left, 'place')} must be fixed by hand.")
     console.print(text)
 
 
@@ -310,14 +274,3 @@ def _time(milliseconds: int) -> str:
     except (OverflowError, ValueError, OSError):
         return f"{milliseconds} ms"
     return when.strftime("%Y-%m-%d %H:%M:%S.") + f"{milliseconds % 1000:03d}"
-
-
-def _size(size: int) -> str:
-    if size < 1000:
-        return f"{size} B"
-    value = float(size)
-    for unit in ("kB", "MB", "GB"):
-        value /= 1000
-        if value < 999.95:
-            return f"{value:.1f} {unit}"
-    return f"{value / 1000:.1f} TB"

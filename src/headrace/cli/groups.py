@@ -2,94 +2,77 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from headrace.cli.connecting import (
-    AsJson,
-    Ca,
-    Group,
-    Server,
-    Token,
-    Topic,
-    connected,
-    count_of,
-    print_json,
-    print_rows,
-    say,
-)
-from headrace.cli.topics import settings_of
+from headrace.cli.connecting import Group, TopicOrWildcard, with_client
+from headrace.cli.printing import AsJson, print_listing, say
+from headrace.cli.topics import Sets, settings_of
+from headrace.client.threads import BrokerClient
 
 OfTopic = Annotated[
-    str | None, typer.Option("--topic", help="Its topic, if the name is not unique.")
+    str | None, typer.Option("--topic", help="Its topic, if several have this name.")
 ]
 
 
+@with_client
 def create_subscription(
+    client: BrokerClient,
     subscription: Group,
-    topic: Topic,
+    topic: TopicOrWildcard,
     offset: Annotated[
-        str, typer.Option(help="Where it begins: a number, earliest, latest, or a time.")
+        str, typer.Option(help="Where a new one begins: a number, earliest, latest, or a time.")
     ] = "earliest",
-    ack_timeout: Annotated[float | None, typer.Option(help="Seconds for one message.")] = None,
+    ack_timeout: Annotated[
+        float | None, typer.Option(help="Seconds in which a message must be acknowledged.")
+    ] = None,
     max_deliveries: Annotated[
-        int | None, typer.Option(help="Then it is a dead letter; 0: never.")
+        int | None,
+        typer.Option(help="Failed deliveries before a message is a dead letter; 0: no limit."),
     ] = None,
-    ordering: Annotated[str | None, typer.Option(help="'key': one key, one at a time.")] = None,
-    sets: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Any setting; may be repeated."),
+    ordering: Annotated[
+        str | None, typer.Option(help="'key': messages of one key in order, one at a time.")
     ] = None,
-    server: Server = None,
-    token: Token = None,
-    ca: Ca = None,
+    sets: Sets = None,
 ) -> None:
-    """Create a subscription, or change the settings given.
+    """Create a subscription.
 
+    If it already exists, the settings that are given change, and its position stays.
+
+    \b
     Examples:
-
       headrace create-subscription my-group events --offset 0
-
       headrace create-subscription audit 'orders.>' --ack-timeout 60
     """
-    settings: dict[str, Any] = settings_of(sets)
+    settings = settings_of(sets)
     given = {"ack_timeout": ack_timeout, "max_deliveries": max_deliveries, "ordering": ordering}
     settings |= {name: value for name, value in given.items() if value is not None}
-    with connected(server, token, ca) as client:
-        client.create_subscription(subscription, topic, offset, **settings)
-        lag = client.subscription_stats(subscription, topic)["lag"]
-    say(f"subscription {subscription} over {topic} is there, {count_of(lag, 'message')} behind")
+    exists = (subscription, topic) in [
+        (each["name"], each["topic"]) for each in client.subscriptions()
+    ]
+    lag = client.create_subscription(subscription, topic, offset, **settings)["lag"]
+    done = "Changed" if exists else "Created"
+    say(f"{done} subscription {subscription} on {topic} ({lag:,} unread).")
 
 
-def delete_subscription(
-    subscription: Group,
-    topic: OfTopic = None,
-    server: Server = None,
-    token: Token = None,
-    ca: Ca = None,
-) -> None:
-    """Delete a subscription, with its position."""
-    with connected(server, token, ca) as client:
-        client.delete_subscription(subscription, topic)
-    say(f"subscription {subscription} is deleted")
+@with_client
+def delete_subscription(client: BrokerClient, subscription: Group, topic: OfTopic = None) -> None:
+    """Delete a subscription and its position."""
+    client.delete_subscription(subscription, topic)
+    say(f"Deleted subscription {subscription}.")
 
 
+@with_client
 def groups(
+    client: BrokerClient,
     topic: Annotated[
-        str | None, typer.Argument(metavar="TOPIC", help="Only those over this topic.")
+        str | None, typer.Argument(metavar="TOPIC", help="Only subscriptions on this topic.")
     ] = None,
     as_json: AsJson = False,
-    server: Server = None,
-    token: Token = None,
-    ca: Ca = None,
 ) -> None:
     """List the subscriptions with their lag."""
-    with connected(server, token, ca) as client:
-        stats = client.subscriptions(topic)
-    if as_json:
-        print_json(stats)
-        return
+    found = client.subscriptions(topic)
     columns = {
         "name": "subscription",
         "topic": "topic",
@@ -100,35 +83,31 @@ def groups(
         "acked": "acked",
         "dead_lettered": "dead",
     }
-    empty = "There are no subscriptions yet." if topic is None else f"Nobody subscribes to {topic}."
-    print_rows(stats, columns, empty)
-    for item in stats:
-        for part in item["partitions"]:
+    empty = "No subscriptions yet." if topic is None else f"No subscriptions on {topic}."
+    print_listing(as_json, found, found, columns, empty)
+    for each in [] if as_json else found:
+        for part in each["partitions"]:
             if part["blocked"]:
                 say(
-                    f"{item['name']} stands still at {part['topic']}/{part['partition']} "
+                    f"{each['name']} is stopped at {part['topic']}/{part['partition']} "
                     f"offset {part['position']}: {part['blocked']}"
                 )
 
 
+@with_client
 def seek(
+    client: BrokerClient,
     subscription: Group,
     to: Annotated[str, typer.Argument(metavar="TO", help="A number, earliest, latest, or a time.")],
     topic: OfTopic = None,
     partition: Annotated[int | None, typer.Option(help="Only this partition.")] = None,
-    server: Server = None,
-    token: Token = None,
-    ca: Ca = None,
 ) -> None:
-    """Move a subscription: replay from an offset or a time on, or skip.
+    """Move a subscription: replay messages, or skip them.
 
+    \b
     Examples:
-
       headrace seek my-group earliest
-
       headrace seek my-group 2026-01-31T12:00:00Z
     """
-    with connected(server, token, ca) as client:
-        client.seek(subscription, to, topic=topic, partition=partition)
-        lag = client.subscription_stats(subscription, topic)["lag"]
-    say(f"subscription {subscription} moved, {count_of(lag, 'message')} ahead of it")
+    lag = client.seek(subscription, to, topic=topic, partition=partition)["lag"]
+    say(f"Moved subscription {subscription} ({lag:,} unread).")

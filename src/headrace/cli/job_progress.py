@@ -1,30 +1,29 @@
-"""The progress of running jobs on the terminal, and the signals that stop them."""
+"""Long-running jobs: how their progress is shown, and how signals stop them."""
 
 from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from rich.live import Live
 from rich.table import Table
-from rich.text import Text
 
-from headrace.cli.connecting import console, count_of, say
+from headrace.cli.printing import console, count_of, say, table_of, when
 
 if TYPE_CHECKING:
     from headrace.spark.pipelines.running import RunningJob
 
 TELL_S = 10.0
-"""How often a line is written where there is no terminal."""
+"""Seconds between two lines of progress where there is no terminal."""
 
 
 # --- signals ----------------------------------------------------------------------------------------
 class Signals:
-    """SIGINT and SIGTERM stop jobs after the batch under way; the second signal breaks it off."""
+    """SIGINT and SIGTERM: the first stops the jobs after their batches, the second at once."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -49,7 +48,7 @@ class Signals:
         self._count += 1
         if self._stop is None:
             if number == signal.SIGINT:
-                raise KeyboardInterrupt  # nothing has begun
+                raise KeyboardInterrupt  # nothing has started
             raise SystemExit(0)
         self._stop(now=self._count > 1)
 
@@ -66,7 +65,7 @@ def signals() -> Iterator[Signals]:
 
 # --- the progress ---------------------------------------------------------------------------------
 class Lines:
-    """Progress where there is no terminal: a line now and then, which a log can keep."""
+    """Progress where there is no terminal: a line every few seconds, for a log."""
 
     def __init__(self) -> None:
         self._told: dict[str, tuple[float, Any]] = {}
@@ -86,7 +85,7 @@ class Lines:
 
 
 class Screen(Lines):
-    """Progress on a terminal: a row for each query, kept up to date."""
+    """Progress on a terminal: a live table with a row for each query."""
 
     def __init__(self, live: Live):
         super().__init__()
@@ -110,43 +109,64 @@ def display() -> Iterator[Lines]:
 
 
 def progress_table(jobs: Sequence[RunningJob]) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for title in ("query", "state"):
-        table.add_column(title)
-    for title in ("batch", "rows", "rows/s", "lag", "dead letters", "last batch"):
-        table.add_column(title, justify="right")
+    rows: list[Mapping[str, Any]] = []
     for job in jobs:
-        document = job.document()
-        state = "stopping" if job.is_stopping and job.state == "running" else document["state"]
-        for query in document["queries"]:
-            lag = query.get("lag")
-            table.add_row(
-                Text(query["name"]),
-                Text(state),
-                f"{query.get('batch_id', -1):,}" if query.get("batch_id", -1) >= 0 else "-",
-                f"{query.get('input_rows_total', 0):,}",
-                f"{query.get('input_rows_per_second', 0):,.0f}",
-                "-" if lag is None else f"{lag:,}",
-                f"{query.get('dead_letters', 0):,}",
-                f"{query.get('trigger_ms', 0):,.0f} ms",
-            )
-    return table
+        rows += query_rows(job.name, {**job.document(), "stopping": job.is_stopping})
+    return table_of(rows, {**QUERY_COLUMNS, "took_ms": "last batch (ms)"})
+
+
+QUERY_COLUMNS = {
+    "name": "query",
+    "state": "state",
+    "since": "since (UTC)",
+    "batch": "batch",
+    "rows": "rows",
+    "rate": "rows/s",
+    "lag": "lag",
+    "dead": "dead letters",
+    "sink": "to",
+}
+
+
+def query_rows(name: str, document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A row for each query of a pipeline, from its report."""
+    state = document["state"]
+    if document.get("stale"):
+        state = "silent"
+    elif document.get("stopping") and state == "running":
+        state = "stopping"
+    return [
+        {
+            "name": query.get("name", name),
+            "state": state,
+            "since": when(document["started_at"]),
+            "batch": query.get("batch_id"),
+            "rows": query.get("input_rows_total"),
+            "rate": round(query.get("input_rows_per_second") or 0),
+            "lag": query.get("lag"),
+            "dead": query.get("dead_letters"),
+            "sink": query.get("sink"),
+            "took_ms": round(query.get("trigger_ms") or 0),
+        }
+        for query in document["queries"] or [{}]
+    ]
 
 
 def line_of(query: dict[str, Any]) -> str:
-    lag = "" if query.get("lag") is None else f", {query['lag']:,} unread"
-    dead = query.get("dead_letters", 0)
-    letters = f", {count_of(dead, 'dead letter')}" if dead else ""
+    lag = "" if query.get("lag") is None else f", lag {query['lag']:,}"
     return (
         f"{query['name']}: batch {query.get('batch_id', -1)}, "
         f"{count_of(query.get('input_rows_total', 0), 'row')}, "
-        f"{query.get('input_rows_per_second', 0):,.0f} rows/s{lag}{letters}"
+        f"{query.get('input_rows_per_second', 0):,.0f} rows/s{lag}{_dead_letters([query])}"
     )
 
 
 def last_line(job: RunningJob) -> str:
     queries = job.document()["queries"]
     rows = max([query.get("input_rows_total", 0) for query in queries], default=0)
+    return f"{job.name} {job.state}: {count_of(rows, 'row')}{_dead_letters(queries)}"
+
+
+def _dead_letters(queries: Sequence[dict[str, Any]]) -> str:
     dead = sum(query.get("dead_letters", 0) for query in queries)
-    letters = f", {count_of(dead, 'dead letter')}" if dead else ""
-    return f"{job.name} {job.state}: {count_of(rows, 'row')}{letters}"
+    return f", {count_of(dead, 'dead letter')}" if dead else ""

@@ -8,20 +8,15 @@ from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from headrace.cli.connecting import (
+from headrace.cli.connecting import Group, Topic, TopicOrWildcard, named_values, with_client
+from headrace.cli.groups import OfTopic
+from headrace.cli.printing import (
     AsJson,
-    Ca,
-    Group,
-    Server,
-    Token,
-    Topic,
-    connected,
-    console,
     count_of,
     print_json,
     print_message,
+    progress_bar,
     say,
 )
 from headrace.client.threads import BrokerClient
@@ -30,86 +25,71 @@ from headrace.model import is_pattern
 from headrace.operations import documents
 
 CHUNK = 5_000
-PROGRESS_AFTER = 20_000
+FETCH_MAX = 1_000
 
 Headers = Annotated[
     list[str] | None,
     typer.Option("--header", "-H", metavar="NAME=VALUE", help="A header; may be repeated."),
 ]
 Count = Annotated[
-    int | None, typer.Option("--count", "-n", min=1, help="Stop after so many messages.")
+    int | None, typer.Option("--count", "-n", min=1, help="Exit after this number of messages.")
+]
+Timeout = Annotated[
+    float | None, typer.Option(help="Exit after this number of seconds without a message.")
 ]
 
 
-def _headers(pairs: list[str] | None) -> dict[str, str]:
-    found = {}
-    for pair in pairs or ():
-        name, equals, value = pair.partition("=")
-        if not equals:
-            raise InvalidArgument(f"--header takes NAME=VALUE, not {pair!r}")
-        found[name] = value
-    return found
-
-
+@with_client
 def publish(
+    client: BrokerClient,
     topic: Topic,
     message: Annotated[
         str,
         typer.Argument(metavar="MESSAGE", help="The text; '-' reads lines from standard input."),
     ],
-    key: Annotated[str | None, typer.Option(help="Decides the partition.")] = None,
+    key: Annotated[
+        str | None, typer.Option(help="Messages with the same key go to the same partition.")
+    ] = None,
     header: Headers = None,
-    to: Annotated[str | None, typer.Option(help="The one subscription it is meant for.")] = None,
-    delay: Annotated[float | None, typer.Option(help="Publish it so many seconds later.")] = None,
-    ttl: Annotated[float | None, typer.Option(help="Deliver it for so many seconds.")] = None,
+    to: Annotated[str | None, typer.Option(help="Deliver only to this subscription.")] = None,
+    delay: Annotated[float | None, typer.Option(help="Publish after this many seconds.")] = None,
+    ttl: Annotated[
+        float | None, typer.Option(help="Do not deliver after this many seconds.")
+    ] = None,
     partition: Annotated[int | None, typer.Option(help="The partition.")] = None,
     as_json: AsJson = False,
-    server: Server = None,
-    token: Token = None,
-    ca: Ca = None,
 ) -> None:
-    """Publish a message, or every line of standard input.
+    """Publish a message, or lines of standard input.
 
+    \b
     Examples:
-
       headrace publish events "Hello World"
-
       headrace publish events "later" --delay 60 --header source=cli
-
       cat lines.txt | headrace publish events -
     """
-    headers = _headers(header)
-    with connected(server, token, ca) as client:
-        if message == "-":
-            if delay is not None:
-                raise InvalidArgument("--delay is for a single message, not for standard input")
-            options = {"to": to, "ttl": ttl, "partition": partition}
-            count = _publish_lines(client, topic, key, headers, options)
-            if as_json:
-                print_json({"published": count})
-            else:
-                say(f"published {count_of(count, 'message')} to {topic}")
-            return
-        receipt = client.publish(
-            topic,
-            message,
-            headers,
-            key=key,
-            to=to,
-            delay=delay,
-            ttl=ttl,
-            partition=partition,
-        )
+    headers = named_values("--header", header)
+    options: dict[str, Any] = {"to": to, "ttl": ttl, "partition": partition}
+    if message == "-":
+        if delay is not None:
+            raise InvalidArgument("--delay is for a single message, not for standard input")
+        count = _publish_lines(client, topic, key, headers, options)
+        if as_json:
+            print_json({"published": count})
+        else:
+            say(f"Published {count_of(count, 'message')} to {topic}.")
+        return
+    receipt = client.publish(topic, message, headers, key=key, delay=delay, **options)
+    is_delayed = receipt.offset < 0
     if as_json:
         document = documents.receipt(receipt)
-        if receipt.offset < 0:  # it has no place yet
+        if is_delayed:  # it has no place yet
             del document["partition"], document["offset"]
             document["scheduled"] = True
         print_json(document)
-    elif receipt.offset < 0:
-        say(f"scheduled, id {receipt.id}")
+    elif is_delayed:
+        say(f"Scheduled message {receipt.id}.")
     else:
-        say(f"published to {topic}/{receipt.partition} at offset {receipt.offset}")
+        say(f"Published to {topic}/{receipt.partition} at offset {receipt.offset}.")
 
 
 def _publish_lines(
@@ -119,23 +99,14 @@ def _publish_lines(
     headers: dict[str, str],
     options: dict[str, Any],
 ) -> int:
-    """A line a message; a bar when it takes long. Ctrl-C stops between two batches."""
+    """Publish each line as a message. Ctrl-C stops between two batches."""
     count = 0
-    bar = Progress(
-        TextColumn("published"), MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(),
-        console=console, transient=True, disable=not console.is_terminal,
-    )  # fmt: skip
-    task = None
-    with contextlib.ExitStack() as stack:
+    with progress_bar("publishing") as bar:
         for lines in _chunks():
             keys = None if key is None else [key] * len(lines)
             client.publish_many(topic, lines, headers or None, keys=keys, **options)
             count += len(lines)
-            if count >= PROGRESS_AFTER and task is None:
-                stack.enter_context(bar)
-                task = bar.add_task("", total=None)
-            if task is not None:
-                bar.update(task, completed=count)
+            bar.show_count(count, "message")
     return count
 
 
@@ -150,157 +121,143 @@ def _chunks() -> Iterator[list[bytes]]:
         yield lines
 
 
+@with_client
 def fetch(
+    client: BrokerClient,
     topic: Topic,
     offset: Annotated[
         str, typer.Argument(metavar="OFFSET", help="A number, earliest, latest, or a time.")
     ] = "earliest",
-    count: Annotated[int, typer.Option("--count", "-n", min=1, help="How many at most.")] = 10,
+    count: Annotated[
+        int, typer.Option("--count", "-n", min=1, help="Maximum number of messages.")
+    ] = 10,
     partition: Annotated[int, typer.Option(help="The partition.")] = 0,
-    wait: Annotated[float, typer.Option(help="Wait so many seconds for the first.")] = 0.0,
+    wait: Annotated[float, typer.Option(help="Seconds to wait for the first message.")] = 0.0,
     as_json: AsJson = False,
-    server: Server = None,
-    token: Token = None,
-    ca: Ca = None,
 ) -> None:
-    """Read messages by offset or time, without consuming them.
+    """Read messages by offset or time.
 
+    They are not consumed: no subscription moves.
+
+    \b
     Examples:
-
       headrace fetch events 0
-
       headrace fetch events 2026-01-31T12:00:00Z -n 100 --json
     """
-    with connected(server, token, ca) as client:
-        at: str | int = offset
-        left = count
-        while left:
-            found = client.fetch(topic, at, min(left, 1000), partition=partition, wait=wait)
-            for message in found:
-                print_message(message, as_json, documents.message)
-            if not found:
-                break
-            left -= len(found)
-            at = found[-1].offset + 1
-            wait = 0.0
+    _print_range(client, topic, partition, offset, count, as_json, wait)
 
 
-def tail(
-    topic: Topic,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with what is published from now on.")
-    ] = False,
-    count: Annotated[int, typer.Option("--count", "-n", min=0, help="How many of the last.")] = 10,
-    as_json: AsJson = False,
-    server: Server = None,
-    token: Token = None,
-    ca: Ca = None,
+def _print_range(
+    client: BrokerClient,
+    topic: str,
+    partition: int,
+    at: str | int,
+    count: int,
+    as_json: bool,
+    wait: float = 0.0,
 ) -> None:
-    """Show the last messages of a topic; with -f go on, also of all that a wildcard stands for.
+    """Print up to ``count`` messages of a partition."""
+    while count > 0:
+        found = client.fetch(topic, at, min(count, FETCH_MAX), partition=partition, wait=wait)
+        for message in found:
+            print_message(message, as_json)
+        if not found:
+            break
+        count -= len(found)
+        at = found[-1].offset + 1
+        wait = 0.0
 
+
+@with_client
+def tail(
+    client: BrokerClient,
+    topic: TopicOrWildcard,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Continue with messages published from now on.")
+    ] = False,
+    count: Annotated[
+        int, typer.Option("--count", "-n", min=0, help="Messages to show of each partition.")
+    ] = 10,
+    as_json: AsJson = False,
+) -> None:
+    """Show the last messages of a topic.
+
+    With -f it continues with new messages, until Ctrl-C. A wildcard needs -f.
+
+    \b
     Examples:
-
       headrace tail events
-
       headrace tail -f 'orders.*'
     """
     wildcard = is_pattern(topic)
     if wildcard and not follow:
         raise InvalidArgument("a wildcard can only be followed: add -f, or name one topic")
-    with connected(server, token, ca) as client:
-        channel = client.subscribe(topic) if follow else None
-        if count and not wildcard:
-            for part in client.topic_stats(topic)["partitions"]:
-                first = max(part["start_offset"], part["end_offset"] - count)
-                left = part["end_offset"] - first
-                while left > 0:
-                    found = client.fetch(topic, first, left, partition=part["partition"])
-                    for message in found:
-                        print_message(message, as_json, documents.message)
-                    left -= len(found)
-                    first += len(found)
-                    if not found:
-                        break
-        if channel is not None:
-            for message in channel:
-                print_message(message, as_json, documents.message)
-            if channel.error is not None:
-                raise channel.error
+    channel = client.subscribe(topic) if follow else None
+    if count and not wildcard:
+        for part in client.topic_stats(topic)["partitions"]:
+            first = max(part["start_offset"], part["end_offset"] - count)
+            left = part["end_offset"] - first
+            _print_range(client, topic, part["partition"], first, left, as_json)
+    if channel is not None:
+        _print_all(channel, None, None, as_json, ack=False)
 
 
+@with_client
 def join_subscription(
+    client: BrokerClient,
     subscription: Group,
-    topic: Annotated[str | None, typer.Option(help="Its topic, if the name is not unique.")] = None,
+    topic: OfTopic = None,
     count: Count = None,
-    timeout: Annotated[
-        float | None, typer.Option(help="Stop after so many seconds without a message.")
-    ] = None,
+    timeout: Timeout = None,
     as_json: AsJson = False,
-    server: Server = None,
-    token: Token = None,
-    ca: Ca = None,
 ) -> None:
-    """Join a subscription: print its messages and acknowledge them, until Ctrl-C.
+    """Print and acknowledge a subscription's messages.
 
+    Members that join the same subscription share its messages. Ctrl-C ends the command.
+
+    \b
     Example:
-
       headrace join-subscription my-group
     """
-    with connected(server, token, ca) as client:
-        _consume(client, subscription, topic, None, count, timeout, as_json)
+    channel = client.subscription(subscription, topic, prefetch=100)
+    _print_all(channel, count, timeout, as_json, ack=True)
 
 
+@with_client
 def subscribe(
-    topic: Topic,
+    client: BrokerClient,
+    topic: TopicOrWildcard,
     offset: Annotated[
-        str | None, typer.Option(help="Begin at this offset, earliest or a time; else now.")
+        str | None,
+        typer.Option(help="Begin here: a number, earliest, or a time; default: now."),
     ] = None,
     group: Annotated[
-        str | None, typer.Option(help="The subscription; made if it is not there.")
+        str | None, typer.Option(help="Use this subscription; created if it does not exist.")
     ] = None,
     count: Count = None,
-    timeout: Annotated[
-        float | None, typer.Option(help="Stop after so many seconds without a message.")
-    ] = None,
+    timeout: Timeout = None,
     as_json: AsJson = False,
-    server: Server = None,
-    token: Token = None,
-    ca: Ca = None,
 ) -> None:
-    """Print the messages of a topic as they come, until Ctrl-C.
+    """Print messages of a topic or wildcard as they arrive.
 
-    With --offset or --group a subscription is made for it; without, everything from now on.
+    --offset uses a temporary subscription, --group one that is kept. Without them, the command prints
+    every message that is published from now on. Ctrl-C ends it.
 
+    \b
     Examples:
-
       headrace subscribe events --offset 0
-
       headrace subscribe 'orders.*'
     """
-    with connected(server, token, ca) as client:
-        if offset is None and group is None:
-            _print_all(client.subscribe(topic), count, timeout, as_json, ack=False)
-            return
-        name = group or f"cli-{client.client_id.rsplit('-', 1)[-1]}"
-        try:
-            _consume(client, name, topic, offset or "earliest", count, timeout, as_json)
-        finally:
-            if group is None:  # made for this command alone
-                client.delete_subscription(name, topic)
-
-
-def _consume(
-    client: BrokerClient,
-    name: str,
-    topic: str | None,
-    start: str | None,
-    count: int | None,
-    timeout: float | None,
-    as_json: bool,
-) -> None:
-    options: dict[str, Any] = {} if start is None else {"start": start}
-    consumer = client.subscription(name, topic, prefetch=100, **options)
-    _print_all(consumer, count, timeout, as_json, ack=True)
+    if offset is None and group is None:
+        _print_all(client.subscribe(topic), count, timeout, as_json, ack=False)
+        return
+    name = group or client.client_id
+    try:
+        channel = client.subscription(name, topic, prefetch=100, start=offset or "earliest")
+        _print_all(channel, count, timeout, as_json, ack=True)
+    finally:
+        if group is None:  # it was created for this command alone
+            client.delete_subscription(name, topic)
 
 
 def _print_all(
@@ -310,11 +267,9 @@ def _print_all(
     while left is None or left > 0:
         try:
             message = channel.get(timeout)
-        except RequestTimeout:
+        except (RequestTimeout, Closed):
             break
-        except Closed:
-            break
-        print_message(message, as_json, documents.message)
+        print_message(message, as_json)
         if ack:
             with contextlib.suppress(StaleDelivery):  # the connection broke: it comes again
                 message.ack()

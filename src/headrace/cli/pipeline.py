@@ -1,44 +1,40 @@
-"""``headrace pipeline``: run what a file declares, and see how it gets on. Spark is imported late."""
+"""``headrace pipeline``: run the pipelines that a file declares, and watch them.
+
+Spark is imported late: most of these commands do not need it.
+"""
 
 from __future__ import annotations
 
 import os
-import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.connecting import (
+from headrace.cli.connecting import connected, with_client
+from headrace.cli.job_progress import QUERY_COLUMNS, query_rows, signals
+from headrace.cli.printing import (
     AsJson,
-    Ca,
-    Server,
-    Token,
-    connected,
-    print_json,
-    print_rows,
-    request_timeout,
+    errors,
+    print_error,
+    print_listing,
     say,
     text_of,
-    when,
 )
-from headrace.cli.job_progress import Signals, signals
 from headrace.cli.spark_work import (
     Once,
     SparkPlace,
     check_installed,
     end_with,
-    errors,
     run_jobs,
-    settings_of,
     started,
     with_place,
 )
 from headrace.client.threads import BrokerClient
-from headrace.errors import HeadraceError, InvalidArgument
+from headrace.errors import HeadraceError, InvalidArgument, NotFound
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -47,12 +43,12 @@ if TYPE_CHECKING:
     from headrace.spark.pipelines.declaration import Pipeline
     from headrace.spark.pipelines.files import PipelineFile
     from headrace.spark.pipelines.planning import PipelinePlan, PipelineSetting
-    from headrace.spark.pipelines.running import RunningJob
 
 pipeline = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 File = Annotated[Path, typer.Argument(metavar="FILE", help="A .toml or .py file.")]
 Names = Annotated[
-    list[str] | None, typer.Argument(metavar="[NAME]...", help="Only these; default: all of it.")
+    list[str] | None,
+    typer.Argument(metavar="[NAME]...", help="Only these pipelines; default: all."),
 ]
 
 
@@ -67,85 +63,74 @@ def run(
         str | None,
         typer.Option(
             envvar="HEADRACE_CHECKPOINT_DIR",
-            help="Where checkpoints are kept; default: FILE.state beside it.",
+            help="The directory for checkpoints; default: FILE.state.",
         ),
     ] = None,
     py_files: Annotated[
         list[str] | None,
-        typer.Option("--py-files", help="A module or zip for executors; may be repeated."),
+        typer.Option("--py-files", help="A module or zip for the executors; may be repeated."),
     ] = None,
-    ui: Annotated[bool, typer.Option("--ui", help="Serve Spark's own web page.")] = False,
+    ui: Annotated[bool, typer.Option("--ui", help="Serve Spark's web interface.")] = False,
     log: Annotated[
         str | None,
-        typer.Option(
-            help="A file for what Spark says; default on a terminal: FILE.state/spark.log."
-        ),
+        typer.Option(help="A file for Spark's log; default on a terminal: FILE.state/spark.log."),
     ] = None,
     *,
     place: SparkPlace,
 ) -> None:
-    """Run the pipelines of a file, until they are stopped.
+    """Run the pipelines of a file until they are stopped.
 
-    Ctrl-C and SIGTERM end it after the batches under way; a second Ctrl-C breaks them off. Exit
-    code 0: all went well; 1: a pipeline failed.
+    Ctrl-C and SIGTERM stop it after the current batches; a second Ctrl-C interrupts them.
 
+    Exit code 0: all succeeded. 1: a pipeline failed.
+
+    \b
     Examples:
-
       headrace pipeline run orders.toml
-
       headrace pipeline run orders.toml revenue --once
-
       headrace pipeline run orders.py --master spark://10.0.0.5:7077 --checkpoint-dir /shared/state
     """
     from headrace.spark.pipelines.files import load
+    from headrace.spark.pipelines.running import PipelineJob
 
     check_installed()
     declared = load(file)
     chosen = declared.choose(names or ())
     base = _checkpoint_dir(declared, chosen, checkpoint_dir, place.master)
-    connection = _connection(declared, place)
-    setting = _prepared(connection, chosen)
+    source = _source(declared, place)
+    setting = _prepared(source, chosen)
     with (
         signals() as asked,
         started(
             declared.path.name,
             place.master,
-            {**declared.spark, **settings_of(place.conf)},
+            {**declared.spark, **place.spark_settings()},
             ui=ui,
             log_file=_log_file(declared, log),
         ) as spark,
     ):
-        asked.take_over()  # Spark has put its own in place
+        asked.take_over()  # Spark has installed its own handlers
         for path in py_files or ():
             spark.sparkContext.addPyFile(path)
-        ended = _run(spark, chosen, base, setting, connection, once, asked)
+        plans = [_plan(each, spark, base, setting) for each in chosen]
+        for each in chosen:
+            say(_way(each))
+        once = once or all(each.is_once for each in chosen)
+        jobs = [PipelineJob(plan) for plan in plans]
+        ended = run_jobs(jobs, _connection(source), asked, once=once)
     end_with(ended, "pipeline ")
 
 
-def _run(
-    spark: SparkSession,
-    chosen: Sequence[Pipeline],
-    base: str,
-    setting: PipelineSetting,
-    connection: ConnectionOptions,
-    once: bool,
-    asked: Signals,
-) -> list[RunningJob]:
-    from headrace.spark.pipelines.running import PipelineJob
-
-    plans = _plans(spark, chosen, base, setting)
-    for each in chosen:
-        say(f"{each.name}: {', '.join(map(str, each.inputs))} to {each.to}")
-    once = once or all(each.is_once for each in chosen)
-    return run_jobs([PipelineJob(plan) for plan in plans], connection, asked, once=once)
+def _way(pipeline: Pipeline) -> str:
+    return f"{pipeline.name}: {', '.join(map(str, pipeline.inputs))} to {pipeline.to}"
 
 
-def _plans(
-    spark: SparkSession, chosen: Sequence[Pipeline], base: str, setting: PipelineSetting
-) -> list[PipelinePlan]:
+def _plan(
+    pipeline: Pipeline, spark: SparkSession, base: str, setting: PipelineSetting
+) -> PipelinePlan:
     from headrace.spark.pipelines.planning import plan
 
-    return [plan(each, spark, each.checkpoint or f"{base}/{each.name}", setting) for each in chosen]
+    return plan(pipeline, spark, pipeline.checkpoint or f"{base}/{pipeline.name}", setting)
 
 
 def _checkpoint_dir(
@@ -158,71 +143,57 @@ def _checkpoint_dir(
         return found.rstrip("/") if "://" in found else str(Path(found).expanduser().absolute())
     if master is not None and not is_local(master) and not all(e.checkpoint for e in chosen):
         raise InvalidArgument(
-            "on a cluster checkpoints need a place that the driver and all executors share: "
+            "on a cluster, checkpoints need a directory that the driver and all executors share: "
             "give --checkpoint-dir, or checkpoint_dir in the file"
         )
     return str(declared.state_dir)
 
 
-def _connection(declared: PipelineFile, place: SparkPlace) -> ConnectionOptions:
-    from headrace.spark.connection import ConnectionOptions
-    from headrace.spark.options import Given
-
+def _source(declared: PipelineFile, place: SparkPlace) -> dict[str, str]:
+    """The broker as ``format("headrace")`` takes it: from the options, else from the file."""
     found = place.source()
     if place.server is None and declared.servers is not None:
         found["servers"] = declared.servers
-    return ConnectionOptions.of(Given(found))
+    return found
 
 
-def _prepared(connection: ConnectionOptions, chosen: Sequence[Pipeline]) -> PipelineSetting:
-    """Ask the broker what it takes, and make the topics for rows that fail."""
-    with _asking(connection) as client:
+def _connection(source: dict[str, str]) -> ConnectionOptions:
+    from headrace.spark.connection import ConnectionOptions
+    from headrace.spark.options import Given
+
+    return ConnectionOptions.of(Given(source))
+
+
+def _prepared(source: dict[str, str], chosen: Sequence[Pipeline]) -> PipelineSetting:
+    """Ask the broker for its limits, and create the topics for rows that fail."""
+    with _broker(source) as client:
         info = client.info()
         known = set(client.topics())
         for name in sorted({each.failed for each in chosen if each.failed} - known):
-            # One partition, as the broker's own have: the commands for dead letters look there.
+            # One partition, like the broker's own dead-letter topics: the dlq commands read that one.
             client.create_topic(name, partitions=1, retention_hours=None)
-    return _setting(connection, info["max_message_size"])
+    return _setting(source, max_message_size=info["max_message_size"])
 
 
-def _setting(connection: ConnectionOptions, max_message_size: int | None = None) -> PipelineSetting:
+def _setting(source: dict[str, str], **limits: int) -> PipelineSetting:
     from headrace.spark.pipelines.planning import PipelineSetting
 
-    scheme = "tls://" if connection.tls else ""
-    hosts = [(f"[{host}]" if ":" in host else host, port) for host, port in connection.addresses]
-    options = {"servers": ",".join(f"{scheme}{host}:{port}" for host, port in hosts)}
-    if connection.token is not None:
-        options["token"] = connection.token
-    if connection.ca is not None:
-        options["ca"] = connection.ca
-    return (
-        PipelineSetting(options)
-        if max_message_size is None
-        else PipelineSetting(options, max_message_size)
-    )
+    # Streams keep their own timeout: they outlast a restart of the broker.
+    found = {name: value for name, value in source.items() if name != "timeout"}
+    certificate = _connection(source).ca
+    if certificate is not None:  # its text: executors may not have the file
+        found["ca"] = certificate
+    return PipelineSetting(found, **limits)
 
 
-@contextmanager
-def _asking(connection: ConnectionOptions) -> Iterator[BrokerClient]:
-    """A client for a few questions; a broker that does not answer is an error at once."""
-    host, port = connection.addresses[0]
-    client = BrokerClient(
-        host,
-        port,
-        client_id=f"cli-{os.getpid()}",
-        token=connection.token,
-        tls=connection.tls_context() or False,
-        request_timeout=request_timeout(),
-    )
-    client.connect()
-    try:
-        yield client
-    finally:
-        client.disconnect()
+def _broker(source: dict[str, str]) -> AbstractContextManager[BrokerClient]:
+    """A client for a few questions. If the broker does not answer, that is an error at once."""
+    server = source["servers"].split(",")[0].strip()
+    return connected(server, source.get("token"), source.get("ca"))
 
 
 def _log_file(declared: PipelineFile, given: str | None) -> Path | None:
-    """Where Spark's own words go: not between the lines of the progress on a terminal."""
+    """The file for Spark's log. On a terminal it must not mix with the progress."""
     if given is not None:
         return Path(given)
     if not errors.is_terminal:
@@ -236,7 +207,7 @@ def _log_file(declared: PipelineFile, given: str | None) -> Path | None:
     return path
 
 
-# --- looking at files -------------------------------------------------------------------------------
+# --- list and validate ------------------------------------------------------------------------------
 @pipeline.command("list")
 def list_pipelines(file: File, as_json: AsJson = False) -> None:
     """List the pipelines that a file declares."""
@@ -256,11 +227,8 @@ def list_pipelines(file: File, as_json: AsJson = False) -> None:
         }
         for each in declared.pipelines
     ]
-    if as_json:
-        print_json(rows)
-        return
-    names = ("name", "from", "through", "to", "failed", "trigger")
-    print_rows(rows, {name: name for name in names}, "It declares no pipelines.")
+    columns = ("name", "from", "through", "to", "failed", "trigger")
+    print_listing(as_json, rows, rows, columns, f"{file} declares no pipelines.")
 
 
 @pipeline.command()
@@ -271,12 +239,14 @@ def validate(
     *,
     place: SparkPlace,
 ) -> None:
-    """Plan the pipelines of a file without running them: schemas, SQL, functions, topics.
+    """Check the pipelines of a file without running them.
 
-    Nothing is read, written or created. Exit code 0: they can be run; 1: something is wrong.
+    Schemas, SQL, functions and topics are checked. Nothing is read, written or created.
 
-    Examples:
+    Exit code 0: they are valid. 1: at least one is not.
 
+    \b
+    Example:
       headrace pipeline validate orders.toml
     """
     from headrace.spark.pipelines.files import load
@@ -287,140 +257,102 @@ def validate(
     try:
         declared = load(file)
     except InvalidPipeline as error:
-        print(f"headrace: {error.message} [{error.code}]", file=sys.stderr)
+        print_error(error)
         raise typer.Exit(1) from None
     chosen = declared.choose(names or ())
-    connection = _connection(declared, place)
-    settings = {**declared.spark, **settings_of(place.conf)}
+    source = _source(declared, place)
+    setting = _setting(source)
+    settings = {**declared.spark, **place.spark_settings()}
     with started(declared.path.name, place.master, settings, log_file=os.devnull) as spark:
         for each in chosen:
             try:
-                (found,) = _plans(spark, [each], str(declared.state_dir), _setting(connection))
+                found = _plan(each, spark, str(declared.state_dir), setting)
             except InvalidPipeline as error:
                 wrong += 1
-                print(f"headrace: {error.message} [{error.code}]", file=sys.stderr)
+                print_error(error)
                 continue
             columns = [f.simpleString() for f in found.queries[0].rows.schema.fields]
-            say(f"{each.name}: {', '.join(map(str, each.inputs))} to {each.to}")
+            say(_way(each))
             say(f"  {', '.join(columns)}")
-    wrong += _missing_topics(connection, chosen)
+    wrong += _missing_topics(source, chosen)
     raise typer.Exit(1 if wrong else 0)
 
 
-def _missing_topics(connection: ConnectionOptions, chosen: Sequence[Pipeline]) -> int:
-    """How many topics do not exist that the pipelines read."""
+def _missing_topics(source: dict[str, str], chosen: Sequence[Pipeline]) -> int:
+    """Count, and name, the topics that pipelines read and that do not exist."""
     from headrace.model import is_pattern
 
     try:
-        with _asking(connection) as client:
+        with _broker(source) as client:
             known = set(client.topics())
     except HeadraceError as error:
-        say(f"the topics were not checked: {error.message}")
+        say(f"could not check that the topics exist: {error.message}")
         return 0
     missing = 0
     for each in chosen:
         for topic in [topic for given in each.topics for topic in given.topics]:
             if not is_pattern(topic) and not topic.startswith("__") and topic not in known:
                 missing += 1
-                print(
-                    f"headrace: {each.section.where}: from: there is no topic {topic!r} "
-                    "[topic_not_found]",
-                    file=sys.stderr,
+                where = f"{each.section.where}: from"
+                print_error(
+                    NotFound(f"{where}: there is no topic {topic!r}", code="topic_not_found")
                 )
     return missing
 
 
-# --- looking at what runs -----------------------------------------------------------------------------
+# --- status and stop --------------------------------------------------------------------------------
 @pipeline.command()
+@with_client
 def status(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Only this one.")] = None,
+    client: BrokerClient,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Only this pipeline.")] = None,
     as_json: AsJson = False,
-    server: Server = None,
-    token: Token = None,
-    ca: Ca = None,
 ) -> None:
-    """Show the pipelines that have reported to the broker: rates, lag, the last error.
+    """Show running and recent pipelines: rates, lag, errors.
 
+    \b
     Examples:
-
       headrace pipeline status
-
       headrace pipeline status revenue --json
     """
-    with connected(server, token, ca) as client:
-        found = client.pipelines() if name is None else [client.pipeline_stats(name)]
-    if as_json:
-        print_json(found if name is None else found[0])
-        return
-    rows = [
-        _status_row(each, query)
-        for each in found
-        for query in each["queries"] or [{"name": each["name"]}]
-    ]
-    columns = {
-        "name": "query",
-        "state": "state",
-        "since": "since (UTC)",
-        "batch": "batch",
-        "rows": "rows",
-        "rate": "rows/s",
-        "lag": "lag",
-        "dead": "dead letters",
-        "sink": "to",
-    }
-    print_rows(rows, columns, "No pipeline has reported to this broker.")
-    for each in found:
+    found = client.pipelines() if name is None else [client.pipeline_stats(name)]
+    document = found if name is None else found[0]
+    rows = [row for each in found for row in query_rows(each["name"], each)]
+    empty = "No pipeline has reported to this broker."
+    print_listing(as_json, document, rows, QUERY_COLUMNS, empty)
+    for each in [] if as_json else found:
         for query in each["queries"]:
             error = query.get("error")
             if error:
                 say(f"{query['name']}: {text_of(error.encode())}")
 
 
-def _status_row(document: Mapping[str, Any], query: Mapping[str, Any]) -> dict[str, Any]:
-    state = document["state"]
-    if document["stale"]:
-        state = "silent"
-    elif document["stopping"] and state == "running":
-        state = "stopping"
-    return {
-        "name": query.get("name", document["name"]),
-        "state": state,
-        "since": when(document["started_at"]),
-        "batch": query.get("batch_id"),
-        "rows": query.get("input_rows_total"),
-        "rate": round(query.get("input_rows_per_second") or 0),
-        "lag": query.get("lag"),
-        "dead": query.get("dead_letters"),
-        "sink": query.get("sink"),
-    }
-
-
 @pipeline.command()
+@with_client
 def stop(
+    client: BrokerClient,
     name: Annotated[str, typer.Argument(metavar="NAME", help="The pipeline.")],
     wait: Annotated[
-        float, typer.Option(help="Seconds to wait for its end; 0: do not wait.")
+        float, typer.Option(help="Seconds to wait until it has stopped; 0: do not wait.")
     ] = 60.0,
-    server: Server = None,
-    token: Token = None,
-    ca: Ca = None,
 ) -> None:
-    """Ask a running pipeline to stop, wherever it runs; it hears of it within seconds.
+    """Ask a running pipeline to stop.
 
-    The batch under way is finished first.
+    It may run on any machine. It learns of this within seconds, and finishes its current batch first.
 
-    Examples:
+    Exit code 0: it has stopped, or --wait is 0. 1: it was still running after --wait seconds.
 
+    \b
+    Example:
       headrace pipeline stop revenue
     """
-    with connected(server, token, ca) as client:
-        client.stop_pipeline(name)
-        deadline = time.monotonic() + wait
-        state = "running"
-        while state == "running" and time.monotonic() < deadline:
-            time.sleep(0.2)
-            state = client.pipeline_stats(name)["state"]
+    client.stop_pipeline(name)
+    deadline = time.monotonic() + wait
+    state = "running"
+    while state == "running" and time.monotonic() < deadline:
+        time.sleep(0.2)
+        state = client.pipeline_stats(name)["state"]
     if state == "running":
-        say(f"pipeline {name} was asked to stop")
+        say(f"Asked pipeline {name} to stop.")
         raise typer.Exit(1 if wait else 0)
-    say(f"pipeline {name} is {state}")
+    say(f"Pipeline {name} {state}.")

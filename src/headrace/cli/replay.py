@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.connecting import count_of, say
 from headrace.cli.job_progress import TELL_S, signals
+from headrace.cli.printing import count_of, progress_bar, say
 from headrace.cli.spark_work import (
     FromOffset,
     Log,
@@ -18,7 +18,6 @@ from headrace.cli.spark_work import (
     ToOffset,
     Until,
     check_installed,
-    progress_bar,
     sparkling,
     with_place,
 )
@@ -45,37 +44,40 @@ def replay(
         typer.Option("--where", metavar="SQL", help="Only records for which this is true."),
     ] = None,
     rate: Annotated[
-        str | None, typer.Option(metavar="RATE", help="1000/s, 60/m; default: full speed.")
+        str | None,
+        typer.Option(metavar="RATE", help="Records per time: 1000/s, 60/m; default: no limit."),
     ] = None,
     name: Annotated[
-        str | None, typer.Option(help="Run again with its name, a replay continues.")
+        str | None, typer.Option(help="The replay's name; the same name later continues it.")
     ] = None,
     keep_timestamps: Annotated[
-        bool, typer.Option("--keep-timestamps", help="Records keep their times; default: now.")
+        bool,
+        typer.Option(
+            "--keep-timestamps", help="Keep the timestamps of records; default: the current time."
+        ),
     ] = False,
     same_partition: Annotated[
         bool,
-        typer.Option("--same-partition", help="Records keep their partitions; default: by key."),
+        typer.Option("--same-partition", help="Keep the partitions of records; default: by key."),
     ] = False,
     state: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Where plans are kept; default: your state directory."),
+        typer.Option(metavar="DIR", help="The directory for plans; default: your state directory."),
     ] = None,
     log: Log = None,
     *,
     place: SparkPlace,
 ) -> None:
-    """Write the records of a topic or of a table into a topic, exactly once, at a rate.
+    """Write a topic or a table into a topic again.
 
-    Each gets the header headrace-replayed-from: orders/0@17. Ctrl-C stops it after the step under way;
-    the same command with its --name continues.
+    Every record is written exactly once. Each gets the header headrace-replayed-from: orders/0@17.
+    Ctrl-C stops the replay after the current step; the same command with its --name continues.
 
     Exit code 0: everything is written. 1: it was stopped before the end.
 
+    \b
     Examples:
-
       headrace replay --from orders --to orders.test --since 1h --rate 1000/s
-
       headrace replay --from /lake/orders --to orders --where "partition = 2" --name restore
     """
     check_installed()
@@ -97,10 +99,10 @@ def replay(
 
     with (
         signals() as asked_to_stop,
-        sparkling("replay", place.master, place.conf, log) as spark,
+        sparkling("replay", place, log) as spark,
         progress_bar(f"replay {work.name}") as bar,
     ):
-        asked_to_stop.take_over()  # Spark has put its own in place
+        asked_to_stop.take_over()  # Spark has installed its own handlers
         asked_to_stop.tell(end)
         told = time.monotonic()
 

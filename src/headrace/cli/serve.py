@@ -1,70 +1,57 @@
-"""``headrace serve`` and ``headrace config``: run a broker, and see what it is told."""
+"""``headrace serve`` and ``headrace config``: run a broker, and show its settings."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
-from headrace.cli.connecting import print_table
-from headrace.settings import SETTINGS, Settings, load
+from headrace.cli.connecting import given_as, with_options
+from headrace.cli.printing import AsJson, print_listing
+from headrace.settings import BY_NAME, SETTINGS, Settings, load
 
 ConfigFile = Annotated[
     Path | None,
-    typer.Option("--config", envvar="HEADRACE_CONFIG", help="Config file; else ./config.json."),
+    typer.Option(
+        "--config", envvar="HEADRACE_CONFIG", help="The config file; default: ./config.json."
+    ),
 ]
+_FLAGS = (
+    *("host", "port", "http_port", "data_dir", "durability", "token", "tls_cert", "tls_key"),
+    *("insecure", "max_message_size", "log_level"),
+)
+"""The settings that are also flags of ``headrace serve``."""
 
 
+def _flag(name: str) -> Any:
+    setting = BY_NAME[name]
+    text = f"{setting.help[0].upper()}{setting.help[1:]}."
+    option = f"--{name.replace('_', '-')}"
+    kind: Any = bool if setting.annotation is bool else str
+    return Annotated[kind | None, typer.Option(option, help=text)]
+
+
+@with_options("flags", {name: _flag(name) for name in _FLAGS}, given_as(dict))
 def serve(
+    flags: dict[str, Any],
     config: ConfigFile = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
-    port: Annotated[int | None, typer.Option(help="TCP port; 0 picks a free one.")] = None,
-    http_port: Annotated[int | None, typer.Option(help="HTTP port; 0 picks a free one.")] = None,
-    data_dir: Annotated[str | None, typer.Option(help="Where topics are kept.")] = None,
     memory: Annotated[bool, typer.Option("--memory", help="Keep everything in memory.")] = False,
-    durability: Annotated[
-        str | None, typer.Option(help="always, interval or never: when a publish counts.")
-    ] = None,
-    token: Annotated[str | None, typer.Option(help="Secret that clients must present.")] = None,
-    tls_cert: Annotated[str | None, typer.Option(help="Certificate chain (PEM).")] = None,
-    tls_key: Annotated[str | None, typer.Option(help="Private key (PEM).")] = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Listen beyond this machine without a token.")
-    ] = False,
-    max_message_size: Annotated[str | None, typer.Option(help="Such as 1MB.")] = None,
-    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
 ) -> None:
-    """Run the broker until SIGTERM or Ctrl-C.
+    """Run the broker.
 
+    It stops on SIGTERM or Ctrl-C.
+
+    \b
     Examples:
-
       headrace serve
-
       headrace serve --port 0 --data-dir /var/lib/headrace
-
       HEADRACE_TOKEN=secret headrace serve --host 0.0.0.0
     """
-    flags: dict[str, Any] = {
-        "host": host,
-        "port": port,
-        "http_port": http_port,
-        "data_dir": data_dir,
-        "persistence_enabled": False if memory else None,
-        "durability": durability,
-        "token": token,
-        "tls_cert": tls_cert,
-        "tls_key": tls_key,
-        "insecure": True if insecure else None,
-        "max_message_size": max_message_size,
-        "log_level": log_level,
-    }
+    flags["persistence_enabled"] = False if memory else None
     settings = load(flags, os.environ, config)
     logging.basicConfig(
         level=settings.log_level.upper(),
@@ -88,25 +75,20 @@ def _say_ready(server: Any) -> None:
     print(f"Headrace is ready: {', '.join(places)} (data: {where})", flush=True)
 
 
-def config(
-    file: ConfigFile = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
-) -> None:
-    """Print the settings in force here, and where each value came from."""
+def config(file: ConfigFile = None, as_json: AsJson = False) -> None:
+    """Print the settings in force, and their sources."""
     settings = load({}, os.environ, file)
     values = settings.as_dict()
     if values["token"]:
         values["token"] = "(set)"
-    if as_json:
-        rows = {n: {"value": v, "source": settings.source(n)} for n, v in values.items()}
-        print(json.dumps(rows, indent=2))
-        return
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("setting", "value", "from", "meaning"):
-        table.add_column(column)
-    for setting in SETTINGS:
-        value = values[setting.name]
-        shown = "-" if value is None else str(value)
-        row = (setting.name, shown, settings.source(setting.name), setting.help)
-        table.add_row(*map(Text, row))
-    print_table(table)
+    document = {n: {"value": v, "source": settings.source(n)} for n, v in values.items()}
+    rows = [
+        {
+            "setting": setting.name,
+            "value": None if values[setting.name] is None else str(values[setting.name]),
+            "from": settings.source(setting.name),
+            "meaning": setting.help,
+        }
+        for setting in SETTINGS
+    ]
+    print_listing(as_json, document, rows, ("setting", "value", "from", "meaning"), "")

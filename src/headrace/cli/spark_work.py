@@ -1,24 +1,28 @@
-"""Shared by the commands with Spark: their options, a session, a progress bar, a job that runs on."""
+"""Commands with Spark share this: their options, a session, long-running jobs."""
 
 from __future__ import annotations
 
-import inspect
 import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import wraps
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from headrace.cli.connecting import Ca, Server, Token, address, count_of, request_timeout
+from headrace.cli.connecting import (
+    BROKER_OPTIONS,
+    address,
+    given_as,
+    named_values,
+    request_timeout,
+    with_options,
+)
 from headrace.cli.job_progress import Signals, display, signals
+from headrace.cli.printing import errors, progress_bar
 from headrace.errors import HeadraceError, InvalidArgument
 
 if TYPE_CHECKING:
@@ -28,8 +32,6 @@ if TYPE_CHECKING:
     from headrace.spark.pipelines.running import Job, RunningJob
 
 Result = TypeVar("Result")
-Command = TypeVar("Command", bound=Callable[..., None])
-errors = Console(stderr=True)
 
 # --- options ------------------------------------------------------------------------------------------
 Master = Annotated[
@@ -40,7 +42,7 @@ Master = Annotated[
 ]
 Conf = Annotated[
     list[str] | None,
-    typer.Option("--conf", metavar="NAME=VALUE", help="A setting of Spark; may be repeated."),
+    typer.Option("--conf", metavar="NAME=VALUE", help="A Spark setting; may be repeated."),
 ]
 Once = Annotated[bool, typer.Option("--once", help="Process what exists now, then exit; for cron.")]
 Format = Annotated[
@@ -53,11 +55,15 @@ Log = Annotated[
 ]
 Since = Annotated[
     str | None,
-    typer.Option("--since", metavar="TIME", help="Only records since then: 1h ago, or a time."),
+    typer.Option(
+        "--since", metavar="TIME", help="Only records since this time; 1h means one hour ago."
+    ),
 ]
 Until = Annotated[
     str | None,
-    typer.Option("--until", metavar="TIME", help="Only records before then: 1h ago, or a time."),
+    typer.Option(
+        "--until", metavar="TIME", help="Only records before this time; 1h means one hour ago."
+    ),
 ]
 FromOffset = Annotated[
     int | None,
@@ -70,79 +76,48 @@ ToOffset = Annotated[
 
 
 class SparkPlace(NamedTuple):
-    """Where a command works: on which Spark, with which broker."""
+    """The Spark and the broker that a command uses."""
 
-    master: Master = None
-    conf: Conf = None
-    server: Server = None
-    token: Token = None
-    ca: Ca = None
+    master: str | None
+    conf: list[str] | None
+    server: str | None
+    token: str | None
+    ca: str | None
 
     def source(self, path: Path | None = None) -> dict[str, str]:
         """The broker, or a data directory, as ``format("headrace")`` takes it."""
-        return where_of(self.server, self.token, self.ca, path)
+        if path is not None:
+            return {"path": str(path)}
+        host, port, tls = address(self.server)
+        if ":" in host:
+            host = f"[{host}]"
+        where = {
+            "servers": f"{'tls' if tls else 'tcp'}://{host}:{port}",
+            "timeout": f"{request_timeout():g}",
+        }
+        if self.token:
+            where["token"] = self.token
+        if self.ca:
+            where["ca"] = self.ca
+        return where
+
+    def spark_settings(self) -> dict[str, Any]:
+        """The values of ``--conf``."""
+        return {**named_values("--conf", self.conf, prefix="spark.")}
 
 
-def with_place(command: Command) -> Command:
-    """Give a command the options of :class:`SparkPlace`, which arrive as its one argument ``place``."""
-    hints = get_type_hints(command, include_extras=True)
-    added = get_type_hints(SparkPlace, include_extras=True)
-    parameters = [
-        each.replace(annotation=hints[name])
-        for name, each in inspect.signature(command).parameters.items()
-        if name != "place"
-    ]
-    for name, hint in added.items():
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        parameters.append(inspect.Parameter(name, kind, default=None, annotation=hint))
-
-    @wraps(command)
-    def run(**given: Any) -> None:
-        place = SparkPlace(**{name: given.pop(name) for name in added})
-        command(**given, place=place)
-
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {each.name: each.annotation for each in parameters}
-    return run  # type: ignore[return-value]
-
-
-def where_of(
-    server: str | None, token: str | None, ca: str | None, path: Path | None = None
-) -> dict[str, str]:
-    """Where the log is, as ``format("headrace")`` takes it."""
-    if path is not None:
-        return {"path": str(path)}
-    host, port, tls = address(server)
-    if ":" in host:
-        host = f"[{host}]"
-    where = {
-        "servers": f"{'tls' if tls else 'tcp'}://{host}:{port}",
-        "timeout": f"{request_timeout():g}",
-    }
-    if token:
-        where["token"] = token
-    if ca:
-        where["ca"] = ca
-    return where
-
-
-def settings_of(conf: Sequence[str] | None) -> dict[str, Any]:
-    """The settings of ``--conf``."""
-    found: dict[str, Any] = {}
-    for pair in conf or ():
-        name, equals, value = pair.partition("=")
-        if not equals or not name.startswith("spark."):
-            raise InvalidArgument(f"--conf takes spark.NAME=VALUE, not {pair!r}")
-        found[name] = value
-    return found
+with_place = with_options(
+    "place", {"master": Master, "conf": Conf, **BROKER_OPTIONS}, given_as(SparkPlace)
+)
+"""Give a command the options of :class:`SparkPlace`, which it gets as its argument ``place``."""
 
 
 def check_installed() -> None:
-    """Before anything else: Spark is an extra."""
+    """Raise an error that says how to install Spark, if it is missing."""
     missing = [name for name in ("pyarrow", "pyspark") if find_spec(name) is None]
     if missing:
         raise InvalidArgument(
-            f"this needs Spark (no {' and no '.join(missing)}): pip install 'headrace[spark]'",
+            f"this command needs {' and '.join(missing)}: pip install 'headrace[spark]'",
             code="no_spark",
         )
 
@@ -152,7 +127,7 @@ def check_installed() -> None:
 def started(
     name: str, master: str | None, settings: dict[str, Any], **more: Any
 ) -> Iterator[SparkSession]:
-    """A session that ends with this, unless it was running before."""
+    """A session. It is stopped at the end, unless it was active before."""
     from headrace.spark.sessions.builder import is_active, session
 
     is_ours = not is_active()
@@ -166,50 +141,26 @@ def started(
 
 
 @contextmanager
-def sparkling(
-    name: str, master: str | None = None, conf: list[str] | None = None, log: Path | None = None
-) -> Iterator[SparkSession]:
-    """The same, with a temporary folder, and with Spark's log out of the way of our own lines."""
-    settings = settings_of(conf)
+def sparkling(name: str, place: SparkPlace, log: Path | None = None) -> Iterator[SparkSession]:
+    """The same, with a temporary folder, and with Spark's log in a file."""
+    settings = place.spark_settings()
     folder = Path(tempfile.mkdtemp(prefix="headrace-"))
-    place = log or (folder / "spark.log" if errors.is_terminal else None)
+    log_file = log or (folder / "spark.log" if errors.is_terminal else None)
     keeps = False
     try:
         settings.setdefault("spark.sql.warehouse.dir", str(folder / "warehouse"))
-        with started(name, master, settings, log_file=place, log_level="ERROR") as spark:
+        with started(name, place.master, settings, log_file=log_file, log_level="ERROR") as spark:
             yield spark
     except HeadraceError as error:
-        keeps = error.code in ("spark_ended", "no_spark") and place is not None and log is None
+        keeps = error.code in ("spark_ended", "no_spark") and log is None and log_file is not None
         raise
     finally:
         if not keeps:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-class Bar:
-    """A bar on a terminal, which is hidden elsewhere."""
-
-    def __init__(self, progress: Progress, text: str):
-        self._progress, self._text = progress, text
-        self._task = progress.add_task(text, total=None)
-        self.is_hidden = not errors.is_terminal
-
-    def show(self, done: int, total: int, noun: str) -> None:
-        if total:
-            text = f"{self._text}: {done:,} of {count_of(total, noun)}"
-            self._progress.update(self._task, description=text, total=total, completed=done)
-
-
-@contextmanager
-def progress_bar(text: str) -> Iterator[Bar]:
-    columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
-    is_hidden = not errors.is_terminal
-    with Progress(*columns, console=errors, transient=True, disable=is_hidden) as progress:
-        yield Bar(progress, text)
-
-
 def with_bar(spark: SparkSession, text: str, work: Callable[[], Result]) -> Result:
-    """Do something in Spark, with a bar of its tasks. Ctrl-C cancels it: the error ``cancelled``."""
+    """Run ``work`` with a bar of Spark's tasks. Ctrl-C cancels it, with the error ``cancelled``."""
     from headrace.spark.sql import running
 
     with progress_bar(text) as bar:
@@ -230,11 +181,11 @@ def watched(spark: SparkSession, text: str, work: Callable[[], Result]) -> Resul
         raise
 
 
-# --- jobs that run on -----------------------------------------------------------------------------
+# --- long-running jobs ------------------------------------------------------------------------------
 def run_jobs(
     jobs: Sequence[Job], connection: ConnectionOptions, asked: Signals, *, once: bool
 ) -> list[RunningJob]:
-    """Run jobs until they end or are stopped; the broker hears of them, the terminal shows them."""
+    """Run jobs until they end or are stopped. They report to the broker and to the terminal."""
     from headrace.spark.connection import connect
     from headrace.spark.pipelines.reporting import Reporter
     from headrace.spark.pipelines.running import Runner
@@ -249,7 +200,7 @@ def run_jobs(
 
 
 def end_with(ended: Sequence[RunningJob], noun: str = "") -> None:
-    """Exit code 1 if a job failed; each that did is named."""
+    """Exit with code 1 if a job failed, after naming each one that did."""
     failed = [job for job in ended if job.state == "failed"]
     for job in failed:
         print(f"headrace: {noun}{job.name} failed: {job.error}", file=sys.stderr)
@@ -260,19 +211,17 @@ def end_with(ended: Sequence[RunningJob], noun: str = "") -> None:
 def run_job(
     job_of: Callable[[SparkSession], Job],
     *,
-    source: dict[str, str],
     name: str,
+    place: SparkPlace,
     once: bool,
-    master: str | None,
-    conf: list[str] | None,
     log: Path | None,
 ) -> None:
     """Run one job in a session of its own."""
     from headrace.spark.connection import ConnectionOptions
     from headrace.spark.options import Given
 
-    connection = ConnectionOptions.of(Given(source))
-    with signals() as asked, sparkling(name, master, conf, log) as spark:
-        asked.take_over()  # Spark has put its own in place
+    connection = ConnectionOptions.of(Given(place.source()))
+    with signals() as asked, sparkling(name, place, log) as spark:
+        asked.take_over()  # Spark has installed its own handlers
         ended = run_jobs([job_of(spark)], connection, asked, once=once)
     end_with(ended)

@@ -1,8 +1,8 @@
 """``headrace sql``: topics as tables, for one query or at a prompt.
 
-Spark takes seconds to start, so what can be found wrong before is: the arguments, the broker, the name of
-a file. At the prompt it starts while the first query is typed. Its own log goes into a file that is
-removed at the end, and is named when something went wrong with Spark itself.
+Spark takes seconds to start, so mistakes in the arguments, the broker's address and file names are
+reported before. At the prompt, Spark starts while you type the first query. Its log goes into a file,
+which is deleted at the end; if Spark itself fails, the file is kept and named.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from headrace import limits
-from headrace.cli.connecting import count_of, size
+from headrace.cli.printing import count_of, errors, progress_bar, size
 from headrace.cli.spark_work import (
     FromOffset,
     Since,
@@ -29,9 +30,6 @@ from headrace.cli.spark_work import (
     ToOffset,
     Until,
     check_installed,
-    errors,
-    progress_bar,
-    settings_of,
     with_bar,
     with_place,
 )
@@ -45,7 +43,7 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 LIMIT = 100
-"""Rows of a table, unless --limit says otherwise."""
+"""Rows that a table shows without --limit."""
 _LIST = re.compile(r"(?:\\d|SHOW\s+(?:TABLES|TOPICS))\s*\Z", re.IGNORECASE)
 _DESCRIBE = re.compile(r"\\d\s+(\S+)\s*\Z")
 
@@ -54,15 +52,15 @@ _DESCRIBE = re.compile(r"\\d\s+(\S+)\s*\Z")
 def sql(
     query: Annotated[
         str | None,
-        typer.Argument(metavar="[QUERY]", help="The query; without one, a prompt."),
+        typer.Argument(metavar="[QUERY]", help="The query; default: open a prompt."),
     ] = None,
     schema: Annotated[
         list[str] | None,
         typer.Option(
             "--schema",
             metavar="'TOPIC: FIELDS'",
-            help="The schema of a topic: fields as in CREATE TABLE, text, or binary; @FILE for a JSON "
-            "object of them. May be repeated. Else it is inferred.",
+            help="A topic's schema: fields as in CREATE TABLE, text, or binary. @FILE reads a JSON "
+            "object of topics and schemas. May be repeated. Default: inferred.",
         ),
     ] = None,
     since: Since = None,
@@ -76,27 +74,30 @@ def sql(
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output", "-o", metavar="FILE", help="Write into a file, not to the screen."
-        ),
+        typer.Option("--output", "-o", metavar="FILE", help="Write the result to a file."),
     ] = None,
     limit: Annotated[
         int | None,
         typer.Option(
-            "--limit", "-n", min=0, help=f"ResultRows at most; 0: all. A table has {LIMIT}."
+            "--limit",
+            "-n",
+            min=0,
+            help=f"Maximum number of rows; 0: all. Default for tables: {LIMIT}.",
         ),
     ] = None,
     path: Annotated[
         Path | None,
-        typer.Option(metavar="DATA_DIR", help="Read a data directory, with no broker."),
+        typer.Option(metavar="DATA_DIR", help="Read a data directory without a broker."),
     ] = None,
     quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Do not say what was inferred.")
+        bool, typer.Option("--quiet", "-q", help="Do not print inferred schemas.")
     ] = False,
     *,
     place: SparkPlace,
 ) -> None:
-    """Query topics with SQL. They are tables by name.
+    """Query topics with SQL.
+
+    Each topic is a table of the same name.
 
     \b
     Examples:
@@ -107,15 +108,15 @@ def sql(
       headrace sql --path ./data "SELECT _timestamp, value FROM logs LIMIT 5"
 
     \b
-    A topic has the fields of its JSON values, or the column value, and:
-      _key _topic _partition _offset _timestamp _headers _id, and _corrupt for JSON
+    Columns: the fields of JSON values, or else the column value; and for each record
+      _key _topic _partition _offset _timestamp _headers _id (and _corrupt for JSON)
 
-    Without a query it is a prompt; a statement ends with a semicolon, \\? says more. Statements from
-    a pipe are run one by one.
+    Without a query, a prompt opens. There a statement ends with a semicolon, and \\? prints help.
+    Statements from a pipe run one after another.
     """
-    spark_settings = settings_of(place.conf)
+    spark_settings = place.spark_settings()
     if as_json and format_ not in (None, "json"):
-        raise InvalidArgument("--json is --format json; give one of them")
+        raise InvalidArgument("--json means --format json: give only one of them")
     check_installed()
     from headrace.spark.notation import RecordRange
     from headrace.spark.sql.catalog import Catalog
@@ -124,23 +125,27 @@ def sql(
 
     shape = format_of("json" if as_json else format_, output)
     if shape == "parquet" and output is None and sys.stdout.isatty():
-        raise InvalidArgument("Parquet is not for a terminal: name a file with --output")
+        raise InvalidArgument("Parquet cannot be shown on a terminal: name a file with --output")
     if output is not None and not output.absolute().parent.is_dir():
-        raise InvalidArgument(f"there is no folder {output.absolute().parent} for {output.name}")
+        raise InvalidArgument(
+            f"the folder {output.absolute().parent} of {output.name} does not exist"
+        )
     schemas = Schemas()
     for each in schema or ():
         schemas.add(each)
     bounds = RecordRange(since, until, from_offset, to_offset)
     given = None if query is None else statements(query)
     if given == []:
-        raise InvalidArgument("the query is empty; headrace sql alone is a prompt")
+        raise InvalidArgument("the query is empty; without a query, headrace sql opens a prompt")
     if output is not None and (given is None or len(given) != 1):
-        raise InvalidArgument("--output takes the result of one query: give one")
+        raise InvalidArgument("--output needs exactly one query")
     catalog = Catalog(place.source(path), schemas)
+    if limit is None and shape == "table":
+        limit = LIMIT
     with StatementRunner(
-        catalog, bounds, shape, output, limit, quiet, place.master, spark_settings
+        catalog, bounds, shape, output, limit or None, quiet, place.master, spark_settings
     ) as work:
-        catalog.names()  # is there a broker?
+        catalog.names()  # fails now if no broker answers
         try:
             _run(work, given)
         except HeadraceError as error:
@@ -162,40 +167,29 @@ def _run(work: StatementRunner, given: list[str] | None) -> None:
         from_pipe(work)
 
 
+@dataclass
 class StatementRunner:
-    """Runs statements and prints what they found; Spark is started when the first one needs it."""
+    """Runs statements and prints their results. Spark starts with the first one that needs it."""
 
-    def __init__(
-        self,
-        catalog: Catalog,
-        bounds: RecordRange,
-        format_: Format,
-        output: Path | None,
-        limit: int | None,
-        quiet: bool,
-        master: str | None,
-        settings: dict[str, Any],
-    ):
-        self.catalog = catalog
-        self._bounds = bounds
-        self._format = format_
-        self._output = output
-        if limit is None:
-            limit = LIMIT if format_ == "table" else 0
-        self._limit = limit or None
-        self._quiet = quiet
-        self._master = master
-        self._settings = settings
-        self._folder = Path(tempfile.mkdtemp(prefix="headrace-sql-"))
-        self._starting: threading.Thread | None = None
-        self._started: TopicSql | HeadraceError | None = None
-        self._is_ours = False
-        self._keeps_log = False
-        self._silence = logging.NullHandler()
-        self.shows_time = False
+    catalog: Catalog
+    bounds: RecordRange
+    format: Format
+    output: Path | None
+    limit: int | None
+    """None: no limit."""
+    quiet: bool
+    master: str | None
+    settings: dict[str, Any]
+    shows_time: bool = False
+    _folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="headrace-sql-")))
+    _starting: threading.Thread | None = None
+    _started: TopicSql | HeadraceError | None = None
+    _is_ours: bool = False
+    _keeps_log: bool = False
+    _silence: logging.Handler = field(default_factory=logging.NullHandler)
 
     def __enter__(self) -> StatementRunner:
-        # When the JVM dies, what talks to it logs the traceback of every call; one line says it all.
+        # When the JVM dies, py4j logs a traceback for every call; our one line is enough.
         logging.getLogger().addHandler(self._silence)
         return self
 
@@ -215,12 +209,12 @@ class StatementRunner:
         return self._folder / "spark.log"
 
     def say(self, text: str) -> None:
-        """A line on standard error."""
+        """Print a line for people, on standard error."""
         errors.print(text, markup=False, highlight=False, soft_wrap=True)
 
     # --- Spark ------------------------------------------------------------------------------
     def start(self) -> None:
-        """Begin to start Spark, and go on."""
+        """Start Spark in the background."""
         if self._starting is None:
             self._starting = threading.Thread(target=self._start, name="spark", daemon=True)
             self._starting.start()
@@ -233,17 +227,17 @@ class StatementRunner:
             self._is_ours = not is_active()
             cores = limits.cores()
             settings: dict[str, Any] = {"spark.sql.warehouse.dir": str(self._folder / "warehouse")}
-            settings |= self._settings
+            settings |= self.settings
             spark = session(
                 "headrace sql",
-                # A query that fails is not retried: a user waits for it.
-                self._master or f"local[{cores},1]",
+                # A query that fails is not retried: a person waits for it.
+                self.master or f"local[{cores},1]",
                 log_level="ERROR",
                 log_file=self._log,
                 **settings,
             )
             self._started = TopicSql(
-                spark, {}, bounds=self._bounds, note=self._note, catalog=self.catalog
+                spark, {}, bounds=self.bounds, note=self._note, catalog=self.catalog
             )
         except HeadraceError as error:
             self._started = error
@@ -253,7 +247,7 @@ class StatementRunner:
             )
 
     def _note(self, text: str) -> None:
-        if not self._quiet:
+        if not self.quiet:
             self.say(text)
 
     def topics(self) -> TopicSql:
@@ -270,7 +264,7 @@ class StatementRunner:
         return self._started
 
     def _watched(self, work: Callable[[], Result]) -> Result:
-        """Runs it in Spark, with a bar; Ctrl-C cancels it."""
+        """Run ``work`` in Spark, with a progress bar. Ctrl-C cancels it."""
         try:
             return with_bar(self.topics().spark, "query", work)
         except HeadraceError as error:
@@ -281,14 +275,14 @@ class StatementRunner:
 
     # --- statements -------------------------------------------------------------------------
     def run(self, statement: str) -> None:
-        """Run a statement, or a word of the prompt, and print the result."""
+        """Run one statement, or one command of the prompt, and print the result."""
         began = time.monotonic()
         described = _DESCRIBE.match(statement)
         if _LIST.match(statement):
             self._list()
         elif described:
             self._describe(described[1])
-        elif self._format == "table":
+        elif self.format == "table":
             self._run_table(statement)
         else:
             self._run_rows(statement)
@@ -299,11 +293,13 @@ class StatementRunner:
         from headrace.spark.sql.output import fetch
 
         topics = self.topics()
-        limit = self._limit
+        limit = self.limit
         rows = self._watched(lambda: fetch(topics.query(statement), limit))
         self._print(rows, statement)
         if not rows.is_all:
-            self.say(f"these are the first {count_of(rows.height, 'row')}; --limit 0 shows all")
+            self.say(
+                f"only the first {count_of(rows.height, 'row')} are shown; --limit 0 shows all"
+            )
 
     def _run_rows(self, statement: str) -> None:
         from headrace.spark.sql.output import Spool, check_names, spool
@@ -312,8 +308,8 @@ class StatementRunner:
 
         def work() -> Spool:
             frame = topics.query(statement)
-            check_names(frame.columns, self._format)
-            return spool(frame, self._limit)
+            check_names(frame.columns, self.format)
+            return spool(frame, self.limit)
 
         found = self._watched(work)
         try:
@@ -324,28 +320,28 @@ class StatementRunner:
     def _write(self, batches: Iterator[Any]) -> None:
         from headrace.spark.sql.output import replacing, write
 
-        if self._output is None:
+        if self.output is None:
             sys.stdout.flush()
-            write(batches, sys.stdout.buffer, self._format)
+            write(batches, sys.stdout.buffer, self.format)
             return
-        with replacing(self._output) as stream:
-            count = write(batches, stream, self._format)
-        self.say(f"wrote {count_of(count, 'row')} to {self._output}")
+        with replacing(self.output) as stream:
+            count = write(batches, stream, self.format)
+        self.say(f"wrote {count_of(count, 'row')} to {self.output}")
 
     def _print(self, rows: ResultRows, statement: str = "") -> None:
-        """As a table, or in the format that was asked for."""
+        """Print as a table, or in the format of ``--format``."""
         from headrace.cli.sql_table import print_table_of
         from headrace.spark.sql.text import names
 
         if not rows.names:
             return
-        if self._format != "table":
+        if self.format != "table":
             self._write(iter([rows.batch()]))
             return
         asked_for = {part for parts, _, _ in names(statement) for part in parts}
         left_out = print_table_of(rows, asked_for)
         if left_out:
-            self.say(f"NULL in all rows, and not shown: {', '.join(left_out)}")
+            self.say(f"not shown, because NULL in all rows: {', '.join(left_out)}")
         if self.shows_time:
             self.say(count_of(rows.height, "row"))
 
@@ -353,7 +349,7 @@ class StatementRunner:
         from headrace.spark.sql.output import ResultRows
 
         found = self.catalog.listing()
-        if not found and self._format == "table":
+        if not found and self.format == "table":
             self.say(f"there are no topics at {self.catalog.place}")
             return
         sizes: list[Any] = [each.bytes for each in found]
@@ -362,8 +358,8 @@ class StatementRunner:
                 "topic": [each.topic for each in found],
                 "partitions": [each.partitions for each in found],
                 "records": [each.records for each in found],
-                "size" if self._format == "table" else "bytes": (
-                    [size(each) for each in sizes] if self._format == "table" else sizes
+                "size" if self.format == "table" else "bytes": (
+                    [size(each) for each in sizes] if self.format == "table" else sizes
                 ),
             }
         )

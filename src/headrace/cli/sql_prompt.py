@@ -1,4 +1,4 @@
-"""The prompt of ``headrace sql``, and the same for statements that come through a pipe."""
+"""The prompt of ``headrace sql``, and statements from a pipe."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 PROMPT = "headrace> "
 MORE = "     ...> "
 HISTORY_LINES = 1_000
-HELP = r"""  SELECT …;     a statement ends with a semicolon and may have several lines
-  \d            the topics
-  \d orders     the columns of a topic
-  \q            leave, as Ctrl-D does
-  Ctrl-C        cancels a query that runs, or drops what was typed
-  `orders-eu`   a name with anything but letters, digits, _ and dots needs backticks
-  `orders.*`    all topics that the wildcard fits"""
+HELP = r"""  SELECT …;     a statement ends with a semicolon and may span several lines
+  \d            list the topics
+  \d orders     list the columns of a topic
+  \q            quit (also Ctrl-D)
+  Ctrl-C        cancel the running query, or discard the typed text
+  `orders-eu`   a name needs backticks unless it has only letters, digits, _ and dots
+  `orders.*`    all topics that match the wildcard"""
 _WORDS = (
     *("SELECT", "FROM", "WHERE", "GROUP BY", "ORDER BY", "LIMIT", "JOIN", "HAVING", "DISTINCT"),
     *("COUNT(*)", "_key", "_topic", "_partition", "_offset", "_timestamp", "_headers", "_corrupt"),
@@ -32,7 +32,7 @@ _PLAIN = re.compile(r"[A-Za-z_][\w.]*\Z")
 
 
 class StatementFeed:
-    """Lines in, statements out."""
+    """Splits lines into statements."""
 
     def __init__(self) -> None:
         self._pending = ""
@@ -45,7 +45,7 @@ class StatementFeed:
         self._pending = ""
 
     def line(self, line: str) -> list[str]:
-        """The statements, and words of the prompt, that this line ends."""
+        """The statements, and commands of the prompt, that end with this line."""
         from headrace.spark.sql.text import split
 
         word = line.strip()
@@ -56,13 +56,13 @@ class StatementFeed:
         return found
 
     def end(self) -> list[str]:
-        """The rest, after the last line."""
+        """The last statement, which needs no semicolon."""
         rest, self._pending = self._pending.strip(), ""
         return [rest] if rest else []
 
 
 def from_pipe(work: StatementRunner) -> None:
-    """Statement by statement; the first that fails is the last."""
+    """Run statement after statement, until one fails."""
     feed = StatementFeed()
     for line in sys.stdin:
         if not all(_run(work, statement) for statement in feed.line(line.rstrip("\r\n"))):
@@ -72,10 +72,10 @@ def from_pipe(work: StatementRunner) -> None:
 
 
 def prompt(work: StatementRunner) -> None:
-    """Until Ctrl-D or \\q. Errors are printed, and the prompt continues."""
+    """Run statements until Ctrl-D or \\q. An error is printed, and the prompt continues."""
     history = _readline(work)
     work.shows_time = True
-    work.say(f"topics at {work.catalog.place}; \\? for help, \\q to leave")
+    work.say(f"topics at {work.catalog.place}; \\? for help, \\q to quit")
     feed = StatementFeed()
     while True:
         try:
@@ -102,13 +102,13 @@ def prompt(work: StatementRunner) -> None:
 
 
 def _run(work: StatementRunner, statement: str) -> bool:
-    """Whether to go on."""
+    """Run one statement; false if it ends the session."""
     if statement in ("\\q", "\\quit", "exit", "quit"):
         return False
     if statement in ("\\?", "\\h", "\\help"):
         print(HELP)
     elif statement.startswith("\\") and not re.match(r"\\d(\s|\Z)", statement):
-        raise HeadraceError(f"there is no {statement.split()[0]}; \\? says what there is")
+        raise HeadraceError(f"unknown command {statement.split()[0]}; \\? prints help")
     else:
         work.run(statement)
     return True
@@ -116,7 +116,7 @@ def _run(work: StatementRunner, statement: str) -> bool:
 
 # --- the keyboard -------------------------------------------------------------------------------------
 def _readline(work: StatementRunner) -> Any:
-    """History and completion, where Python has readline. Returns what keeps the history."""
+    """Set up history and completion, if Python has readline. Returns a function that saves the history."""
     try:
         import readline
     except ImportError:
@@ -124,7 +124,7 @@ def _readline(work: StatementRunner) -> Any:
     state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
     path = state / "headrace" / "sql_history"
     readline.set_history_length(HISTORY_LINES)
-    with contextlib.suppress(OSError):  # the first time there is none
+    with contextlib.suppress(OSError):  # the first time, there is no history
         readline.read_history_file(path)
     readline.set_completer_delims(" \t\n,;()=<>+*/'\"`")
     readline.set_completer(_completer(work))
@@ -135,7 +135,7 @@ def _readline(work: StatementRunner) -> Any:
             path.parent.mkdir(parents=True, exist_ok=True)
             readline.write_history_file(path)
         except OSError as error:
-            work.say(f"the history was not kept: {path}: {error.strerror or error}")
+            work.say(f"the history was not saved: {path}: {error.strerror or error}")
 
     return keep
 
@@ -159,7 +159,7 @@ def _topics(work: StatementRunner) -> list[str]:
 
 
 def candidates(text: str, topics: list[str]) -> list[str]:
-    """The words that begin so."""
+    """Completions of the beginning of a word."""
     lower = text.lower()
     names = [name for name in topics if name.lower().startswith(lower)]
     quoted = [name if _PLAIN.match(name) else f"`{name}`" for name in names]

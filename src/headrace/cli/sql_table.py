@@ -1,8 +1,7 @@
-"""Rows as people read them: a table, or where it would be too wide, a line for each value.
+"""Rows of a query for people: a table, or, if that is too wide, a line for each value.
 
-Into a pipe a table is as wide as it needs to be, a row a line, as everywhere. On a terminal columns of
-the record that are null in every row (``_key``, ``_headers``, ``_corrupt``) are left out, unless the query
-asked for them by name: they are for those who use them.
+In a pipe each row is one line, as with every command. On a terminal, ``_key``, ``_headers`` and
+``_corrupt`` are left out if they are null in every row, unless the query names them.
 """
 
 from __future__ import annotations
@@ -13,24 +12,24 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from headrace.cli.connecting import console, print_table, text_of
+from headrace.cli.printing import console, new_table, print_table, text_of
 
 if TYPE_CHECKING:
     from headrace.spark.sql.output import ResultRows
 
 CELL_CHARS_MAX = 1_000
-"""On a terminal a longer value is cut."""
+"""On a terminal, a longer value is cut."""
 _COLUMN_CHARS_MIN = 16
-"""A column narrower than this, where its values need more, is no pleasure to read."""
+"""A column narrower than its values and narrower than this is hard to read."""
 _QUIET = ("_key", "_headers", "_corrupt")
 
 
 def print_table_of(rows: ResultRows, asked_for: set[str]) -> list[str]:
-    """Prints them; returns the columns that were left out."""
+    """Print rows, and return the names of the columns that were left out."""
     from headrace.spark.sql.output import texts
 
     if rows.names == ["plan"] and rows.height == 1 and str(rows.columns[0][0]).startswith("== "):
-        # The result of EXPLAIN has lines of its own.
+        # EXPLAIN prints lines of its own.
         print(text_of(str(rows.columns[0][0]).encode(errors="replace"), lines=True).strip())
         return []
     cells = [
@@ -51,13 +50,9 @@ def print_table_of(rows: ResultRows, asked_for: set[str]) -> list[str]:
     if console.is_terminal and _is_too_wide(names, columns, console.width):
         _print_records(names, columns, rows.height)
         return left_out
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for number in shown:
-        table.add_column(
-            Text(text_of(rows.names[number].encode())),
-            justify="right" if _is_number(rows, number) else "left",
-            overflow="fold",
-        )
+    table = new_table(
+        [(text_of(rows.names[number].encode()), _is_number(rows, number)) for number in shown]
+    )
     for row in zip(*columns, strict=True):
         table.add_row(*map(_text, row))
     print_table(table)
@@ -74,7 +69,7 @@ def _cell(text: str | None) -> str | None:
 
 
 def _text(cell: str | None) -> Text:
-    # As Text: what users have written is never taken for markup.
+    # As Text: users wrote these values, and rich must not take them for markup.
     return Text("NULL", style="dim") if cell is None else Text(cell)
 
 
@@ -94,7 +89,7 @@ def _is_too_wide(names: list[str], columns: list[list[str | None]], width: int) 
 
 
 def _print_records(names: list[str], columns: list[list[str | None]], count: int) -> None:
-    """A row is a block: the names on the left, what they are on the right."""
+    """Print each row as a block: names on the left, values on the right."""
     out: Console = console
     for number in range(count):
         out.rule(Text(f"row {number + 1}"), align="left", style="dim")

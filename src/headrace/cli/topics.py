@@ -7,35 +7,30 @@ from typing import Annotated, Any
 
 import typer
 
-from headrace.cli.connecting import (
+from headrace.cli.connecting import Topic, Yes, named_values, with_client
+from headrace.cli.printing import (
     AsJson,
-    Ca,
-    Server,
-    Token,
-    Topic,
-    connected,
     count_of,
     print_json,
+    print_listing,
     print_rows,
     say,
     size,
     when,
 )
+from headrace.client.threads import BrokerClient
 from headrace.errors import InvalidArgument
 
 Sets = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="A topic setting; may be repeated."),
+    typer.Option("--set", metavar="NAME=VALUE", help="A setting; may be repeated."),
 ]
 
 
 def settings_of(pairs: list[str] | None) -> dict[str, Any]:
-    """``name=value`` pairs with values as in JSON, or text."""
+    """The values of ``--set``: JSON, ``none``, or text."""
     settings: dict[str, Any] = {}
-    for pair in pairs or ():
-        name, equals, value = pair.partition("=")
-        if not equals:
-            raise InvalidArgument(f"--set takes NAME=VALUE, not {pair!r}")
+    for name, value in named_values("--set", pairs).items():
         try:
             settings[name] = None if value == "none" else json.loads(value)
         except ValueError:
@@ -43,102 +38,87 @@ def settings_of(pairs: list[str] | None) -> dict[str, Any]:
     return settings
 
 
+@with_client
 def create_topic(
+    client: BrokerClient,
     topic: Topic,
     partitions: Annotated[int | None, typer.Option(help="How many partitions.")] = None,
     memory: Annotated[bool, typer.Option("--memory", help="Keep it in memory.")] = False,
     sets: Sets = None,
-    server: Server = None,
-    token: Token = None,
-    ca: Ca = None,
 ) -> None:
-    """Create a topic. One that exists with these settings is fine.
+    """Create a topic.
 
+    If it already exists with the same settings, nothing changes.
+
+    \b
     Examples:
-
       headrace create-topic events --partitions 1
-
       headrace create-topic logs --set durability=interval --set retention_hours=72
     """
     settings = settings_of(sets)
     if memory:
         settings["durable"] = False
-    with connected(server, token, ca) as client:
-        client.create_topic(topic, partitions, **settings)
-        count = len(client.topic_stats(topic)["partitions"])
-    say(f"topic {topic} is there, with {count_of(count, 'partition')}")
+    exists = topic in client.topics()
+    stats = client.create_topic(topic, partitions, **settings)
+    count = count_of(len(stats["partitions"]), "partition")
+    say(
+        f"Topic {topic} already exists ({count})."
+        if exists
+        else f"Created topic {topic} ({count})."
+    )
 
 
-def alter_topic(
-    topic: Topic,
-    sets: Sets = None,
-    server: Server = None,
-    token: Token = None,
-    ca: Ca = None,
-) -> None:
-    """Change settings of a topic; partitions can be added.
+@with_client
+def alter_topic(client: BrokerClient, topic: Topic, sets: Sets = None) -> None:
+    """Change a topic's settings.
 
+    Partitions can be added, not removed.
+
+    \b
     Example:
-
       headrace alter-topic events --set partitions=4 --set retention_hours=none
     """
     changes = settings_of(sets)
     if not changes:
         raise InvalidArgument("nothing to change: give --set NAME=VALUE")
-    with connected(server, token, ca) as client:
-        client.change_topic(topic, **changes)
-    say(f"topic {topic} changed: {', '.join(changes)}")
+    client.change_topic(topic, **changes)
+    say(f"Changed topic {topic}: {', '.join(changes)}.")
 
 
-def delete_topic(
-    topic: Topic,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    server: Server = None,
-    token: Token = None,
-    ca: Ca = None,
-) -> None:
-    """Delete a topic with all its messages and its subscriptions."""
-    with connected(server, token, ca) as client:
-        stats = client.topic_stats(topic)
-        if not yes:
-            messages = count_of(stats["messages"], "message")
-            typer.confirm(f"Delete {topic} with {messages}?", abort=True)
-        client.delete_topic(topic)
-    say(f"topic {topic} is deleted")
+@with_client
+def delete_topic(client: BrokerClient, topic: Topic, yes: Yes = False) -> None:
+    """Delete a topic, its messages and its subscriptions."""
+    messages = count_of(client.topic_stats(topic)["messages"], "message")
+    if not yes:
+        typer.confirm(f"Delete topic {topic} and its {messages}?", abort=True)
+    client.delete_topic(topic)
+    say(f"Deleted topic {topic}.")
 
 
-def topics(
-    as_json: AsJson = False, server: Server = None, token: Token = None, ca: Ca = None
-) -> None:
+@with_client
+def topics(client: BrokerClient, as_json: AsJson = False) -> None:
     """List the topics."""
-    with connected(server, token, ca) as client:
-        stats = client.list_topics()
-    if as_json:
-        print_json(stats)
-        return
+    found = client.list_topics()
     rows = [
         {
-            "topic": item["topic"],
-            "partitions": len(item["partitions"]),
-            "messages": item["messages"],
-            "size": size(item["bytes"]),
-            "durability": item["durability"],
-            "groups": ", ".join(item["subscriptions"]) or None,
+            "topic": each["topic"],
+            "partitions": len(each["partitions"]),
+            "messages": each["messages"],
+            "size": size(each["bytes"]),
+            "durability": each["durability"],
+            "subscriptions": ", ".join(each["subscriptions"]) or None,
         }
-        for item in stats
+        for each in found
     ]
-    titles = {name: name for name in ("topic", "partitions", "messages", "size", "durability")}
-    titles["groups"] = "subscriptions"
-    print_rows(rows, titles, "There are no topics yet: publish something.")
+    columns = ("topic", "partitions", "messages", "size", "durability", "subscriptions")
+    print_listing(as_json, found, rows, columns, "No topics yet. The first publish creates one.")
 
 
-def describe(
-    topic: Topic, as_json: AsJson = False, server: Server = None, token: Token = None, ca: Ca = None
-) -> None:
-    """Show one topic: partitions, settings, subscriptions with their lag."""
-    with connected(server, token, ca) as client:
-        stats = client.topic_stats(topic)
-        groups = client.subscriptions(topic)
+@with_client
+def describe(client: BrokerClient, topic: Topic, as_json: AsJson = False) -> None:
+    """Show one topic: partitions, subscriptions, settings."""
+    stats = client.topic_stats(topic)
+    groups = client.subscriptions(topic)
     if as_json:
         print_json({**stats, "subscriptions": groups})
         return
@@ -156,11 +136,8 @@ def describe(
     }
     print_rows(stats["partitions"], titles, "")
     say("")
-    print_rows(
-        groups,
-        {"name": "subscription", "lag": "lag", "in_flight": "in flight", "members": "members"},
-        "No subscriptions.",
-    )
+    titles = {"name": "subscription", "lag": "lag", "in_flight": "in flight", "members": "members"}
+    print_rows(groups, titles, "No subscriptions.")
     say("")
     settings = [{"setting": k, "value": v} for k, v in stats["settings"].items()]
-    print_rows(settings, {"setting": "setting", "value": "value"}, "")
+    print_rows(settings, ("setting", "value"), "")

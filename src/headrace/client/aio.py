@@ -8,13 +8,14 @@ import logging
 import socket
 import ssl
 import uuid
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from copy import copy
-from typing import Any, Unpack
+from functools import partial
+from typing import Any, Self
 
 from headrace import limits
-from headrace.channels import Arrivals, AsyncChannel, check_count
-from headrace.client.consumer import AsyncConsumer, Feed
+from headrace.channels import Arrivals, AsyncChannel
+from headrace.client.consumer import AsyncRemoteConsumer, Feed, RemoteConsumer
 from headrace.client.link import ConnectionLost, Link, Wire, error_of
 from headrace.client.producer import Done, Producer
 from headrace.client.remote import RemoteOperations, receipt_of
@@ -26,17 +27,14 @@ from headrace.errors import (
     HeadraceError,
     NotFound,
 )
-from headrace.facade import AsyncFacade
-from headrace.log.batch import LOST, Batch, encode, parse
-from headrace.log.columns import Columns, cut, record, records, time_of
+from headrace.facade import Asked, Pages, readable, settle
+from headrace.log.batch import Batch, encode, parse
+from headrace.log.columns import Columns, pieces, record, records, time_of
 from headrace.model import (
-    Message,
     PublishManyOptions,
     PublishOptions,
     Receipt,
-    Settling,
     Start,
-    SubscriptionOptions,
     not_a_topic,
     position_text,
 )
@@ -60,6 +58,10 @@ def make_tls(tls: bool | ssl.SSLContext, ca: str | None) -> ssl.SSLContext | Non
     return ssl.create_default_context(cafile=ca)
 
 
+def not_connected() -> Closed:
+    return Closed("the client is not connected: call connect() first", code="not_connected")
+
+
 _ALONE = ("delay", "deliver_at", "idempotency_key", "producer")
 
 
@@ -68,7 +70,7 @@ def goes_alone(options: PublishOptions) -> bool:
     return bool(options) and any(options.get(name) is not None for name in _ALONE)
 
 
-class AsyncClient(RemoteOperations, AsyncFacade):
+class AsyncClient(RemoteOperations):
     """A client of one broker. ``async with AsyncClient("localhost", 9999) as client: ...``
 
     ``linger`` (seconds) and ``batch_bytes`` say how long and how much publishes are gathered;
@@ -127,7 +129,7 @@ class AsyncClient(RemoteOperations, AsyncFacade):
         return other
 
     # --- connecting -------------------------------------------------------------------------
-    async def connect(self) -> AsyncClient:
+    async def connect(self) -> Self:
         if self._link is not None:
             return self
         link = Link(*self._address, **self._link_options)
@@ -143,14 +145,7 @@ class AsyncClient(RemoteOperations, AsyncFacade):
             raise
         return self
 
-    def __await__(self) -> Generator[Any, None, AsyncClient]:
-        return self.connect().__await__()
-
-    async def __aenter__(self) -> AsyncClient:
-        return await self.connect()
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
+    _open = connect
 
     async def close(self) -> None:
         """Send what waits, end the subscriptions, close the connection."""
@@ -178,7 +173,7 @@ class AsyncClient(RemoteOperations, AsyncFacade):
     @property
     def link(self) -> Link:
         if self._link is None:
-            raise Closed("the client is not connected: call connect() first", code="not_connected")
+            raise not_connected()
         return self._link
 
     @property
@@ -188,7 +183,7 @@ class AsyncClient(RemoteOperations, AsyncFacade):
     @property
     def producing(self) -> Producer:
         if self._producer is None or self._link is None:
-            raise Closed("the client is not connected: call connect() first", code="not_connected")
+            raise not_connected()
         return self._producer
 
     async def _up(self, wire: Wire) -> None:
@@ -229,30 +224,9 @@ class AsyncClient(RemoteOperations, AsyncFacade):
         stats = await self.topic_stats(topic, create=True)
         return len(stats["partitions"])
 
-    async def publish(
-        self,
-        topic: str,
-        value: bytes | str,
-        headers: Mapping[str, str] | None = None,
-        **options: Unpack[PublishOptions],
-    ) -> Receipt:
-        """Store one message; when this returns it is as durable as the topic promises.
-
-        ``to`` names the one subscription it is meant for; ``delay`` (seconds) or ``deliver_at``
-        (ms) publish it later; ``ttl`` (seconds) limits how long it is delivered. A repeated
-        ``idempotency_key`` or ``producer`` (id, epoch, sequence) is answered with the first receipt.
-        Publishes that run at the same time travel together.
-        """
-        return await self.publish_nowait(topic, value, headers, **options)
-
-    def publish_nowait(
-        self,
-        topic: str,
-        value: bytes | str,
-        headers: Mapping[str, str] | None = None,
-        **options: Unpack[PublishOptions],
+    def _publish(
+        self, topic: str, value: object, headers: Mapping[str, str] | None, options: PublishOptions
     ) -> asyncio.Future[Receipt]:
-        """Publish without waiting; the future gets the receipt, or the error."""
         if not isinstance(topic, str):
             raise not_a_topic(topic)
         if goes_alone(options):
@@ -267,16 +241,7 @@ class AsyncClient(RemoteOperations, AsyncFacade):
     ) -> asyncio.Future[Receipt]:
         future: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
 
-        def done(receipt: Receipt | None, error: HeadraceError | None) -> None:
-            if future.done():
-                return
-            if receipt is not None:
-                future.set_result(receipt)
-            else:
-                assert error is not None
-                future.set_exception(error)
-
-        self.producing.publish(topic, columns, partition, done)
+        self.producing.publish(topic, columns, partition, partial(settle, future))
         return future
 
     def produce(self, topic: str, columns: Columns, partition: int | None, done: Done) -> None:
@@ -289,7 +254,7 @@ class AsyncClient(RemoteOperations, AsyncFacade):
     async def publish_alone(
         self,
         topic: str,
-        value: bytes | str,
+        value: object,
         headers: Mapping[str, str] | None,
         options: PublishOptions,
     ) -> Receipt:
@@ -318,14 +283,9 @@ class AsyncClient(RemoteOperations, AsyncFacade):
         frame = await self.link.ask(Type.PUBLISH, properties, columns.values[0], again=True)
         return receipt_of(frame)
 
-    async def publish_many(
-        self,
-        topic: str,
-        values: Sequence[bytes | str],
-        headers: Sequence[Mapping[str, str] | None] | Mapping[str, str] | None = None,
-        **options: Unpack[PublishManyOptions],
+    async def _publish_many(
+        self, topic: str, values: Any, headers: Any, options: PublishManyOptions
     ) -> list[Receipt]:
-        """Store many messages; receipts in the order in which they were put into partitions."""
         bytes_max, now = self._max_message_size, Clock().now_ms()
         columns = records(values, headers, options, bytes_max, now)
         partition, identity = options.get("partition"), options.get("producer")
@@ -338,7 +298,7 @@ class AsyncClient(RemoteOperations, AsyncFacade):
         futures: list[asyncio.Future[Receipt]] = []
         try:
             for number, part in parts:
-                for piece in _pieces(part):
+                for piece in pieces(part):
                     futures.append(self._produce(topic, piece, number))
                     if producer.is_busy:
                         await futures[-1]
@@ -354,17 +314,8 @@ class AsyncClient(RemoteOperations, AsyncFacade):
         await super().flush()
 
     # --- reading ----------------------------------------------------------------------------
-    async def fetch_batches(
-        self,
-        topic: str,
-        offset: Start = "earliest",
-        *,
-        partition: int = 0,
-        max_bytes: int = limits.READ_BYTES_DEFAULT,
-        wait: float = 0.0,
-    ) -> list[Batch]:
-        """Whole batches as they lie in the log; ``wait`` seconds for the first if there is none."""
-        return (await self._fetch(topic, offset, partition, max_bytes, wait))[0]
+    async def _fetch_batches(self, asked: Asked) -> list[Batch]:
+        return (await self._fetch(*asked))[0]
 
     async def _fetch(
         self, topic: str, offset: Start, partition: int, max_bytes: int, wait: float
@@ -388,60 +339,13 @@ class AsyncClient(RemoteOperations, AsyncFacade):
             at += batch.stored_bytes
         return found, int(frame.properties["offset"])
 
-    async def fetch(
-        self,
-        topic: str,
-        offset: Start = "earliest",
-        limit: int = 1000,
-        *,
-        partition: int = 0,
-        max_bytes: int = limits.READ_BYTES_DEFAULT,
-        wait: float = 0.0,
-    ) -> list[Message]:
-        """Messages from an offset (or a time) on. Nothing is moved or acknowledged.
-
-        Those that lie together: fewer than ``limit`` may come though there are more. The last one's
-        offset plus one goes on; none at all is the end.
-        """
-        check_count("limit", limit)
-        batches, at = await self._fetch(topic, offset, partition, max_bytes, wait)
-        found: list[Message] = []
-        for batch in batches:
-            if batch.flags & LOST:
-                if found:
-                    break
-                batch.values()  # raises, and says which offsets are gone
-            start = max(at - batch.base_offset, 0)
-            stop = min(batch.count, start + limit - len(found))
-            found += batch.messages(topic, partition, start, stop)
-            if len(found) >= limit:
-                break
-        return found
-
-    async def fetch_values(
-        self,
-        topic: str,
-        offset: Start = "earliest",
-        *,
-        partition: int = 0,
-        max_bytes: int = limits.READ_BYTES_DEFAULT,
-        wait: float = 0.0,
-    ) -> list[bytes]:
-        """Like ``fetch``, but the plain values of about ``max_bytes``."""
-        batches, at = await self._fetch(topic, offset, partition, max_bytes, wait)
-        found: list[bytes] = []
-        for batch in batches:
-            if batch.flags & LOST and found:
-                break
-            start = max(at - batch.base_offset, 0)
-            found += batch.values()[start:] if start else batch.values()
-        return found
+    async def _read(self, asked: Asked, collect: Callable[[Pages], Any], first_bytes: int) -> Any:
+        return collect(readable(*await self._fetch(*asked)))
 
     # --- subscribing ------------------------------------------------------------------------
     async def subscribe(
         self, topic: str, *, capacity: int = limits.CHANNEL_CAPACITY_DEFAULT
     ) -> AsyncChannel:
-        """Every message of the topic (or wildcard) from now on."""
         channel = AsyncChannel(topic, capacity)
         await self.follow(channel)
         channel.on_close = self._close_channel
@@ -461,7 +365,6 @@ class AsyncClient(RemoteOperations, AsyncFacade):
         channel.closed(None)
 
     async def unsubscribe(self, topic: str) -> None:
-        """Close the plain channels of the topic."""
         for feed in list(self._feeds.values()):
             if feed.topic == topic and feed.name is None:
                 await self.unfollow(feed)
@@ -472,52 +375,35 @@ class AsyncClient(RemoteOperations, AsyncFacade):
         if self._feeds.get(feed.key) is feed:
             del self._feeds[feed.key]
 
-    async def subscription(
-        self,
-        name: str,
-        topic: str | None = None,
-        *,
-        start: Start = "earliest",
-        prefetch: int = limits.PREFETCH_DEFAULT,
-        auto_extend: bool = False,
-        **settings: Unpack[SubscriptionOptions],
-    ) -> AsyncConsumer:
-        """Join a durable subscription. With a topic, it is created if it does not exist.
-
-        ``prefetch``: how many messages may be out with this member at a time. ``auto_extend``: their
-        deadlines are extended until they are settled.
-        """
-        if topic is not None:
-            await self.create_subscription(name, topic, start, **settings)
-        consumer = AsyncConsumer(topic or name, prefetch)
-        await self.join(consumer, consumer, name, topic, prefetch, auto_extend)
+    async def _join(
+        self, name: str, topic: str | None, prefetch: int, auto_extend: bool
+    ) -> AsyncRemoteConsumer:
+        consumer = AsyncRemoteConsumer(topic or name, prefetch)
+        await self.join(consumer, name, topic, prefetch, auto_extend)
         consumer.on_close = self._close_channel
         return consumer
 
     async def join(
         self,
-        arrivals: Arrivals,
-        settling: Settling,
+        consumer: AsyncRemoteConsumer | RemoteConsumer,
         name: str,
         topic: str | None,
         prefetch: int,
         auto_extend: bool,
-    ) -> Feed:
-        """Lead a subscription into a channel of the caller's making."""
+    ) -> None:
+        """Lead a subscription into a consumer of the caller's making."""
         stats = await self.subscription_stats(name, topic)
-        feed = Feed(
+        consumer.feed = Feed(
             self.link,
-            arrivals,
-            settling,
-            topic=stats["topic"],
-            name=name,
-            prefetch=prefetch,
-            ack_timeout=stats["settings"]["ack_timeout"],
-            auto_extend=auto_extend,
+            consumer,
+            consumer,
+            stats["topic"],
+            name,
+            _prefetch=prefetch,
+            _ack_timeout=stats["settings"]["ack_timeout"],
+            _auto_extend=auto_extend,
         )
-        arrivals.feed = feed  # type: ignore[attr-defined]
-        await self._start(feed)
-        return feed
+        await self._start(consumer.feed)
 
     async def _start(self, feed: Feed) -> None:
         await self.link.within_time(self._subscribe(feed))
@@ -558,13 +444,3 @@ class AsyncClient(RemoteOperations, AsyncFacade):
                 await self.unfollow(feed)
                 return
         raise NotFound(f"this client has not joined {name!r}", code="not_subscribed")
-
-
-def _pieces(columns: Columns) -> list[Columns]:
-    """Cut so that each piece makes one batch of a good size."""
-    count = len(columns.values)
-    size = sum(map(len, columns.values)) + 1
-    step = max(1, min(limits.BATCH_RECORDS_TARGET, count * limits.BATCH_BYTES_TARGET // size))
-    if step >= count:
-        return [columns]
-    return [cut(columns, start, start + step) for start in range(0, count, step)]

@@ -1,4 +1,4 @@
-"""Consuming: messages ahead of need, acknowledgements behind the scenes.
+"""Consuming: messages ahead of need, acknowledgements gathered and sent together.
 
 A :class:`Feed` is the loop's side of one subscription: it asks the broker to deliver, turns deliveries
 into messages, gathers acknowledgements into runs and sends them together, extends deadlines, and
@@ -13,12 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Callable, Iterable
-from typing import Any
+from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
-from headrace.channels import Arrivals, AsyncChannel, Channel
+from headrace.channels import ACK, EXTEND, NACK, UP_TO, Arrivals, AsyncConsumer, Consumer
 from headrace.client.link import Link, Wire, error_of
 from headrace.errors import DataCorrupt, HeadraceError, StaleDelivery
 from headrace.log.batch import parse
@@ -28,60 +26,49 @@ from headrace.wire.binary import Frame, Type
 
 logger = logging.getLogger("headrace.client")
 SETTLE_RUNS_MAX = 10_000
+_FRAMES = {NACK: Type.NACK, EXTEND: Type.EXTEND, UP_TO: Type.ACK}
 
 
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class ClientLease:
     """A delivery as the client knows it. ``out`` is how many of it are not settled."""
 
-    __slots__ = ("__weakref__", "id", "out", "step", "void")
-
-    def __init__(self, id: int, out: int, step: int):
-        self.id = id
-        self.out = out
-        self.step = step
-        """The distance of its offsets; 0 when they are irregular."""
-        self.void = False
+    id: int
+    out: int
+    step: int
+    """The distance of its offsets; 0 when they are irregular."""
+    void: bool = False
 
 
+@dataclass(slots=True, eq=False)
 class Feed:
     """One subscription of one client, on the loop."""
 
-    def __init__(
-        self,
-        link: Link,
-        arrivals: Arrivals,
-        settling: Settling | None,
-        *,
-        topic: str,
-        name: str | None = None,
-        channel: str = "",
-        prefetch: int = 0,
-        ack_timeout: float = 30.0,
-        auto_extend: bool = False,
-    ):
-        self._link = link
-        self.arrivals = arrivals
-        self._settling = settling
-        self.topic = topic
-        self.name = name
-        self.channel = channel
-        self._credit = 0
-        if name is None:
-            arrivals.refill = self._grant
-        self._prefetch = prefetch
-        self._ack_timeout = ack_timeout
-        self._auto_extend = auto_extend
-        self._leases: WeakValueDictionary[int, ClientLease] = WeakValueDictionary()
-        """Deliveries of which somebody still holds a message."""
-        self._runs: list[list[int]] = []
-        self._last_lease: ClientLease | None = None
-        self._flushing = False
-        self._unanswered = 0
-        self._idle: list[asyncio.Future[None]] = []
-        self._timer: asyncio.TimerHandle | None = None
-        self._ended = False
-        self.left = asyncio.Event()
-        self.stale = 0
+    _link: Link
+    arrivals: Arrivals
+    _settling: Settling | None
+    topic: str
+    name: str | None = None
+    channel: str = ""
+    _prefetch: int = 0
+    _ack_timeout: float = 30.0
+    _auto_extend: bool = False
+    _credit: int = 0
+    _leases: WeakValueDictionary[int, ClientLease] = field(default_factory=WeakValueDictionary)
+    """Deliveries of which somebody still holds a message."""
+    _runs: list[list[int]] = field(default_factory=list)
+    _last_lease: ClientLease | None = None
+    _flushing: bool = False
+    _unanswered: int = 0
+    _idle: list[asyncio.Future[None]] = field(default_factory=list)
+    _timer: asyncio.TimerHandle | None = None
+    _ended: bool = False
+    left: asyncio.Event = field(default_factory=asyncio.Event)
+    stale: int = 0
+
+    def __post_init__(self) -> None:
+        if self.name is None:
+            self.arrivals.refill = self._grant
 
     @property
     def is_leaving(self) -> bool:
@@ -209,7 +196,7 @@ class Feed:
         """A plain channel has room again: let the broker send as much."""
         wire = self._link.wire
         room = self.arrivals.capacity - len(self.arrivals) - self._credit
-        if room > 0 and wire is not None and not self._ended:
+        if room > 0 and wire is not None and not self.is_leaving:
             self._credit += room
             properties = {"topic": self.topic, "channel": self.channel, "count": str(room)}
             wire.tell(Type.CREDIT, properties)
@@ -263,18 +250,23 @@ class Feed:
             await future
 
     def settle(
-        self, type: int, lease: ClientLease, offset: int, properties: dict[str, str]
+        self, kind: int, lease: ClientLease, offset: int, argument: float | None, reason: str
     ) -> None:
-        """A nack, an extension or an ack up to: sent by itself, behind the acks before it."""
+        """A nack, an extension or an ack up to: sent by itself, after the acks before it."""
         wire = self._link.wire
         if lease.void or wire is None:
             self.stale += 1
             return
         self._send_runs()
-        properties = {"lease": str(lease.id), "offset": str(offset), **properties}
-        wire.send(type, properties, b"", self._single_answered)
-        if type == Type.NACK:
+        properties = {"lease": str(lease.id), "offset": str(offset)}
+        if kind == NACK:
             lease.out -= 1
+            properties["reason"] = reason.replace("\0", " ")[:1000]
+        if argument is not None:
+            properties["delay" if kind == NACK else "seconds"] = repr(float(argument))
+        if kind == UP_TO:
+            properties["up_to"] = "true"
+        wire.send(_FRAMES[kind], properties, b"", self._single_answered)
 
     def _single_answered(self, frame: Frame | None) -> None:
         if frame is not None and frame.properties.get("status") == "error":
@@ -301,108 +293,43 @@ def _step(places: range | list[int]) -> int:
     return step if places == list(range(places[0], places[-1] + 1, step)) else 0
 
 
-def _lease(message: Message) -> ClientLease:
-    lease: ClientLease | None = message.lease
-    if lease is None:
-        raise StaleDelivery(f"the delivery of offset {message.offset} has ended: it was settled")
-    if lease.void:
-        raise StaleDelivery(
-            f"the delivery of offset {message.offset} has ended: the connection broke since"
-        )
-    return lease
-
-
-def _take_lease(message: Message) -> ClientLease:
-    """For what ends the delivery: a message is settled once."""
-    lease = _lease(message)
-    message.lease = None
-    return lease
-
-
-def _nack(delay: float | None, reason: str) -> dict[str, str]:
-    properties = {"reason": reason.replace("\0", " ")[:1000]}
-    if delay is not None:
-        properties["delay"] = repr(float(delay))
-    return properties
-
-
-def _extension(seconds: float | None) -> dict[str, str]:
-    return {} if seconds is None else {"seconds": repr(float(seconds))}
-
-
-class AsyncConsumer(AsyncChannel):
-    """A member of a subscription, for asyncio."""
+class _Remote:
+    """The common part of both consumers: a feed that the broker fills."""
 
     feed: Feed
 
-    def ack(self, message: Message) -> None:
-        self.feed.ack(_take_lease(message), message.offset)
+    def _lease_for(self, kind: int, message: Message) -> ClientLease:
+        lease: ClientLease | None = message.lease
+        if lease is None:
+            raise StaleDelivery(
+                f"the delivery of offset {message.offset} has ended: it was settled"
+            )
+        if lease.void:
+            raise StaleDelivery(
+                f"the delivery of offset {message.offset} has ended: the connection broke since"
+            )
+        if kind != EXTEND:  # the others end the delivery: a message is settled once
+            message.lease = None
+        return lease
 
-    def ack_many(self, messages: Iterable[Message]) -> None:
-        for message in messages:
-            self.ack(message)
+    def _carry_out(
+        self,
+        kind: int,
+        lease: ClientLease,
+        message: Message,
+        argument: float | None,
+        reason: str,
+    ) -> None:
+        if kind == ACK:
+            self.feed.ack(lease, message.offset)
+        else:
+            self.feed.settle(kind, lease, message.offset, argument, reason)
 
-    def ack_up_to(self, message: Message) -> None:
-        self.feed.settle(Type.ACK, _take_lease(message), message.offset, _UP_TO)
 
-    def nack(self, message: Message, delay: float | None = None, reason: str = "nack") -> None:
-        properties = _nack(delay, reason)
-        self.feed.settle(Type.NACK, _take_lease(message), message.offset, properties)
-
-    def extend(self, message: Message, seconds: float | None = None) -> None:
-        self.feed.settle(Type.EXTEND, _lease(message), message.offset, _extension(seconds))
-
+class AsyncRemoteConsumer(_Remote, AsyncConsumer):
     async def flush(self) -> None:
         await self.feed.flush()
 
 
-class Consumer(Channel):
-    """A member of a subscription, for threads."""
-
-    feed: Feed
-
-    def __init__(self, topic: str, capacity: int, call: Callable[..., Any]):
-        super().__init__(topic, capacity, call)
-        self._settled: deque[tuple[int, ClientLease, int, dict[str, str]]] = deque()
-        self._carrying = False
-
-    def _settle(
-        self, type: int, lease: ClientLease, offset: int, properties: dict[str, str]
-    ) -> None:
-        self._settled.append((type, lease, offset, properties))
-        if not self._carrying:
-            self._carrying = True
-            self._call(self.carry_out)
-
-    def carry_out(self) -> None:
-        """On the loop: send what was settled since the last time."""
-        self._carrying = False
-        feed, settled = self.feed, self._settled
-        while settled:
-            type, lease, offset, properties = settled.popleft()
-            if type == _PLAIN_ACK:
-                feed.ack(lease, offset)
-            else:
-                feed.settle(type, lease, offset, properties)
-
-    def ack(self, message: Message) -> None:
-        self._settle(_PLAIN_ACK, _take_lease(message), message.offset, _NOTHING)
-
-    def ack_many(self, messages: Iterable[Message]) -> None:
-        for message in messages:
-            self.ack(message)
-
-    def ack_up_to(self, message: Message) -> None:
-        self._settle(Type.ACK, _take_lease(message), message.offset, _UP_TO)
-
-    def nack(self, message: Message, delay: float | None = None, reason: str = "nack") -> None:
-        properties = _nack(delay, reason)
-        self._settle(Type.NACK, _take_lease(message), message.offset, properties)
-
-    def extend(self, message: Message, seconds: float | None = None) -> None:
-        self._settle(Type.EXTEND, _lease(message), message.offset, _extension(seconds))
-
-
-_PLAIN_ACK = -1
-_NOTHING: dict[str, str] = {}
-_UP_TO = {"up_to": "true"}
+class RemoteConsumer(_Remote, Consumer):
+    pass

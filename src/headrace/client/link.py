@@ -277,7 +277,7 @@ class Link:
     async def _dial(self) -> Wire:
         host, port = self.address
         transport, wire = await asyncio.get_running_loop().create_connection(
-            lambda: Wire(self._frame, self._lost),
+            lambda: Wire(self.on_frame, self._lost),
             host,
             port,
             ssl=self._tls,
@@ -288,9 +288,6 @@ class Link:
             wire.abort()
             raise ConnectFailed(f"no broker answers at {host}:{port}")
         return wire
-
-    def _frame(self, frame: Frame) -> None:
-        self.on_frame(frame)
 
     def _lost(self, wire: Wire, _error: Exception | None) -> None:
         if wire is self._wire:

@@ -2,7 +2,7 @@
 
 A task is one thread that wants one range of one partition as fast as it can be had, and nothing else; an
 event loop would only be in its way. So :class:`BatchReader` speaks the few frames it needs (``AUTH``,
-``HEARTBEAT``, ``FETCH``) by itself:
+``FETCH``) by itself:
 
 - The next ``FETCH`` is sent as soon as the last batch of an answer begins: the broker reads and sends
   while the caller works, into the buffers of the sockets, with no thread here.
@@ -29,7 +29,6 @@ import time
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 
-from headrace.client.aio import default_client_id
 from headrace.client.direct import OpenFile, open_file
 from headrace.client.link import BACKOFF_S, ConnectionLost, connect_failed, error_of
 from headrace.errors import (
@@ -74,13 +73,11 @@ class BatchReader:
         timeout: float = 60.0,
         fetch_bytes: int = FETCH_BYTES,
         direct: bool = True,
-        client_id: str | None = None,
     ):
         self._addresses = tuple(addresses)
         self._token, self._tls = token, tls
         self._timeout = timeout
         self._fetch_bytes = fetch_bytes
-        self._client_id = client_id or default_client_id()
         self._direct = machine() if direct else None
         self._file: OpenFile | None = None
         self._socket: socket.socket | None = None

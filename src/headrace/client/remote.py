@@ -10,15 +10,13 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
-from headrace import limits
 from headrace.client.link import ConnectionLost, Link
 from headrace.errors import BrokerFailed, Closed, HeadraceError, OutcomeUnknown
+from headrace.facade import AsyncFacade
 from headrace.log.batch import Batch
-from headrace.model import Receipt, check_seconds
-from headrace.operations.arguments import AliasOf, Positions, Seconds, Topics
-from headrace.operations.catalog import Operations
+from headrace.model import Receipt
 from headrace.operations.declaring import Operation
 from headrace.wire.binary import Frame, Type
 
@@ -28,7 +26,7 @@ WAIT_S_MAX = 30.0
 """Of one ``wait_for`` request; a longer wait asks again."""
 
 
-class RemoteOperations(Operations):
+class RemoteOperations(AsyncFacade):
     @property
     def link(self) -> Link:
         raise NotImplementedError
@@ -40,6 +38,11 @@ class RemoteOperations(Operations):
 
     async def _operate(self, operation: Operation, arguments: dict[str, Any]) -> Any:
         operation.check(arguments)  # a mistake is refused here, without asking the broker
+        if operation.name == "wait_for":
+            return await self._wait_for(operation, arguments)
+        return await self._attempt(operation, arguments)
+
+    async def _attempt(self, operation: Operation, arguments: dict[str, Any]) -> Any:
         body = operation.encode(arguments)
         if not operation.patient:
             return operation.decode(await self._ask(operation, body))
@@ -80,41 +83,20 @@ class RemoteOperations(Operations):
             tries += 1
             await asyncio.sleep(pause)
 
-    async def wait_for(
-        self,
-        positions: Positions,
-        *,
-        topics: Topics | None = None,
-        timeout: Annotated[Seconds, AliasOf("wait")],
-    ) -> bool:
-        check_seconds("timeout", timeout, limits.DELAY_S_MAX)
+    async def _wait_for(self, operation: Operation, arguments: dict[str, Any]) -> bool:
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout
+        deadline = loop.time() + arguments["wait"]
         while True:
             wait = min(max(deadline - loop.time(), 0.0), WAIT_S_MAX)
-            if await super().wait_for(positions, topics=topics, timeout=wait):
+            if await self._attempt(operation, {**arguments, "wait": wait}):
                 return True
             if loop.time() >= deadline:
                 return False
 
     # --- batches ----------------------------------------------------------------------------
-    async def stage(
-        self,
-        topic: str,
-        batch: Batch,
-        *,
-        partition: int | None = None,
-        name: str | None = None,
-        number: int | None = None,
-        delayed: bool = False,
-    ) -> str:
-        """Store a batch durably but out of sight; returns the piece's id, for ``commit_staged``.
-
-        See ``AsyncBroker.stage``. A batch that was staged twice, because the connection broke, takes
-        room until it expires, and is not in any commit.
-        """
-        more = {} if name is None else {"name": name, "number": str(number)}
-        if delayed:
+    async def _stage(self, topic: str, batch: Batch, partition: int | None, **purpose: Any) -> str:
+        more = {key: str(purpose[key]) for key in ("name", "number") if purpose[key] is not None}
+        if purpose["delayed"]:
             more["delayed"] = "true"
         frame = await self._send(Type.STAGE, topic, batch, partition, more)
         return frame.properties["piece"]
@@ -122,11 +104,6 @@ class RemoteOperations(Operations):
     async def publish_batch(
         self, topic: str, batch: Batch, *, partition: int | None = None
     ) -> Receipt:
-        """Store a whole batch, at least once: sent again if the connection breaks before the answer.
-
-        Without a partition, records that have a key go where it belongs; the receipt is the first
-        one's.
-        """
         return receipt_of(await self._send(Type.PUBLISH_BATCH, topic, batch, partition))
 
     async def _send(

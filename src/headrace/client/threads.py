@@ -7,29 +7,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Mapping
+from concurrent.futures import CancelledError, Future
 from functools import partial
-from typing import Any, Unpack
+from typing import Any
 
-from headrace import limits
 from headrace.channels import Channel
-from headrace.client.aio import AsyncClient, goes_alone
-from headrace.client.consumer import Consumer, Feed
+from headrace.client.aio import AsyncClient, goes_alone, not_connected
+from headrace.client.consumer import Feed, RemoteConsumer
 from headrace.clock import Clock
-from headrace.errors import Closed, HeadraceError, NotFound, OutcomeUnknown
+from headrace.errors import Closed, HeadraceError, OutcomeUnknown
 from headrace.facade import BlockingFacade
+from headrace.forking import put_aside
 from headrace.log.columns import Columns, record
-from headrace.model import PublishOptions, Receipt, Start, SubscriptionOptions, not_a_topic
-from headrace.operations.blocking import BlockingOperations
+from headrace.model import PublishOptions, Receipt, not_a_topic
 from headrace.publication import Publication, renew_lock
-from headrace.shell import blocking, nowait
 
 FAILED_KEPT_MAX = 100
 
 
-class BrokerClient(BlockingOperations, BlockingFacade):
+class BrokerClient(BlockingFacade):
     """A client of one broker::
 
         client = BrokerClient(host='localhost', port=9999, client_id='publisher-1')
@@ -50,37 +48,27 @@ class BrokerClient(BlockingOperations, BlockingFacade):
         client_id: str | None = None,
         **options: Any,
     ):
-        super().__init__()
         self._core = AsyncClient(host, port, client_id, **options)
-        self._begin_anew()
+        super().__init__()
 
     def _begin_anew(self) -> None:
+        super()._begin_anew()
         self.client_id = self._core.client_id
         self._outgoing: deque[tuple[str, Columns, int | None, Publication]] = deque()
         self._sending = False
-        self._channels: dict[Channel, Feed] = {}
-        self._joined: dict[Channel, str] = {}
-        self._workers: dict[Channel, threading.Thread] = {}
-        self._alone: set[Publication] = set()
-        """On their way by themselves, not through the producer."""
-        self._tasks: set[asyncio.Task[Receipt]] = set()
-        """Which bring those on their way."""
+        self._alone: set[Future[Receipt]] = set()
+        """Publishes on their way by themselves, not through the producer."""
         self._failed: list[Publication] = []
 
     def forked(self) -> None:
         """In a child process: the connection and all that hangs on it stay with the parent."""
         renew_lock()
-        was_open = self._loop is not None
+        if self._loop is not None:
+            for feed in [*self._channels.values(), *[each.feed for each in self._consumers()]]:
+                feed.disconnected()
+            put_aside(self._core)
+            self._core = self._core.anew()
         super().forked()
-        if not was_open:
-            return
-        for feed in [*self._channels.values(), *[each.feed for each in self._consumers()]]:
-            feed.disconnected()
-        for channel in [*self._channels, *self._joined]:
-            channel.on_close = lambda channel: None
-            channel.forked(self._not_open())
-        self._core = self._core.anew()
-        self._begin_anew()
 
     # --- connecting -------------------------------------------------------------------------
     def connect(self) -> BrokerClient:
@@ -93,8 +81,6 @@ class BrokerClient(BlockingOperations, BlockingFacade):
         self._sending = False
         while self._outgoing:
             self._outgoing.popleft()[-1].settle(None, _closed())
-        while self._alone:
-            self._alone.pop().settle(None, _closed())
 
     def disconnect(self) -> None:
         """Send what waits, end the subscriptions, close the connection."""
@@ -110,8 +96,8 @@ class BrokerClient(BlockingOperations, BlockingFacade):
         self._stop()
 
     async def _close(self) -> None:
-        if self._tasks:  # each ends in its own time
-            await asyncio.wait(self._tasks)
+        if self._alone:  # each ends in its own time
+            await asyncio.wait([asyncio.wrap_future(future) for future in list(self._alone)])
         await self._core.close()
 
     def close(self) -> None:
@@ -120,9 +106,6 @@ class BrokerClient(BlockingOperations, BlockingFacade):
 
     def __enter__(self) -> BrokerClient:
         return self.connect()
-
-    def __exit__(self, *_: object) -> None:
-        self.disconnect()
 
     @property
     def is_connected(self) -> bool:
@@ -135,46 +118,24 @@ class BrokerClient(BlockingOperations, BlockingFacade):
                 "here",
                 code="not_connected",
             )
-        return Closed("the client is not connected: call connect() first", code="not_connected")
+        return not_connected()
 
-    def _consumers(self) -> list[Consumer]:
-        return [each for each in self._joined if isinstance(each, Consumer)]
+    def _consumers(self) -> list[RemoteConsumer]:
+        return [each for each in self._joined if isinstance(each, RemoteConsumer)]
 
     # --- publishing -------------------------------------------------------------------------
-    def publish(
-        self,
-        topic: str,
-        value: bytes | str,
-        headers: Mapping[str, str] | None = None,
-        **options: Unpack[PublishOptions],
-    ) -> Receipt:
-        """Store one message and wait for its receipt; see ``AsyncClient.publish``."""
-        return self.publish_nowait(topic, value, headers, **options).result()
-
-    def publish_nowait(
-        self,
-        topic: str,
-        value: bytes | str,
-        headers: Mapping[str, str] | None = None,
-        **options: Unpack[PublishOptions],
+    def _publish(
+        self, topic: str, value: object, headers: Mapping[str, str] | None, options: PublishOptions
     ) -> Publication:
-        """Publish without waiting; ``result()`` of what is returned waits for the receipt.
-
-        Publishes that follow each other travel together. An error that nobody waits for is raised by
-        ``flush``.
-        """
-        loop = self._loop
-        if loop is None:
+        if self._loop is None:
             raise self._not_open()
         if not isinstance(topic, str):
             raise not_a_topic(topic)
         publication = Publication()
         if goes_alone(options):
-            work = partial(self._core.publish_alone, topic, value, headers, options)
-            self._alone.add(publication)
-            self._call(self._start_alone, work, publication)
-            if self._loop is not loop and publication in self._alone:
-                raise _closed()
+            future = self._begin(self._core.publish_alone(topic, value, headers, options))
+            self._alone.add(future)
+            future.add_done_callback(partial(self._alone_settled, publication))
             return publication
         columns = record(value, headers, options, self._core._max_message_size, Clock().now_ms())
         self._outgoing.append((topic, columns, options.get("partition"), publication))
@@ -183,27 +144,16 @@ class BrokerClient(BlockingOperations, BlockingFacade):
             self._call(self._send)
         return publication
 
-    def _start_alone(
-        self, work: Callable[[], Coroutine[Any, Any, Receipt]], publication: Publication
-    ) -> None:
-        task = asyncio.get_running_loop().create_task(work())
-        self._tasks.add(task)
-
-        def done(task: asyncio.Task[Receipt]) -> None:
-            self._tasks.discard(task)
-            self._alone.discard(publication)
-            if task.cancelled():
-                self._settled(publication, None, OutcomeUnknown("the client was closed meanwhile"))
-                return
-            error = task.exception()
-            if error is None:
-                self._settled(publication, task.result(), None)
-            elif isinstance(error, HeadraceError):
-                self._settled(publication, None, error)
-            else:
-                self._settled(publication, None, HeadraceError(repr(error)))
-
-        task.add_done_callback(done)
+    def _alone_settled(self, publication: Publication, future: Future[Receipt]) -> None:
+        self._alone.discard(future)
+        try:
+            self._settled(publication, future.result(), None)
+        except CancelledError:
+            self._settled(publication, None, OutcomeUnknown("the client was closed meanwhile"))
+        except HeadraceError as error:
+            self._settled(publication, None, error)
+        except Exception as error:
+            self._settled(publication, None, HeadraceError(repr(error)))
 
     def _send(self) -> None:
         """On the loop: hand over what was published since the last time."""
@@ -220,8 +170,6 @@ class BrokerClient(BlockingOperations, BlockingFacade):
         if error is not None and not publication._waited and len(self._failed) < FAILED_KEPT_MAX:
             self._failed.append(publication)
 
-    publish_many = blocking(AsyncClient.publish_many)
-
     def flush(self) -> None:
         """Everything published and acknowledged so far is known to the broker.
 
@@ -236,68 +184,23 @@ class BrokerClient(BlockingOperations, BlockingFacade):
             if publication._error is not None and not publication._waited:
                 raise publication._error
 
-    fetch = blocking(AsyncClient.fetch)
-    fetch_values = blocking(AsyncClient.fetch_values)
-    fetch_batches = blocking(AsyncClient.fetch_batches)
-
     # --- subscribing ------------------------------------------------------------------------
-    def subscribe(self, topic: str, *, capacity: int = limits.CHANNEL_CAPACITY_DEFAULT) -> Channel:
-        """Every message of the topic (or wildcard) from now on, in a channel."""
-        channel = Channel(topic, capacity, self._call)
-        self._channels[channel] = self._run(self._core.follow(channel))
-        channel.on_close = self._close_channel
-        return channel
+    async def _follow(self, channel: Channel) -> Feed:
+        return await self._core.follow(channel)
 
-    def _close_channel(self, channel: Channel) -> None:
-        feed = self._channels.pop(channel, None)
-        if feed is not None:
-            self._run(self._core.unfollow(feed))
+    async def _unfollow(self, follower: Feed) -> None:
+        await self._core.unfollow(follower)
 
-    def unsubscribe(self, topic: str) -> None:
-        """Close the plain channels of the topic."""
-        for channel in list(self._channels):
-            if channel.topic == topic:
-                channel.close()
-
-    def subscription(
-        self,
-        name: str,
-        topic: str | None = None,
-        *,
-        start: Start = "earliest",
-        prefetch: int = limits.PREFETCH_DEFAULT,
-        auto_extend: bool = False,
-        **settings: Unpack[SubscriptionOptions],
-    ) -> Consumer:
-        """Join a durable subscription. With a topic, it is created if it does not exist."""
-        consumer = Consumer(topic or name, prefetch, self._call)
-
-        async def join() -> None:
-            if topic is not None:
-                await self._core.create_subscription(name, topic, start, **settings)
-            await self._core.join(consumer, consumer, name, topic, prefetch, auto_extend)
-
-        self._run(join())
-        self._joined[consumer] = name
-        consumer.on_close = lambda channel: self._leave(name, consumer)
+    async def _join(
+        self, name: str, topic: str | None, prefetch: int, auto_extend: bool
+    ) -> RemoteConsumer:
+        consumer = RemoteConsumer(topic or name, prefetch, self._call)
+        await self._core.join(consumer, name, topic, prefetch, auto_extend)
         return consumer
 
-    def _leave(self, name: str, consumer: Consumer) -> None:
-        self._joined.pop(consumer, None)
-
-        async def leave() -> None:
-            consumer.carry_out()
-            with contextlib.suppress(NotFound):
-                await self._core.leave(name, consumer.feed.topic)
-
-        self._run(leave())
-
-    # --- batches ----------------------------------------------------------------------------
-    stage = blocking(AsyncClient.stage)
-
-    stage_nowait = nowait(AsyncClient.stage)
-    publish_batch = blocking(AsyncClient.publish_batch)
-    publish_batch_nowait = nowait(AsyncClient.publish_batch)
+    async def _leave(self, consumer: RemoteConsumer) -> None:
+        consumer.carry_out()
+        await self._core.unfollow(consumer.feed)
 
 
 def _closed() -> Closed:

@@ -1,14 +1,13 @@
-"""Examine and repair a data directory on which no broker runs.
+"""Examines and repairs a data directory on which no broker runs.
 
-:func:`examine` reads everything and changes nothing; :func:`repair` does what a report offers, and
-only that; ``dump.dump`` lists the batches of one file. ``examination`` says what is checked,
-``remedies`` what is done about it.
+:func:`examine` reads everything and changes nothing; :func:`repair` applies the remedies that a
+report offers, and only those.
 
 Rules:
 - The directory's lock is held throughout, so no broker writes meanwhile.
-- A repair examines again what it is about to change, and acts only on findings that are still the
-  very same: a broker may have run in between.
-- Files that the doctor does not understand are named and left alone. A batch of a newer version is
+- A repair examines again what it is about to change, and acts only on findings that are still
+  exactly the same: a broker may have run in between.
+- Files that the doctor does not understand are reported and left alone. A batch of a newer version is
   not damage.
 """
 
@@ -21,7 +20,6 @@ from pathlib import Path
 from headrace.clock import Clock
 from headrace.doctor.examination import Examination, Progress, looks_like_data
 from headrace.doctor.findings import Action, Finding, Report
-from headrace.doctor.remedies import Remedy
 from headrace.errors import InvalidArgument, NotFound, StorageFull
 from headrace.files import Files
 from headrace.log.directory import DataDirectory
@@ -30,7 +28,7 @@ from headrace.log.directory import DataDirectory
 def examine(
     data_dir: Path, files: Files | None = None, *, progress: Progress | None = None
 ) -> Report:
-    """Look at everything. :class:`DirectoryLocked` when a broker runs there."""
+    """Read everything. :class:`DirectoryLocked` when a broker runs there."""
     files = files or Files()
     with locked(data_dir, files):
         examination = Examination(data_dir, files, progress)
@@ -39,37 +37,35 @@ def examine(
 
 
 def repair(data_dir: Path, report: Report, files: Files | None = None) -> list[Action]:
-    """Do what the report's repairable findings need. Offsets stay, and nothing is thrown away.
+    """Apply the remedies of the report's repairable findings. Offsets stay, and no data is deleted.
 
-    Findings that are no longer what they were are left alone; examine again to see them.
+    Findings that have changed since the report are left alone; examine again to see them.
     """
     files = files or Files()
     wanted = set(report.repairable)
     with locked(data_dir, files):
         examination = Examination(data_dir, files)
-        examination.run(only={(finding.topic, finding.partition) for finding in wanted})
-        remedies = _choose(examination.offered, wanted)
-        _check_room(data_dir, files, [remedy for _, remedy in remedies])
+        examination.run(only={_directory_of(data_dir, finding) for finding in wanted})
+        # A remedy is applied only if the report showed everything that it would change.
+        chosen = {
+            remedy: findings[0]
+            for remedy, findings in examination.offered.items()
+            if wanted.issuperset(findings)
+        }
+        _check_room(data_dir, files, [remedy.bytes_written for remedy in chosen])
         return [
-            Action(finding.code, finding.file, remedy.apply(files)) for finding, remedy in remedies
+            Action(finding.code, finding.file, remedy.apply(files))
+            for remedy, finding in chosen.items()
         ]
 
 
-def _choose(
-    offered: list[tuple[Finding, Remedy]], wanted: set[Finding]
-) -> list[tuple[Finding, Remedy]]:
-    """Each remedy once, if everything that it would change was shown before."""
-    unseen = {id(remedy) for finding, remedy in offered if finding not in wanted}
-    chosen: dict[int, tuple[Finding, Remedy]] = {}
-    for finding, remedy in offered:
-        if id(remedy) not in unseen:
-            chosen.setdefault(id(remedy), (finding, remedy))
-    return list(chosen.values())
+def _directory_of(data_dir: Path, finding: Finding) -> Path:
+    names = [finding.topic, finding.partition]
+    return data_dir.joinpath(*(str(name) for name in names if name is not None))
 
 
-def _check_room(data_dir: Path, files: Files, remedies: list[Remedy]) -> None:
-    """A copy of each damaged segment stays; while one is written anew there is one more."""
-    sizes = [remedy.bytes_written for remedy in remedies]
+def _check_room(data_dir: Path, files: Files, sizes: list[int]) -> None:
+    """A copy of each damaged segment stays; while one is being rewritten there is one more."""
     needed = sum(sizes) + max(sizes, default=0)
     if files.free_bytes(data_dir) < needed:
         raise StorageFull(

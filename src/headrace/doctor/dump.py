@@ -1,7 +1,7 @@
-"""The batches of one segment file, one by one, for a person to read.
+"""Lists the batches of one segment file for a person to read.
 
 Works on any file of batches: a segment, and also the files that recovery and repair keep beside it
-(``.torn-<n>``, ``.damaged-<n>``), from whatever offset that begins at.
+(``.torn-<n>``, ``.damaged-<n>``), whatever offset they begin at.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from headrace.errors import InvalidArgument, NotFound
 from headrace.files import Files, Handle
 from headrace.log import batch as layout
 from headrace.log.batch import HEADER_BYTES, Batch, parse, parse_header
-from headrace.log.segment import SCAN_BYTES, Damage, scan
+from headrace.log.segment import Damage, scan
 
 FLAG_WORDS = {
     layout.HAS_KEYS: "keys",
@@ -33,7 +33,7 @@ FLAG_WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class DumpedBatch:
-    """A batch, or bytes that are none. The fields of a header are None where none can be read."""
+    """A batch, or bytes that are not one. Its header's fields are None if no header can be read."""
 
     position: int
     bytes: int
@@ -58,7 +58,7 @@ def flag_words(flags: int) -> tuple[str, ...]:
 
 
 def dump(path: Path, files: Files | None = None) -> Iterator[DumpedBatch]:
-    """Everything in the file, in order. It may be read while a broker writes it."""
+    """Everything in the file, in order. A broker may be writing it meanwhile."""
     files = files or Files()
     if not files.exists(path):
         raise NotFound(f"file {path} does not exist", code="file_not_found")
@@ -70,20 +70,16 @@ def dump(path: Path, files: Files | None = None) -> Iterator[DumpedBatch]:
         )
     handle = files.open(path)
     try:
-        size = files.size(handle)
         head = parse_header(files.read_at(handle, 0, HEADER_BYTES))
-        if head is not None:
-            base = head[0].base_offset
-        else:
-            digits = re.match(r"\d{20}(?=\.log)", path.name)
-            base = int(digits.group()) if digits else 0
         if head is None and not re.search(r"\.(log|torn-\d+)($|\.)", path.name):
             raise InvalidArgument(
                 f"{path} is no file of batches: it does not begin with one and is not named like "
                 "a segment",
                 code="not_a_segment",
             )
-        for part in scan(files, handle, size, base_offset=base):
+        digits = re.match(r"\d{20}(?=\.log)", path.name)
+        base = head[0].base_offset if head else int(digits.group()) if digits else 0
+        for part in scan(files, handle, files.size(handle), base_offset=base):
             if isinstance(part, Damage):
                 yield from _damage(files, handle, part)
             else:
@@ -110,21 +106,14 @@ def _piece(position: int, size: int, state: str, batch: Batch) -> DumpedBatch:
 
 
 def _damage(files: Files, handle: Handle, part: Damage) -> Iterator[DumpedBatch]:
-    size = part.end - part.position
-    head = None if part.zeros else parse_header(files.read_at(handle, part.position, HEADER_BYTES))
-    if head is None:
-        yield DumpedBatch(part.position, size, "zeros" if part.zeros else "damaged")
-        return
-    batch, body_len = head
-    whole = parse(files.read_at(handle, part.position, HEADER_BYTES + body_len)) is not None
-    length = min(HEADER_BYTES + body_len, size)
-    yield _piece(part.position, length, "misplaced" if whole else "body_damaged", batch)
-    if length < size:
-        rest = part.position + length
-        empty = all(not any(chunk) for chunk in _chunks(files, handle, rest, part.end))
-        yield DumpedBatch(rest, part.end - rest, "zeros" if empty else "damaged")
-
-
-def _chunks(files: Files, handle: Handle, start: int, end: int) -> Iterator[bytes]:
-    for position in range(start, end, SCAN_BYTES):
-        yield files.read_at(handle, position, min(SCAN_BYTES, end - position))
+    start = part.position
+    head = None if part.zeros else parse_header(files.read_at(handle, start, HEADER_BYTES))
+    if head is not None:
+        batch, body_len = head
+        whole = parse(files.read_at(handle, start, HEADER_BYTES + body_len)) is not None
+        size = min(HEADER_BYTES + body_len, part.end - start)
+        yield _piece(start, size, "misplaced" if whole else "body_damaged", batch)
+        start += size
+    if start < part.end:
+        rest = files.read_at(handle, start, part.end - start)
+        yield DumpedBatch(start, len(rest), "damaged" if rest.strip(b"\0") else "zeros")

@@ -356,6 +356,11 @@ class Batch:
                 topic, partition, offsets, lambda c: c[cut], repeat(attempt), settling, lease
             )
 
+    def message(self, topic: str, partition: int, offset: int) -> Message:
+        """The record at the offset, which lies in this batch."""
+        index = offset - self.base_offset
+        return self.messages(topic, partition, index, index + 1)[0]
+
     def pick(
         self,
         topic: str,

@@ -1,14 +1,14 @@
 """The records of a batch before it is encoded, and how a user's arguments become them.
 
-Every published message passes :func:`one` or :func:`many`. All checks are here, so every front end
-refuses the same things with the same words, and
-later code need not doubt a type or a size. ``many`` looks at whole columns with builtins;
-a loop per record runs only for columns that need one (headers, keys).
+Every published message passes :func:`record` or :func:`records`. All checks are here, so every front end
+refuses the same things with the same words, and later code need not doubt a type or a size. ``records``
+looks at whole columns with builtins; a loop per record runs only for columns that need one (headers, keys).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import Any
 
@@ -22,6 +22,7 @@ from headrace.model import (
     check_headers,
     check_key,
     check_options,
+    check_seconds,
     check_subscription_name,
     check_value,
     parse_id,
@@ -31,32 +32,20 @@ Headers = Mapping[str, str] | None
 NO_ID = bytes(16)
 
 
+@dataclass(slots=True, eq=False)
 class Columns:
     """The records of a batch before it is encoded; absent columns are None."""
 
-    __slots__ = ("expiry", "headers", "ids", "keys", "targets", "times", "values")
-
-    def __init__(
-        self,
-        values: Sequence[bytes],
-        keys: Sequence[bytes | None] | None = None,
-        headers: Sequence[Headers] | None = None,
-        times: Sequence[int] | None = None,
-        ids: Sequence[bytes] | None = None,
-        expiry: Sequence[int] | None = None,
-        targets: Sequence[bytes] | None = None,
-    ):
-        self.values = values
-        self.keys = keys
-        self.headers = headers
-        self.times = times
-        self.ids = ids
-        self.expiry = expiry
-        self.targets = targets
+    values: Sequence[bytes]
+    keys: Sequence[bytes | None] | None = None
+    headers: Sequence[Headers] | None = None
+    times: Sequence[int] | None = None
+    ids: Sequence[bytes] | None = None
+    expiry: Sequence[int] | None = None
+    targets: Sequence[bytes] | None = None
 
 
-_NAMES = ("values", "keys", "headers", "times", "ids", "expiry", "targets")
-"""In the order of the constructor's arguments."""
+_NAMES = tuple(Columns.__dataclass_fields__)
 _OPTIONAL: tuple[tuple[str, Any], ...] = (
     ("keys", None),
     ("headers", None),
@@ -69,6 +58,16 @@ _OPTIONAL: tuple[tuple[str, Any], ...] = (
 def cut(columns: Columns, start: int, stop: int) -> Columns:
     """The records ``start:stop``."""
     return _each(columns, lambda column: column[start:stop])
+
+
+def pieces(columns: Columns) -> list[Columns]:
+    """The columns, cut where one batch would be larger than readers like."""
+    count = len(columns.values)
+    size = sum(map(len, columns.values)) + 1
+    if count <= limits.BATCH_RECORDS_TARGET and size <= 2 * limits.BATCH_BYTES_TARGET:
+        return [columns]
+    step = max(1, min(limits.BATCH_RECORDS_TARGET, count * limits.BATCH_BYTES_TARGET // size))
+    return [cut(columns, start, start + step) for start in range(0, count, step)]
 
 
 def pick(columns: Columns, indexes: Sequence[int]) -> Columns:
@@ -100,41 +99,43 @@ def concat(parts: Sequence[Columns]) -> Columns:
 
 
 # --- from a user's arguments ----------------------------------------------------------------------
-def one(
+def record(
     value: object,
-    *,
+    headers: Mapping[str, str] | None,
+    options: PublishOptions,
     bytes_max: int,
-    key: object = None,
-    headers: object = None,
-    id: object = None,
-    timestamp: int | None = None,
-    expires_at: int | None = None,
-    target: str | None = None,
+    now_ms: int,
 ) -> Columns:
-    """One message, checked."""
+    """One message with the options of a publish, checked."""
+    checked = check_value(value, bytes_max)
+    if not options and not headers:
+        return Columns([checked])
+    check_options(options, PUBLISH_OPTIONS)
+    key, id, time = options.get("key"), options.get("id"), options.get("timestamp")
+    expires_at, target = expiry_of(options.get("ttl"), now_ms), options.get("to")
     return Columns(
-        [check_value(value, bytes_max)],
+        [checked],
         None if key is None else [check_key(key)],
         [check_headers(headers)] if headers else None,
-        None if timestamp is None else [check_time("timestamp", timestamp)],
+        None if time is None else [check_time("timestamp", time)],
         None if id is None else [parse_id(id).bytes],
-        None if expires_at is None else [check_time("expires_at", expires_at)],
+        None if expires_at is None else [expires_at],
         None if target is None else [check_subscription_name(target).encode()],
     )
 
 
-def many(
+def records(
     values: Sequence[object],
-    *,
+    headers: Sequence[Mapping[str, str] | None] | Mapping[str, str] | None,
+    options: PublishManyOptions,
     bytes_max: int,
-    keys: Sequence[object] | None = None,
-    headers: Sequence[object] | Mapping[str, str] | None = None,
-    ids: Sequence[object] | None = None,
-    timestamps: Sequence[int] | None = None,
-    expires_at: int | None = None,
-    target: str | None = None,
+    now_ms: int,
 ) -> Columns:
-    """Many messages, checked column by column. If ``headers`` is one mapping, it is for all messages."""
+    """Many messages with the options of a publish, checked column by column.
+
+    If ``headers`` is one mapping, it is for all messages.
+    """
+    check_options(options, PUBLISH_MANY_OPTIONS)
     if isinstance(values, (str, bytes, bytearray, memoryview)):
         raise InvalidArgument(
             "publish_many takes a list of messages; publish takes a single one",
@@ -157,6 +158,8 @@ def many(
     if set(map(type, checked)) != {bytes} or max(map(len, checked)) > bytes_max:
         checked = [check_value(value, bytes_max) for value in checked]
     columns = Columns(checked)
+    keys, ids, timestamps = options.get("keys"), options.get("ids"), options.get("timestamps")
+    expires_at, target = expiry_of(options.get("ttl"), now_ms), options.get("to")
     if keys is not None:
         _same_length("keys", keys, count)
         columns.keys = [None if key is None else check_key(key) for key in keys]
@@ -173,7 +176,7 @@ def many(
         _same_length("timestamps", timestamps, count)
         columns.times = [check_time("timestamp", each) for each in timestamps]
     if expires_at is not None:
-        columns.expiry = [check_time("expires_at", expires_at)] * count
+        columns.expiry = [expires_at] * count
     if target is not None:
         columns.targets = [check_subscription_name(target).encode()] * count
     return columns
@@ -207,8 +210,9 @@ def check_time(name: str, value: object) -> int:
 
 def expiry_of(ttl: object, now_ms: int) -> int | None:
     """When a message with a time to live of ``ttl`` seconds expires."""
-    seconds = _seconds("ttl", ttl, limits.DELAY_S_MAX)
-    return None if seconds is None else now_ms + max(int(seconds * 1000), 1)
+    if ttl is None:
+        return None
+    return now_ms + max(int(check_seconds("ttl", ttl, limits.DELAY_S_MAX) * 1000), 1)
 
 
 def time_of(delay: object, deliver_at: object, now_ms: int) -> int | None:
@@ -223,61 +227,6 @@ def time_of(delay: object, deliver_at: object, now_ms: int) -> int | None:
                 code="invalid_delay",
             )
         return at
-    seconds = _seconds("delay", delay, limits.DELAY_S_MAX)
-    return None if seconds is None else now_ms + int(seconds * 1000)
-
-
-def _seconds(name: str, value: object, high: float) -> float | None:
-    if value is None:
+    if delay is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= high:
-        raise InvalidArgument(
-            f"{name} is a number of seconds between 0 and {high:.0f}, not {value!r}",
-            code=f"invalid_{name}",
-        )
-    return float(value)
-
-
-# --- from the options of a publish ------------------------------------------------------------------
-def record(
-    value: object,
-    headers: Mapping[str, str] | None,
-    options: PublishOptions,
-    bytes_max: int,
-    now_ms: int,
-) -> Columns:
-    """One message with the options of a publish, checked."""
-    if not options and not headers:
-        return Columns([check_value(value, bytes_max)])
-    check_options(options, PUBLISH_OPTIONS)
-    return one(
-        value,
-        bytes_max=bytes_max,
-        key=options.get("key"),
-        headers=headers,
-        id=options.get("id"),
-        timestamp=options.get("timestamp"),
-        expires_at=expiry_of(options.get("ttl"), now_ms),
-        target=options.get("to"),
-    )
-
-
-def records(
-    values: Sequence[object],
-    headers: Sequence[Mapping[str, str] | None] | Mapping[str, str] | None,
-    options: PublishManyOptions,
-    bytes_max: int,
-    now_ms: int,
-) -> Columns:
-    """Many messages with the options of a publish, checked."""
-    check_options(options, PUBLISH_MANY_OPTIONS)
-    return many(
-        values,
-        bytes_max=bytes_max,
-        keys=options.get("keys"),
-        headers=headers,
-        ids=options.get("ids"),
-        timestamps=options.get("timestamps"),
-        expires_at=expiry_of(options.get("ttl"), now_ms),
-        target=options.get("to"),
-    )
+    return now_ms + int(check_seconds("delay", delay, limits.DELAY_S_MAX) * 1000)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 from headrace import limits
@@ -25,21 +26,19 @@ from headrace.log.batch import (
     crc32c,
     encode,
 )
-from headrace.log.columns import Columns, concat, cut
+from headrace.log.columns import concat, pieces
 from headrace.log.interface import Append
 from headrace.log.producers import Producers
 
 
+@dataclass(slots=True, eq=False)
 class CommitGroup:
     """The batches of one commit. Entries that are refused or repeated already have their answer."""
 
-    __slots__ = ("batches", "entries", "offset", "timestamp")
-
-    def __init__(self, offset: int, timestamp: int):
-        self.batches: list[Batch] = []
-        self.entries: list[Append] = []
-        self.offset = offset
-        self.timestamp = timestamp
+    offset: int
+    timestamp: int
+    batches: list[Batch] = field(default_factory=list)
+    entries: list[Append] = field(default_factory=list)
 
     def place(self, entries: Sequence[Append], batches: Sequence[Batch], now_ms: int) -> None:
         """Set the offsets and times of the entries. Their records fill the batches exactly."""
@@ -135,15 +134,15 @@ def gather(
     return group, left
 
 
+@dataclass(slots=True, eq=False)
 class _Run:
     """Entries that are gathered into one batch."""
 
-    def __init__(self, group: CommitGroup, now_ms: int):
-        self._group = group
-        self._now_ms = now_ms
-        self._entries: list[Append] = []
-        self._bytes = 0
-        self._records = 0
+    _group: CommitGroup
+    _now_ms: int
+    _entries: list[Append] = field(default_factory=list)
+    _bytes: int = 0
+    _records: int = 0
 
     def add(self, entry: Append) -> None:
         if self._entries and (
@@ -163,23 +162,13 @@ class _Run:
         try:
             batches = [
                 encode(part)
-                for part in _parts(concat([e.columns for e in entries if e.columns is not None]))
+                for part in pieces(concat([e.columns for e in entries if e.columns is not None]))
             ]
         except HeadraceError as error:
             for entry in entries:
                 entry.error = error
             return
         self._group.place(entries, batches, self._now_ms)
-
-
-def _parts(columns: Columns) -> list[Columns]:
-    """The columns, cut into parts if one batch would be too large for readers."""
-    count = len(columns.values)
-    size = sum(map(len, columns.values)) + 1
-    if count <= limits.BATCH_RECORDS_TARGET and size <= 2 * limits.BATCH_BYTES_TARGET:
-        return [columns]
-    step = max(1, min(limits.BATCH_RECORDS_TARGET, count * limits.BATCH_BYTES_TARGET // size))
-    return [cut(columns, start, start + step) for start in range(0, count, step)]
 
 
 def _is_new(entry: Append, new: dict[int, list[Append]], producers: Producers) -> bool:

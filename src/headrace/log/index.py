@@ -18,6 +18,7 @@ from __future__ import annotations
 import struct
 from array import array
 from bisect import bisect_left, bisect_right
+from dataclasses import dataclass, field
 
 from headrace import limits
 from headrace.log.batch import Batch, crc32c
@@ -26,25 +27,16 @@ MAGIC = 0x31495248  # "HRI1"
 _HEAD = struct.Struct("<IIQQqII")
 
 
+@dataclass(slots=True, eq=False)
 class Index:
-    __slots__ = (
-        "batches",
-        "end_offset",
-        "log_bytes",
-        "max_timestamp",
-        "offsets",
-        "positions",
-        "times",
-    )
-
-    def __init__(self, base_offset: int):
-        self.offsets = array("Q")
-        self.positions = array("Q")
-        self.times = array("q")
-        self.log_bytes = 0
-        self.end_offset = base_offset
-        self.max_timestamp = 0
-        self.batches = 0
+    end_offset: int
+    """Of the records in the index; the segment's first offset while it has none."""
+    offsets: array[int] = field(default_factory=lambda: array("Q"))
+    positions: array[int] = field(default_factory=lambda: array("Q"))
+    times: array[int] = field(default_factory=lambda: array("q"))
+    log_bytes: int = 0
+    max_timestamp: int = 0
+    batches: int = 0
 
     def add(self, batch: Batch, position: int, size: int) -> None:
         """Add the batch at ``position``; ``size`` is its length in bytes, with its header."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import struct
 from collections import OrderedDict
+from dataclasses import dataclass
 
 from headrace import limits
 from headrace.errors import HeadraceError, ProducerFenced, SequenceGap
@@ -28,12 +29,11 @@ _ROW = struct.Struct("<QIIIQ")
 _WRAP = 0xFFFF_FFFF
 
 
+@dataclass(slots=True, eq=False)
 class KnownProducer:
-    __slots__ = ("batches", "epoch")
-
-    def __init__(self, epoch: int, batches: list[tuple[int, int, int]]):
-        self.epoch = epoch
-        self.batches = batches  # (first sequence, count, base offset), oldest first
+    epoch: int
+    batches: list[tuple[int, int, int]]
+    """(first sequence, count, base offset), oldest first."""
 
     def next_sequence(self) -> int:
         first, count, _ = self.batches[-1]

@@ -195,25 +195,17 @@ class Readers:
             self._open.pop(path, None)
 
 
+@dataclass(slots=True, eq=False)
 class Segment:
     """A segment for readers. ``size`` bytes of it may be read."""
 
-    def __init__(
-        self,
-        files: Files,
-        readers: Readers,
-        path: Path,
-        base_offset: int,
-        size: int,
-        index: Index | None = None,
-    ):
-        self._files = files
-        self._readers = readers
-        self.path = path
-        self.base_offset = base_offset
-        self.size = size
-        self._index = index
-        self.writing: Handle | None = None
+    _files: Files
+    _readers: Readers
+    path: Path
+    base_offset: int
+    size: int
+    _index: Index | None = None
+    writing: Handle | None = None
 
     @property
     def index_path(self) -> Path:

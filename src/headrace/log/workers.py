@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
@@ -72,22 +73,16 @@ class Workers:
         self._threads = []
 
 
+@dataclass(slots=True, eq=False)
 class Lane(Generic[Item]):
     """One writer at a time; the next job takes all items that waited."""
 
-    def __init__(
-        self,
-        loop: Loop,
-        workers: Workers,
-        take: Callable[[list[Item]], Callable[[], Any] | None],
-        finish: Done,
-    ):
-        self._loop = loop
-        self._workers = workers
-        self._take = take
-        self._finish = finish
-        self.waiting: list[Item] = []
-        self._busy = False
+    _loop: Loop
+    _workers: Workers
+    _take: Callable[[list[Item]], Callable[[], Any] | None]
+    _finish: Done
+    waiting: list[Item] = field(default_factory=list)
+    _busy: bool = False
 
     @property
     def idle(self) -> bool:

@@ -4,8 +4,8 @@ In the ``conftest.py`` at the root of your tests::
 
     pytest_plugins = ["headrace.testing.fixtures"]
 
-or on the command line, ``pytest -p headrace.testing.fixtures``. Then a test asks by name for what it
-needs, and gets a new one of its own::
+or on the command line, ``pytest -p headrace.testing.fixtures``. Then each test that names a fixture gets
+a new one::
 
     def test_an_order_is_paid(headrace_broker):
         headrace_broker.publish("orders", b"one")
@@ -18,7 +18,7 @@ needs, and gets a new one of its own::
         ...
 
 =================== ==================================================================================
-fixture             what it is
+fixture             description
 =================== ==================================================================================
 ``headrace_broker`` an embedded ``Broker`` that keeps everything in memory
 ``headrace_server`` a ``RunningServer`` on a free port of this machine, with a directory that is removed

@@ -18,29 +18,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import queue
 import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from headrace.broker.engine import Engine
 from headrace.client.threads import BrokerClient
-from headrace.clock import new_loop
+from headrace.errors import Closed
 from headrace.server.server import Server
-from headrace.settings import SETTINGS, Settings, load
+from headrace.settings import SETTINGS, load
+from headrace.shell import Shell
 
 Result = TypeVar("Result")
+AnyServer = TypeVar("AnyServer", bound="_TestServer")
 START_S = 30.0
-TURNS_TO_COME = 5
-"""Turns of the loop until an accepted connection is made, refused and closed."""
 STOP_S = 30.0
 _PLACE = re.compile(r"(\w+)://([^:,\s]+):(\d+)")
 _LOOK_AGAIN_S = 0.005
@@ -61,7 +60,7 @@ class DidNotStart(Exception):
 
 
 def wait_until(condition: Callable[[], object], timeout: float = 10.0, what: str = "") -> None:
-    """Until the condition holds, or :class:`AssertionError` after ``timeout`` seconds."""
+    """Wait until the condition holds; :class:`AssertionError` after ``timeout`` seconds."""
     deadline = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > deadline:
@@ -69,49 +68,32 @@ def wait_until(condition: Callable[[], object], timeout: float = 10.0, what: str
         time.sleep(_LOOK_AGAIN_S)
 
 
-class _Home:
-    """A server's directories and settings, which outlive a restart."""
+class _TestServer:
+    """A server's directories, addresses and settings, which outlive a restart."""
 
     def __init__(self, data_dir: str | Path | None, memory: bool, settings: dict[str, Any]):
-        self._temporary = Path(tempfile.mkdtemp(prefix="headrace-"))
-        self.data_dir = Path(data_dir) if data_dir is not None else self._temporary / "data"
-        self.config = self._temporary / "config.json"
-        self.config.write_text("{}")
-        self.settings: dict[str, Any] = {"host": "127.0.0.1", "port": 0, "http_port": 0, **settings}
-        self.settings["data_dir"] = str(self.data_dir)
+        super().__init__()
+        self._directory = Path(tempfile.mkdtemp(prefix="headrace-"))
+        self.data_dir = Path(data_dir) if data_dir is not None else self._directory / "data"
+        self._settings: dict[str, Any] = {
+            "host": "127.0.0.1",
+            "port": 0,
+            "http_port": 0,
+            **settings,
+            "data_dir": str(self.data_dir),
+        }
         if memory:
-            self.settings["persistence_enabled"] = False
-
-    @property
-    def directory(self) -> Path:
-        return self._temporary
-
-    def load(self) -> Settings:
-        return load(self.settings, {}, self.config)
-
-    def remove(self) -> None:
-        shutil.rmtree(self._temporary, ignore_errors=True)
-
-
-class _TestServer:
-    """A server's addresses and data directory, which outlive a restart, and clients for it."""
-
-    def __init__(self, home: _Home):
-        self._home = home
-
-    @property
-    def data_dir(self) -> Path:
-        return self._home.data_dir
+            self._settings["persistence_enabled"] = False
 
     @property
     def address(self) -> Address:
         """The address of the text and binary protocols; it stays the same while the server is stopped."""
-        return Address(self._home.settings["host"], self._home.settings["port"])
+        return Address(self._settings["host"], self._settings["port"])
 
     @property
     def http_address(self) -> Address:
         """The address of HTTP and WebSockets; it stays the same while the server is stopped."""
-        return Address(self._home.settings["host"], self._home.settings["http_port"])
+        return Address(self._settings["host"], self._settings["http_port"])
 
     @property
     def host(self) -> str:
@@ -123,130 +105,65 @@ class _TestServer:
 
     def client(self, **options: Any) -> BrokerClient:
         """A client of this server; use it in a ``with`` statement or call ``connect``."""
-        options.setdefault("token", self._home.settings.get("token"))
+        options.setdefault("token", self._settings.get("token"))
         return BrokerClient(*self.address, **options)
+
+    def start(self) -> None:
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        raise NotImplementedError
+
+    def restart(self, **changes: Any) -> None:
+        """Stop cleanly and start again, on the same port and directory; ``changes`` are settings."""
+        self.stop()
+        self._settings.update(changes)
+        self.start()
+
+
+@contextlib.contextmanager
+def _started(server: AnyServer, end: Callable[[AnyServer], None]) -> Iterator[AnyServer]:
+    try:
+        server.start()
+        try:
+            yield server
+        finally:
+            end(server)
+    finally:
+        shutil.rmtree(server._directory, ignore_errors=True)
 
 
 # --- in a thread ----------------------------------------------------------------------------------
-class _Life:
-    """One server from its start to its end, on a loop in a thread."""
-
-    def __init__(self, settings: Settings):
-        self._settings = settings
-        self._started = threading.Event()
-        self._error: BaseException | None = None
-        self._killed = False
-        self._over: asyncio.Event
-        self.loop: asyncio.AbstractEventLoop
-        self.server: Server
-        self._thread = threading.Thread(target=self._run, name="headrace-server", daemon=True)
-        self._thread.start()
-        if not self._started.wait(START_S):
-            raise AssertionError(f"the server did not start within {START_S} seconds")
-        self._complain()
-
-    def _complain(self) -> None:
-        if self._error is not None:
-            self._thread.join()
-            raise self._error
-
-    def _run(self) -> None:
-        try:
-            with asyncio.Runner(loop_factory=new_loop) as runner:
-                runner.run(self._serve())
-        except BaseException as error:
-            self._error = error
-        finally:
-            self._started.set()
-        if self._killed:
-            self._let_go()
-
-    async def _serve(self) -> None:
-        self.loop = asyncio.get_running_loop()
-        self._over = asyncio.Event()
-        self.server = Server(self._settings)
-        await self.server.start()
-        self._started.set()
-        watch = self.loop.create_task(self._until_stopped())
-        await self._over.wait()
-        watch.cancel()
-        if self._killed:
-            await self._drop_everybody()
-        else:
-            await self.server.close()
-
-    async def _until_stopped(self) -> None:
-        await self.server.wait()  # a failed sync stops a server too
-        self._over.set()
-
-    async def _drop_everybody(self) -> None:
-        """As a kill does it: nobody is told, nothing is given back or written down."""
-        self.server.hub.draining = True  # somebody may just be coming
-        for listener in self.server._listeners:
-            listener.close()
-        for _ in range(TURNS_TO_COME):
-            await asyncio.sleep(0)
-        for connection in list(self.server.hub.connections):
-            connection.session = None
-            connection.abort()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(STOP_S):
-                await self.server.hub.wait_until_empty()
-        for _ in range(TURNS_TO_COME):
-            await asyncio.sleep(0)
-
-    def _let_go(self) -> None:
-        """The loop is gone; what its disk threads were at comes to an end, and so does the lock."""
-        engine = self.server.engine
-        threads = list(engine.workers._threads)
-        engine.workers.close()
-        for thread in threads:
-            thread.join(STOP_S)
-        if engine.directory is not None and engine.directory._lock is not None:
-            engine.directory._lock.close()
-
-    def call(self, function: Callable[..., Result], *arguments: Any) -> Result:
-        async def run() -> Result:
-            return function(*arguments)
-
-        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(STOP_S)
-
-    def end(self, *, killed: bool) -> None:
-        self._killed = killed
-        with contextlib.suppress(RuntimeError):  # it has stopped by itself
-            self.loop.call_soon_threadsafe(self._over.set)
-        self._thread.join(STOP_S)
-        if self._thread.is_alive():
-            raise AssertionError(f"the server did not stop within {STOP_S} seconds")
-        self._complain()
-
-
-class RunningServer(_TestServer):
+class RunningServer(_TestServer, Shell):
     """A real server in a thread of this process."""
 
-    def __init__(self, home: _Home):
-        super().__init__(home)
-        self._life: _Life | None = None
-        self.start()
+    _core: Server
+    _kind = "server"
 
     def start(self) -> None:
-        if self._life is None:
-            self._life = _Life(self._home.load())
-            self._home.settings["port"] = self.server.addresses["tcp"][1]
-            self._home.settings["http_port"] = self.server.addresses["http"][1]
+        self._start(self._open)
 
-    @property
-    def _alive(self) -> _Life:
-        assert self._life is not None, "the server is stopped"
-        return self._life
+    async def _open(self) -> None:
+        config = self._directory / "config.json"
+        config.write_text("{}")
+        self._core = Server(load(self._settings, {}, config))
+        await self._core.start()
+        self._settings["port"] = self._core.addresses["tcp"][1]
+        self._settings["http_port"] = self._core.addresses["http"][1]
+        self._serving = asyncio.create_task(self._serve())
+
+    async def _serve(self) -> None:
+        await self._core.wait()  # a failed sync stops a server too
+        await self._core.close()
 
     @property
     def is_running(self) -> bool:
-        return self._life is not None
+        return self._loop is not None
 
     @property
     def server(self) -> Server:
-        return self._alive.server
+        assert self.is_running, "the server is stopped"
+        return self._core
 
     @property
     def engine(self) -> Engine:
@@ -255,86 +172,107 @@ class RunningServer(_TestServer):
 
     def call(self, function: Callable[..., Result], *arguments: Any) -> Result:
         """Run a function on the server's loop, where everything of the broker may be touched."""
-        return self._alive.call(function, *arguments)
+
+        async def run() -> Result:
+            return function(*arguments)
+
+        return self._begin(run()).result(STOP_S)
 
     def wait_until(self, condition: Callable[[], object], timeout: float = 10.0) -> None:
-        """Until something holds that is looked at on the server's loop."""
+        """Wait until a condition holds that is evaluated on the server's loop."""
         wait_until(lambda: self.call(condition), timeout, str(condition))
 
     def stop(self) -> None:
-        """As SIGTERM does it: answer what is under way, give deliveries back, sync."""
-        life, self._life = self._life, None
-        if life is not None:
-            life.end(killed=False)
+        """As SIGTERM does it: answer the requests under way, give deliveries back, sync."""
+        if self.is_running:
+            try:
+                self._begin(self._drain()).result(STOP_S)
+            finally:
+                self._stop()
+
+    close = stop
+
+    async def _drain(self) -> None:
+        self._core.stop()
+        await self._serving
 
     def kill(self) -> None:
         """Nearly as SIGKILL does it: connections break, and nothing more is said or written."""
-        life, self._life = self._life, None
-        if life is not None:
-            life.end(killed=True)
+        if not self.is_running:
+            return
+        try:
+            self._begin(self._drop_everybody()).result(STOP_S)
+        finally:
+            self._stop()
+        # The disk threads finish their jobs; then the lock is released.
+        engine = self._core.engine
+        threads = list(engine.workers._threads)
+        engine.workers.close()
+        for thread in threads:
+            thread.join(STOP_S)
+        if engine.directory is not None and engine.directory._lock is not None:
+            engine.directory._lock.close()
 
-    def restart(self, **changes: Any) -> None:
-        """Start again, on the same port and directory; ``changes`` are settings."""
-        self.stop()
-        self._home.settings.update(changes)
-        self.start()
+    async def _drop_everybody(self) -> None:
+        """As a kill does it: no client is told, nothing is given back or stored."""
+        self._serving.cancel()
+        self._core.hub.draining = True  # a client may just be connecting
+        for listener in self._core._listeners:
+            listener.close()
+        await _let_connections_come()
+        for connection in list(self._core.hub.connections):
+            connection.session = None
+            connection.abort()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_S):
+                await self._core.hub.wait_until_empty()
+        await _let_connections_come()
+
+    def _not_open(self) -> Closed:
+        return Closed("the server is stopped")
 
 
-@contextlib.contextmanager
+async def _let_connections_come() -> None:
+    """Wait the turns of the loop that an accepted connection needs to be made, refused and closed."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
 def running_server(
     data_dir: str | Path | None = None, *, memory: bool = False, **settings: Any
-) -> Iterator[RunningServer]:
-    """A real server in a thread of this process; without a directory it has one of its own."""
-    home = _Home(data_dir, memory, settings)
-    try:
-        server = RunningServer(home)
-        try:
-            yield server
-        finally:
-            server.stop()
-    finally:
-        home.remove()
+) -> AbstractContextManager[RunningServer]:
+    """A real server in a thread of this process; without a directory it gets a temporary one."""
+    return _started(RunningServer(data_dir, memory, settings), RunningServer.stop)
 
 
 # --- as a process -----------------------------------------------------------------------------------
 class ServerProcess(_TestServer):
     """A real ``headrace serve``."""
 
-    def __init__(self, home: _Home, arguments: tuple[str, ...]):
-        super().__init__(home)
-        self._arguments = arguments
-        self._process: subprocess.Popen[str] | None = None
-        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        self._reader: threading.Thread | None = None
-        self.addresses: dict[str, Address] = {}
-        self.ready_line = ""
-        self.start()
+    arguments: tuple[str, ...] = ()
+    addresses: dict[str, Address]
+    ready_line: str
+    _process: subprocess.Popen[bytes] | None = None
 
     # --- starting ---------------------------------------------------------------------------
     def start(self) -> None:
         """Start it and wait until it says that it is ready; :class:`DidNotStart` if it does not."""
         assert self._process is None, "it runs already"
-        with self._errors_path.open("ab") as errors:
+        stdout, stderr = self._directory / "stdout", self._directory / "stderr"
+        with stdout.open("wb") as output, stderr.open("ab") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _MAIN, "serve", *self._arguments],
-                cwd=self._home.directory,
+                [sys.executable, "-c", _MAIN, "serve", *self.arguments],
+                cwd=self._directory,
                 env=self._environment(),
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
+                stdout=output,
                 stderr=errors,
-                text=True,
             )
-        self._reader = threading.Thread(target=self._listen, args=(self._process,), daemon=True)
-        self._reader.start()
         try:
-            self._wait_for_ready()
+            self._wait_for_ready(self._process)
         except BaseException:
             self.kill()
             raise
-
-    @property
-    def _errors_path(self) -> Path:
-        return self._home.directory / "stderr"
 
     def _environment(self) -> dict[str, str]:
         ours = {name for setting in SETTINGS for name in setting.environment}
@@ -343,36 +281,27 @@ class ServerProcess(_TestServer):
             for name, value in os.environ.items()
             if name not in ours and not name.startswith("HEADRACE_")
         }
-        told = {n: str(v) for n, v in self._home.settings.items() if v is not None}
+        told = {n: str(v) for n, v in self._settings.items() if v is not None}
         return clean | {f"HEADRACE_{name.upper()}": value for name, value in told.items()}
 
-    def _listen(self, process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            self._lines.put(line)
-        self._lines.put(None)
-
-    def _wait_for_ready(self) -> None:
+    def _wait_for_ready(self, process: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + START_S
         while True:
-            try:
-                line = self._lines.get(timeout=max(deadline - time.monotonic(), 0.001))
-            except queue.Empty:
-                raise DidNotStart(None, self.errors) from None
-            if line is None:
-                raise DidNotStart(self.wait(), self.errors)
-            found = {scheme: Address(h, int(p)) for scheme, h, p in _PLACE.findall(line)}
-            if found:
-                self.ready_line = line.strip()
-                self.addresses = found
-                tcp = found.get("tcp") or found["tls"]
-                self._home.settings["port"] = tcp.port
-                self._home.settings["http_port"] = (found.get("http") or found["https"]).port
-                return
+            has_ended = process.poll() is not None
+            for line in (self._directory / "stdout").read_text().splitlines(keepends=True):
+                found = {scheme: Address(h, int(p)) for scheme, h, p in _PLACE.findall(line)}
+                if found and line.endswith("\n"):
+                    self.ready_line, self.addresses = line.strip(), found
+                    self._settings["port"] = (found.get("tcp") or found["tls"]).port
+                    self._settings["http_port"] = (found.get("http") or found["https"]).port
+                    return
+            if has_ended or time.monotonic() > deadline:
+                raise DidNotStart(self.wait() if has_ended else None, self.errors)
+            time.sleep(_LOOK_AGAIN_S)
 
     # --- asking -----------------------------------------------------------------------------
     @property
-    def process(self) -> subprocess.Popen[str]:
+    def process(self) -> subprocess.Popen[bytes]:
         assert self._process is not None, "the server is stopped"
         return self._process
 
@@ -386,11 +315,11 @@ class ServerProcess(_TestServer):
 
     @property
     def errors(self) -> str:
-        """What it has written to standard error, over all its lives."""
-        return self._errors_path.read_text(errors="replace")
+        """Everything that it has written to standard error, over all restarts."""
+        return (self._directory / "stderr").read_text(errors="replace")
 
     def rss_bytes(self) -> int:
-        """How much memory it has in use (Linux)."""
+        """The memory that it uses (Linux)."""
         pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
 
@@ -399,7 +328,7 @@ class ServerProcess(_TestServer):
         self.process.send_signal(number)
 
     def suspend(self) -> None:
-        """It stays there and says nothing more, like a machine that hangs."""
+        """It keeps its connections and answers nothing, like a machine that hangs."""
         self.signal(signal.SIGSTOP)
 
     def resume(self) -> None:
@@ -407,14 +336,8 @@ class ServerProcess(_TestServer):
 
     def wait(self, timeout: float = STOP_S) -> int:
         """Its exit code, once it has ended."""
-        process = self.process
-        code = process.wait(timeout)
-        if self._reader is not None:
-            self._reader.join(timeout)
-        if process.stdout is not None:
-            process.stdout.close()
+        code = self.process.wait(timeout)
         self._process = None
-        self._lines = queue.SimpleQueue()
         return code
 
     def terminate(self) -> int:
@@ -422,38 +345,29 @@ class ServerProcess(_TestServer):
         self.signal(signal.SIGTERM)
         return self.wait()
 
+    def stop(self) -> None:
+        """SIGTERM, unless it has ended by itself."""
+        if self.is_running:
+            self.terminate()
+
     def kill(self) -> None:
         """SIGKILL, if it still runs."""
         if self._process is not None:
             self.signal(signal.SIGKILL)
             self.wait()
 
-    def restart(self, **changes: Any) -> None:
-        """Start again, on the same port and directory; gently, unless it is dead already."""
-        if self.is_running:
-            self.terminate()
-        self._home.settings.update(changes)
-        self.start()
-
 
 _MAIN = "from headrace.cli import main; main()"
 
 
-@contextlib.contextmanager
 def server_process(
     data_dir: str | Path | None = None,
     *,
     memory: bool = False,
     arguments: tuple[str, ...] = (),
     **settings: Any,
-) -> Iterator[ServerProcess]:
+) -> AbstractContextManager[ServerProcess]:
     """A real server in a process of its own, ready; killed at the end if it still runs."""
-    home = _Home(data_dir, memory, settings)
-    try:
-        server = ServerProcess(home, arguments)
-        try:
-            yield server
-        finally:
-            server.kill()
-    finally:
-        home.remove()
+    server = ServerProcess(data_dir, memory, settings)
+    server.arguments = arguments
+    return _started(server, ServerProcess.kill)

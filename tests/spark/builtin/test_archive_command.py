@@ -89,4 +89,4 @@ def test_mistakes(headrace: Command, client: BrokerClient, tmp_path: Path) -> No
         ran = headrace("archive", *arguments)
         assert (ran.code, ran.out) == (2, ""), arguments
         assert message in ran.err
-    assert headrace("archive", "list", tmp_path).lines == ["There is no table."]
+    assert headrace("archive", "list", tmp_path).lines == ["No tables."]
