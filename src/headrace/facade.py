@@ -506,19 +506,20 @@ def settle(
 
 
 # --- what is read -----------------------------------------------------------------------------------
-def readable(batches: Iterable[Batch], at: int) -> Iterator[tuple[Batch, int]]:
+def readable(pages: Iterable[list[Batch]], at: int) -> Iterator[tuple[Batch, int]]:
     """The batches from the offset ``at`` on, up to the first whose records are lost.
 
     If that is the very first, its error is raised, which says which offsets are gone.
     """
     first = True
-    for batch in batches:
-        if batch.flags & LOST:
-            if not first:
-                return
-            batch.values()
-        first = False
-        yield batch, max(at - batch.base_offset, 0)
+    for batches in pages:
+        for batch in batches:
+            if batch.flags & LOST:
+                if not first:
+                    return
+                batch.values()
+            yield batch, max(at - batch.base_offset, 0) if first else 0
+            first = False
 
 
 def messages_of(

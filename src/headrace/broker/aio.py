@@ -278,10 +278,10 @@ def _pages(
 
 def _growing(
     engine: Engine, topic: str, partition: int, batches: list[Batch], want: int, max_bytes: int
-) -> Iterator[Batch]:
+) -> Iterator[list[Batch]]:
     """The batches, and all that follow; the reads grow."""
     while batches:
-        yield from batches
+        yield batches
         want = min(4 * want, max_bytes)
         try:
             batches = fetch_batches(engine, topic, batches[-1].end_offset, partition, want)

@@ -340,7 +340,8 @@ class AsyncClient(RemoteOperations):
         return found, int(frame.properties["offset"])
 
     async def _read(self, asked: Asked, collect: Callable[[Pages], Any], first_bytes: int) -> Any:
-        return collect(readable(*await self._fetch(*asked)))
+        batches, at = await self._fetch(*asked)
+        return collect(readable([batches], at))
 
     # --- subscribing ------------------------------------------------------------------------
     async def subscribe(
