@@ -83,7 +83,7 @@ class Arrivals:
         self._arrived()
 
     def deliver(self, delivery: Any) -> None:
-        """Take what the embedded broker hands over (``broker.delivery.Delivery``)."""
+        """Take a delivery of the embedded broker (``broker.delivery.Delivery``)."""
         self.put(delivery.messages())
 
     def drain(self) -> list[Message]:
@@ -107,7 +107,7 @@ class Arrivals:
         self._arrived()
 
     def close(self) -> None:
-        """No more messages; callers that wait are woken. What has arrived can still be taken."""
+        """Accept no more messages and wake waiting callers. Messages that have arrived can still be taken."""
         if not self.is_closed:
             self.on_close(self)
 
@@ -262,13 +262,13 @@ ACK, NACK, EXTEND, UP_TO = range(4)
 
 
 class Consuming:
-    """What both kinds of consumers have in common: their messages are settled."""
+    """The common part of both kinds of consumers: they settle messages."""
 
     _settle: Callable[..., None]
     _lease_for: Callable[[int, Message], Any]
     """The delivery that the message belongs to; raises when it has ended."""
     _carry_out: Callable[[int, Any, Message, float | None, str], None]
-    """On the loop: do it."""
+    """Called on the loop: run the settlement."""
 
     def ack(self, message: Message) -> None:
         self._settle(ACK, message)
@@ -278,7 +278,7 @@ class Consuming:
             self._settle(ACK, message)
 
     def ack_up_to(self, message: Message) -> None:
-        """The message and all that this consumer holds of its partition before it."""
+        """Acknowledge the message and all earlier messages of its partition that this consumer has."""
         self._settle(UP_TO, message)
 
     def nack(self, message: Message, delay: float | None = None, reason: str = "nack") -> None:
@@ -304,7 +304,7 @@ class AsyncConsumer(Consuming, AsyncChannel):
 class Consumer(Consuming, Channel):
     """A member of a subscription, for threads.
 
-    Settlements are gathered in a deque and carried to the loop together: one wake-up for many acks.
+    Settlements are gathered in a deque and passed to the loop together: one wake-up for many acks.
     """
 
     def __init__(self, topic: str, capacity: int, call: Callable[..., Any]):
@@ -321,7 +321,7 @@ class Consumer(Consuming, Channel):
             self._call(self.carry_out)
 
     def carry_out(self) -> None:
-        """On the loop: do what was asked for since the last time."""
+        """Called on the loop: run the settlements since the last call."""
         self._carrying = False
         settled, carry_out = self._settled, self._carry_out
         while settled:

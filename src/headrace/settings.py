@@ -38,7 +38,7 @@ def _plain(value: object) -> object:
 
 
 def _word(value: object) -> object:
-    """Flags and choices, in small or capital letters."""
+    """Flags and choices, in lower or upper case."""
     return _FLAGS.get(value.lower(), value.lower()) if isinstance(value, str) else value
 
 
@@ -79,7 +79,7 @@ class Setting:
         if is_text and value in ("", "none", "None") and type(None) in get_args(self.annotation):
             return None
         try:
-            # Flags and variables are text; the config file has types, and there true is no number.
+            # Flags and variables are text; the config file has types, where true is not a number.
             return check(
                 f"{self.name} ({source})",
                 self.notation(value),

@@ -1,8 +1,8 @@
 """The records of a batch before it is encoded, and how a user's arguments become them.
 
 Every published message passes :func:`record` or :func:`records`. All checks are here, so every front end
-refuses the same things with the same words, and later code need not doubt a type or a size. ``records``
-looks at whole columns with builtins; a loop per record runs only for columns that need one (headers, keys).
+refuses the same values with the same words, and later code need not check types and sizes again. ``records``
+checks whole columns with builtins; a loop per record runs only for columns that need one (headers, keys).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def cut(columns: Columns, start: int, stop: int) -> Columns:
 
 
 def pieces(columns: Columns) -> list[Columns]:
-    """The columns, cut where one batch would be larger than readers like."""
+    """The columns, cut into parts if one batch would be too large for readers."""
     count = len(columns.values)
     size = sum(map(len, columns.values)) + 1
     if count <= limits.BATCH_RECORDS_TARGET and size <= 2 * limits.BATCH_BYTES_TARGET:
