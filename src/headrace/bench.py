@@ -1,9 +1,9 @@
-"""The load test of ``headrace bench``: many clients that publish, and a clock for each message.
+"""The load test of ``headrace bench``: many clients publish, and the test measures each message.
 
 Each connection is an :class:`AsyncClient` that publishes, waits for the receipt, and publishes again.
-With a rate, each message has a time at which it is due, and its latency counts from that time, not from
-the moment at which its connection was free: a broker that stalls for a second makes every message of
-that second late, and a test that waited politely would not notice.
+With a rate, each message is due at a certain time, and its latency counts from that time, not from
+the moment at which its connection was free. If a broker stalls for a second, every message of that second
+is late; a test that measured only from the moment of sending would not notice.
 
 The test ends when every message is answered, when its time is up, when it is stopped, or when no
 connection is left. Messages without an answer are counted as ``unanswered``.
@@ -33,7 +33,7 @@ PUBLISH_S = 5.0
 GRACE_S = 2.0
 """How long the test waits for receipts after the last message was sent."""
 SILENCE_S = 5.0
-"""How long deliveries may stop before the test gives up on the rest."""
+"""How long the test waits for the next delivery before it gives up on the rest."""
 NUMBER_DIGITS = 10
 _HEAD, _MIDDLE, _TAIL = b'{"bench":"', b'","fill":"', b'"}'
 _NUMBER = slice(len(_HEAD), len(_HEAD) + NUMBER_DIGITS)
@@ -158,7 +158,7 @@ class LoadTest:
         self._all_delivered = asyncio.Event()
 
     def stop(self) -> None:
-        """Publish nothing more, and wait only briefly for the receipts that are under way."""
+        """Stop publishing, and wait only briefly for outstanding receipts."""
         self.figures.interrupted = True
         self._over.set()
 
@@ -173,7 +173,7 @@ class LoadTest:
                     await self._delete_topic(control)
 
     async def _make_topic(self, control: AsyncClient) -> int:
-        """How many partitions the topic has."""
+        """Create the topic if it does not exist; return its number of partitions."""
         name = self.plan.topic
         try:
             stats = await control.topic_stats(name)
@@ -185,7 +185,7 @@ class LoadTest:
         return len(stats["partitions"])
 
     async def _delete_topic(self, control: AsyncClient) -> None:
-        """If the broker is gone, the results are worth more than the complaint."""
+        """If the broker does not answer, keep the error: the results are still valid."""
         try:
             if not control.is_connected:
                 raise HeadraceError("the broker does not answer")
@@ -294,7 +294,7 @@ class LoadTest:
                 self._all_delivered.set()
 
     async def _await_deliveries(self) -> None:
-        """Wait until everything acknowledged is delivered, or nothing comes any more."""
+        """Wait until every confirmed message is delivered, or deliveries stop."""
         figures = self.figures
         before = -1
         while before < figures.delivered < figures.published:

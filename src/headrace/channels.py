@@ -1,10 +1,10 @@
-"""Where messages arrive in the caller's process: bounded, iterable, closed when it is over.
+"""Bounded, iterable queues in which messages arrive in the caller's process.
 
 A :class:`Channel` is for threads, an :class:`AsyncChannel` for asyncio. The embedded broker and the
 clients fill them; users see the same thing in both places.
 
-Rules for the threaded kind: the loop's thread only ever appends to ``_items``, callers only ever take
-from it. A deque makes both safe without a lock; the condition is touched only when somebody waits.
+Rules for :class:`Channel`: the loop's thread only appends to ``_items``, and callers only take from it.
+A deque makes both safe without a lock; the condition is used only when a caller waits.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from headrace.errors import Closed, HeadraceError, InvalidArgument, RequestTimeo
 from headrace.model import Message, check_reason, check_seconds
 
 LOOK_S = 1.0
-"""A signal that comes just before a thread goes to sleep on a lock does not wake it: Ctrl-C would be
-heard only with the next message. So nobody sleeps for longer than this without looking."""
+"""A signal that arrives just before a thread waits for a lock does not wake the thread: Ctrl-C would have
+no effect until the next message. So no thread waits for longer than this without a check."""
 
 
 def _timed_out(timeout: float) -> RequestTimeout:
@@ -31,7 +31,7 @@ def _timed_out(timeout: float) -> RequestTimeout:
 
 
 def check_count(name: str, value: object) -> None:
-    """How many of something may be asked for: a whole number above 0."""
+    """Refuse a count that is not a whole number above 0."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise InvalidArgument(f"{name} is a whole number above 0, not {value!r}")
 
@@ -44,7 +44,7 @@ def check_prefetch(prefetch: object) -> None:
 
 
 class Arrivals:
-    """What every kind of channel has in common: the side that fills it."""
+    """The common part of all channels: the side that fills it."""
 
     def __init__(self, topic: str, capacity: int):
         check_count("capacity", capacity)
@@ -53,7 +53,7 @@ class Arrivals:
         self.is_closed = False
         self.is_halted = False
         self.error: HeadraceError | None = None
-        """Why it was closed, when that was not asked for."""
+        """Why it was closed, if the caller did not close it."""
         self._items: deque[Message] = deque()
         self._starved = False
         self.refill: Callable[[], None] = lambda: None
@@ -65,14 +65,14 @@ class Arrivals:
     def room(self) -> int:
         if len(self._items) >= self.capacity:
             self._starved = True
-        # Look again after setting the flag: a thread that took a message meanwhile may have missed it.
+        # Check again after setting the flag: a thread that took a message in between may have missed it.
         free = self.capacity - len(self._items)
         if free > 0:
             self._starved = False
         return free
 
     def want_refill(self) -> None:
-        """On the loop: have ``refill`` called once half of the channel is free."""
+        """Called on the loop: call ``refill`` when half of the channel is free."""
         self._starved = True
         if len(self._items) <= self.capacity // 2:
             self._starved = False
@@ -83,11 +83,11 @@ class Arrivals:
         self._arrived()
 
     def deliver(self, delivery: Any) -> None:
-        """Take what the embedded broker hands over (``broker.delivery.Delivery``)."""
+        """Take a delivery of the embedded broker (``broker.delivery.Delivery``)."""
         self.put(delivery.messages())
 
     def drain(self) -> list[Message]:
-        """Take back all that has not been taken."""
+        """Remove and return all messages that no caller has taken."""
         taken: list[Message] = []
         with contextlib.suppress(IndexError):
             while True:
@@ -98,16 +98,16 @@ class Arrivals:
         self._items.clear()
 
     def give_back(self, message: Message) -> None:
-        """Taken by mistake: as if it had not been."""
+        """Put back a message that was taken by mistake."""
         self._items.appendleft(message)
 
     def halt(self) -> None:
-        """End every reader. Messages that nobody has taken stay, to be given back."""
+        """Stop every reader. Messages that no reader has taken stay, so that they can be given back."""
         self.is_halted = True
         self._arrived()
 
     def close(self) -> None:
-        """No more messages; callers that wait are woken. What has arrived can still be taken."""
+        """Accept no more messages and wake waiting callers. Messages that have arrived can still be taken."""
         if not self.is_closed:
             self.on_close(self)
 
@@ -144,7 +144,7 @@ class Channel(Arrivals):
                 self._condition.notify_all()
 
     def forked(self, error: Closed) -> None:
-        """In a child process: messages and the thread that brings them are the parent's."""
+        """Called in a child process: the messages, and the thread that brings them, belong to the parent."""
         self._condition = threading.Condition()
         self._sleepers = 0
         self._items = deque()
@@ -164,7 +164,7 @@ class Channel(Arrivals):
         return message
 
     def get_nowait(self) -> Message | None:
-        """The next message if one is here."""
+        """The next message, if one has arrived."""
         try:
             return self.get(0)
         except RequestTimeout:
@@ -262,13 +262,13 @@ ACK, NACK, EXTEND, UP_TO = range(4)
 
 
 class Consuming:
-    """What both kinds of consumers have in common: their messages are settled."""
+    """The common part of both kinds of consumers: they settle messages."""
 
     _settle: Callable[..., None]
     _lease_for: Callable[[int, Message], Any]
     """The delivery that the message belongs to; raises when it has ended."""
     _carry_out: Callable[[int, Any, Message, float | None, str], None]
-    """On the loop: do it."""
+    """Called on the loop: run the settlement."""
 
     def ack(self, message: Message) -> None:
         self._settle(ACK, message)
@@ -278,7 +278,7 @@ class Consuming:
             self._settle(ACK, message)
 
     def ack_up_to(self, message: Message) -> None:
-        """The message and all that this consumer holds of its partition before it."""
+        """Acknowledge the message and all earlier messages of its partition that this consumer has."""
         self._settle(UP_TO, message)
 
     def nack(self, message: Message, delay: float | None = None, reason: str = "nack") -> None:
@@ -304,7 +304,7 @@ class AsyncConsumer(Consuming, AsyncChannel):
 class Consumer(Consuming, Channel):
     """A member of a subscription, for threads.
 
-    Settlements are gathered in a deque and carried to the loop together: one wake-up for many acks.
+    Settlements are gathered in a deque and passed to the loop together: one wake-up for many acks.
     """
 
     def __init__(self, topic: str, capacity: int, call: Callable[..., Any]):
@@ -321,7 +321,7 @@ class Consumer(Consuming, Channel):
             self._call(self.carry_out)
 
     def carry_out(self) -> None:
-        """On the loop: do what was asked for since the last time."""
+        """Called on the loop: run the settlements since the last call."""
         self._carrying = False
         settled, carry_out = self._settled, self._carry_out
         while settled:

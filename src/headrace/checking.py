@@ -1,7 +1,7 @@
-"""Typed values from outside: checked against an annotation, refused with a sentence and a code.
+"""Check values from outside against an annotation; refuse bad ones with a sentence and a code.
 
 A bound is written once, as an annotation (``Annotated[int, Meta(ge=1, le=4096)]``). msgspec converts
-and checks values against it and makes the JSON schema of it; the sentence of a refusal is made of the
+and checks values against it and makes the JSON schema from it. The error sentence is made from the
 same schema, so the three cannot differ.
 """
 
@@ -25,9 +25,9 @@ def check(
     code: str = "invalid_argument",
     strict: bool = True,
 ) -> Any:
-    """Return ``value`` as ``annotation`` wants it, or raise :class:`InvalidArgument`.
+    """Convert ``value`` to the type of ``annotation``, or raise :class:`InvalidArgument`.
 
-    ``strict=False`` also takes numbers and flags as text, for query strings and paths.
+    ``strict=False`` also accepts numbers and flags as text, for query strings and paths.
     """
     try:
         return msgspec.convert(value, annotation, strict=strict, str_keys=True)
@@ -43,7 +43,7 @@ def check(
 
 
 def shown(value: object) -> str:
-    """A value from outside as an error message may repeat it: short, and escaped."""
+    """A value from outside, short and escaped, for an error message."""
     if isinstance(value, (list, dict)) and len(value) > SHOWN_CHARS_MAX:
         return f"{type(value).__name__} of {len(value)}"
     text = repr(value[:SHOWN_CHARS_MAX] if isinstance(value, (str, bytes)) else value)

@@ -1,9 +1,9 @@
-"""Time, passed in.
+"""Time, as an argument of constructors.
 
-Two clocks that must not be confused: the *wall* clock gives records their timestamps and decides
-retention and schedules; the *monotonic* clock decides leases, timeouts and backoff, so that a
-jumping wall clock never expires a delivery. Timers belong to the event loop, of which the engine
-uses only what :class:`Loop` names; asyncio's loops and ``tests.fakes.FakeLoop`` both fit.
+There are two clocks, and they must not be confused. The *wall* clock gives records their timestamps and
+decides retention and schedules. The *monotonic* clock decides leases, timeouts and backoff, so a jump of
+the wall clock never expires a delivery. Timers belong to the event loop. The engine uses only the methods
+of :class:`Loop`; asyncio's loops and ``tests.fakes.FakeLoop`` both have them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Clock:
         return time.time_ns() // 1_000_000
 
     def seconds(self) -> float:
-        """For measuring, from any thread. A loop's own time stands still between its turns."""
+        """For measurements, from any thread. A loop's own time does not move within one turn."""
         return time.perf_counter()
 
 
@@ -30,7 +30,7 @@ class Timer(Protocol):
 
 
 class Loop(Protocol):
-    """What the engine needs of an event loop. ``time`` is monotonic, in seconds."""
+    """The part of an event loop that the engine uses. ``time`` is monotonic, in seconds."""
 
     def time(self) -> float: ...
 
@@ -42,7 +42,7 @@ class Loop(Protocol):
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """uvloop's where there is one: a commit takes two thirds of the time."""
+    """A loop of uvloop if it is installed: a commit then takes two thirds of the time."""
     try:
         import uvloop
     except ImportError:  # Windows

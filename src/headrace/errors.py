@@ -1,14 +1,14 @@
 """Every error that Headrace raises on purpose.
 
-One class per kind of answer a caller can act on, and one stable ``code`` per cause. The code is the
-same in process, on every wire and in the logs; the sentence is for people and may be improved at
-any time. ``retryable`` says whether the very same call may succeed later without being changed.
+There is one class for each kind of error that a caller can act on, and one stable ``code`` per cause. The
+code is the same in process, on every wire and in the logs; the sentence is for people and may change at
+any time. ``retryable`` says whether the same call may succeed later, unchanged.
 
 Rules:
-- A user's mistake is an :class:`HeadraceError` with a sentence that says what to do, never a
-  ``ValueError`` from three layers below.
-- *Definite* failure (nothing was stored) and *unknown outcome* (it may have been) are never mixed:
-  only :class:`OutcomeUnknown` leaves it open.
+- A user's mistake is a :class:`HeadraceError` with a sentence that says what to do, never a
+  ``ValueError`` from a lower layer.
+- *Definite* failure (nothing was stored) and *unknown outcome* (it may have been stored) are never mixed:
+  only :class:`OutcomeUnknown` means an unknown outcome.
 """
 
 from __future__ import annotations
@@ -75,25 +75,25 @@ class MessageNotFound(NotFound):
 
 
 class Conflict(HeadraceError):
-    """It exists already, or it is in a state in which this cannot be done."""
+    """It already exists, or its state does not allow this."""
 
     code = "conflict"
 
 
 class OffsetOutOfRange(HeadraceError):
-    """The offset lies before the first kept record or after the last one."""
+    """The offset is before the first record that is kept, or after the last one."""
 
     code = "offset_out_of_range"
 
 
 class StaleDelivery(HeadraceError):
-    """The delivery has ended: it was settled, it expired, or the member was gone."""
+    """The delivery has ended: it was settled, it timed out, or the member left."""
 
     code = "stale_delivery"
 
 
 class SequenceGap(HeadraceError):
-    """An idempotent producer skipped a sequence number, or is older than the broker's memory of it."""
+    """An idempotent producer skipped a sequence number, or sent a batch that is too old to be known."""
 
     code = "sequence_gap"
 
@@ -105,14 +105,14 @@ class ProducerFenced(HeadraceError):
 
 
 class QueueFull(HeadraceError):
-    """The topic holds as many unread messages as it may (``max_queue_size``)."""
+    """The topic holds its maximum of unread messages (``max_queue_size``)."""
 
     code = "queue_full"
     retryable = True
 
 
 class StorageFull(HeadraceError):
-    """There is no room on the disk. Nothing was stored; consuming goes on."""
+    """The disk is full. Nothing was stored; consuming continues."""
 
     code = "storage_full"
     retryable = True
@@ -126,7 +126,7 @@ class StorageFailed(HeadraceError):
 
 
 def refused_by_disk(error: OSError) -> StorageFull | StorageFailed:
-    """The definite answer when the disk refused a write."""
+    """The definite error for a write that the disk refused."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StorageFull(f"no room on the disk: {error.strerror or error}")
     return StorageFailed(f"the disk refused the write: {error}")
@@ -139,13 +139,13 @@ class OutcomeUnknown(HeadraceError):
 
 
 class DataCorrupt(HeadraceError):
-    """Bytes on disk, or a batch from a client, fail their checksum or make no sense."""
+    """Bytes on disk, or a batch from a client, fail their checksum or are invalid."""
 
     code = "data_corrupt"
 
 
 class ReadOnly(HeadraceError):
-    """The partition is damaged in the middle and takes no more publishes until it is repaired."""
+    """The partition is damaged in the middle and refuses publishes until it is repaired."""
 
     code = "read_only"
 
@@ -184,7 +184,7 @@ class Forbidden(HeadraceError):
 
 
 def by_kind(kind: str) -> type[HeadraceError]:
-    """The class whose own code is ``kind``: how an error that crossed a wire is raised again."""
+    """The class whose own code is ``kind``. Clients use it to raise an error that a broker sent."""
     return _KINDS.get(kind, HeadraceError)
 
 

@@ -1,8 +1,8 @@
-"""What ``Broker``, ``AsyncBroker``, ``BrokerClient`` and ``AsyncClient`` have besides operations: publishing,
-reading, subscribing, and workers.
+"""Methods that ``Broker``, ``AsyncBroker``, ``BrokerClient`` and ``AsyncClient`` share, besides operations:
+publishing, reading, subscribing, and workers.
 
-Signatures and documentation are here, once for asyncio and once for threads. The four classes carry the
-calls out (``_publish``, ``_read``, ``_join`` and so on).
+Signatures and documentation are here, once for asyncio and once for threads. The four classes implement
+the calls (``_publish``, ``_read``, ``_join`` and so on).
 
 A worker calls a handler for each message of a subscription. The message is acknowledged when the handler
 returns and given back when it raises; its deadline is extended while the handler runs.
@@ -61,14 +61,14 @@ Asked = tuple[str, Start, int, int, float]
 Pages = Iterable[tuple[Batch, int]]
 """Batches, each with the index of its first wanted record."""
 STOP_S = 30.0
-"""How long the end of a worker waits for the handler to finish its message."""
+"""How long to wait for a handler to finish its message when its worker is stopped."""
 
 
 class AsyncFacade(Operations):
     _handlers: dict[asyncio.Task[None], str]
     """Every worker of ``subscribe_to_subscription``, and the subscription that it joined."""
 
-    # What a broker and a client each do in their own way.
+    # A broker and a client implement these differently.
     _open: Callable[[], Coroutine[Any, Any, Self]]
     close: Callable[[], Coroutine[Any, Any, None]]
     _publish: Callable[..., asyncio.Future[Receipt]]
@@ -97,10 +97,10 @@ class AsyncFacade(Operations):
         headers: Mapping[str, str] | None = None,
         **options: Unpack[PublishOptions],
     ) -> Receipt:
-        """Store one message; when this returns it is as durable as the topic promises.
+        """Store one message. When this returns, the message is as durable as its topic promises.
 
-        ``to`` names the one subscription it is meant for; ``delay`` (seconds) or ``deliver_at``
-        (ms) publish it later; ``ttl`` (seconds) limits how long it is delivered. A repeated
+        ``to`` names the only subscription that gets it. ``delay`` (seconds) or ``deliver_at``
+        (ms) publish it later. ``ttl`` (seconds) is its time to live. A repeated
         ``idempotency_key`` or ``producer`` (id, epoch, sequence) is answered with the first receipt.
         Publishes that run at the same time are sent and stored together.
         """
@@ -129,7 +129,7 @@ class AsyncFacade(Operations):
         headers: Sequence[Mapping[str, str] | None] | Mapping[str, str] | None = None,
         **options: Unpack[PublishManyOptions],
     ) -> list[Receipt]:
-        """Store many messages together; receipts in the order in which they were put into partitions."""
+        """Store many messages together. Each receipt is for messages that went to one partition together."""
         return await self._publish_many(topic, values, headers, options)
 
     async def publish_batch(
@@ -137,8 +137,8 @@ class AsyncFacade(Operations):
     ) -> Receipt:
         """Store a whole batch. A client sends it again if the connection breaks before the answer.
 
-        Without a partition, records that have a key go where it belongs; the receipt is the first
-        one's.
+        Without ``partition``, keys decide the partition of their records; the receipt is the first
+        partition's.
         """
         raise NotImplementedError
 
@@ -152,16 +152,17 @@ class AsyncFacade(Operations):
         number: int | None = None,
         delayed: bool = False,
     ) -> str:
-        """Store a batch durably but out of sight; returns the piece's id, for ``commit_staged``.
+        """Store a hidden batch, durably; returns the piece's id, for ``commit_staged``.
 
-        The whole batch goes to one partition: the one named, or else the topic's next in turn,
+        The whole batch goes to one partition: the named one, or the topic's next in turn,
         whatever keys its records have. To keep the records of a key together, sort them into batches
         by partition first.
 
-        With the ``name`` and ``number`` of the commit that it is meant for, it is dropped once that
-        or a later one is done without it; else it stays for a day, and all that is staged after it.
-        So does a batch that a client staged twice because the connection broke.
-        ``delayed``: the times of the batch say when each record is published, after its commit.
+        ``name`` and ``number`` name the commit that the piece is for: it is dropped when that commit, or a
+        later one of the same name, is done without it. Otherwise it is kept for a day, with everything
+        that is staged after it. This is also true for a batch that a client staged twice because the
+        connection broke. ``delayed``: the times of the batch say when each record is published, after its
+        commit.
         """
         purpose = {"name": name, "number": number, "delayed": delayed}
         return await self._stage(topic, batch, partition, **purpose)
@@ -177,17 +178,17 @@ class AsyncFacade(Operations):
         max_bytes: int = limits.READ_BYTES_DEFAULT,
         wait: float = 0.0,
     ) -> list[Message]:
-        """Messages from an offset (or a time) on. Nothing is moved or acknowledged.
+        """Read messages, beginning at an offset or a time. This moves no position and acknowledges nothing.
 
-        ``wait``: seconds to wait for the first one if there is none yet. Fewer than ``limit`` may come
-        although there are more; the last one's offset plus one goes on.
+        ``wait``: seconds to wait for the first message if there is none yet. The result may have fewer than
+        ``limit`` messages although more exist; continue with the offset after the last one.
         """
         check_count("limit", limit)
 
         collect = partial(
             messages_of, topic=topic, partition=partition, limit=limit, max_bytes=max_bytes
         )
-        # How many bytes the messages have is not known yet, so the first read is a small one.
+        # The size of the messages is not known yet, so the first read is small.
         first = min(max_bytes, limits.INDEX_INTERVAL_BYTES)
         found: list[Message] = await self._read(
             (topic, offset, partition, max_bytes, wait), collect, first
@@ -203,7 +204,7 @@ class AsyncFacade(Operations):
         max_bytes: int = limits.READ_BYTES_DEFAULT,
         wait: float = 0.0,
     ) -> list[bytes]:
-        """Like ``fetch``, but the plain values of about ``max_bytes``."""
+        """Like ``fetch``, but returns plain values, of about ``max_bytes`` together."""
         found: list[bytes] = await self._read(
             (topic, offset, partition, max_bytes, wait),
             partial(values_of, max_bytes=max_bytes),
@@ -220,14 +221,14 @@ class AsyncFacade(Operations):
         max_bytes: int = limits.READ_BYTES_DEFAULT,
         wait: float = 0.0,
     ) -> list[Batch]:
-        """Whole batches as they lie in the log; the first holds the offset."""
+        """Read whole batches, as they are stored in the log; the first one holds the offset."""
         return await self._fetch_batches((topic, offset, partition, max_bytes, wait))
 
     # --- subscribing ------------------------------------------------------------------------
     async def subscribe(
         self, topic: str, *, capacity: int = limits.CHANNEL_CAPACITY_DEFAULT
     ) -> AsyncChannel:
-        """Every message of the topic (or wildcard) from now on."""
+        """Receive every message of the topic (or wildcard) from now on."""
         raise NotImplementedError
 
     async def subscription(
@@ -242,8 +243,8 @@ class AsyncFacade(Operations):
     ) -> AsyncConsumer:
         """Join a durable subscription. With a topic, it is created if it does not exist.
 
-        ``prefetch``: how many messages may be out with this member at a time. ``auto_extend``: their
-        deadlines are extended until they are settled.
+        ``prefetch``: how many unacknowledged messages this member may have. ``auto_extend``: extend their
+        deadlines until they are settled.
         """
         check_prefetch(prefetch)
         if topic is not None:
@@ -316,14 +317,14 @@ class AsyncFacade(Operations):
 
 
 class BlockingFacade(BlockingOperations):
-    # What a broker and a client each do in their own way; all but the first on the loop.
+    # A broker and a client implement these differently. All except the first run on the loop.
     _publish: Callable[..., Publication]
     _follow: Callable[[Channel], Coroutine[Any, Any, Any]]
-    """Lead the channel's topic into it. Returns what is given to ``_unfollow``."""
+    """Deliver the channel's topic to the channel. The result is the argument of ``_unfollow``."""
     _unfollow: Callable[[Any], Coroutine[Any, Any, None]]
     _join: Callable[[str, str | None, int, bool], Coroutine[Any, Any, Consumer]]
     _leave: Callable[[Any], Coroutine[Any, Any, None]]
-    """Give back what was not taken from the consumer, and leave."""
+    """Give back the messages that no caller has taken, and leave the subscription."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -364,7 +365,7 @@ class BlockingFacade(BlockingOperations):
         headers: Mapping[str, str] | None = None,
         **options: Unpack[PublishOptions],
     ) -> Publication:
-        """Publish without waiting; ``result()`` of what is returned waits for the receipt.
+        """Publish without waiting. ``result()`` of the publication waits for the receipt.
 
         Publishes that follow each other are sent and stored together.
         """
@@ -387,7 +388,7 @@ class BlockingFacade(BlockingOperations):
 
     # --- subscribing ------------------------------------------------------------------------
     def subscribe(self, topic: str, *, capacity: int = limits.CHANNEL_CAPACITY_DEFAULT) -> Channel:
-        """Every message of the topic (or wildcard) from now on, in a bounded channel."""
+        """Receive every message of the topic (or wildcard) from now on, in a bounded channel."""
         channel = Channel(topic, capacity, self._call)
         follower = self._run(self._follow(channel))
         _forget_closed(self._channels)
@@ -457,7 +458,7 @@ class BlockingFacade(BlockingOperations):
         try:
             for thread in threads:
                 while thread.is_alive():
-                    thread.join(1.0)  # a signal is heard between two waits
+                    thread.join(1.0)  # Python handles a signal between two waits
         finally:
             consumer.halt()
             for thread in threads:
@@ -485,7 +486,7 @@ class BlockingFacade(BlockingOperations):
             self._stop_worker(consumer)
 
     def _stop_worker(self, consumer: Consumer) -> None:
-        """Let the handler finish its message, and begin no other."""
+        """Let the handler finish its current message; it gets no further one."""
         thread = self._workers.pop(consumer, None)
         if thread is not None:
             consumer.halt()
@@ -496,7 +497,7 @@ class BlockingFacade(BlockingOperations):
 def settle(
     future: asyncio.Future[Any] | Future[Any], value: Any, error: HeadraceError | None
 ) -> None:
-    """A call that answers through a callback is over."""
+    """Set the result of a call that answers through a callback."""
     if future.done():
         return
     if error is not None:
@@ -507,9 +508,9 @@ def settle(
 
 # --- what is read -----------------------------------------------------------------------------------
 def readable(pages: Iterable[list[Batch]], at: int) -> Iterator[tuple[Batch, int]]:
-    """The batches from the offset ``at`` on, up to the first whose records are lost.
+    """The batches from the offset ``at`` up to the first batch whose records are lost.
 
-    If that is the very first, its error is raised, which says which offsets are gone.
+    If the first batch is lost, this raises its error, which names the lost offsets.
     """
     first = True
     for batches in pages:
@@ -550,7 +551,7 @@ def values_of(pages: Pages, max_bytes: int) -> list[bytes]:
 
 # --- workers ----------------------------------------------------------------------------------------
 def _forget_closed(channels: dict[Any, Any]) -> None:
-    """Those that were closed, and not by us: their topic or subscription is gone."""
+    """Remove channels that the broker closed, because their topic or subscription was deleted."""
     for channel in list(channels):
         if channel.is_closed:
             channels.pop(channel, None)
@@ -596,5 +597,5 @@ async def _handle(message: Message, handler: AsyncHandler) -> None:
 
 def _failed(message: Message, error: Exception) -> None:
     logger.exception("the handler failed for %r", message, exc_info=error)
-    with contextlib.suppress(HeadraceError):  # the delivery has ended: the message comes again
+    with contextlib.suppress(HeadraceError):  # if the delivery has ended, it is delivered again
         message.nack(reason=f"{type(error).__name__}: {error}")

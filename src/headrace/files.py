@@ -1,13 +1,13 @@
-"""The disk, passed in: the only place that touches files of a data directory.
+"""The disk, as an argument of constructors: only this module touches files of a data directory.
 
-Everything durable goes through one :class:`Files`, so that tests can make the Nth call fail
-(``tests.fakes.FaultyFiles``) or keep only what was synced (``tests.fakes.SimulatedFiles``).
+All durable data goes through one :class:`Files`, so that tests can make the Nth call fail
+(``tests.fakes.FaultyFiles``) or keep only the bytes that were synced (``tests.fakes.SimulatedFiles``).
 
 Rules:
-- ``write_at`` writes all or raises; a short write is continued here, nowhere else.
+- ``write_at`` writes everything or raises; only ``write_at`` continues a short write.
 - A rename is durable only after ``sync_directory`` of its directory; ``replace`` does both.
-- A :class:`Handle` closes its descriptor when the last reference goes, so a reader that still holds
-  one never reads from a recycled descriptor.
+- A :class:`Handle` closes its descriptor with its last reference, so a reader that still has a handle
+  never reads from a recycled descriptor.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _allocate: Callable[[int, int, int], None] | None = getattr(os, "posix_fallocate
 
 
 def _sync_all(fd: int) -> None:
-    """Without ``fdatasync``. On macOS ``fsync`` alone leaves it in the drive's memory."""
+    """For systems without ``fdatasync``. On macOS ``fsync`` alone leaves data in the drive's memory."""
     if _FULL_SYNC is None:
         os.fsync(fd)
     else:
@@ -39,7 +39,7 @@ _sync: Callable[[int], None] = getattr(os, "fdatasync", _sync_all)
 
 @cache
 def machine() -> str | None:
-    """Names the running system, the same for all its containers and for no other; None: it has no name."""
+    """An id of the running system, shared by all its containers and by no other system; None if unknown."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip() or None
     except OSError:
@@ -47,7 +47,7 @@ def machine() -> str | None:
 
 
 class Handle:
-    """An open file. Closed explicitly or with its last reference."""
+    """An open file. It is closed by ``close`` or with its last reference."""
 
     __slots__ = ("__weakref__", "fd", "path")
 
@@ -78,7 +78,7 @@ class Files:
         return os.fstat(handle.fd).st_size
 
     def identity(self, handle: Handle) -> str:
-        """Names the file, whatever its path is or becomes."""
+        """An id of the file that does not depend on its path."""
         status = os.fstat(handle.fd)
         return f"{status.st_dev}:{status.st_ino}"
 
@@ -118,9 +118,10 @@ class Files:
         _sync(handle.fd)
 
     def allocate(self, handle: Handle, position: int, length: int) -> None:
-        """Reserve space, so that writes inside it neither fail for room nor grow the file.
+        """Reserve space, so that writes in it do not fail on a full disk and do not grow the file.
 
-        Where the system cannot (macOS), a write may fail for room, and is taken back as any other.
+        If the system cannot do that (macOS), a write may fail on a full disk. It is then undone like any
+        other failed write.
         """
         if _allocate is not None:
             _allocate(handle.fd, position, length)
@@ -129,7 +130,7 @@ class Files:
         os.ftruncate(handle.fd, size)
 
     def lock(self, handle: Handle) -> bool:
-        """Take the exclusive lock for as long as the handle is open; False when it is held."""
+        """Take the exclusive lock for as long as the handle is open; False if another process holds it."""
         try:
             fcntl.flock(handle.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -144,7 +145,7 @@ class Files:
         return path.is_dir()
 
     def make_directory(self, path: Path) -> None:
-        """Make it and its parents, durably."""
+        """Create the directory and its parents, durably."""
         missing = []
         probe = path
         while not probe.exists():
@@ -189,14 +190,14 @@ class Files:
             handle.close()
 
     def replace(self, path: Path, content: Iterable[bytes]) -> None:
-        """Put ``content`` at ``path`` so that a crash leaves the old or the new, whole."""
+        """Replace the file at ``path``. A crash leaves the whole old file or the whole new one."""
         self.rename(self.write_temporary(path, content), path)
         self.sync_directory(path.parent)
 
     def write_temporary(self, path: Path, content: Iterable[bytes]) -> Path:
-        """The first half of ``replace``: write and sync beside ``path``. Returns where.
+        """The first half of ``replace``: write and sync a file next to ``path``. Returns its path.
 
-        A list is written at once; an iterator item by item, so it need not fit in memory.
+        A list is written at once; an iterator is written item by item, so it need not fit in memory.
         """
         temporary = path.with_name(path.name + ".tmp")
         handle = self.open(temporary, write=True, create=True)
@@ -207,7 +208,7 @@ class Files:
                 position += self.write_at(handle, position, buffers)
             self.sync(handle)
         except OSError:
-            # Half a file is of no use, and on a full disk it takes the last room.
+            # Half a file is useless, and on a full disk it takes the last space.
             with suppress(OSError):
                 self.remove(temporary)
             raise

@@ -1,15 +1,16 @@
-"""A fork copies objects and not the threads that they need.
+"""A fork copies objects, but not the threads that they need.
 
-A client or a broker inside a program runs on a loop in a thread of its own. In a child that was forked
-(``multiprocessing``, gunicorn, Celery) nobody runs that loop: a call would wait for ever. So whatever
-needs a thread is told in the child, before anything else runs there, and refuses with a sentence.
+A client or an embedded broker runs on a loop in a thread of its own. In a forked child
+(``multiprocessing``, gunicorn, Celery) that thread does not exist: a call would wait for ever. So every
+object that needs a thread is told in the child, before anything else runs there, and refuses calls with
+an error.
 
-Rules: ``forked`` calls nothing of a loop, which may have been in the midst of anything, and makes its
-locks anew, which another thread may have held. Loops are put aside and never freed: freeing one would
-take its sockets out of the epoll instance, which is the parent's, too.
+Rules: ``forked`` calls no method of a loop, because the fork may have interrupted the loop at any point.
+It creates its locks again, because another thread may have held them. Loops are put aside and never freed:
+to free one would remove its sockets from the epoll instance, which the parent uses, too.
 
-Rejected: connecting again in the child by itself. What was on its way, and the subscriptions, are the
-parent's; a child that is to have its own says so with ``connect()``.
+Rejected: an automatic reconnect in the child. Requests under way and subscriptions belong to the parent; a
+child that wants its own calls ``connect()``.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from weakref import WeakSet
 
 class Forkable(Protocol):
     def forked(self) -> None:
-        """In the child: what was shared with a thread is not any more."""
+        """Called in the child: the thread that this object used does not exist here."""
 
 
 _watched: WeakSet[Forkable] = WeakSet()
@@ -33,7 +34,7 @@ def watch(it: Forkable) -> None:
 
 
 def put_aside(*things: object) -> None:
-    """Keep what must not be freed here."""
+    """Keep objects that must not be freed in this process."""
     _aside.extend(things)
 
 
@@ -42,5 +43,5 @@ def _tell() -> None:
         it.forked()
 
 
-if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
+if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(after_in_child=_tell)

@@ -1,8 +1,7 @@
-"""A bound on everything, each with its unit in its name and its reason beside it.
+"""A bound on everything. Each has its unit in its name, and its reason below it.
 
-What a user may change is a setting whose default or ceiling stands here; the rest are facts of the
-format or guards against hostile input. A bound is checked *before* memory is allocated for what it
-bounds.
+Some are the defaults or ceilings of settings that a user may change. The others follow from the format
+or protect against hostile input. A bound is checked *before* memory is allocated.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ TIMESTAMP_MS_MAX = (1 << 53) - 1
 # --- messages ------------------------------------------------------------------------------------
 MESSAGE_BYTES_DEFAULT = 1 << 20
 MESSAGE_BYTES_CEILING = 64 << 20
-"""The most that the setting ``max_message_size`` may be: a batch must hold one message."""
+"""The largest value of the setting ``max_message_size``: a batch must hold one message."""
 KEY_BYTES_MAX = 64 << 10
 HEADERS_PER_MESSAGE_MAX = 1_000
 HEADER_BYTES_MAX = 64 << 10
@@ -46,25 +45,25 @@ HEADER_BYTES_MAX = 64 << 10
 # --- batches ------------------------------------------------------------------------------------
 BATCH_RECORDS_MAX = 1 << 20
 BATCH_BYTES_MAX = 128 << 20
-"""Stored or unpacked body. Offsets in a batch are int32, so 2 GiB is the wall; this is a door."""
+"""Of the stored or unpacked body. Offsets in a batch are int32, so the format allows 2 GiB; this is less."""
 BATCH_BYTES_TARGET = 1 << 20
-"""Where the group commit closes a gathered batch and begins the next one."""
+"""The size at which the group commit closes a gathered batch and begins the next one."""
 BATCH_RECORDS_TARGET = 10_000
 COMPRESS_BYTES_MIN = 256
-"""Smaller bodies are stored plain even when the topic asks for compression."""
+"""Smaller bodies are stored without compression, even if the topic has compression."""
 
 # --- the log -----------------------------------------------------------------------------------
 SEGMENT_BYTES_DEFAULT = 128 << 20
 SEGMENT_BATCHES_MAX = 200_000
-"""A segment rolls at this many batches too, so that recovery's scan of the last one is bounded."""
+"""A segment also rolls at this number of batches, so that recovery's scan of the last one is bounded."""
 INDEX_INTERVAL_BYTES = 16 << 10
 PREALLOCATE_BYTES_MIN = 64 << 10
 PREALLOCATE_BYTES_MAX = 32 << 20
 READ_BYTES_DEFAULT = 1 << 20
 READ_KEPT_S = 10.0
-"""How long a log keeps records that it fetched over a network for a reader that waits for them."""
+"""How long a log keeps records that it has fetched over a network for a waiting reader."""
 COMMIT_BYTES_MAX = 16 << 20
-"""What one write-and-sync takes at most; the rest waits for the next one."""
+"""The most that one commit writes; the rest waits for the next commit."""
 COMMIT_QUEUE_BYTES_MAX = 256 << 20
 """Unwritten bytes waiting in one partition before publishes are refused (retryable)."""
 OPEN_READERS_MAX = 512
@@ -76,7 +75,7 @@ BATCH_CACHE_BYTES = 32 << 20
 """Recently written or read batches, kept decoded for the next reader."""
 BATCH_CACHE_COUNT = 4096
 DISK_RESERVE_BYTES_DEFAULT = 64 << 20
-"""Publishes are refused below this much free space; acks and positions go on."""
+"""Publishes are refused below this much free space; acks and positions are still written."""
 
 # --- deliveries ---------------------------------------------------------------------------------
 CHANNEL_CAPACITY_DEFAULT = 100
@@ -93,24 +92,24 @@ MAX_DELIVERIES_MAX = 1_000_000
 QUEUE_SIZE_MEMORY_DEFAULT = 10_000
 SCHEDULED_MAX = 10_000_000
 JOURNAL_REWRITE_BYTES_MIN = 1 << 20
-"""The subscription journal is rewritten as a snapshot when it has outgrown the last one fourfold,
-but not for less than this."""
+"""The subscription journal is rewritten as a snapshot when it is four times as large as the last
+snapshot, but never below this size."""
 STAGED_KEPT_S = 24 * 3600
 """How long a staged batch waits for its commit."""
 STAGED_MEMORY_BYTES_MAX = 256 << 20
 """Staged batches that wait in a broker without a disk."""
 COMMIT_PIECES_MAX = 100_000
-"""Staged batches in one commit: they stand in one entry of the journal."""
+"""Staged batches in one commit: one entry of the journal lists them."""
 COMMIT_RECORDS_MAX = (1 << 32) - 1
 """Of one commit in one topic: a producer's sequence has 32 bits."""
 COMMIT_WINDOW_BYTES = 16 << 20
-"""What a commit has in memory at once, on its way from the staged batches to the partitions."""
+"""The bytes that a commit holds in memory while it copies staged batches to the partitions."""
 COMMIT_NAMES_KEPT_S = 30 * 24 * 3600
-"""How long the last commit of a name is remembered, to know a repetition; from its last use on."""
+"""How long the last commit of a name is remembered after its last use, to recognize a repetition."""
 COMMIT_NAMES_MAX = 100_000
-"""Names of commits that are remembered; those used longest ago make room."""
+"""Names of commits that are remembered; those used longest ago are forgotten first."""
 PRODUCER_NAMES_MAX = 100_000
-"""Named producers whose epochs are remembered; those named longest ago make room."""
+"""Named producers whose epochs are remembered; those named longest ago are forgotten first."""
 EPOCH_MAX = (1 << 32) - 1
 
 # --- the broker's own events ----------------------------------------------------------------------
@@ -118,20 +117,20 @@ EVENTS_INTERVAL_S_DEFAULT = 10.0
 EVENTS_INTERVAL_S_MAX = 86_400.0
 EVENTS_KEPT_HOURS = 7 * 24.0
 EVENTS_BYTES_MAX = 256 << 20
-"""Of the topic ``__events``; packed, that is far more than a week of a hundred busy subscriptions."""
+"""Of the topic ``__events``; compressed, a week of a hundred busy subscriptions needs far less."""
 
 # --- pipelines ------------------------------------------------------------------------------------
 PIPELINES_MAX = 1_000
-"""Pipelines whose last report is kept; those that ended longest ago make room."""
+"""Pipelines whose last report is kept; those that ended longest ago are forgotten first."""
 PIPELINES_BYTES_MAX = 16 << 20
 """All reports together: they are also one answer."""
 PIPELINE_REPORT_BYTES_MAX = 64 << 10
 PIPELINE_QUERIES_MAX = 50
-"""Each is a set of time series."""
+"""Each query is a set of time series."""
 PIPELINE_TEXT_CHARS_MAX = 200
 """The name of a query, which is a label of metrics, and the id of a run."""
 PIPELINE_STALE_S = 30.0
-"""A running pipeline that has not reported for so long may be dead."""
+"""A running pipeline that has not reported for this long may be dead."""
 
 # --- the process ----------------------------------------------------------------------------------
 OPEN_FILES_SPARE = 2_000
@@ -139,14 +138,14 @@ OPEN_FILES_SPARE = 2_000
 
 
 def allow_open_files(wanted: int) -> int:
-    """Raise what a shell gives a process (often 1,024) as far as needed; returns how many it is now."""
+    """Raise the limit of open files (often 1,024) as far as needed and possible; returns the new limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return soft if soft != resource.RLIM_INFINITY else wanted
     most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    except (OSError, ValueError):  # macOS has a bound that it does not tell
+    except (OSError, ValueError):  # macOS has a bound that it does not report
         return soft
     return most
 
@@ -159,20 +158,20 @@ def cores() -> int:
 
 
 FREED_BYTES_KEPT = 64 << 20
-"""Freed memory that the process keeps for what comes next, at most."""
+"""The most freed memory that the process keeps for later allocations."""
 BLOCK_BYTES_GIVEN_BACK = 8 << 20
-"""A block of this size or more is given back to the system as soon as it is free."""
+"""A block of this size or more is returned to the system as soon as it is freed."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 @cache
 def keep_freed_memory() -> None:
-    """Have the C library keep a few freed megabytes instead of giving them back at once.
+    """Make the C library keep a few freed megabytes instead of returning them to the system at once.
 
-    For a process whose work is blocks of megabytes, as fetched or staged batches are: by default each
-    block is given back when it is freed, and the next one is made of pages that the system has to clear
+    This is for a process that allocates blocks of megabytes, such as fetched or staged batches. By default
+    each block is returned when it is freed, and the next block gets pages that the system has to clear
     first. Measured: a broker spends 42 ns instead of 165 on a fetched record of 100 bytes, a
-    Spark task that reads it 43 instead of 92. Does nothing where there is no glibc.
+    Spark task that reads it 43 instead of 92. Without glibc this does nothing.
     """
     with suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)

@@ -1,16 +1,16 @@
 """The nouns of Headrace: read this file and you know the system.
 
-A *record* lies in a partition of a topic, at an offset. A :class:`Message` is a record in a user's
-hands. A *subscription* is a durable position over topics; a *delivery* is one message handed to one
-member for a while. :class:`TopicSettings` and :class:`SubscriptionSettings` are all that can be
-chosen about either, with defaults, checked in one place so that every protocol refuses the same
-things with the same words.
+A *record* is stored in a partition of a topic, at an offset. A :class:`Message` is a record as a user
+gets it. A *subscription* is a durable position on topics; a *delivery* is one message that one member has
+until it is settled or its deadline passes. :class:`TopicSettings` and :class:`SubscriptionSettings` hold all
+settings of both, with defaults. They are checked in one place, so every protocol refuses the same values
+with the same words.
 
-A message's id, unless the client gave one, is derived and costs no storage. It is a UUID, version 8::
+A message's id, unless the client gave one, is derived and takes no storage. It is a UUID, version 8::
 
      48 bits topic hash | 0x8 | 12 bits partition | 0b10 | 62 bits offset
 
-so an id leads back to its record (:func:`split_id`).
+so the broker finds the record from the id (:func:`split_id`).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def check_subscription_name(name: object, *, internal: bool = False) -> str:
 
 
 def check_pipeline_name(name: object) -> str:
-    """Pipelines are named like subscriptions: their names stand in addresses and metrics."""
+    """Pipelines are named like subscriptions: their names are part of URLs and metrics."""
     return _check_name("pipeline", name, limits.SUBSCRIPTION_NAME_CHARS_MAX, internal=False)
 
 
@@ -95,7 +95,7 @@ def is_pattern(name: str) -> bool:
 
 
 def check_pattern(pattern: object) -> str:
-    """A topic name, or one in which ``*`` stands for one word and a last ``>`` for the rest."""
+    """A topic name, or a pattern: ``*`` stands for one word and a last ``>`` for one or more words."""
     if not isinstance(pattern, str) or not is_pattern(pattern):
         return check_topic_name(pattern)
     if len(pattern) > limits.TOPIC_NAME_CHARS_MAX:
@@ -113,7 +113,7 @@ def check_pattern(pattern: object) -> str:
 
 
 def pattern_matches(pattern: str, topic: str) -> bool:
-    """Whether ``topic`` is meant. Internal topics and dead-letter topics need to be named."""
+    """Whether the pattern matches. It never matches internal and dead-letter topics: name these in full."""
     if not is_pattern(pattern):
         return pattern == topic
     if topic.startswith(INTERNAL_PREFIX) or topic.endswith(DEAD_LETTER_SUFFIX):
@@ -168,7 +168,7 @@ Start = str | int | datetime
 
 
 def parse_position(value: Any) -> Any:
-    """A position from outside: text becomes an offset or a time, the rest stays as it is."""
+    """Convert a position from outside: text becomes an offset or a time; other values are not changed."""
     if isinstance(value, str) and value not in ("earliest", "latest"):
         if value.isascii() and value.isdigit() and len(value) <= 20:
             return int(value)
@@ -295,15 +295,15 @@ class Message:
         return self.value.decode()
 
     def ack(self) -> None:
-        """It is done: it will not be delivered to this subscription again."""
+        """The message is done: it is not delivered to this subscription again."""
         self._settler().ack(self)
 
     def nack(self, delay: float | None = None, reason: str = "nack") -> None:
-        """It failed: deliver it again, after ``delay`` seconds or the subscription's backoff."""
+        """The message failed: deliver it again, after ``delay`` seconds or the subscription's backoff."""
         self._settler().nack(self, delay, reason)
 
     def extend(self, seconds: float | None = None) -> None:
-        """More time: the deadline becomes ``seconds`` (or the ack timeout) from now."""
+        """Extend the deadline to ``seconds`` (or the ack timeout) from now."""
         self._settler().extend(self, seconds)
 
     def _settler(self) -> Settling:
@@ -343,7 +343,7 @@ _NO_ID = bytes(16)
 
 
 class Receipt:
-    """What a publish is answered with: where the records are. ``offset`` is the first one's."""
+    """The answer to a publish: where the records are stored. ``offset`` is that of the first record."""
 
     __slots__ = ("_id", "count", "duplicate", "offset", "partition", "timestamp", "topic")
 
@@ -363,7 +363,7 @@ class Receipt:
         self.timestamp = timestamp
         self.count = count
         self.duplicate = duplicate
-        """It was stored before; nothing was stored now."""
+        """The records were stored before; this publish stored nothing."""
         self._id = id
 
     @property
@@ -388,30 +388,30 @@ ProducerBatch = tuple[int, int, int]
 
 
 class PublishOptions(TypedDict, total=False):
-    """What ``publish`` takes besides topic, value and headers."""
+    """The options of ``publish``, besides topic, value and headers."""
 
     key: bytes | str | None
-    """The same key, the same partition, and so the same order."""
+    """Messages with the same key go to the same partition and keep their order."""
     id: uuid.UUID | str | None
     partition: int | None
     to: str | None
-    """The one subscription that it is meant for."""
+    """The only subscription that gets the message."""
     delay: float | None
     """Seconds until it is published."""
     deliver_at: int | None
     """When it is published, in milliseconds since 1970."""
     ttl: float | None
-    """Seconds for which it is delivered."""
+    """Time to live: after these seconds it is no longer delivered."""
     timestamp: int | None
     """Its own time, in milliseconds since 1970."""
     producer: ProducerBatch | None
     """A repetition is answered with the first receipt."""
     idempotency_key: str | None
-    """The same, for callers that have a key of their own."""
+    """The same, for callers that have a key of their own for each publish."""
 
 
 class PublishManyOptions(TypedDict, total=False):
-    """What ``publish_many`` takes besides topic, values and headers."""
+    """The options of ``publish_many``, besides topic, values and headers."""
 
     keys: Sequence[bytes | str | None] | None
     ids: Sequence[uuid.UUID | str | None] | None
@@ -423,7 +423,7 @@ class PublishManyOptions(TypedDict, total=False):
 
 
 def check_options(options: Mapping[str, object], known: frozenset[str]) -> None:
-    """Refuse a misspelt keyword, as Python itself would."""
+    """Refuse an unknown keyword argument, as Python itself does."""
     if not known.issuperset(options):
         [name, *_] = sorted(set(options) - known)
         raise TypeError(
@@ -454,22 +454,22 @@ class ProducerIdentity(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A message that was given up, with where it came from and why."""
+    """A message that the broker gave up, with its origin and the reason."""
 
     offset: int
-    """Its place in the dead-letter topic: what ``redrive``, ``edit`` and ``purge`` take."""
+    """Its offset in the dead-letter topic, for ``redrive``, ``edit_dead_letter`` and ``purge_dead_letters``."""
     message: Message
-    """The payload, key and headers as they were; topic, partition and offset are the origin's."""
+    """The original payload, key, headers, topic, partition and offset."""
     subscription: str
     reason: str
     attempts: int
     timestamp: int
-    """When it was given up, in milliseconds since 1970."""
+    """When the broker gave it up, in milliseconds since 1970."""
 
 
 # --- settings ---------------------------------------------------------------------------------
 class _Settings:
-    """Settings whose bounds are their annotations: built from a mapping, changed, refused by name."""
+    """Settings whose bounds are their annotations. An error names the setting."""
 
     def __post_init__(self) -> None:
         for name, annotation in _annotations(type(self)).items():
@@ -513,11 +513,11 @@ _ANNOTATIONS: dict[type[_Settings], dict[str, Any]] = {}
 
 @dataclass(frozen=True, slots=True)
 class TopicSettings(_Settings):
-    """All that can be chosen about a topic."""
+    """All settings of a topic."""
 
     partitions: Annotated[int, Meta(ge=1, le=limits.PARTITIONS_PER_TOPIC_MAX)] = 1
     durable: bool = True
-    """False: kept in memory, dropped once every subscription is done with it."""
+    """False: messages are kept in memory, until every subscription has finished them."""
     durability: Durability = "always"
     """When a publish is confirmed: ``always`` after ``fdatasync``; ``interval`` after the write, with a
     sync every ``sync_interval_ms``; ``never`` after the write alone."""
@@ -530,13 +530,13 @@ class TopicSettings(_Settings):
     retain_unread: bool = True
     """Retention never deletes messages that a subscription has not finished."""
     max_queue_size: Annotated[int, Meta(ge=1, le=limits.OFFSET_MAX)] | None = None
-    """Most unread messages; publishes past it are refused. In memory 10,000 when not set."""
+    """The maximum of unread messages; further publishes are refused. Topics in memory: 10,000 by default."""
     message_ttl_ms: Annotated[int, Meta(ge=1, le=limits.TIMESTAMP_MS_MAX)] | None = None
-    """How long a message without a time to live of its own is delivered."""
+    """The time to live of messages that have none of their own."""
 
 
 class TopicOptions(TypedDict, total=False):
-    """:class:`TopicSettings` as keyword arguments, beside ``partitions``."""
+    """:class:`TopicSettings` as keyword arguments, without ``partitions``."""
 
     durable: bool
     durability: Durability
@@ -553,7 +553,7 @@ class TopicOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionSettings(_Settings):
-    """All that can be chosen about a subscription."""
+    """All settings of a subscription."""
 
     ack_timeout: Annotated[float, Meta(ge=0.001, le=limits.ACK_TIMEOUT_S_MAX)] = 30.0
     """Seconds a member has for a message before it is delivered again."""
@@ -606,7 +606,7 @@ def check_reason(reason: object) -> str:
 
 # --- what a message may be made of -------------------------------------------------------------
 def check_headers(headers: object) -> Mapping[str, str]:
-    """Headers are str to str, without NUL, CR or LF in names: every protocol can carry them."""
+    """Headers are str to str, without NUL, CR or LF, so that every protocol can carry them."""
     if not isinstance(headers, Mapping):
         raise InvalidArgument(
             f"headers are a mapping of str to str, not {type(headers).__name__}",

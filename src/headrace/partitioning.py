@@ -19,7 +19,7 @@ def partition_of_key(key: bytes, partitions: int) -> int:
 
 
 class Partitioner:
-    """Places the records of one topic. It remembers whose turn it is."""
+    """Places the records of one topic. It remembers which partition is next."""
 
     __slots__ = ("_turn",)
 

@@ -1,4 +1,4 @@
-"""What ``publish`` returns: a publish on its way."""
+"""The result of ``publish_nowait``: a publish whose receipt may not have arrived yet."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headrace.errors import HeadraceError, RequestTimeout
 from headrace.model import Receipt
 
 _lock = threading.Lock()
-"""One lock for all publications: each holds it for a moment, and few are ever waited for."""
+"""One lock for all publications: each holds it only for a moment, and callers wait for few of them."""
 
 
 def renew_lock() -> None:
@@ -20,10 +20,10 @@ def renew_lock() -> None:
 
 
 class Publication:
-    """A publish on its way. ``result()`` waits for its receipt, or raises its error.
+    """A publish that may not be answered yet. ``result()`` waits for its receipt, or raises its error.
 
-    A ``concurrent.futures.Future`` has a lock and a condition of its own. Nobody waits for most
-    publications, so the event is created only for those that are waited for.
+    A ``concurrent.futures.Future`` has a lock and a condition of its own. Callers wait for few
+    publications, so the event is created only when a caller waits.
     """
 
     __slots__ = ("_callbacks", "_error", "_event", "_is_done", "_receipt", "_waited")

@@ -1,13 +1,13 @@
 """The settings of a server: their names, their bounds, and where each value came from.
 
-Strongest first: flags, environment, config file, defaults. The environment knows every setting as
-``HEADRACE_<NAME>``, and some by the names that other small brokers use (``PORT``, ``QB_SERVER_HOST``…).
-The config file is JSON; it is ``config.json`` in the working directory unless another file is named::
+Strongest first: flags, environment, config file, defaults. In the environment every setting is
+``HEADRACE_<NAME>``; for some, the names that other small brokers use (``PORT``, ``QB_SERVER_HOST``…) work,
+too. The config file is JSON; it is ``config.json`` in the working directory unless another file is named::
 
     {"server": {"host": "127.0.0.1", "port": 9999}, "storage": {"data_dir": "./data"}}
 
-An unknown key or an invalid value is an error that names it: a misspelt setting that is silently
-ignored is how data gets lost.
+An unknown key or an invalid value is an error that names it: if a misspelt setting were ignored, data
+could be lost.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _plain(value: object) -> object:
 
 
 def _word(value: object) -> object:
-    """Flags and choices, in small or capital letters."""
+    """Flags and choices, in lower or upper case."""
     return _FLAGS.get(value.lower(), value.lower()) if isinstance(value, str) else value
 
 
@@ -79,7 +79,7 @@ class Setting:
         if is_text and value in ("", "none", "None") and type(None) in get_args(self.annotation):
             return None
         try:
-            # Flags and variables are text; the config file has types, and there true is no number.
+            # Flags and variables are text; the config file has types, where true is not a number.
             return check(
                 f"{self.name} ({source})",
                 self.notation(value),
@@ -178,7 +178,7 @@ def load(
     environment: Mapping[str, str] | None = None,
     config: Path | None = None,
 ) -> Settings:
-    """Combine all sources. A ``config`` that is named must exist."""
+    """Combine all sources. If ``config`` is given, the file must exist."""
     values = {setting.name: setting.default for setting in SETTINGS}
     sources = {setting.name: "default" for setting in SETTINGS}
 

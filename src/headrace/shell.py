@@ -1,15 +1,16 @@
 """A blocking shell around an asyncio core: ``Broker`` around ``AsyncBroker``, ``BrokerClient`` around
 ``AsyncClient``.
 
-The core runs on an event loop in a thread of its own; the shell carries calls over. Its methods are derived
-from those of the core (:func:`blocking`), so both have the same arguments and results.
+The core runs on an event loop in a thread of its own; the shell passes calls to it. The shell's methods are
+derived from those of the core (:func:`blocking`), so both have the same arguments and results.
 
 Rules:
 - Any method may be called from any thread, except from the shell's own.
-- Closing: first nothing more may cross over (``_gate``), then everything that did is answered. So a call
-  that races with closing is done or raises ``Closed``, and never waits for a loop that has ended.
-- A shell that is open when the program ends is closed then, so that nothing on its way is lost.
-- In a forked child there is no thread to call (``forking.py``): the shell says so instead of waiting.
+- To close, the shell first lets no further call through (``_gate``), then answers every call that came
+  through before. So a call that races with closing succeeds or raises ``Closed``, and never waits for a loop
+  that has ended.
+- A shell that is open when the program ends is closed then, so that nothing that was published is lost.
+- In a forked child the thread does not exist (``forking.py``): the shell raises an error instead of waiting.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ Result = TypeVar("Result")
 
 class Shell:
     _core: Any
-    """What runs on the loop."""
+    """The core, which runs on the loop."""
     _kind = "broker"
-    """What errors call it."""
+    """The name of the core in error messages."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -53,7 +54,7 @@ class Shell:
 
     # --- the thread -------------------------------------------------------------------------
     def _start(self, begin: Callable[[], Coroutine[Any, Any, Any]]) -> bool:
-        """Start the thread and run ``begin`` in it. False: it runs already."""
+        """Start the thread and run ``begin`` in it. Returns False if the thread already runs."""
         with self._gate:
             if self._loop is not None:
                 return False
@@ -95,7 +96,7 @@ class Shell:
 
     # --- crossing over ----------------------------------------------------------------------
     def _call(self, callback: Callable[..., Any], *args: Any) -> None:
-        """Run a callback on the loop, soon. Once the shell is closed, nobody is left to tell."""
+        """Run a callback on the loop, soon. If the shell is closed, do nothing."""
         if self._is_forked:
             raise self._not_open()
         loop = self._loop
@@ -143,7 +144,7 @@ def blocking(
 def nowait(
     method: Callable[Concatenate[Any, Parameters], Coroutine[Any, Any, Result]],
 ) -> Callable[Concatenate[Any, Parameters], Future[Result]]:
-    """A method of a core as a method of its shell that does not wait, so that many can be under way."""
+    """A method of a core as a method of its shell that does not wait, so that many calls can run at once."""
     name = method.__name__
 
     @functools.wraps(method)
@@ -163,7 +164,7 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
 
 
 async def _cancel_all() -> None:
-    """Every call that still waits on this loop ends."""
+    """End every call that still waits on this loop."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()

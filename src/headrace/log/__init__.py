@@ -1,5 +1,5 @@
 """Bytes on disk: batches, segments, partitions, group commit, recovery.
 
-The broker knows ``interface.Log`` and ``interface.Storage``; ``storage`` opens the two engines,
-``partition.PartitionLog`` (disk) and ``memory.MemoryLog``. Nothing here knows subscriptions or sockets.
+The broker uses ``interface.Log`` and ``interface.Storage``; ``storage`` opens the two engines,
+``partition.PartitionLog`` (disk) and ``memory.MemoryLog``. This package has no subscriptions and no sockets.
 """

@@ -1,8 +1,8 @@
 """The part of a log that disk and memory share: a held end, producers, and its callbacks.
 
-While the end is *held*, hidden entries are stored after it and all others are parked. ``release``
-shows the hidden ones at once, and the parked ones follow. That is how a commit to many partitions
-appears in all of them in the same turn of the loop.
+While the end is *held*, hidden entries are stored after it and all other entries wait. ``release``
+shows all hidden entries at once; the entries that waited follow. So a commit to many partitions
+becomes visible in all of them in the same turn of the loop.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class BaseLog:
 
     # --- writing ----------------------------------------------------------------------------
     def _enqueue(self, entry: Append) -> None:
-        """The entry is part of the next commit."""
+        """Add the entry to the next commit."""
         raise NotImplementedError
 
     def _put(self, entry: Append) -> None:
@@ -70,7 +70,7 @@ class BaseLog:
         return self._held
 
     def hold(self) -> None:
-        """Entries that were appended before are not affected: their commit moves the end."""
+        """Entries that were appended earlier are not affected: their commit moves the end."""
         assert not self._held
         self._held = True
 
@@ -83,7 +83,7 @@ class BaseLog:
         self._held = False
         if self._next_offset != self.end_offset:
             self.end_offset = self._next_offset
-            # In the next turn: a caller that releases several partitions has released all by then.
+            # In the next turn, when a caller that releases several partitions has released all of them.
             self._loop.call_soon(self.on_advance)
         parked, self._parked = self._parked, []
         for entry in parked:

@@ -1,4 +1,4 @@
-"""The columnar batch: it is appended, kept, read, sent and handed to Spark.
+"""The columnar batch: it is appended, stored, read, sent and passed to Spark.
 
 Little-endian. A header of 64 bytes, then a body whose length is a multiple of 8::
 
@@ -8,16 +8,16 @@ Little-endian. A header of 64 bytes, then a body whose length is a multiple of 8
     12 u32 body_len         bytes, multiple of 8
     16 u64 base_offset      stamped by the broker, outside body_crc
     24 u32 count            records, at least 1
-    28 u16 flags            which columns there are, and the compression
+    28 u16 flags            which columns exist, and the compression
     30 u16 version          1
-    32 i64 base_timestamp   ms; the time of every record when there is no timestamp column
+    32 i64 base_timestamp   ms; the time of every record if there is no column of times
     40 i64 max_timestamp    ms
     48 u64 producer_id      0: none
     56 u32 producer_epoch
     60 u32 first_sequence
     64 body
 
-The body is columns, each padded with zeros to 8 bytes, in this order, present as the flags say::
+The body consists of the columns that the flags name, in this order, each padded with zeros to 8 bytes::
 
     binary  := offsets i32[count+1] from 0, pad; bytes, pad          (as Arrow lays it out)
     values  := binary
@@ -28,24 +28,25 @@ The body is columns, each padded with zeros to 8 bytes, in this order, present a
     expiry  := i64[count] ms, 0: never                                              flag 0x10
     targets := binary, subscription a record is meant for, empty: all               flag 0x20
 
-Compressed (flags 0x0300: 0 none, 1 zstd) the body is ``u32 plain_len, u32 packed_len``, the packed
-bytes, pad. The whole column is built and taken apart by builtins (``accumulate``, ``array``,
-``join``, ``pairwise``): there is no Python bytecode per record except in the final slicing.
+A compressed body (flags 0x0300: 0 none, 1 zstd) is ``u32 plain_len, u32 packed_len``, the packed
+bytes, pad. Builtins (``accumulate``, ``array``, ``join``, ``pairwise``) encode and decode a whole column:
+no Python bytecode runs per record, except in the final slicing.
 
-Three more flags belong to the broker alone. ``AFTER_SYNC`` (0x8000): when this batch was written, all
-bytes before it were known to be on disk; so damage *before* such a batch is damage, while damage
-after the last one is a torn write that was never confirmed. ``LOST`` (0x4000): the batch has no
-columns and stands for ``count`` records that were destroyed and given up by ``headrace doctor``.
-``STAGED`` (0x2000): it waits for its commit; its header says when it came, and its times, if it has
-such a column, are as the client made them.
+Only the broker sets the three other flags. ``AFTER_SYNC`` (0x8000): when this batch was written, all
+bytes before it were known to be on disk. So invalid bytes *before* such a batch are damage, while invalid
+bytes after the last one are a torn write that was never confirmed. ``LOST`` (0x4000): the batch has no
+columns and stands for ``count`` records that were destroyed and that ``headrace doctor`` gave up.
+``STAGED`` (0x2000): the batch waits for its commit; its header says when it arrived, and its column of
+times, if any, is as the client made it.
 
 Rules:
-- A batch from outside is hostile until :func:`check` has passed it. One that we wrote is trusted
+- A batch from outside is hostile until :func:`check` has passed it. A batch that we wrote is trusted
   after its checksums match.
-- The body never changes after it was made, but for ``commit.clamp_times``. The header is made anew when
-  the broker stamps it, so stamping does not touch, copy or sum the body.
-Rejected: rows one after the other (three times slower both ways and of no use to Arrow); numpy (a
-dependency of 60 MB for what builtins do at memory speed).
+- The body never changes after it was made, except in ``commit.clamp_times``. Stamping writes a new header;
+  it does not touch or copy the body, or compute its checksum.
+
+Rejected: records stored row by row (three times slower in both directions, and Arrow cannot use them);
+numpy (a dependency of 60 MB; builtins do the same at memory speed).
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ AFTER_SYNC = 0x8000
 _PAD = [bytes(n) for n in range(8)]
 
 APART_BYTES_MIN = 64 << 10
-"""A batch of this size is read by itself, so that its body is not copied out of a larger read."""
+"""A batch of this size has a read of its own, so that its body is not copied out of a larger read."""
 
 crc32c = google_crc32c.value
 
@@ -167,7 +168,7 @@ def encode(columns: Columns) -> Batch:
             code="batch_too_large",
         )
     batch = Batch(body, crc32c(body), count, flags)
-    if count <= _VALUES_KEPT_MAX:  # readers at the end need not decode it again
+    if count <= _VALUES_KEPT_MAX:  # so readers at the end do not decode it again
         batch._values = list(values)
     return batch
 
@@ -225,7 +226,7 @@ class Batch:
         return self.header() + self._body
 
     def pack(self) -> None:
-        """Compress the body of a new batch, where that makes it smaller."""
+        """Compress the body of a new batch, if that makes it smaller."""
         body = self._body
         if self.flags & (COMPRESSION | LOST) or len(body) < limits.COMPRESS_BYTES_MIN:
             return
@@ -239,7 +240,7 @@ class Batch:
 
     # --- columns ----------------------------------------------------------------------------
     def plain(self) -> bytes:
-        """The body, unpacked. A lost batch has none, and that is an explicit error."""
+        """The body, unpacked. A lost batch has no body; this raises an explicit error."""
         if not self.flags & (COMPRESSION | LOST):
             return self._body
         if self.flags & LOST:
@@ -287,7 +288,7 @@ class Batch:
         return self._keys
 
     def headers(self) -> list[Headers] | None:
-        """A new dict per record that has any, else None."""
+        """A new dict for each record that has headers, None for each other record."""
         if not self.flags & HAS_HEADERS:
             return None
         plain = self.plain()
@@ -323,7 +324,7 @@ class Batch:
         return _read_binary(self.plain(), self.column(HAS_TARGETS), self.count)[0]
 
     def columns(self) -> Columns:
-        """Everything decoded, as it went in (but for the times, which the broker sets)."""
+        """All columns, decoded, as the client gave them (except the times, which the broker sets)."""
         return Columns(
             self.values(),
             self.keys(),
@@ -408,9 +409,9 @@ class Batch:
 
 
 def no_collection(count: int) -> AbstractContextManager[None]:
-    """Do not look for cycles among thousands of objects that are being made and have none.
+    """Pause the garbage collector while thousands of objects without cycles are created.
 
-    Measured: the collector's passes cost as much as making the messages.
+    Measured: the collector's passes cost as much as the creation of the messages.
     """
     if count < _COLLECTION_MATTERS or not gc.isenabled():
         return _AS_USUAL
@@ -502,7 +503,7 @@ def _unpack(body: bytes, flags: int) -> bytes:
         raise DataCorrupt("the compressed batch claims impossible lengths")
     packed = body[8 : 8 + packed_len]
     try:
-        # Asked first: a size in the frame itself is believed, whatever max_output_size says.
+        # Check this first: zstd trusts a size in the frame itself, whatever max_output_size is.
         if zstandard.frame_content_size(packed) not in (-1, plain_len):
             raise DataCorrupt("the compressed batch has another length than it says")
         plain = zstandard.ZstdDecompressor().decompress(packed, max_output_size=plain_len)
@@ -514,7 +515,7 @@ def _unpack(body: bytes, flags: int) -> bytes:
 
 
 def parse_header(raw: bytes, at: int = 0) -> tuple[Batch, int] | None:
-    """A batch without its body and the body's length; None when no valid header is there."""
+    """A batch without its body, and the body's length; None if there is no valid header."""
     if len(raw) - at < HEADER_BYTES:
         return None
     (
@@ -560,8 +561,8 @@ def parse_header(raw: bytes, at: int = 0) -> tuple[Batch, int] | None:
 def is_newer(raw: bytes) -> bool:
     """Whether these bytes are a whole header of a newer version.
 
-    Every version begins with "HRB" and sums its header the same way, so that an older broker knows
-    a newer log from damage and leaves it alone.
+    Every version begins with "HRB" and has the same checksum of its header, so an older broker can
+    distinguish a newer log from damage, and does not touch it.
     """
     if len(raw) < HEADER_BYTES:
         return False
@@ -593,7 +594,7 @@ def complete(batch: Batch, body_len: int, body: bytes) -> Batch | None:
 
 # --- batches from outside ----------------------------------------------------------------------
 def check(raw: bytes, *, message_bytes_max: int) -> Batch:
-    """A batch that a client sent, proven to be one; :class:`DataCorrupt` or :class:`TooLarge`."""
+    """Parse and check a batch from a client. Raises :class:`DataCorrupt` or :class:`TooLarge`."""
     if len(raw) > HEADER_BYTES + limits.BATCH_BYTES_MAX:
         raise TooLarge(
             f"a batch has at most {limits.BATCH_BYTES_MAX} bytes", code="batch_too_large"
@@ -611,7 +612,7 @@ def check(raw: bytes, *, message_bytes_max: int) -> Batch:
 
 
 def check_columns(batch: Batch, message_bytes_max: int = limits.MESSAGE_BYTES_CEILING) -> None:
-    """That the body is columns as the flags say, whole and in bounds; the same errors as above."""
+    """Check that the body has the columns that the flags name, whole and in bounds. Raises as above."""
     try:
         _check_columns(batch, message_bytes_max)
     except (ValueError, IndexError, struct.error) as error:
@@ -640,7 +641,7 @@ def _check_columns(batch: Batch, message_bytes_max: int) -> None:
             raise TooLarge(f"a key has at most {limits.KEY_BYTES_MAX} bytes", code="key_too_large")
     if batch.flags & HAS_HEADERS:
         start = batch.column(HAS_HEADERS)
-        # Counted here, because a name that comes twice is one in the dict that is checked below.
+        # Count here, because a repeated name is only one item in the dict that is checked below.
         most = limits.HEADERS_PER_MESSAGE_MAX
         if _check_offsets(plain, start, count, most, binary=False) > most:
             raise TooLarge(
@@ -666,10 +667,10 @@ def _check_columns(batch: Batch, message_bytes_max: int) -> None:
 def _check_offsets(
     plain: bytes, start: int, count: int, most: int | None = None, *, binary: bool = True
 ) -> int:
-    """Offsets begin at 0, never fall and stay inside. Returns the size of the largest item, or a bound
-    for it that is not above ``most``; anything without one."""
+    """Check that offsets begin at 0, never fall and stay inside. Returns the size of the largest item, or
+    a bound for it that is at most ``most``; without ``most``, any number."""
     offsets = memoryview(plain)[start : start + 4 * (count + 1)].cast("i").tolist()
-    # Sorting a sorted list is one comparison for each item, so this is the fastest check.
+    # To sort a sorted list takes one comparison per item, so this is the fastest check.
     if offsets[0] != 0 or sorted(offsets) != offsets:
         raise DataCorrupt("the offsets of a column are not in order")
     if binary:

@@ -1,9 +1,9 @@
 """Recently written and read batches, decoded once for all readers.
 
-Shared by all partitions of a broker, bounded in bytes and in number; the ones used longest ago go
-first. ``find`` gives the batch that holds an offset: a member with room for five hundred comes back
-to the same batch of ten thousand twenty times, and it is read and decoded once. Used on the event
-loop's thread only, but for ``get``.
+All partitions of a broker share the cache. It is bounded in bytes and in number; batches used longest ago
+are dropped first. ``find`` returns the batch that holds an offset: a member with room for five hundred
+messages needs the same batch of ten thousand twenty times, and it is read and decoded once. Only the event
+loop's thread uses the cache, except for ``get``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The records of a batch before it is encoded, and how a user's arguments become them.
 
 Every published message passes :func:`record` or :func:`records`. All checks are here, so every front end
-refuses the same things with the same words, and later code need not doubt a type or a size. ``records``
-looks at whole columns with builtins; a loop per record runs only for columns that need one (headers, keys).
+refuses the same values with the same words, and later code need not check types and sizes again. ``records``
+checks whole columns with builtins; a loop per record runs only for columns that need one (headers, keys).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def cut(columns: Columns, start: int, stop: int) -> Columns:
 
 
 def pieces(columns: Columns) -> list[Columns]:
-    """The columns, cut where one batch would be larger than readers like."""
+    """The columns, cut into parts if one batch would be too large for readers."""
     count = len(columns.values)
     size = sum(map(len, columns.values)) + 1
     if count <= limits.BATCH_RECORDS_TARGET and size <= 2 * limits.BATCH_BYTES_TARGET:
@@ -82,7 +82,7 @@ def _each(columns: Columns, some: Callable[[Sequence[Any]], Sequence[Any]]) -> C
 
 
 def concat(parts: Sequence[Columns]) -> Columns:
-    """One after the other; a column that only some have is filled with 'none' for the rest."""
+    """Join the columns. If only some parts have a column, the other parts get empty values for it."""
     if len(parts) == 1:
         return parts[0]
     assert all(part.times is None for part in parts), "own times are not gathered"
@@ -133,7 +133,7 @@ def records(
 ) -> Columns:
     """Many messages with the options of a publish, checked column by column.
 
-    One mapping as ``headers`` is meant for all.
+    If ``headers`` is one mapping, it is for all messages.
     """
     check_options(options, PUBLISH_MANY_OPTIONS)
     if isinstance(values, (str, bytes, bytearray, memoryview)):
@@ -209,14 +209,14 @@ def check_time(name: str, value: object) -> int:
 
 
 def expiry_of(ttl: object, now_ms: int) -> int | None:
-    """When a message that may live ``ttl`` seconds expires."""
+    """When a message with a time to live of ``ttl`` seconds expires."""
     if ttl is None:
         return None
     return now_ms + max(int(check_seconds("ttl", ttl, limits.DELAY_S_MAX) * 1000), 1)
 
 
 def time_of(delay: object, deliver_at: object, now_ms: int) -> int | None:
-    """When a message with a ``delay`` in seconds, or a time in milliseconds, is to be published."""
+    """When to publish a message with a ``delay`` in seconds, or a time in milliseconds."""
     if delay is not None and deliver_at is not None:
         raise InvalidArgument("give delay or deliver_at, not both", code="invalid_delay")
     if deliver_at is not None:

@@ -1,10 +1,10 @@
-"""The group commit's arithmetic: waiting entries become batches with offsets, times and verdicts.
+"""The arithmetic of group commit: waiting entries become batches with offsets and times, or get an error.
 
-Pure: no files, no clock, no loop. The disk log and the memory log both use it, so a repeated batch, a
-gap or a clock that runs backwards mean the same in both.
+There are no files, no clock and no loop here. The disk log and the memory log both use it, so both treat a
+repeated batch, a gap and a clock that runs backwards in the same way.
 
-Entries that bring columns are gathered, in order, into batches of about ``BATCH_BYTES_TARGET``, a
-large one cut into several; whole batches and those of idempotent producers stay as they are.
+Entries with columns are gathered, in order, into batches of about ``BATCH_BYTES_TARGET``; a large entry is
+cut into several batches. Whole batches, and those of idempotent producers, are not changed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from headrace.log.producers import Producers
 
 @dataclass(slots=True, eq=False)
 class CommitGroup:
-    """The batches of one commit. Entries that were refused or repeated carry their answer."""
+    """The batches of one commit. Entries that are refused or repeated already have their answer."""
 
     offset: int
     timestamp: int
@@ -41,12 +41,12 @@ class CommitGroup:
     entries: list[Append] = field(default_factory=list)
 
     def place(self, entries: Sequence[Append], batches: Sequence[Batch], now_ms: int) -> None:
-        """Give the entries, whose records fill the batches exactly, their offsets and times."""
+        """Set the offsets and times of the entries. Their records fill the batches exactly."""
         offset = self.offset
         number = len(self.batches)
         for batch in batches:
             self._stamp(batch, now_ms)
-        # Asked of what was stored: a batch whose times are changed is made anew.
+        # Read it from the stored batch: a batch whose times had to change was replaced by a new one.
         timestamp = self.batches[number].base_timestamp
         for entry in entries:
             entry.first_offset = offset
@@ -68,10 +68,10 @@ class CommitGroup:
 
 
 def clamp_times(batch: Batch, low: int, high: int) -> Batch:
-    """The batch with its time column made non-decreasing and kept between ``low`` and ``high``.
+    """Make the batch's column of times non-decreasing, and between ``low`` and ``high``.
 
-    Record times never run backwards in a partition, and a client whose clock is years ahead must
-    not drag all later records there.
+    Times never run backwards in a partition, so a client whose clock is years ahead would otherwise move
+    the times of all later records.
     """
     times = batch._longs(HAS_TIMES)
     fixed = list(accumulate((min(time, high) for time in times), max, initial=low))[1:]
@@ -97,7 +97,7 @@ def gather(
     now_ms: int,
     producers: Producers,
 ) -> tuple[CommitGroup, list[Append]]:
-    """One group of the entries, in order, and those that must wait for the next one."""
+    """One group of the entries, in order, and the entries that must wait for the next group."""
     group = CommitGroup(end_offset, last_timestamp)
     run = _Run(group, now_ms)
     new: dict[int, list[Append]] = {}
@@ -172,9 +172,9 @@ class _Run:
 
 
 def _is_new(entry: Append, new: dict[int, list[Append]], producers: Producers) -> bool:
-    """Whether an idempotent entry is to be stored; if not, its answer is set.
+    """Whether to store an idempotent entry; if not, its answer is set.
 
-    ``new`` holds what this group stores already; it is in the table only when it is durable.
+    ``new`` holds the entries that this group stores; they are added to the table when they are durable.
     """
     epoch = entry.producer_epoch
     earlier = new.get(entry.producer_id, [])
@@ -198,7 +198,7 @@ def _is_new(entry: Append, new: dict[int, list[Append]], producers: Producers) -
     elif verdict is not None:
         entry.first_offset, entry.duplicate = verdict, True
     elif newest == epoch:
-        # In order by the table, but this group has moved on since: a reused sequence.
+        # In order according to the table, but this group already stores later records: a reused sequence.
         entry.error = producers.gap(entry.producer_id, entry.first_sequence)
     else:
         return True

@@ -1,7 +1,7 @@
-"""The data directory as a whole: its lock, and whether its last owner left it in doubt.
+"""The data directory as a whole: its lock, and the mark of a failed sync.
 
-``@lock`` is held with ``flock`` for the life of the broker and names its holder; the lock dies with
-the process, so it is never stale. ``@suspect`` is left by a broker whose sync failed.
+The broker holds ``@lock`` with ``flock`` as long as it lives, and writes its name into it. The lock ends
+with the process, so it is never stale. A broker whose sync failed leaves ``@suspect``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DELETED = "@deleted"
 JOURNAL = "@subscriptions.journal"
 TOPIC_SETTINGS = "topic.json"
 HOLDER_WAIT_S = 1.0
-"""Between taking the lock and writing its name into it, a holder cannot be named."""
+"""How long to wait for the holder's name: it takes the lock first and then writes its name."""
 
 
 class DataDirectory:
@@ -35,9 +35,9 @@ class DataDirectory:
         self._lock: Handle | None = None
 
     def acquire(self, *, to_read: bool = False) -> None:
-        """Take the lock or name its holder. Nothing else is touched before.
+        """Take the lock, or raise an error that names its holder. Nothing else is touched before that.
 
-        ``to_read``: a medium that cannot be written will do.
+        ``to_read``: also accept a read-only medium.
         """
         path = self.path / LOCK
         writable = True
@@ -76,14 +76,14 @@ class DataDirectory:
             }
         )
         try:
-            # Not emptied first: on a full disk the room would be gone.
+            # Do not empty the file first: on a full disk its space would be lost.
             self._files.write_at(handle, 0, [content])
             self._files.truncate(handle, len(content))
         except OSError as error:
             logger.warning("%s does not name its holder: %s", self.path / LOCK, error)
 
     def _holder(self, handle: Handle) -> str:
-        """The process that has the lock; waits a moment for one that has only just taken it."""
+        """The process that holds the lock; waits a moment if it has only just taken it."""
         deadline = time.monotonic() + HOLDER_WAIT_S
         while True:
             try:
@@ -103,7 +103,7 @@ class DataDirectory:
             self._lock = None
 
     def forked(self) -> None:
-        """The lock is the parent's alone: it must end with it, whatever it has forked."""
+        """The lock belongs to the parent alone: it must end with the parent, even if children live on."""
         self.release()
 
     @property
@@ -111,7 +111,7 @@ class DataDirectory:
         return self._files.exists(self.path / SUSPECT)
 
     def mark_suspect(self, why: str) -> None:
-        """Tell the next start. On a failing disk this may fail too; that is logged."""
+        """Leave a mark for the next start. On a failing disk this may fail too; that is logged."""
         try:
             self._files.replace(self.path / SUSPECT, [why.encode()])
         except OSError as error:
@@ -124,7 +124,7 @@ class DataDirectory:
 
 
 def _is_alive(pid: int) -> bool:
-    """Whether the process exists. The lock file of a killed broker names one that does not."""
+    """Whether the process exists. The lock file of a killed broker names a process that does not."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

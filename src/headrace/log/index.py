@@ -1,9 +1,9 @@
 """The sparse index of a segment: where to begin reading for an offset or a time.
 
-One entry per ``INDEX_INTERVAL_BYTES`` of log at most: the batch that begins there. It is kept in
-memory while a segment grows and written beside it (``.idx``) when the segment is closed. An index is
-only ever a hint about a file that can be read without it: when it is missing, fails its checksum or
-speaks of another file size, it is rebuilt from the log.
+There is at most one entry per ``INDEX_INTERVAL_BYTES`` of log: the batch that begins there. The index is
+in memory while a segment grows, and is written to a file (``.idx``) when the segment is closed. It is only a
+hint: the segment can be read without it. If the file is missing, fails its checksum or has another
+``log_bytes``, the index is rebuilt from the log.
 
 File, little-endian::
 
@@ -39,7 +39,7 @@ class Index:
     batches: int = 0
 
     def add(self, batch: Batch, position: int, size: int) -> None:
-        """Take note of the batch at ``position``, ``size`` bytes long with its header."""
+        """Add the batch at ``position``; ``size`` is its length in bytes, with its header."""
         if not self.positions or position - self.positions[-1] >= limits.INDEX_INTERVAL_BYTES:
             self.offsets.append(batch.base_offset)
             self.positions.append(position)
@@ -80,7 +80,7 @@ class Index:
 
     @classmethod
     def load(cls, raw: bytes, base_offset: int, log_bytes: int) -> Index | None:
-        """The index, or None when it is not whole or not of a log of this size."""
+        """The index, or None if it is invalid or belongs to a log of another size."""
         if len(raw) < _HEAD.size:
             return None
         magic, crc, size, end_offset, max_timestamp, batches, entries = _HEAD.unpack_from(raw)

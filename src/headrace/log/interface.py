@@ -1,11 +1,11 @@
-"""The line between broker and log: everything that a log engine has to offer.
+"""The interface between broker and log: everything that a log engine has to provide.
 
 Two engines exist, ``partition.PartitionLog`` (disk) and ``memory.MemoryLog``; an engine over a
-network is the third. The broker knows :class:`Storage`, which opens logs, and :class:`Log`, which is
+network is the third. The broker uses :class:`Storage`, which opens logs, and :class:`Log`, which is
 one partition: records at gapless offsets from ``start_offset`` up to, but not including,
 ``end_offset``.
 
-The promises every engine keeps:
+Every engine keeps these promises:
 - All methods are called on the event loop's thread and return at once (a disk engine may read a file
   first), except where ``thread_safe_reads`` allows more.
 - ``append`` never raises for a failure of storage: it answers through ``Append.done``, once, on the
@@ -13,10 +13,10 @@ The promises every engine keeps:
 - When ``done`` reports an offset, the record is as durable as the log's mode promises, and only
   then does ``end_offset`` move past it and ``on_advance`` run: no reader sees a record earlier.
 - An error is definite (nothing of this entry was stored) unless it is ``OutcomeUnknown``.
-- An offset, once given out, means the same bytes for ever or an explicit error.
+- An offset that was returned once means the same bytes for ever, or an explicit error.
 - A read (``read``, ``read_cached``, ``offset_at``) that has to wait for a network raises
-  :class:`ReadPending` and begins to fetch. The caller reads again when it is told to. The log keeps
-  what it has fetched for at least ``limits.READ_KEPT_S``, so that a caller that needs several reads
+  :class:`ReadPending` and begins to fetch. The caller reads again when the log tells it to. The log keeps
+  fetched records for at least ``limits.READ_KEPT_S``, so that a caller that needs several reads
   gets all of them.
 
 Rejected: reads as coroutines or with a callback. Every delivery reads, nearly always from memory,
@@ -41,11 +41,11 @@ Result = TypeVar("Result")
 
 @dataclass(slots=True, eq=False)
 class Append:
-    """Records on their way into a log, together with the callback for the result.
+    """Records to append to a log, together with the callback for the result.
 
-    Either ``columns`` (gathered with other waiting entries into one batch) or ``batch`` (a whole
-    one, checked, stored as it is). With ``producer_id`` the entry is idempotent: it stays a batch
-    of its own, and a repetition is answered with the first offset and stored once.
+    An entry has either ``columns`` (gathered with other waiting entries into one batch) or ``batch`` (a
+    whole batch, checked, stored unchanged). With ``producer_id`` the entry is idempotent: it stays a batch
+    of its own, and a repetition is not stored but answered with the first offset.
     """
 
     columns: Columns | None
@@ -58,7 +58,7 @@ class Append:
     hidden: bool = False
     """Stored after a held end; shown when the log is released."""
     staged: bool = False
-    """A whole batch that is only kept here: its times stay as they are."""
+    """A whole batch that waits here for its commit: its times are not changed."""
     count: int = 0
     bytes: int = 0
     first_offset: int = -1
@@ -81,7 +81,7 @@ class Append:
 
 
 def _size(columns: Columns) -> int:
-    """About how many bytes the records take; queues and gathered batches are bounded by this."""
+    """The approximate size of the records; it bounds queues and gathered batches."""
     size = sum(map(len, columns.values)) + 64 * len(columns.values)
     if columns.keys is not None:
         size += sum([len(key) for key in columns.keys if key])
@@ -94,15 +94,15 @@ def _size(columns: Columns) -> int:
 
 # --- reading --------------------------------------------------------------------------------------
 class ReadPending(Exception):
-    """The log does not have the records at hand and fetches them.
+    """The log does not have the records yet and fetches them.
 
-    This is not an error, and no :class:`HeadraceError`: callers either pass it on or call ``then``.
+    This is not an error, so it is not a :class:`HeadraceError`: callers either pass it on or call ``then``.
     """
 
     def __init__(self, then: Callable[[Callable[[], None]], None]):
         super().__init__("the records are being fetched")
         self.then = then
-        """Has a callback run once, on the loop, when it is worth reading again."""
+        """Takes a callback, which runs once, on the loop, when the caller should read again."""
 
 
 async def completed(read: Callable[[], Result]) -> Result:
@@ -119,7 +119,7 @@ async def completed(read: Callable[[], Result]) -> Result:
 class Whereabouts(NamedTuple):
     """A part of a file that holds whole batches, one after the other.
 
-    The first batch may come before the offset that was asked for. After ``end_offset`` there may be
+    The first batch may begin before the requested offset. After ``end_offset`` there may be
     batches that are not confirmed yet.
     """
 
@@ -144,8 +144,8 @@ class Log(Protocol):
     start_offset: int
     end_offset: int
     durable: bool
-    """Whether the records outlive the process. If not, the broker drops what every subscription
-    has finished, and ``drop_before`` is exact."""
+    """Whether the records survive the end of the process. If not, the broker drops records that every
+    subscription has finished, and ``drop_before`` is exact."""
     thread_safe_reads: bool
     """Whether ``read`` and ``offset_at`` may be called from any thread; then they block, and never
     raise :class:`ReadPending`."""
@@ -158,7 +158,7 @@ class Log(Protocol):
         """Store the entry; answered through ``entry.done``."""
 
     def read(self, offset: int, max_bytes: int = ...) -> list[Batch]:
-        """Whole batches from the one that holds ``offset`` on, at least one unless at the end.
+        """Whole batches, beginning with the one that holds ``offset``; at least one, except at the end.
 
         :class:`OffsetOutOfRange` outside of start..end, :class:`DataCorrupt` for a damaged range.
         """
@@ -176,16 +176,16 @@ class Log(Protocol):
         """The file and position of the records from ``offset`` on; None if they are in no file."""
 
     def hold(self) -> None:
-        """Keep ``end_offset`` where it is; only hidden entries are stored meanwhile."""
+        """Do not move ``end_offset`` until ``release``; only hidden entries are stored until then."""
 
     @property
     def is_held(self) -> bool: ...
 
     def hide_from(self, offset: int) -> None:
-        """At a start: hold the end at an offset before records that are stored already."""
+        """At a start: hold the end at an offset, to hide records that are already stored after it."""
 
     def release(self) -> None:
-        """Show all that was stored hidden, at once."""
+        """Show all hidden entries, at once."""
 
     def last_producer_batch(self, producer_id: int) -> tuple[int, int] | None:
         """(offset, count) of the producer's newest batch, if it is still known."""
@@ -193,7 +193,7 @@ class Log(Protocol):
     def next_sequence(self, producer_id: int, epoch: int | None = None) -> int:
         """The sequence that the producer's next record must have; 0 for an unknown producer.
 
-        With an epoch: 0, too, when the producer is known by another one.
+        With an epoch: also 0 if the producer is known with another epoch.
         """
 
     def size_bytes(self) -> int: ...
@@ -202,7 +202,7 @@ class Log(Protocol):
         """The units that retention by age and size can drop, oldest first."""
 
     def roll_if_old(self, now_ms: int) -> None:
-        """Close the active segment if it is too old, so that retention can reach it."""
+        """Close the active segment if it is too old, so that retention can delete it."""
 
     def roll_soon(self, bytes_min: int) -> None:
         """Close the active segment after the waiting entries, if it has this many bytes."""
@@ -221,8 +221,8 @@ class Log(Protocol):
 class TopicRecord(NamedTuple):
     """A topic as it is stored.
 
-    ``incarnation`` tells it from an earlier topic of the same name, so that a subscription's
-    position in the deleted one is not mistaken for a position in the new one.
+    ``incarnation`` distinguishes it from an earlier topic of the same name, so that a subscription's
+    position in the deleted topic is not taken for a position in the new one.
     """
 
     name: str
@@ -232,29 +232,29 @@ class TopicRecord(NamedTuple):
 
 
 class Deletion(NamedTuple):
-    """A topic that no start will find again."""
+    """A deleted topic: no later start finds it."""
 
     finish: Callable[[Callable[[], None]], None]
     """Frees the space after the logs are closed, then calls back on the loop."""
     unsure: OutcomeUnknown | None = None
-    """Why the topic may still be back after a crash, if it may."""
+    """Why the topic may exist again after a crash; None if it cannot."""
 
 
 class Storage(Protocol):
-    """Creates, lists, opens and deletes the topics of one broker. Only this knows the engines."""
+    """Creates, lists, opens and deletes the topics of one broker. Only a storage knows the engines."""
 
     durable: bool
-    """False: nothing outlives the process, so every topic is in memory."""
+    """False: nothing survives the end of the process, so every topic is in memory."""
     on_sync: Callable[[float], None]
-    """Told how many seconds each sync took."""
+    """Called after each sync with its duration in seconds."""
     on_commit: Callable[[float, int], None]
-    """Told of each commit: seconds from the first arrival, records."""
+    """Called after each commit with the seconds since the first entry arrived, and the number of records."""
 
     def topics(self, defaults: TopicSettings) -> list[TopicRecord]:
         """Every stored topic. A topic whose settings are lost gets ``defaults``."""
 
     def create(self, topic: TopicRecord) -> list[Log]:
-        """Store a new topic and open its partitions. If it raises OSError, nothing is left of it."""
+        """Store a new topic and open its partitions. If it raises OSError, the topic does not exist."""
 
     def save(self, topic: TopicRecord) -> None:
         """Store changed settings. Raises OSError if that fails."""
@@ -262,8 +262,8 @@ class Storage(Protocol):
     def open(self, topic: TopicRecord, number: int, *, suspect: bool = False) -> Log:
         """The log of a partition, created if it does not exist.
 
-        ``suspect``: the last owner stopped because a sync failed; nothing unsynced is trusted.
+        ``suspect``: the last owner stopped because a sync failed; unsynced bytes are not trusted.
         """
 
     def delete(self, topic: TopicRecord) -> Deletion:
-        """Make the topic gone for the next start. If it raises, nothing has changed."""
+        """Delete the topic, so that the next start does not find it. If it raises, nothing has changed."""

@@ -4,11 +4,11 @@ Entry: ``u32 length, u32 crc32c of the payload``, payload, zeros up to a multipl
 zero ends the journal (preallocated space is zeros). The first entry is the format's name.
 
 Rules:
-- A torn last entry is cut. A damaged entry in the middle is skipped when the next one can be found
-  (entries begin at multiples of 8), counted in ``damaged``, and the file is kept aside: state is
-  only ever made older by damage, never newer, and the caller decides what older means.
-- ``rewrite`` replaces the file by a snapshot, whole or not at all.
-- Space is preallocated, so acks and positions have room when publishes already find none.
+- A torn last entry is cut off. A damaged entry in the middle is skipped if the next one can be found
+  (entries begin at multiples of 8); it is counted in ``damaged``, and a copy of the file is kept. So damage
+  can make the state older, never newer, and the caller decides what older means.
+- ``rewrite`` replaces the file by a snapshot, completely or not at all.
+- Space is preallocated, so acks and positions can still be written when the disk is full for publishes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _entry_at(raw: bytes, at: int) -> bytes | None:
 
 
 def entries_in(raw: bytes) -> tuple[list[bytes], int, int]:
-    """All entries of a journal's bytes, how many damaged places were skipped, and where it ends."""
+    """All entries of a journal's bytes, the number of damaged places that were skipped, and the end."""
     entries: list[bytes] = []
     at = end = damaged = 0
     while at + 8 <= len(raw):
@@ -151,7 +151,7 @@ class Journal:
         self._allocated = end
 
     def _take_back(self, handle: Handle, cause: OSError) -> None:
-        """Undo a failed append: an entry that was refused must not come back."""
+        """Undo a failed append: a refused entry must not appear after a restart."""
         try:
             self._files.truncate(handle, self.size)
         except OSError as error:
@@ -172,7 +172,7 @@ class Journal:
         frames = [frame(self._magic), *map(frame, payloads)]
         temporary = self._files.write_temporary(self.path, frames)
         self._files.rename(temporary, self.path)
-        # From here on the old file is gone, and appending to it would be writing into nothing.
+        # From here on the old file is deleted; an append to it would be lost.
         self._handle = None
         self.size = self.snapshot_bytes = self._allocated = sum(map(len, frames))
         try:

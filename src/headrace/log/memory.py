@@ -1,7 +1,7 @@
 """A partition in memory, with the same interface as the one on disk.
 
-Nothing survives the process. A record is kept until ``drop_before`` drops it; the broker calls that
-once every subscription is done with it.
+Nothing survives the end of the process. A record is kept until ``drop_before`` drops it; the broker calls
+that when every subscription has finished it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from headrace.log.producers import Producers
 from headrace.model import TopicSettings
 
 DECODED_KEPT = 64
-"""Batches at the end that may stay decoded for the followers; a reader far from the end decodes."""
+"""Batches at the end that stay decoded for followers; a reader far from the end decodes again."""
 
 
 class MemoryLog(BaseLog):
@@ -52,7 +52,7 @@ class MemoryLog(BaseLog):
         self._waiting.append(entry)
 
     def hold(self) -> None:
-        self._commit()  # entries that were appended before are shown as always
+        self._commit()  # entries that were appended earlier become visible as usual
         super().hold()
 
     def _commit(self) -> None:
@@ -108,7 +108,7 @@ class MemoryLog(BaseLog):
         return None
 
     def drop_before(self, offset: int) -> None:
-        """Batches go whole, but ``start_offset`` is exact: dropped records are not shown again."""
+        """Only whole batches are dropped, but ``start_offset`` is exact: dropped records are not shown again."""
         if offset <= self.start_offset:
             return
         at = bisect_right(self._batches, offset, key=lambda batch: batch.end_offset)

@@ -7,8 +7,8 @@ Rules:
 - Readers in other threads take ``end_offset`` first and the segment list second; both are replaced,
   never changed in place.
 - ``end_offset`` moves only when a commit is as durable as the mode says.
-- A write that fails is taken back (truncate and sync) and is a definite error. A *sync* that fails
-  is never tried again: every waiting entry gets ``OutcomeUnknown``, ``on_failure`` stops the broker.
+- A write that fails is undone (truncate and sync) and is a definite error. A *sync* that fails
+  is never tried again: every waiting entry gets ``OutcomeUnknown``, and ``on_failure`` stops the broker.
 
 Segments roll only between commits, so a segment may exceed ``segment_bytes`` by one commit.
 """
@@ -49,7 +49,7 @@ _numbers = count(1)
 
 
 class _DiskCommit:
-    """One group on its way to the disk. Made on the loop, run in a worker."""
+    """One group to write to the disk. It is created on the loop and run in a worker."""
 
     def __init__(self, partition: PartitionLog, group: CommitGroup, roll: bool, sync: bool):
         self.partition = partition
@@ -64,7 +64,7 @@ class _DiskCommit:
     def run(self) -> None:
         partition = self.partition
         try:
-            # Not for a sync alone: on a full disk rolling would fail, and the sync with it.
+            # Do not roll for a sync alone: on a full disk rolling would fail, and then the sync, too.
             if self.roll or (self.batches and partition.writer_is_full()):
                 self.rolled = partition.roll()
             if self.batches:
@@ -73,7 +73,7 @@ class _DiskCommit:
                         batch.pack()
                 partition.write(self.batches)
         except OSError:
-            if self.sync:  # it was asked for what had been written before, too
+            if self.sync:  # the sync was also requested for earlier writes
                 partition.sync()
             raise
         if self.sync:
@@ -178,7 +178,7 @@ class PartitionLog(BaseLog):
             return ReadOnly(self.read_only)
         if (
             self._waiting_bytes + entry.bytes > limits.COMMIT_QUEUE_BYTES_MAX
-            and not entry.hidden  # others may wait for it, and would keep the queue full
+            and not entry.hidden  # other publishers may wait for it, and would keep the queue full
         ):
             return QueueFull(
                 "more is being published than the disk can take; try again in a moment",
@@ -191,7 +191,8 @@ class PartitionLog(BaseLog):
         commands = {item for item in items if isinstance(item, str)}
         entries = [item for item in items if isinstance(item, Append)]
         kinds = [entry.hidden for entry in entries]
-        if any(kinds) and not kinds[0]:  # entries that are shown at once get a commit of their own
+        # Entries that become visible at once get a commit of their own.
+        if any(kinds) and not kinds[0]:
             first = kinds.index(True)
             self._lane.waiting[:0] = entries[first:]
             entries = entries[:first]
@@ -215,7 +216,7 @@ class PartitionLog(BaseLog):
         )
 
     def roll(self) -> Segment | None:
-        """Close the segment that is written and begin the next one. None: it was empty."""
+        """Close the active segment and begin the next one. Returns None if it was empty."""
         old = self._segments[-1] if self._segments else None
         base = self._next_offset
         if old is not None:
@@ -233,7 +234,7 @@ class PartitionLog(BaseLog):
             self._files.sync_directory(self.directory)
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
-                raise  # no descriptor to do it with: the sync has not failed, it has not begun
+                raise  # no descriptor is free: the sync has not failed, it has not begun
             raise SyncFailed(f"{path}: {error}") from error
         self._writer = handle
         self._position = self._allocated = self._synced_position = 0
@@ -266,7 +267,7 @@ class PartitionLog(BaseLog):
         self._position = position + size
 
     def _reserve(self, handle: Handle, end: int) -> None:
-        """Preallocate: syncing inside reserved space is twice as fast, and room is certain."""
+        """Preallocate: a sync in reserved space is twice as fast, and a write there has room."""
         if end <= self._allocated:
             return
         step = min(max(end, limits.PREALLOCATE_BYTES_MIN), limits.PREALLOCATE_BYTES_MAX)
@@ -277,12 +278,12 @@ class PartitionLog(BaseLog):
         except OSError as error:
             if error.errno != errno.ENOSPC or target == end:
                 raise
-            target = end  # no room for the reserve; perhaps there is for the data itself
+            target = end  # no room for the reserve; perhaps there is room for the data itself
             self._files.allocate(handle, self._allocated, target - self._allocated)
         self._allocated = target
 
     def _take_back(self, handle: Handle, position: int, cause: OSError) -> None:
-        """Make a failed write as if it had never been, or give up on the partition."""
+        """Undo a failed write. If that fails, too, it counts as a failed sync."""
         try:
             self._files.truncate(handle, position)
             self._files.sync(handle)
@@ -361,7 +362,7 @@ class PartitionLog(BaseLog):
         if isinstance(error, OSError):
             answer: HeadraceError = refused_by_disk(error)
         else:
-            # SyncFailed, or our own mistake: either way it is unknown what is on disk.
+            # SyncFailed, or our own mistake: in both cases we do not know what is on disk.
             answer = OutcomeUnknown(
                 f"it is unknown whether this was stored: {error}. Without a sync that is known to "
                 "have succeeded the broker stops; start it again and it will verify its log"
@@ -373,7 +374,7 @@ class PartitionLog(BaseLog):
             commit.entries.extend(self._parked)
             self._parked = []
         for entry in commit.entries:
-            # A repetition keeps its answer if the first one is stored: not if that, too, failed here.
+            # A repetition keeps its answer if the first entry is stored, but not if that entry failed here, too.
             stored = entry.duplicate and entry.first_offset < self.end_offset
             if entry.error is None and not (stored and self.failed is None):
                 entry.error = answer
@@ -394,7 +395,7 @@ class PartitionLog(BaseLog):
         try:
             return segment.read(offset, limit, max_bytes)
         except FileNotFoundError:
-            # Another thread may have dropped it meanwhile; then this says so.
+            # Another thread may have dropped it in the meantime; then this raises the right error.
             self._segment_for(offset, end)
             raise
 
@@ -413,7 +414,7 @@ class PartitionLog(BaseLog):
         return batch
 
     def _segment_for(self, offset: int, end: int) -> tuple[Segment, int]:
-        """The segment that has the offset, and the offset after its last one."""
+        """The segment that holds the offset, and the offset after its last record."""
         segments = self._segments
         start = segments[0].base_offset if segments else end
         if not start <= offset < end:
@@ -423,13 +424,13 @@ class PartitionLog(BaseLog):
         return segments[at], min(end, following[0].base_offset) if following else end
 
     def offset_at(self, timestamp_ms: int) -> int:
-        """See :class:`~headrace.log.interface.Log`. Damaged records are passed over."""
+        """See :class:`~headrace.log.interface.Log`. Damaged records are skipped."""
         while True:
             end, segments = self.end_offset, self._segments
             try:
                 return self._find_time(timestamp_ms, end, segments)
             except FileNotFoundError:
-                if segments is self._segments:  # nothing was dropped meanwhile: it is missing
+                if segments is self._segments:  # retention dropped nothing: the file is missing
                     raise
 
     def _find_time(self, timestamp_ms: int, end: int, all_segments: tuple[Segment, ...]) -> int:
@@ -459,7 +460,7 @@ class PartitionLog(BaseLog):
         self.settings = settings
 
     def closed_segments(self) -> list[ClosedSegment]:
-        """All but the one being written."""
+        """All segments except the active one."""
         found = []
         for segment, following in pairwise(self._segments):
             index = segment.index()
@@ -473,7 +474,7 @@ class PartitionLog(BaseLog):
         return found
 
     def drop_before(self, offset: int) -> None:
-        """Delete the closed segments that lie wholly before the offset, oldest first."""
+        """Delete the closed segments that end at or before the offset, oldest first."""
         while len(self._segments) > 1 and self._segments[1].base_offset <= offset:
             gone, *rest = self._segments
             self._segments = tuple(rest)
@@ -484,7 +485,7 @@ class PartitionLog(BaseLog):
             except FileNotFoundError:
                 pass
             except OSError:
-                # The next start will find it; deleting the ones after it would leave a gap.
+                # The next start finds it; to delete the segments after it would leave a gap.
                 self._segments = (gone, *self._segments)
                 self.start_offset = gone.base_offset
                 raise
@@ -494,7 +495,7 @@ class PartitionLog(BaseLog):
                     self._files.remove(path)
 
     def roll_if_old(self, now_ms: int) -> None:
-        """Close the segment by age, so that retention by hours can reach it."""
+        """Close the active segment if it is too old, so that retention by hours can delete it."""
         if now_ms - self._segment_started_ms > self.settings.segment_hours * 3_600_000:
             self.roll_soon(1)
 
@@ -539,7 +540,7 @@ class PartitionLog(BaseLog):
             if self.failed is None and not self.read_only:
                 try:
                     self._files.truncate(self._writer, self._position)
-                except OSError as error:  # the preallocated zeros stay; the next start knows them
+                except OSError as error:  # the zeros stay; the next start recognizes them
                     logger.warning("%s: %s", self._writer.path, error)
             self._writer = None
             if self._segments:

@@ -1,12 +1,13 @@
 """The idempotent producers that a partition remembers.
 
-A producer numbers its records in each partition: 0, 1, 2… A batch says the number of its first
-record. The broker keeps the last few batches of each producer, so that a batch sent again (because
-the answer was lost) is answered with its first offset and stored once. A number too high is a gap:
-something in between never arrived, and storing on would make the loss permanent; it is refused.
+A producer numbers its records in each partition: 0, 1, 2… A batch has the number of its first
+record. The broker remembers the last few batches of each producer. If a batch is sent again (because
+the answer was lost), it is answered with its first offset and stored once. A number that is too high is a
+gap: records in between never arrived. The batch is refused, because to store it would make the loss
+permanent.
 
-The table is rebuilt from batch headers when a partition is opened; a snapshot beside each segment
-saves reading the older ones. Bounded: the producers used longest ago are forgotten first.
+The table is rebuilt from batch headers when a partition is opened; with a snapshot for each segment, older
+segments need not be read. The table is bounded: producers used longest ago are forgotten first.
 
 Snapshot: ``u32 magic "HRP1", u32 crc32c of the rest, u32 rows``, then rows of
 ``u64 producer_id, u32 epoch, u32 first_sequence, u32 count, u64 base_offset``, oldest use first.
@@ -51,7 +52,7 @@ class Producers:
     def judge(
         self, producer_id: int, epoch: int, first_sequence: int, count: int
     ) -> int | HeadraceError | None:
-        """The first offset of a repetition, an error, or None: new and in order, store it."""
+        """The first offset of a repetition, an error, or None if the batch is new and in order."""
         known = self._table.get(producer_id)
         if known is None or epoch > known.epoch:
             if first_sequence != 0:
@@ -132,7 +133,7 @@ class Producers:
 
     @classmethod
     def load(cls, raw: bytes) -> Producers | None:
-        """The table, or None when the snapshot is not whole."""
+        """The table, or None if the snapshot is invalid."""
         if len(raw) < _HEAD.size:
             return None
         magic, crc, rows = _HEAD.unpack_from(raw)

@@ -1,23 +1,23 @@
-"""Opening a partition: telling the log from the remains of a crash.
+"""Opening a partition: distinguish the log from the remains of a crash.
 
-Closed segments are taken by name and size; only the last one is read, batch by batch. It may end
-with:
+Of closed segments only name and size are checked; only the last segment is read, batch by batch. After
+its valid batches there may be:
 
 - zeros: space that was preallocated and never written. Nothing is wrong.
-- a *torn tail*: bytes in which no valid batch with ``AFTER_SYNC`` follows. They were being written
-  when the process or the machine stopped, and were never confirmed. They are copied aside
+- a *torn tail*: invalid bytes, and no valid batch with ``AFTER_SYNC`` after them. They were being written
+  when the process or the machine stopped, and were never confirmed. They are copied to a file
   (``<segment>.torn-<n>``) and cut off, and the start continues.
-- *damage*: something valid with ``AFTER_SYNC`` follows, so the bytes before it were once safely on
-  disk. Nothing is cut or renumbered; the partition opens read-only, valid records can be read, and
+- *damage*: invalid bytes, and a valid batch with ``AFTER_SYNC`` after them. So these bytes were once safely
+  on disk. Nothing is cut or renumbered; the partition opens read-only, valid records can be read, and
   ``headrace doctor --repair`` gives up the damaged range on demand.
 
-``AFTER_SYNC`` is what tells a torn group of batches (the disk wrote the third of one commit and not
-the second) from a flipped bit in old data. See ``docs/format.md``.
+``AFTER_SYNC`` distinguishes a torn commit (the disk wrote its third batch but not its second) from a
+flipped bit in old data. See ``docs/format.md``.
 
-After a failed fsync the cached tail cannot be trusted to be on disk, though it reads well and a
-second fsync would succeed. The marker ``@suspect`` makes the next start copy the valid part of the
-last segment to a new file and sync that. An ``OSError`` out of :func:`recover` may be just such a
-failed fsync, so the start after it has to be suspicious, too.
+After a failed fsync, the cached tail may not be on disk, although reads return it and a second fsync
+would succeed. The marker ``@suspect`` makes the next start copy the valid part of the last segment to a
+new file and sync that. An ``OSError`` from :func:`recover` may be such a failed fsync, so the start after
+it must not trust the cache, either.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class LastSegment:
 
 @dataclass
 class Recovered:
-    """A partition as it lies on disk."""
+    """A partition as it is on disk."""
 
     closed: list[tuple[int, int]]
     """(base offset, bytes) of the segments before the last."""
@@ -72,7 +72,7 @@ def segments_of(files: Files, directory: Path) -> list[tuple[int, int]]:
 
 
 def recover(files: Files, directory: Path, *, suspect: bool = False) -> Recovered:
-    """Read the partition's directory, cut a torn tail, leave everything else as it is."""
+    """Read the partition's directory and cut off a torn tail; change nothing else."""
     for name in files.names(directory):
         if name.endswith(".tmp"):
             files.remove(directory / name)
@@ -92,10 +92,10 @@ def recover(files: Files, directory: Path, *, suspect: bool = False) -> Recovere
 
 
 def _is_stray(files: Files, directory: Path, segments: list[tuple[int, int]]) -> bool:
-    """Whether an empty last segment lies before the end of the log.
+    """Whether an empty last segment begins before the end of the log.
 
-    Otherwise it stays, though nothing was ever written in it: it says that the one before it is
-    closed, whose end must then not be taken for a torn tail and cut.
+    Otherwise the empty segment stays: it shows that the segment before it is closed. The end of that
+    segment must then not be taken for a torn tail and cut off.
     """
     (base, size), (empty, _) = segments[-2:]
     path = directory / log_name(base)
@@ -119,7 +119,7 @@ def _open_last(files: Files, path: Path, base: int, producers: Producers) -> Las
         size = files.size(handle)
         last = LastSegment(path, base, 0, Index(base))
         parts = list(scan(files, handle, size, base_offset=base))
-        # Up to the last batch with AFTER_SYNC everything once was on disk, whatever it is now.
+        # Everything before the last batch with AFTER_SYNC was on disk once, even if it is damaged now.
         vouched = max(
             (number for number, part in enumerate(parts) if _after_sync(part)), default=-1
         )
@@ -142,7 +142,7 @@ def _open_last(files: Files, path: Path, base: int, producers: Producers) -> Las
         last.last_timestamp = last.index.max_timestamp
         if torn:
             last.torn_bytes = _cut(files, handle, path, last.size, size)
-        # Records that were written but not synced before a crash are about to be shown.
+        # Records that were written but not synced before a crash become visible now.
         files.sync(handle)
         return last
     finally:
@@ -154,7 +154,7 @@ def _after_sync(part: Found | Damage) -> bool:
 
 
 def _refuse_newer(files: Files, handle: Handle, path: Path, damage: Damage) -> None:
-    """A batch of a newer version is not damage; cutting it off would be."""
+    """Refuse a batch of a newer version: it is not damage, and must not be cut off."""
     if is_newer(files.read_at(handle, damage.position, HEADER_BYTES)):
         raise DataCorrupt(
             f"{path} was written by a newer version of Headrace; start that version, or give this "
@@ -164,7 +164,7 @@ def _refuse_newer(files: Files, handle: Handle, path: Path, damage: Damage) -> N
 
 
 def _cut(files: Files, handle: Handle, path: Path, keep: int, size: int) -> int:
-    """Copy the bytes after ``keep`` aside, then cut them off. Returns how many there were."""
+    """Copy the bytes after ``keep`` to another file, then cut them off. Returns their number."""
     tail = files.read_at(handle, keep, size - keep).rstrip(b"\0")
     number = 0
     while files.exists(aside := path.with_name(f"{path.stem}.torn-{number}")):
@@ -183,7 +183,7 @@ def _cut(files: Files, handle: Handle, path: Path, keep: int, size: int) -> int:
 
 
 def _rewrite(files: Files, last: LastSegment) -> None:
-    """Put the valid bytes into a new file: the old one's pages may be clean and not on disk."""
+    """Copy the valid bytes to a new file: pages of the old file may be marked clean but not be on disk."""
     handle = files.open(last.path)
     try:
         chunks = [
@@ -197,7 +197,7 @@ def _rewrite(files: Files, last: LastSegment) -> None:
 
 
 def _producers_before(files: Files, directory: Path, segments: list[tuple[int, int]]) -> Producers:
-    """The producers as of the beginning of the last segment."""
+    """The producers at the beginning of the last segment."""
     for number in range(len(segments) - 1, -1, -1):
         producers = _snapshot(files, directory, segments[number][0])
         if producers is None and number == 0:

@@ -1,8 +1,8 @@
-"""One file of a partition: batches one after the other, from the offset in its name on.
+"""One file of a partition: batches one after the other, beginning at the offset in its name.
 
-Reading walks batch headers from the nearest index entry; every header and body that is handed out
-has passed its checksum. Where one does not, the reader gets :class:`DataCorrupt` that names exactly
-the offsets that cannot be read; the records after them stay readable.
+A read walks the batch headers from the nearest index entry. Every header and body that it returns
+has passed its checksum. If one fails, the reader gets a :class:`DataCorrupt` that names exactly
+the offsets that cannot be read; later records stay readable.
 
 :func:`scan` is the only code that looks for batches in bytes that may be damaged; recovery, the
 index rebuild and the doctor all use it.
@@ -50,7 +50,7 @@ def base_offset_of(name: str) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A valid batch in a scan. ``batch`` carries no body unless it was asked for."""
+    """A valid batch in a scan. ``batch`` has no body unless the caller requested it."""
 
     position: int
     size: int
@@ -59,8 +59,8 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Bytes in which no valid batch begins where one should. ``end`` is the next valid batch, or
-    the end of the bytes. ``zeros`` says that there is nothing at all in them."""
+    """Bytes where a valid batch should begin but does not. ``end`` is the next valid batch, or
+    the end of the bytes. ``zeros``: all of them are zero."""
 
     position: int
     end: int
@@ -102,9 +102,9 @@ def scan(
 ) -> Iterator[Found | Damage]:
     """All valid batches of the file in order, and the damage between and after them.
 
-    A batch counts only when it continues the offsets: equal to the last one's end, or beyond it
-    after damage. Batches begin at multiples of 8. A file may be shorter than ``size`` says, if
-    it was cut since; then the scan ends where the file ends.
+    A batch counts only if it continues the offsets: it begins at the end of the last batch or, after
+    damage, later. Batches begin at multiples of 8. A file may be shorter than ``size``, if it was cut in the
+    meantime; then the scan ends where the file ends.
     """
     size = min(size, files.size(handle))
     window = _Window(files, handle, size)
@@ -131,8 +131,8 @@ def _next_valid(window: _Window, position: int, size: int, expected: int) -> int
     at = position + 8 - position % 8
     header = parse_header(window.get(position, HEADER_BYTES))
     if header is not None and header[0].base_offset == expected:
-        # The header says how far its damaged body reaches. Nothing is looked for in there: a
-        # message may well contain the bytes of a batch, and readers must not be shown those.
+        # The header gives the length of its damaged body. The scan skips the body: a message may
+        # contain the bytes of a batch, and readers must not see those.
         at = position + HEADER_BYTES + header[1]
     while at < size:
         chunk = window.get(at, SCAN_BYTES)
@@ -146,7 +146,7 @@ def _next_valid(window: _Window, position: int, size: int, expected: int) -> int
                 if found is not None and found[0].base_offset > expected:
                     return candidate
             hit = chunk.find(_MAGIC_BYTES, hit + 1)
-        # The magic may lie across the border; batches are aligned, so 8 bytes are enough.
+        # The magic may cross the border of two reads; batches are aligned, so 8 bytes are enough.
         at += max(len(chunk) - 4, 8) if at + len(chunk) < size else len(chunk)
         at += -at % 8 if at < size else 0
     return size
@@ -162,9 +162,9 @@ def _all_zero(window: _Window, position: int, end: int) -> bool:
 
 
 class Readers:
-    """The read handles of closed segments, the least recently used given up first.
+    """The read handles of closed segments; the least recently used is dropped first.
 
-    Used by readers in any thread, hence the lock; nothing that may wait is done under it.
+    Readers in any thread use it, so it has a lock. No code waits while it holds the lock.
     """
 
     def __init__(self, files: Files, count_max: int = limits.OPEN_READERS_MAX):
@@ -186,7 +186,7 @@ class Readers:
         with self._lock:
             self._open[path] = handle
             while len(self._open) > self._max:
-                # Not closed here: another thread may be reading. The last reference closes it.
+                # Do not close it here: another thread may be reading. The last reference closes it.
                 self._open.popitem(last=False)
         return handle
 
@@ -215,7 +215,7 @@ class Segment:
         return self.writing or self._readers.get(self.path)
 
     def index(self) -> Index:
-        """The index; of a closed segment read from its file, or rebuilt when that is no good."""
+        """The index. For a closed segment it is read from its file, or rebuilt if the file is invalid."""
         if self._index is None:
             self._index = self._load_index() or self._rebuild_index()
         return self._index
@@ -239,12 +239,12 @@ class Segment:
         index = self._scan_index()
         try:
             self._files.replace(self.index_path, [index.dump()])
-        except OSError as error:  # a full disk, or another reader that does the same: read on
+        except OSError as error:  # a full disk, or another reader does the same: continue
             logger.warning("%s could not be written: %s", self.index_path, error)
         return index
 
     def read(self, offset: int, end_offset: int, max_bytes: int) -> list[Batch]:
-        """Whole valid batches from the one that holds ``offset`` on, up to ``end_offset``.
+        """Whole valid batches, from the one that holds ``offset`` up to ``end_offset``.
 
         ``end_offset`` is where the next segment begins, or the log ends. At least one batch, or
         :class:`DataCorrupt` that names the damaged offsets.
@@ -258,7 +258,7 @@ class Segment:
         next_offset = offset
         while position < self.size or not batches:
             if position >= self.size:
-                # Cut short, or the index is wrong. Nothing at all would look like the end.
+                # The file is cut short, or the index is wrong. An empty result would look like the end.
                 position = self._locate(offset, end_offset)
                 data, at = b"", 0
             if len(data) - at < HEADER_BYTES:
@@ -291,7 +291,7 @@ class Segment:
                         return batches
                     continue
             if batches:
-                return batches  # the damage after them is for the next read
+                return batches  # the next read reports the damage after them
             position = self._locate(offset, end_offset)
             data, at = b"", 0
         return batches
@@ -306,7 +306,7 @@ class Segment:
         return self._files.read_at(self.handle(), position, min(length, self.size - position))
 
     def _locate(self, offset: int, end_offset: int) -> int:
-        """Find the batch by looking at everything, or say exactly which offsets are damaged."""
+        """Scan the whole segment for the batch, or raise an error that names exactly the damaged offsets."""
         low, high = self.base_offset, end_offset
         for part in scan(self._files, self.handle(), self.size, base_offset=self.base_offset):
             if isinstance(part, Found):
@@ -322,7 +322,7 @@ class Segment:
         )
 
     def batch_at_time(self, timestamp_ms: int, end_offset: int) -> Batch | None:
-        """The first batch that can be read with a record at the time or later."""
+        """The first readable batch with a record at the time or later."""
         index = self.index()
         offset = index.offset_of_time(timestamp_ms) if index.batches else end_offset
         while offset < end_offset:

@@ -1,13 +1,13 @@
 """The topics of a broker on disk or in memory: creating, listing, opening and deleting them.
 
 On disk a topic is a directory with ``topic.json`` and one directory per partition. The directories
-are the truth: a topic whose ``topic.json`` is lost is adopted with default settings, because data is
-never given up for want of metadata. A topic that is not durable has its settings there and its
+decide which topics exist: a topic whose ``topic.json`` is lost gets default settings, because missing
+metadata must never cause the loss of data. A topic that is not durable has its settings there and its
 records in memory.
 
-Creating and deleting touch a few small files and are done at once, on the loop; both are rare.
-Deleting survives a crash: the directory is first moved to ``@deleted`` in one step, and the next
-start removes what it finds there. A disk that refuses that step leaves the topic as it was.
+To create or delete a topic touches a few small files. Both are rare, and run at once, on the loop.
+A deletion survives a crash: the directory is first moved to ``@deleted`` in one step, and the next
+start removes everything there. If the disk refuses that step, the topic is not changed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _KNOWN = set(TopicSettings.__dataclass_fields__)
 
 
 class MemoryStorage:
-    """See :class:`headrace.log.interface.Storage`. Nothing outlives the process."""
+    """See :class:`headrace.log.interface.Storage`. Nothing survives the end of the process."""
 
     durable = False
 
@@ -116,7 +116,7 @@ class DiskStorage(MemoryStorage):
             logger.warning("files of deleted topics: %s", error)
 
     def _load(self, path: Path, defaults: TopicSettings) -> TopicRecord:
-        """The topic as its directory says; with defaults and a warning where it does not."""
+        """The topic of a directory; if its settings cannot be read, with defaults and a warning."""
         name = path.name
         try:
             meta = orjson.loads(self._files.read_file(path / TOPIC_SETTINGS))
@@ -187,7 +187,7 @@ class DiskStorage(MemoryStorage):
     # --- deleting ---------------------------------------------------------------------------
     def delete(self, topic: TopicRecord) -> Deletion:
         deleted = self._directory / DELETED
-        # The name is for people, and together with the number must be a file's name.
+        # The name is for people; name and number together must be a valid file name.
         grave = deleted / f"{topic.name[:200]}@{topic.incarnation}"
         try:
             self._files.make_directory(deleted)

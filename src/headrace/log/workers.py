@@ -1,12 +1,12 @@
 """The few threads that wait for the disk, so that the event loop does not.
 
 ``submit(work, done)`` runs ``work`` in some thread and then ``done(result, error)`` on the loop.
-Jobs of different partitions run side by side, so their ``fdatasync`` calls overlap and the file
-system's journal commits once for many; jobs of one partition never do, because each
-:class:`Lane` has at most one job under way.
+Jobs of different partitions run in parallel, so their ``fdatasync`` calls overlap and the file
+system's journal commits once for many. Jobs of one partition never run in parallel, because each
+:class:`Lane` runs at most one job at a time.
 
-A :class:`Lane` is the group commit: whatever is put while a job runs waits and goes into the next
-job together. Rejected: ``ThreadPoolExecutor`` (a Future and three lock hops per job; this is half
+A :class:`Lane` is the group commit: items that are put while a job runs wait, and the next job takes all of
+them together. Rejected: ``ThreadPoolExecutor`` (a Future and three lock hops per job, which are half
 the latency of a commit on a fast disk).
 """
 
@@ -59,7 +59,7 @@ class Workers:
             try:
                 self._loop.call_soon_threadsafe(self._finish, done, result, error)
             except RuntimeError:
-                return  # the loop was closed: nothing is left to tell
+                return  # the loop is closed: no caller waits for the result
             del job, work, done, result, error
 
     def _finish(self, done: Done, result: Any, error: BaseException | None) -> None:
@@ -67,7 +67,7 @@ class Workers:
         done(result, error)
 
     def close(self) -> None:
-        """End the threads once the queue is empty. Jobs under way finish."""
+        """End the threads when the queue is empty. Running jobs finish."""
         for _ in self._threads:
             self._queue.put(None)
         self._threads = []
@@ -75,7 +75,7 @@ class Workers:
 
 @dataclass(slots=True, eq=False)
 class Lane(Generic[Item]):
-    """One writer at a time; items that wait meanwhile are taken together."""
+    """One writer at a time; the next job takes all items that waited."""
 
     _loop: Loop
     _workers: Workers
@@ -98,7 +98,7 @@ class Lane(Generic[Item]):
     def _start(self) -> None:
         while self.waiting:
             items, self.waiting = self.waiting, []
-            # May put back what does not fit in front of ``waiting``.
+            # May put items that do not fit back to the front of ``waiting``.
             work = self._take(items)
             if work is not None:
                 self._workers.submit(work, self._done)

@@ -1,8 +1,8 @@
 """The kinds of arguments that operations take: each with its bounds, its schema and its reader.
 
-A kind is an annotation. Most are a plain type with bounds, which msgspec checks. A kind with a
-:class:`Reader` is read by a function of ours instead: one that accepts more than JSON has (a datetime, a
-UUID, bytes) or that raises an error code of its own.
+A kind is an annotation. Most kinds are a plain type with bounds, which msgspec checks. A kind with a
+:class:`Reader` is read by our own function, because it accepts types that JSON does not have (a datetime,
+a UUID, bytes) or has an error code of its own.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Reader:
 
 @dataclass(frozen=True, slots=True)
 class AliasOf:
-    """The argument travels under this name."""
+    """The argument has this name on the wire."""
 
     name: str
 
@@ -59,7 +59,7 @@ class Code:
 
 # --- schemas that msgspec cannot say ----------------------------------------------------------------
 RESERVED: Schema = {"type": "string", "pattern": r"^(__|\.{1,2}$)"}
-"""Names that belong to the broker."""
+"""Names that users cannot choose: they belong to the broker, or are ``.`` or ``..``."""
 TOPIC: Schema = {"type": "string", "pattern": r"^[A-Za-z0-9._-]{1,249}$", "not": RESERVED}
 SUBSCRIPTION: Schema = {"type": "string", "pattern": r"^[A-Za-z0-9._-]{1,200}$", "not": RESERVED}
 PATTERN: Schema = {
@@ -79,11 +79,11 @@ PLACE: Schema = {
     ],
 }
 POSITION: Schema = {**PLACE, "anyOf": [OFFSET, *PLACE["anyOf"]]}
-"""Where JSON has numbers, an offset may be one."""
+"""In JSON an offset may be a number."""
 
 
 def _existing(value: object) -> str:
-    """A name to look up. One that no topic or subscription can have is simply not found."""
+    """A name to look up. If it is not a valid name, the answer is "not found"."""
     if not isinstance(value, str):
         raise InvalidArgument(f"a name is a str, not {type(value).__name__}")
     return value
@@ -121,7 +121,7 @@ TopicName = Annotated[str, Reader(check_topic_name, TOPIC)]
 ExistingTopic = Annotated[str, Reader(_existing, TOPIC)]
 """Any topic that exists, also one of the broker's own."""
 TopicFilter = Annotated[str, Reader(_existing, {"type": "string"})]
-"""Which topic is meant, where a name alone is ambiguous or a list is too long."""
+"""A topic that makes an ambiguous name unique, or limits a list."""
 TopicPattern = Annotated[str, Reader(check_pattern, PATTERN)]
 SubscriptionName = Annotated[str, Reader(check_subscription_name, SUBSCRIPTION)]
 ExistingSubscription = Annotated[str, Reader(_existing, SUBSCRIPTION)]

@@ -1,4 +1,4 @@
-"""Every operation of a broker, declared once; ``declaring.py`` says what follows from a declaration.
+"""Every operation of a broker, declared once; ``declaring.py`` says what is derived from a declaration.
 
 To add one: declare it here, and write the method of the same name in ``broker/administration.py``.
 """
@@ -57,10 +57,10 @@ from headrace.operations.results import (
 
 
 class Operations:
-    """What can be asked of a broker by name, over every protocol and in process."""
+    """The operations of a broker: callable by name over every protocol, and as methods in process."""
 
     async def _operate(self, operation: Operation, arguments: dict[str, Any]) -> Any:
-        """Carry an operation out, here or on the broker."""
+        """Run an operation, here or on the broker."""
         raise NotImplementedError
 
     # --- topics -----------------------------------------------------------------------------
@@ -77,8 +77,8 @@ class Operations:
     ) -> TopicStats:
         """Create a topic. If it already exists with the same settings, nothing changes.
 
-        Settings that are not given are the broker's defaults. A topic that exists with other settings
-        is a ``Conflict``.
+        Settings that are not given get the broker's defaults. If the topic exists with other settings, this
+        raises ``Conflict``.
 
         Example::
 
@@ -113,7 +113,7 @@ class Operations:
         http=Http("DELETE", "/topics/{topic}", "Delete a topic"),
     )
     async def delete_topic(self, topic: TopicName) -> None:
-        """Delete a topic, its messages, and the subscriptions on it alone."""
+        """Delete a topic, its messages, and the subscriptions on this topic alone."""
 
     @operation(
         name="topics",
@@ -182,8 +182,8 @@ class Operations:
     ) -> SubscriptionStats:
         """Create a durable subscription on a topic or pattern.
 
-        ``start`` (also called ``start_offset``) is where a new one begins. If it already exists, its
-        position stays, and the settings that are given are changed.
+        ``start`` (also called ``start_offset``) is where a new subscription begins. If the subscription
+        already exists, its position stays, and the given settings are changed.
 
         Example::
 
@@ -283,10 +283,10 @@ class Operations:
         topics: Topics | None = None,
         timeout: Annotated[Seconds, AliasOf("wait")],
     ) -> bool:
-        """Wait until one of the partitions has messages after the given offset.
+        """Wait until one of the partitions has messages at or after the given offset.
 
-        Or until a topic that ``topics`` match has a partition that is not in ``positions``. Returns
-        False when the time is up.
+        It also returns when a topic that matches ``topics`` has a partition that is not in ``positions``.
+        Returns False when the time is up.
         """
 
     @operation(
@@ -299,13 +299,13 @@ class Operations:
     async def commit_staged(self, name: str, number: int, pieces: Pieces) -> bool:
         """Publish all staged pieces at once, under a name and a number that grows with each commit.
 
-        The same number again changes nothing and returns False. A client that had to ask again after a
-        broken connection may also get False.
+        To commit the same number again changes nothing and returns False. A client that had to repeat the
+        request after a broken connection may also get False.
         """
 
     @operation(permission="publish", runs="owner", answer="aborted", patient=True)
     async def abort_staged(self, pieces: Pieces) -> int:
-        """Discard pieces that will not be committed. Committed ones stay. Returns how many were given."""
+        """Discard pieces that will not be committed. Committed pieces stay. Returns the number of ids."""
 
     # --- dead letters -----------------------------------------------------------------------
     @operation(
@@ -325,7 +325,7 @@ class Operations:
     async def dead_letters(
         self, subscription: ExistingSubscription, *, after: AfterOffset = -1, limit: Limit = 100
     ) -> list[DeadLetter]:
-        """Messages that the subscription gave up, oldest first, from after the offset on."""
+        """The dead letters of a subscription after an offset, oldest first."""
 
     @operation(
         permission="browse",
@@ -364,10 +364,11 @@ class Operations:
         rate: Rate | None = None,
         to: Literal["subscription", "topic"] = "subscription",
     ) -> int:
-        """Publish dead letters back to their topic; returns how many.
+        """Publish dead letters to their topic again; returns how many.
 
-        All of them, or those with these ``offsets``, this ``reason`` (part of it) or this ``topic``. For
-        the one ``subscription`` that gave them up, or for all of the ``topic``.
+        By default all of them; otherwise those with these ``offsets``, this ``reason`` (a part of it is
+        enough) or this ``topic``. With ``to="subscription"`` only the subscription that gave them up gets
+        them; with ``to="topic"`` all subscriptions of the topic do.
 
         Example::
 
@@ -456,7 +457,7 @@ class Operations:
     async def report_pipeline(
         self, pipeline: PipelineName, report: Annotated[PipelineReport, Code("invalid_report")]
     ) -> StopWanted:
-        """Report how a pipeline is doing. The answer says whether somebody asked it to stop."""
+        """Report the state of a pipeline. The answer says whether the pipeline should stop."""
 
     @operation(
         permission="none",
@@ -485,7 +486,7 @@ class Operations:
         http=Http("POST", "/pipelines/{pipeline}/stop", "Ask a pipeline to stop"),
     )
     async def stop_pipeline(self, pipeline: PipelineName) -> PipelineStats:
-        """Ask a pipeline to stop. It learns of this with its next report."""
+        """Ask a pipeline to stop. The answer to its next report tells it to."""
 
     @operation(
         permission="manage",
@@ -502,15 +503,15 @@ class Operations:
     # --- the broker -------------------------------------------------------------------------
     @operation(permission="publish", runs="every node")
     async def producer(self, name: str | None = None) -> ProducerIdentity:
-        """An idempotent producer's id and epoch. A name fences off the producer that had it before."""
+        """The id and epoch of an idempotent producer. A name fences off the producer that had it before."""
 
     @operation(permission="none", runs="every node")
     async def flush(self) -> None:
-        """When this returns, everything acknowledged so far is on disk."""
+        """Wait until all acknowledgements so far are on disk."""
 
     @operation(permission="none", runs="any node")
     async def info(self) -> BrokerInfo:
-        """What this broker is: its limits, its clock, how much it holds."""
+        """The broker's limits and clock, and how many topics and subscriptions it has."""
 
 
 OPERATIONS = table_of(Operations)

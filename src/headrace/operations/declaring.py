@@ -1,4 +1,4 @@
-"""An operation is data: declared once, and everything else follows from the declaration.
+"""An operation is data: it is declared once, and everything else is derived from the declaration.
 
 ::
 
@@ -8,25 +8,25 @@
         async def delete_topic(self, topic: TopicName) -> None:
             \"\"\"Delete a topic with its messages and its subscriptions.\"\"\"
 
-The signature says which arguments there are, of what kind (``arguments.py``), and what the result is.
-From it follow
+The signature gives the arguments, their kinds (``arguments.py``), and the result. These are derived from
+the declaration:
 
 - the method of ``AsyncClient`` and ``AsyncBroker``, with these types (the decorated function calls
   ``self._operate``), and those of ``BrokerClient`` and ``Broker`` (``blocking.py``);
 - the verb of the binary protocol's ``ADMIN`` frame, its arguments and its answer;
 - the HTTP route, its parameters and body, and its part of ``/openapi.json``;
-- the checks of all arguments and the sentences of their refusals.
+- the checks of all arguments, and their error messages.
 
 Rules:
 - A declaration has no body. The implementation is the method of the same name in
   ``broker/administration.py``.
 - Keyword arguments (``**settings``) travel as one argument, ``settings``. A parameter whose name is a
   setting travels with them.
-- A result is what the method returns. On the wire it is a JSON object or list: with ``answer``, the result
-  stands under that name; an operation that returns nothing repeats its first argument there.
+- On the wire a result is a JSON object or list. With ``answer``, the result is the value of that name; an
+  operation that returns nothing repeats its first argument there.
 
 Rejected: a table of dicts, from which neither mypy nor an editor learns the types; generated source files,
-which have to be kept current; one class for each operation's arguments, which says the same in ten lines.
+which must be kept current; one class for each operation's arguments, which needs ten lines for the same.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ from headrace.operations import documents
 from headrace.operations.arguments import AliasOf, Code, Reader, Schema
 
 Permission = Literal["publish", "consume", "browse", "manage", "admin", "metrics", "none"]
-"""What a principal needs to be allowed; ``none``: every client that is connected."""
+"""The permission that a client needs; ``none``: every connected client may call it."""
 Runs = Literal["any node", "owner", "every node"]
-"""Where it runs when there are several nodes: on the one that is asked, on the one that owns the
-partition or subscription, or on all of them."""
+"""Where it runs if there are several nodes: on the node that gets the request, on the node that owns the
+partition or subscription, or on all nodes."""
 Method = TypeVar("Method", bound=Callable[..., Awaitable[Any]])
 SETTINGS = "settings"
 
@@ -65,7 +65,7 @@ class Http:
     tag: str = ""
     """The heading in the API's description; the first word of the path if empty."""
     rename: dict[str, str] = field(default_factory=dict)
-    """What HTTP calls an argument -> the argument."""
+    """Name of an argument in HTTP -> the argument."""
     defaults: dict[str, Any] = field(default_factory=dict)
     """For arguments that only HTTP may leave out."""
 
@@ -80,11 +80,11 @@ class Http:
 class Argument:
     name: str
     annotation: Any
-    """Without ``None``, which an optional one may also be."""
+    """The annotation without ``None``."""
     default: Any = UNSET
     """``UNSET``: it is required."""
     code: str = "invalid_argument"
-    """Of a refusal by its type or bounds."""
+    """The error code if the type or a bound is wrong."""
     reader: Reader | None = None
     nullable: bool = False
 
@@ -93,7 +93,7 @@ class Argument:
         return self.default is UNSET
 
     def read(self, value: object, *, strict: bool = True) -> Any:
-        """The checked value. ``strict=False`` takes numbers as text."""
+        """The checked value. ``strict=False`` also accepts numbers as text."""
         if self.reader is not None:
             return self.reader.read(value)
         if not strict and isinstance(value, str) and self.schema.get("type") == "array":
@@ -114,28 +114,28 @@ class Operation:
     arguments: dict[str, Argument]
     """By their names on the wire."""
     aliases: dict[str, str]
-    """Names in Python that are others on the wire."""
+    """Python name -> name on the wire, for arguments where they differ."""
     settings: Any
-    """The dataclass that checks ``settings``; None where there are none."""
+    """The dataclass that checks ``settings``; None if the operation has no settings."""
     result: Any
     answer: str | None
     permission: Permission
     about: str | None
-    """The argument that names the topic or subscription that the permission is about."""
+    """The argument that names the topic or subscription for which the permission is needed."""
     runs: Runs
     repeatable: bool
-    """A client may send it again after a broken connection: the second time changes nothing."""
+    """A client may send it again after a broken connection: a repetition changes nothing."""
     patient: bool
-    """A client tries again while the broker cannot do it, for as long as a publish would be tried."""
+    """A client retries it while the broker is unavailable, for as long as it would retry a publish."""
     errors: tuple[str, ...]
-    """Codes that it answers with, besides those of its arguments and of every request."""
+    """Error codes of the operation, besides those of its arguments and those of every request."""
     http: tuple[Http, ...]
     documentation: str
     signature: inspect.Signature
 
     # --- arguments --------------------------------------------------------------------------
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of a call in Python, by name. What was not given is not in it."""
+        """The arguments of a call in Python, by name, without those that the caller did not give."""
         bound = self.signature.bind(None, *args, **kwargs).arguments
         given: dict[str, Any] = {}
         settings: dict[str, Any] = bound.pop(SETTINGS, {})
@@ -155,7 +155,7 @@ class Operation:
         return argument is not None and argument.is_required
 
     def check(self, given: dict[str, Any], *, strict: bool = True) -> dict[str, Any]:
-        """Checked arguments with the defaults of those that are missing, or a refusal."""
+        """Check the arguments and add the defaults of missing ones. Raises an error for an invalid one."""
         checked: dict[str, Any] = {}
         for name, argument in self.arguments.items():
             value = given.get(name, UNSET)
@@ -189,7 +189,7 @@ class Operation:
 
     # --- results ----------------------------------------------------------------------------
     def document(self, given: dict[str, Any], result: Any) -> Any:
-        """The result as it travels, ready for :func:`documents.dumps`."""
+        """The result as it is sent, ready for :func:`documents.dumps`."""
         if self.answer is None:
             return {} if result is None else result
         return {self.answer: next(iter(given.values())) if self.result is None else result}
@@ -226,7 +226,7 @@ def operation(
         declared = Operation(
             name=name or function.__name__,
             method=function.__name__,
-            arguments={  # where an alias stands beside its argument, the argument counts
+            arguments={  # if an alias and its argument are both declared, use the argument's declaration
                 argument.name: arguments.get(argument.name, argument)
                 for argument in arguments.values()
             },
@@ -287,7 +287,7 @@ def _arguments(
 
 
 def _without_none(annotation: Any) -> tuple[Any, bool]:
-    """``X`` and True for ``X | None``. Notes on the whole stay on ``X``."""
+    """``X`` and True for ``X | None``. Metadata of the whole annotation stays on ``X``."""
     if get_origin(annotation) is Annotated:
         inner, nullable = _without_none(annotation.__origin__)
         notes = (*getattr(inner, "__metadata__", ()), *annotation.__metadata__)

@@ -1,6 +1,6 @@
 """Values as JSON, the same on the wire, in the API and in ``--json``.
 
-Each pair of functions loses nothing: bytes that are not text travel as base64 and say so.
+Each pair of functions loses nothing: bytes that are not text are sent as base64, with ``encoding``.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def receipt(item: Receipt) -> dict[str, Any]:
 
 
 def put_key(properties: dict[str, str], key: bytes | None) -> None:
-    """A key is bytes; one that is not plain text travels as base64."""
+    """Add a key to the properties; a key that is not plain text is sent as base64."""
     if key is None:
         return
     try:
@@ -164,7 +164,7 @@ def _dump(value: Any) -> Any:
 
 
 def load(document: Any, kind: Any) -> Any:
-    """The value of a declared type; documents that are plain dicts stay what they are."""
+    """Convert a document to a declared type; results that are plain dicts are not changed."""
     if get_origin(kind) is list and get_args(kind)[0] in _LOADS:
         read = _LOADS[get_args(kind)[0]]
         return [read(item) for item in document]

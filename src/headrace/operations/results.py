@@ -1,4 +1,4 @@
-"""What operations return: plain dicts with known keys, the same in process, on the wire and in ``--json``."""
+"""Results of operations: plain dicts with known keys, the same in process, on the wire and in ``--json``."""
 
 from __future__ import annotations
 
@@ -83,12 +83,12 @@ class DeadLetterCount(TypedDict):
 class PartitionPosition(TypedDict):
     partition: Count
     incarnation: int
-    """Tells the topic from an earlier one of the same name."""
+    """Distinguishes the topic from an earlier one of the same name."""
     start: Offset
     end: Offset
     bytes: Count
     offset: NotRequired[Offset]
-    """Of the first message at or after the time that was asked for."""
+    """Of the first message at or after the requested time."""
 
 
 class BrokerInfo(TypedDict):
@@ -106,7 +106,7 @@ Measure = Annotated[float, Meta(ge=0)]
 
 
 class QueryReport(TypedDict):
-    """What a pipeline says of one of its queries."""
+    """The report of a pipeline about one of its queries."""
 
     name: Text
     id: NotRequired[str | None]
@@ -126,7 +126,7 @@ class QueryReport(TypedDict):
 
 
 class PipelineReport(TypedDict):
-    """How a running pipeline is doing, as it says itself."""
+    """The report of a pipeline about itself."""
 
     state: Literal["running", "stopped", "failed", "finished"]
     run_id: Text
@@ -135,14 +135,14 @@ class PipelineReport(TypedDict):
 
 
 class PipelineStats(PipelineReport):
-    """The last report of a pipeline, and what the broker knows about it."""
+    """The last report of a pipeline, with fields that the broker adds."""
 
     name: str
     reported_at: TimeMs
     stale: bool
-    """It says that it runs, and has not reported for a while."""
+    """Its state is ``running``, but it has not reported for a while."""
     stopping: bool
-    """It is asked to stop, and has not heard of it yet."""
+    """A client has asked this run to stop."""
 
 
 class StopWanted(TypedDict):

@@ -79,7 +79,7 @@ class Frame:
 
 def encode_properties(properties: Mapping[str, str]) -> bytes:
     text = "".join([f"{name}={value}\0" for name, value in properties.items()])
-    if text.count("\0") != len(properties):  # the rest would become a property of its own
+    if text.count("\0") != len(properties):  # the rest would be read as a separate property
         raise InvalidArgument("a property cannot hold a NUL character", code="invalid_property")
     try:
         return text.encode()
@@ -112,7 +112,7 @@ def encode_start(
     body_bytes: int,
     timestamp: int = 0,
 ) -> bytes:
-    """A frame up to its body, for a large body that is sent without copying it."""
+    """A frame without its body, for a large body that is sent without a copy."""
     raw = encode_properties(properties) if properties else b""
     total = FRAME_BYTES_MIN + len(raw) + body_bytes
     head = _HEAD.pack(total, type, sequence, timestamp, len(raw))
@@ -133,8 +133,8 @@ def encode(
 class BinaryParser:
     """Feed it bytes; it returns frames. After an error it returns nothing more.
 
-    A large frame arrives in many chunks. They are kept as they come, small chunks are gathered, and the
-    body is put together once, when the last chunk has arrived.
+    A large frame arrives in many chunks. The parser keeps them, gathers small ones, and joins the body once,
+    when the last chunk has arrived.
     """
 
     def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX):
@@ -150,7 +150,7 @@ class BinaryParser:
         return self._held
 
     def feed(self, data: bytes) -> list[Frame]:
-        """The frames that are complete now. ``error`` is set when the stream makes no sense."""
+        """The frames that are complete now. If the stream is invalid, ``error`` is set."""
         if self.error is not None:
             return []
         if self._held + len(data) < self._needed:
@@ -182,7 +182,7 @@ class BinaryParser:
             chunks.append(bytearray(data))
 
     def _take(self, data: bytes, at: int, frames: list[Frame]) -> None:
-        """Parse frames from ``at`` on, and hold the rest."""
+        """Parse the frames that begin at ``at``, and keep an incomplete one."""
         while True:
             left = len(data) - at
             if left < 4:
@@ -199,7 +199,7 @@ class BinaryParser:
             self._hold(data[at:])
 
     def _assemble(self, last: memoryview) -> Frame:
-        """The held frame, with its last bytes. Its body is copied once."""
+        """Complete the kept frame with its last bytes. Its body is copied once."""
         first, *middle = self._chunks
         if len(first) >= HEAD_BYTES:
             _, type_, sequence, timestamp, size = _HEAD.unpack_from(first)

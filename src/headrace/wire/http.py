@@ -2,8 +2,8 @@
 
 A framework would divide the throughput by six to ten, and the broker needs little of HTTP: requests with
 bodies, keep-alive, pipelining, chunked bodies, ``Expect: 100-continue``. Everything has a bound that is
-enforced while bytes arrive. A message that is ambiguous about its length is refused: by llhttp, or here
-where llhttp leaves a choice.
+checked while bytes arrive. A request with an ambiguous length is refused: by llhttp, or here if llhttp
+accepts it.
 
 A failure before the head of a request is complete is the parser's ``error``. A later failure is that
 request's ``refusal``: it can be answered, and the rest of its body is never read.
@@ -60,7 +60,7 @@ class Request:
         self.refusal: HeadraceError | None = None
         """Why its body is not read to the end."""
         self.memo: dict[str, Any] = {}
-        """What follows from the head, shared by all requests whose heads are the same bytes."""
+        """Results that depend only on the head, shared by all requests whose heads are the same bytes."""
 
     def again(self, body: bytes) -> Request:
         """The same request with another body."""
@@ -82,9 +82,9 @@ class Request:
 class KnownHeads:
     """Requests by the bytes of their heads, shared by all connections.
 
-    A client that publishes sends the same head again and again. Equal bytes mean the same, so heads are
-    compared instead of parsed. This works for a request that arrives in one piece with nothing after it,
-    as most do; everything else goes to llhttp.
+    A client that publishes sends the same head again and again. Equal bytes have the same meaning, so the
+    parser compares heads instead of parsing them. This works for a request that arrives in one piece with
+    nothing after it, as most do; llhttp parses all others.
     """
 
     COUNT_MAX = 512
@@ -145,7 +145,7 @@ class HttpParser:
         self._head_size = 0
         self._in_head = self._in_body = False
         self._between = True
-        """What comes next begins a request."""
+        """The next bytes begin a request."""
         self._quiet = 0
         """Bytes since the last callback from llhttp, which may be collecting an endless header."""
         self._failure: HeadraceError | None = None
@@ -154,7 +154,7 @@ class HttpParser:
         self.expects_continue = False
         """The client waits for ``100 Continue`` before it sends the body."""
         self.rest: bytes | None = None
-        """The bytes after a request to change the protocol, which are not HTTP any more."""
+        """The bytes after a request to change the protocol; they are not HTTP."""
 
     @property
     def buffered(self) -> int:
@@ -168,12 +168,12 @@ class HttpParser:
     def known(self, data: bytes) -> Request | None:
         """The request in the data, if its head is known and nothing else is in the data.
 
-        This is the fast way; all other data goes to ``feed``.
+        This is the fast path; pass all other data to ``feed``.
         """
         return self._heads.find(data) if self._between else None
 
     def feed(self, data: bytes) -> list[Request]:
-        """Requests that are complete now; for data that ``known`` does not know."""
+        """The requests that are complete now; for data that ``known`` does not recognize."""
         if self.rest is not None:
             self.rest += data
         elif not self._ended:
@@ -195,7 +195,7 @@ class HttpParser:
             request = self._found[-1]
             if "websocket" in request.headers["upgrade"].lower():
                 request.upgrade = True
-                request.keep_alive = False  # unless it succeeds
+                request.keep_alive = False  # unless the upgrade succeeds
                 self.rest = rest
                 self._between = False
             else:
@@ -208,7 +208,7 @@ class HttpParser:
 
     def _end(self, error: HeadraceError) -> None:
         if self._ended:
-            return  # after a request that was announced as the last one
+            return  # data after a request that the client announced as its last
         self._ended = True
         self._between = False
         self.expects_continue = False
@@ -220,9 +220,9 @@ class HttpParser:
         self._found.append(self._request)
 
     def _decline_upgrade(self, request: Request, rest: bytes) -> None:
-        """Decline to change to a protocol other than WebSocket: this is a plain request then.
+        """Ignore an upgrade to a protocol other than WebSocket: treat it as a plain request.
 
-        llhttp has skipped its body, so it reads the head once more, without the ``Upgrade`` header.
+        llhttp has skipped its body, so it parses the head again, without the ``Upgrade`` header.
         """
         del request.headers["upgrade"]
         lines = [f"{request.method} {self._url.decode('latin-1')} HTTP/{request.version}"]
@@ -254,7 +254,7 @@ class HttpParser:
         if self._head_size > HEAD_BYTES_MAX or len(headers) >= HEADERS_MAX:
             self._fail(_head_too_large())
         if not self._in_head:
-            return  # after a chunked body: too late to mean anything
+            return  # a trailer after a chunked body: too late to have an effect
         key = name.lower().decode("ascii")
         try:
             text = value.decode().rstrip(" \t")
@@ -300,7 +300,7 @@ class HttpParser:
 
     def _read_target(self, request: Request) -> None:
         path, question, query = self._url.partition(b"?")
-        if path[:1] != b"/":  # an absolute address, as a proxy would send it, or a host, or "*"
+        if path[:1] != b"/":  # an absolute URL, as clients send it to a proxy, or a host, or "*"
             path = httptools.parse_url(self._url).path or b"/"
         text = path.decode("ascii")
         request.words = text[1:].split("/")
@@ -356,14 +356,14 @@ def _head_too_large() -> TooLarge:
 _REASONS = {status.value: status.phrase for status in HTTPStatus}
 JSON = "application/json"
 _json_heads: dict[int, bytes] = {}
-"""Those of the current second: they contain the date."""
+"""The heads of the current second: they contain the date."""
 _date = ""
 _date_s = 0
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 def _status_line(status: int) -> str:
-    """With the date, which HTTP requires of a server that has a clock."""
+    """The head, with the date: HTTP requires it of a server that has a clock."""
     global _date, _date_s
     now = int(time())
     if now != _date_s:
@@ -398,7 +398,7 @@ class Answer:
         keep_alive: bool = True,
         head_only: bool = False,
     ) -> bytes:
-        """The bytes, with ``extra`` headers that concern the connection and not the content."""
+        """The bytes, with ``extra`` headers for the connection (not for the content)."""
         content = self.content
         if not (extra or self.headers or head_only) and self.content_type is JSON and content:
             end = b"\r\n\r\n" if keep_alive else b"\r\nConnection: close\r\n\r\n"

@@ -1,4 +1,4 @@
-r"""The text protocol: what a person types into netcat, and what a simple client sends.
+r"""The text protocol, for people with netcat and for simple clients.
 
 ::
 
@@ -12,7 +12,7 @@ A bare ``\n`` ends a line too. A line end after a payload is skipped, so that ne
 :class:`TextParser` turns bytes into :class:`PublishRun` (consecutive publishes to one topic) and
 :class:`Command`. Runs make it fast: a client that pipelines sends the same first line again and again,
 so the parser compares it instead of parsing it. A protocol error ends the stream, because after an
-invalid size nobody knows where the next command begins.
+invalid size the parser cannot know where the next command begins.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class PublishRun:
         self.topic = topic
         self.values = values
         self.bytes = size
-        """Of all the values together."""
+        """The size of all values together."""
 
 
 class Command:
@@ -67,11 +67,11 @@ class TextParser:
         return len(self._held)
 
     def feed(self, data: bytes) -> list[PublishRun | Command]:
-        """The commands that are complete now. ``error`` is set when the stream makes no sense."""
+        """The commands that are complete now. If the stream is invalid, ``error`` is set."""
         if self.error is not None:
             return []
         held = self._held
-        if len(held) + len(data) < self._needed:  # a large payload: do not look at every piece
+        if len(held) + len(data) < self._needed:  # a large payload: do not parse after every piece
             held += data
             return []
         buffer = b"".join((held, data)) if held else data
@@ -138,7 +138,7 @@ class TextParser:
     def _same_again(
         self, buffer: bytes, at: int, head: bytes, size: int, values: list[bytes]
     ) -> int:
-        """The fast way: further publishes with the very same first line."""
+        """The fast path: further publishes with the same first line."""
         end = len(buffer)
         step = len(head) + size
         width = len(head)

@@ -1,13 +1,13 @@
-"""WebSocket frames without I/O: plain frames are parsed here, all others by the library.
+"""WebSocket frames without I/O: this module parses plain frames, the library parses all others.
 
 ::
 
-    [1: 0x81 (final, text)] [1: 0x80 | size] [2: size, if 126 stands there] [4: mask] [content]
+    [1: 0x81 (final, text)] [1: 0x80 | size] [2: size, if the size before it is 126] [4: mask] [content]
 
 A client that publishes sends small text frames, each in one piece. They are parsed here, in a third of
-the time that the library takes; control frames are passed on to it whole, in their place. From the first
-frame of another kind on (fragmented, large, binary, or wrong) the library gets everything: it knows all
-the rules.
+the time that the library takes. Whole control frames are passed to the library, in their order. After the
+first frame of another kind (fragmented, large, binary, or invalid) the library gets everything: it
+implements all the rules.
 """
 
 from __future__ import annotations
