@@ -98,7 +98,7 @@ def _check_arguments() -> None:
 def main() -> None:
     try:
         _check_arguments()
-        app()
+        app(prog_name="headrace")  # whatever started Python: a script, -m, a test runner
     except HeadraceError as error:
         print(f"headrace: {error.message} [{error.code}]", file=sys.stderr)
         sys.exit(2)

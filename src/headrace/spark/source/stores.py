@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -56,6 +57,24 @@ def open_store(options: SourceOptions) -> BrokerStore | DirectoryStore:
         return DirectoryStore(Path(options.path))
     assert options.connection is not None
     return BrokerStore(options.connection, direct=options.direct_reads)
+
+
+def topics_of(options: SourceOptions) -> Known:
+    """The topics of these options, from a store that is opened for this question."""
+    with closing(open_store(options)) as store:
+        return store.topics(options.topics)
+
+
+def existing_topics(store: Store, wanted: Sequence[str]) -> Known:
+    """The topics that match; those that were deleted are left out."""
+    try:
+        return store.topics(wanted)
+    except NotFound:
+        found: dict[str, TopicExtents] = {}
+        for each in wanted:
+            with suppress(NotFound):
+                found |= store.topics([each])
+        return found
 
 
 # --- a live broker ----------------------------------------------------------------------------------
@@ -203,4 +222,12 @@ def _after_damage(store: Store, span: TaskSpan, offset: int) -> int:
     return found
 
 
-__all__ = ["BrokerStore", "DirectoryStore", "Store", "open_store", "records"]
+__all__ = [
+    "BrokerStore",
+    "DirectoryStore",
+    "Store",
+    "existing_topics",
+    "open_store",
+    "records",
+    "topics_of",
+]

@@ -105,7 +105,7 @@ class Catalog:
             Described(
                 topic,
                 len(state.partitions),
-                sum(extent.end - extent.start for extent in state.partitions.values()),
+                state.records,
                 sum(extent.bytes for extent in state.partitions.values()),
             )
             for topic, state in known.items()
@@ -115,11 +115,7 @@ class Catalog:
     def shape(self, name: str, known: Known) -> tuple[Shape, bool]:
         """The shape of a topic or wildcard, and whether it was just inferred."""
         incarnations = {topic: state.incarnation for topic, state in known.items()}
-        total = sum(
-            extent.end - extent.start
-            for state in known.values()
-            for extent in state.partitions.values()
-        )
+        total = sum(state.records for state in known.values())
         kept = self._kept.get(name)
         if kept is not None and kept.incarnations == incarnations:
             is_enough = kept.shape.is_declared or kept.shape.seen >= SAMPLE_RECORDS // 2
