@@ -89,7 +89,7 @@ def _stream(
 ) -> DataFrame:
     options = {
         **connection,
-        "topic": topic_option(given),
+        "topic": ",".join(given.topics),
         "startingOffsets": _starting(given.starting),
         "valueFormat": given.format,
         **given.options,
@@ -118,10 +118,6 @@ def _stream(
 
 def _null(field: StructField) -> Column:
     return F.lit(None).cast(field.dataType).alias(field.name)
-
-
-def topic_option(given: TopicInput) -> str:
-    return ",".join(given.topics)
 
 
 def schema_of(given: TopicInput, columns: set[str] | None = None) -> StructType:

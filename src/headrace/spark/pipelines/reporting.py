@@ -52,7 +52,7 @@ class Watch:
         self._is_starting = True
         self._sink = sink
         self._sources = sources
-        self._batch_id = -1
+        self.batch_id = -1
         self._seen: str | None = None
         self._batches = self._rows = self._dead_letters = 0
         self._last: dict[str, Any] = {}
@@ -65,10 +65,8 @@ class Watch:
             return
         self._seen = last["timestamp"]
         new = [last]
-        if last["batchId"] > self._batch_id + 1:  # there were others since
-            recent = [
-                each for each in self.query.recentProgress if each["batchId"] > self._batch_id
-            ]
+        if last["batchId"] > self.batch_id + 1:  # there were others since
+            recent = [each for each in self.query.recentProgress if each["batchId"] > self.batch_id]
             new = recent or new
         for progress in new:
             self.took(json.loads(progress.json))
@@ -78,7 +76,7 @@ class Watch:
         batch_id = int(progress["batchId"])
         lags = [lag_of(source) for source in progress.get("sources", ())]
         self.lag = None if None in lags else sum(lag or 0 for lag in lags)
-        is_new = batch_id > self._batch_id
+        is_new = batch_id > self.batch_id
         rows = rows_of(progress) if is_new else 0
         counted = int(progress.get("numInputRows") or 0)
         factor = rows / counted if counted else 1.0
@@ -95,21 +93,17 @@ class Watch:
         }
         if is_new:
             self.has_progress = True
-            self._batch_id = batch_id
+            self.batch_id = batch_id
             self._batches += 1
             self._rows += rows
             observed = progress.get("observedMetrics", {}).get(OBSERVED, {})
             self._dead_letters += int(observed.get("dead_letters") or 0)
 
-    @property
-    def batch_id(self) -> int:
-        return self._batch_id
-
     def goes_on_from(self, before: Watch) -> None:
         """After a restart: keep the counts so far."""
         self._batches, self._rows = before._batches, before._rows
         self._dead_letters = before._dead_letters
-        self._batch_id = before._batch_id
+        self.batch_id = before.batch_id
 
     @property
     def is_starting(self) -> bool:

@@ -30,6 +30,7 @@ from headrace.spark.source.positions import (
     Loss,
     TaskSpan,
     TopicExtents,
+    ends,
     loss_error,
 )
 
@@ -104,6 +105,9 @@ class BrokerStore:
             self._client = connect(self.connection)
         return self._client
 
+    def names(self) -> list[str]:
+        return self.client.topics()
+
     def topics(self, wanted: Sequence[str], at_ms: int | None = None) -> Known:
         found = self.client.positions(list(wanted), at=at_ms)
         return {
@@ -120,11 +124,7 @@ class BrokerStore:
         }
 
     def wait(self, known: Known, wanted: Sequence[str], seconds: float) -> bool:
-        ends = {
-            topic: {number: extent.end for number, extent in state.partitions.items()}
-            for topic, state in known.items()
-        }
-        return self.client.wait_for(ends, topics=list(wanted), timeout=seconds)
+        return self.client.wait_for(ends(known).offsets, topics=list(wanted), timeout=seconds)
 
     # --- an executor's part -----------------------------------------------------------------
     @property
