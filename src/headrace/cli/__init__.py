@@ -89,7 +89,7 @@ def _check_arguments() -> None:
 def main() -> None:
     try:
         _check_arguments()
-        app()
+        app(prog_name="headrace")  # whatever started Python: a script, -m, a test runner
     except HeadraceError as error:
         print_error(error)
         sys.exit(2)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from headrace.client.link import ConnectFailed
 from headrace.client.threads import BrokerClient
-from headrace.spark.options import Given, wrong
+from headrace.spark.options import Given, Seconds, wrong
 
 PORT_DEFAULT = 9999
 TIMEOUT_S_DEFAULT = 60.0
@@ -32,7 +32,7 @@ class ConnectionOptions:
     tls: bool = False
     ca: str | None = None
     """The text of the certificate to trust (PEM), not its path."""
-    timeout: float = TIMEOUT_S_DEFAULT
+    timeout: Seconds = TIMEOUT_S_DEFAULT
 
     @classmethod
     def of(cls, given: Given) -> ConnectionOptions:
@@ -44,14 +44,14 @@ class ConnectionOptions:
             or f"127.0.0.1:{PORT_DEFAULT}"
         )
         found = [_address(each.strip()) for each in servers.split(",")]
-        ca = given.text("ca") or environment.get("HEADRACE_CA")
-        return cls(
-            tuple((host, port) for host, port, _ in found),
-            given.text("token") or environment.get("HEADRACE_TOKEN") or None,
-            given.flag("tls", False) or ca is not None or any(tls for _, _, tls in found),
-            None if ca is None else _certificate(ca),
-            given.seconds("timeout", TIMEOUT_S_DEFAULT),
-        )
+        values = given.read(cls)
+        ca = values.pop("ca", None) or environment.get("HEADRACE_CA")
+        if ca is not None:
+            values |= {"tls": True, "ca": _certificate(ca)}
+        if any(tls for _, _, tls in found):
+            values["tls"] = True
+        values.setdefault("token", environment.get("HEADRACE_TOKEN") or None)
+        return cls(tuple((host, port) for host, port, _ in found), **values)
 
     def tls_context(self) -> ssl.SSLContext | None:
         return ssl.create_default_context(cadata=self.ca) if self.tls else None

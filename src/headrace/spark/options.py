@@ -15,13 +15,18 @@ import difflib
 import logging
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Annotated, Any, Literal, get_args, get_type_hints
+
+from msgspec import Meta
 
 from headrace import limits
+from headrace.checking import check
 from headrace.errors import InvalidArgument
 
 logger = logging.getLogger("headrace.spark")
-SECONDS_MAX = 86_400.0
+Seconds = Annotated[float, Meta(gt=0, le=86_400)]
+Count = Annotated[int, Meta(ge=1, le=limits.OFFSET_MAX)]
+ValueFormat = Literal["binary", "text", "json"]
 ALIASES = {"subscribe": "topic", "kafka.bootstrap.servers": "servers"}
 MEANINGLESS = {
     "kafkaconsumer.polltimeoutms", "fetchoffset.numretries", "fetchoffset.retryintervalms",
@@ -74,52 +79,24 @@ class Given:
         """None when it was not given, or is empty."""
         return self._values.get(name.lower(), "").strip() or None
 
-    def flag(self, name: str, default: bool) -> bool:
-        given = self.text(name)
-        if given is None:
-            return default
-        if given.lower() not in ("true", "false"):
-            raise wrong(name, f"it is true or false, not {given!r}")
-        return given.lower() == "true"
-
-    def whole(self, name: str, low: int = 1, high: int = limits.OFFSET_MAX) -> int | None:
-        given = self.text(name)
-        if given is None:
-            return None
-        if not given.isascii() or not given.isdigit() or not low <= int(given) <= high:
-            raise wrong(name, f"it is a whole number from {low} to {high}, not {given!r}")
-        return int(given)
-
-    def size(self, name: str) -> int | None:
-        """Bytes: a number, or one with a unit (64m, 1GB)."""
-        given = self.text(name)
-        if given is None:
-            return None
-        found = _SIZE.match(given)
-        size = int(float(found[1]) * _UNITS[found[2].lower()]) if found else 0
-        if size < 1:
-            raise wrong(name, f"it is a size in bytes, such as 1000000 or 64MB, not {given!r}")
-        return size
-
-    def seconds(self, name: str, default: float, high: float = SECONDS_MAX) -> float:
-        given = self.text(name)
-        if given is None:
-            return default
-        try:
-            seconds = float(given)
-        except ValueError:
-            seconds = -1.0
-        if not 0 < seconds <= high:
-            raise wrong(name, f"it is a number of seconds up to {high:g}, not {given!r}")
-        return seconds
-
-    def one_of(self, name: str, choices: tuple[str, ...], default: str) -> str:
-        given = self.text(name)
-        if given is None:
-            return default
-        if given.lower() not in choices:
-            raise wrong(name, f"it is one of {', '.join(choices)}, not {given!r}")
-        return given.lower()
+    def read(self, kind: type) -> dict[str, Any]:
+        """The values of a dataclass's fields that were given: ``min_partitions`` is minPartitions."""
+        found: dict[str, Any] = {}
+        for field, annotation in get_type_hints(kind, include_extras=True).items():
+            name = option_name(field)
+            text = self.text(name)
+            kinds = {annotation, *get_args(annotation)}
+            if text is None:
+                continue
+            if tuple[str, ...] in kinds:
+                found[field] = self.names(name)
+            elif str in kinds:
+                found[field] = text
+            else:
+                value: object = _in_bytes(name, text) if "Bytes" in name else text.lower()
+                named = f"option {name}"
+                found[field] = check(named, value, annotation, code="invalid_option", strict=False)
+        return found
 
     def names(self, name: str) -> tuple[str, ...] | None:
         """A list with commas between."""
@@ -130,3 +107,16 @@ class Given:
         if not all(found):
             raise wrong(name, f"there is nothing between two commas in {given!r}")
         return found
+
+
+def option_name(field: str) -> str:
+    first, *others = field.split("_")
+    return first + "".join(map(str.capitalize, others))
+
+
+def _in_bytes(name: str, text: str) -> int:
+    """A number of bytes, with or without a unit (64m, 1GB)."""
+    found = _SIZE.match(text)
+    if found is None:
+        raise wrong(name, f"it is a size in bytes, such as 1000000 or 64MB, not {text!r}")
+    return int(float(found[1]) * _UNITS[found[2].lower()])

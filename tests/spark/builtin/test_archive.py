@@ -13,6 +13,7 @@ from headrace.errors import Conflict
 from headrace.spark import lake
 from headrace.spark.builtin import archive
 from headrace.testing import RunningServer
+from tests.spark.lake.rig import append
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -125,7 +126,7 @@ def test_the_wrong_log(server: RunningServer, client: BrokerClient, tmp_path: Pa
         "partition": pa.array([0] * 3, pa.int32()),
         "offset": [0, 1, 2],
     })  # fmt: skip
-    lake.append(rows, path=str(tmp_path), app_id="a", number=0, options={"offsets": True})
+    append(rows, path=str(tmp_path), app_id="a", number=0, offsets=True)
     source = {"servers": f"{server.host}:{server.port}", "topic": "orders"}
     with pytest.raises(Conflict, match="holds orders/0 up to offset 2, and the log ends at 1"):
         archive.starting_offsets(source, str(tmp_path), "delta", str(tmp_path / "checkpoint"))

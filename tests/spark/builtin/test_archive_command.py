@@ -13,6 +13,7 @@ from headrace import BrokerClient
 from headrace.spark import lake
 from headrace.spark.lake.tables import find_table
 from tests.cli.rig import Command
+from tests.spark.lake.rig import append
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -67,7 +68,7 @@ def test_from_topic_to_proof(
 
 def test_compact(headrace: Command, tmp_path: Path) -> None:
     for number in range(3):
-        lake.append(pa.table({"n": [number]}), path=str(tmp_path), app_id="x", number=number)
+        append(pa.table({"n": [number]}), path=str(tmp_path), app_id="x", number=number)
     ran = headrace("archive", "compact", tmp_path, "--vacuum")
     assert ran.lines == ["joined 3 files into 1", "deleted 0 files"]
     assert lake.describe(str(tmp_path)).files == 1

@@ -19,6 +19,7 @@ from headrace.spark.builtin.archive_source import ARCHIVE, with_date
 from headrace.spark.builtin.archive_verify import Difference, verify
 from headrace.spark.lake import Offsets, Span, schemas
 from headrace.testing import RunningServer, running_server
+from tests.spark.lake.rig import append
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -83,13 +84,13 @@ def rows_of(server: RunningServer) -> pa.Table:
 
 
 def put(rows: pa.Table, path: Path, number: int = 0) -> None:
-    lake.append(
+    append(
         rows,
         path=str(path),
-        partition_by=archive.PARTITION_BY,
+        partition_by=",".join(archive.PARTITION_BY),
         app_id="test",
         number=number,
-        options={"offsets": True},
+        offsets=True,
     )
 
 
@@ -183,6 +184,6 @@ def test_topics_that_are_gone(
 
 
 def test_not_an_archive(spark: SparkSession, tmp_path: Path) -> None:
-    lake.append(pa.table({"n": [1]}), path=str(tmp_path), app_id="x", number=0)
+    append(pa.table({"n": [1]}), path=str(tmp_path), app_id="x", number=0)
     with pytest.raises(InvalidArgument, match="keeps no offset ranges"):
         verify(spark, str(tmp_path), {"servers": "127.0.0.1:1"})

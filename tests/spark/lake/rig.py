@@ -59,6 +59,21 @@ def add(table: Table, number: int, *batches: pa.RecordBatch, app: str = "query")
     return table.commit(app, number, [written(table, *batches)])
 
 
+def append(
+    added: pa.Table, *, path: str, kind: str = "delta", app_id: str, number: int, **options: Any
+) -> bool:
+    """Create the table if it does not exist, and commit a few rows without Spark."""
+    table = open_table(Options.of({"path": path, "kind": kind, **options}))
+    schema = schemas.to_spark(added.schema)
+    table.prepare(schema)
+    files = [sink.write_files(table, schema, iter(added.to_batches()), f"{number:09d}")]
+    if is_new := table.commit(app_id, number, files):
+        sink.upkeep(table, number)
+    else:
+        table.forget(files)
+    return is_new
+
+
 def written(table: Table, *batches: pa.RecordBatch) -> WrittenFiles:
     """Files of a task, not committed."""
     return sink.write_files(table, SCHEMA, iter(batches), "part")

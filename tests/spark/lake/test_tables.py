@@ -13,7 +13,7 @@ from headrace.spark import lake
 from headrace.spark.lake import Options, Span, schemas
 from headrace.spark.lake import table as table_module
 from headrace.spark.lake.tables import find_table, kind_of
-from tests.spark.lake.rig import SCHEMA, add, offsets_of, rows, table_at, written
+from tests.spark.lake.rig import SCHEMA, add, append, offsets_of, rows, table_at, written
 
 pytestmark = pytest.mark.parametrize("kind", lake.KINDS)
 
@@ -134,14 +134,14 @@ def test_new_columns(tmp_path: Path, kind: str) -> None:
     assert add(table_at(tmp_path, kind), 1, rows(2, 4))
     table.prepare(more)
     batch = rows(4, 5).append_column("colour", pa.array(["red"]))
-    assert lake.append(
+    assert append(
         pa.Table.from_batches([batch]),
         path=str(tmp_path),
         kind=kind,
-        partition_by=["topic", "date"],
+        partition_by="topic,date",
         app_id="query",
         number=2,
-        options={"offsets": True},
+        offsets=True,
     )
     assert offsets_of(table) == list(range(5))
 
@@ -269,7 +269,7 @@ def test_a_few_rows_without_spark(tmp_path: Path, kind: str) -> None:
     table = pa.table({"name": ["a", "b"], "n": [1, 2]})
     path = str(tmp_path / "t")
     for expected in (True, False):
-        added = lake.append(table, path=path, kind=kind, app_id="me", number=5)
+        added = append(table, path=path, kind=kind, app_id="me", number=5)
         assert added is expected
     found = lake.describe(path)
     assert (found.rows, found.files) == (2, 1)
@@ -284,13 +284,13 @@ def test_options(tmp_path: Path, kind: str) -> None:
     assert options.partition_by == ("a", "b")
     assert options.merge_schema
     assert options.catalog == (("uri", "sqlite://"),)
-    assert options.checkpoint == "x"
+    assert options.checkpoint_location == "x"
     assert Options.of(options.as_options()) == options
     for name, value, message in (
         ("colour", "red", "no option colour"),
         ("compact_every", "-1", "whole number from 0"),
-        ("target_file_bytes", "small", "whole number"),
-        ("compression", "rar", "one of zstd"),
+        ("target_file_bytes", "small", "a size in bytes"),
+        ("compression", "rar", "one of gzip, lz4, none, snappy, zstd"),
         ("offsets", "yes", "true or false"),
         ("partition_by", "a,a", "twice"),
         ("app_id", "a b", "not valid"),

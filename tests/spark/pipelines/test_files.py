@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-import headrace.spark.pipelines as room
 from headrace.spark.pipelines.files import PipelineFile, load
 from headrace.spark.pipelines.sections import InvalidPipeline
 
@@ -17,10 +16,15 @@ def written(folder: Path, name: str, text: str) -> Path:
     return path
 
 
-def test_the_example_at_the_head_of_the_room(tmp_path: Path) -> None:
-    """What the description of the room shows can be read as it stands."""
-    assert room.__doc__ is not None
-    block = room.__doc__.split("are required::\n")[1].split("The same in Python")[0]
+def example(language: str) -> str:
+    """The example of docs/pipelines.md."""
+    page = (Path(__file__).parents[3] / "docs" / "pipelines.md").read_text(encoding="utf-8")
+    return page.split(f"```{language}\n")[1].split("```")[0]
+
+
+def test_the_example_in_the_documents(tmp_path: Path) -> None:
+    """It can be read as it stands."""
+    block = example("toml")
     declared = load(written(tmp_path, "orders.toml", block))
     revenue, shipped = declared.pipelines
     assert declared.servers == "127.0.0.1:9999"
@@ -33,9 +37,7 @@ def test_the_example_at_the_head_of_the_room(tmp_path: Path) -> None:
 
 def test_the_example_in_python(tmp_path: Path) -> None:
     """The same for the one in Python."""
-    assert room.__doc__ is not None
-    block = room.__doc__.split('"module:name"``)::\n')[1].split("\nColumns\n")[0]
-    (pipeline,) = load(written(tmp_path, "orders.py", block)).pipelines
+    (pipeline,) = load(written(tmp_path, "orders.py", example("python"))).pipelines
     assert (pipeline.name, pipeline.failed, pipeline.way) == (
         "large_orders",
         "large_orders.dlq",

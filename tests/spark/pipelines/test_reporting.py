@@ -45,12 +45,14 @@ def test_rows_are_counted_by_offsets() -> None:
 
 
 def test_lag() -> None:
-    """What lies behind the end of the batch; unknown for sources that are not ours."""
+    """The records after the end of the batch; unknown for sources that are not ours."""
     source = {"endOffset": offset(a={"0": 5}), "latestOffset": offset(a={"0": 9, "1": 2})}
     assert lag_of(source) == 6
     assert lag_of({"endOffset": "7", "latestOffset": "9"}) is None
     assert lag_of({"endOffset": offset(a={"0": 5}), "latestOffset": None}) is None
-    assert positions_of('{"@topics": {"a": 1}, "a": {"0": 3}}') == {"a": {"0": 3}}
+    found = positions_of('{"@topics": {"a": 1}, "a": {"0": 3}}')
+    assert found is not None
+    assert found.offsets == {"a": {0: 3}}
 
 
 def test_what_a_watch_adds_up() -> None:

@@ -355,10 +355,10 @@ def test_rows_that_wait_for_their_time_go_a_way_of_their_own() -> None:
     )
     found = pieces(layout("key", "timestamp", "deliver_at", "topic", topic=None), rows)
     assert [(p.topic, p.delayed, p.batch.values(), p.batch.times()) for p in found] == [
-        ("a", True, [b"later"], [at]),
-        ("b", True, [b"later too"], [at + 1]),
         ("a", False, [b"now"], [1]),
         ("b", False, [b"now too"], [3]),
+        ("a", True, [b"later"], [at]),
+        ("b", True, [b"later too"], [at + 1]),
     ]
     plain = pieces(layout("deliver_at"), batch(value=[b"x"], deliver_at=moments(None)))
     assert [piece.delayed for piece in plain] == [False]

@@ -374,7 +374,7 @@ def test_a_broker_behind_tls(tmp_path: Path) -> None:
         ({"topci": "x"}, "unknown_option", "topic"),
         ({"topic": "a b"}, "invalid_topic", "a b"),
         ({"topic": None}, "missing_topic", "topic"),
-        ({"deliveryGuarantee": "often"}, "invalid_option", "exactly-once, at-least-once"),
+        ({"deliveryGuarantee": "often"}, "invalid_option", "at-least-once, exactly-once"),
         ({"valueFormat": "xml"}, "invalid_option", "valueFormat"),
         ({"appId": "job"}, "invalid_option", "appId and batchId"),
         ({"batchId": "3"}, "invalid_option", "appId and batchId"),

@@ -15,7 +15,7 @@ from headrace.log.batch import Batch
 from headrace.log.columns import NO_ID, Columns
 from headrace.model import derive_id, topic_hash
 from headrace.spark.source import arrow
-from headrace.spark.source.arrow import Origin, column_of, grouped, parts_of, record_batches
+from headrace.spark.source.arrow import Origin, Part, column_of, grouped
 
 ORIGIN = Origin("orders", 3)
 PAIRS = pa.struct([("key", pa.string()), ("value", pa.binary())])
@@ -49,10 +49,23 @@ def stamped(
     return parsed
 
 
+def parts_of(found: list[Batch], start: int, end: int) -> list[Part]:
+    """The records at offsets ``start`` to ``end - 1``."""
+    bounds = [(max(start - b.base_offset, 0), min(end - b.base_offset, b.count)) for b in found]
+    return [
+        Part(batch, low, high)
+        for batch, (low, high) in zip(found, bounds, strict=True)
+        if low < high
+    ]
+
+
 def rows_of(found: list[Batch], start: int, end: int, types: dict[str, pa.DataType] = TYPES) -> Any:
     schema = pa.schema(list(types.items()))
     columns = [column_of(name, type_) for name, type_ in types.items()]
-    made = list(record_batches(parts_of(found, start, end), ORIGIN, columns, schema))
+    made = [
+        pa.RecordBatch.from_arrays([column(group, ORIGIN) for column in columns], schema=schema)
+        for group in grouped(parts_of(found, start, end))
+    ]
     for each in made:
         each.validate(full=True)
         assert each.schema == schema

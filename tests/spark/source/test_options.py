@@ -7,7 +7,7 @@ import pytest
 
 from headrace.errors import InvalidArgument
 from headrace.spark.connection import ConnectionOptions
-from headrace.spark.options import INSTEAD, Given
+from headrace.spark.options import INSTEAD
 from headrace.spark.source.options import Place, SourceOptions, parse_place
 
 
@@ -114,12 +114,12 @@ def test_the_environment_of_the_driver_goes_along(
         ({"servers": "http://x:1"}, "option servers: 'http://x:1' is neither"),
         ({"servers": "x:y"}, "option servers: 'x:y' is not host:port"),
         ({"servers": "x:99999"}, "option servers"),
-        ({"failOnDataLoss": "maybe"}, "option failOnDataLoss: it is true or false"),
-        ({"minPartitions": "0"}, "option minPartitions: it is a whole number from 1"),
+        ({"failOnDataLoss": "maybe"}, "option failOnDataLoss must be true or false"),
+        ({"minPartitions": "0"}, "option minPartitions must be a whole number from 1"),
         ({"maxOffsetsPerTrigger": "1.5"}, "option maxOffsetsPerTrigger"),
         ({"maxBytesPerTrigger": "much"}, "option maxBytesPerTrigger: it is a size"),
-        ({"timeout": "-1"}, "option timeout: it is a number of seconds"),
-        ({"valueFormat": "xml"}, "option valueFormat: it is one of binary, text, json"),
+        ({"timeout": "-1"}, "option timeout must be a number from 0 to 86400"),
+        ({"valueFormat": "xml"}, "option valueFormat must be one of binary"),
         ({"group": "a b"}, "not a valid name"),
         ({"schema": "a INT"}, "option schema: it is for valueFormat=json"),
         ({"path": "/x", "servers": "h:1"}, "option servers: it is for a broker"),
@@ -160,4 +160,4 @@ def test_places() -> None:
 def test_sizes() -> None:
     """With a unit or without."""
     for text, size in (("100", 100), ("1k", 1024), ("2MB", 2 << 20), ("1.5 GiB", 3 << 29)):
-        assert Given({"x": text}).size("x") == size
+        assert source(maxBytesPerTrigger=text).max_bytes_per_trigger == size

@@ -25,14 +25,14 @@ def schema_of(**options: str) -> str:
 
 
 def test_columns_as_kafkas_source_has_them() -> None:
-    """In its order, and the id behind them."""
+    """In its order, and the id after them."""
     assert schema_of() == (
-        "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, "
-        "headers ARRAY<STRUCT<key: STRING, value: BINARY>>, id STRING"
+        "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, "
+        "headers array<struct<key:string,value:binary>>, id string"
     )
-    assert "value STRING" in schema_of(valueFormat="text")
+    assert "value string" in schema_of(valueFormat="text")
     assert "headers" not in schema_of(includeHeaders="false")
-    assert schema_of(columns="offset, value") == "offset BIGINT, value BINARY"
+    assert schema_of(columns="offset, value") == "offset bigint, value binary"
     with pytest.raises(InvalidArgument, match="option columns: there is no 'x'; there are key"):
         schema_of(columns="offset,x")
 
@@ -48,7 +48,7 @@ def test_json_fields_and_what_is_added() -> None:
     ddl = "a DECIMAL(10, 2), `b,c` MAP<STRING, STRUCT<x: INT, y: STRING COMMENT 'p, q'>>, d: DATE"
     assert schema_of(valueFormat="json", schema=ddl) == f"{ddl}, _corrupt STRING"
     chosen = schema_of(valueFormat="json", schema=ddl, columns="d,_offset,_corrupt")
-    assert chosen == "d: DATE, _offset BIGINT, _corrupt STRING"
+    assert chosen == "d: DATE, _offset bigint, _corrupt STRING"
 
 
 def test_json_needs_a_schema() -> None:

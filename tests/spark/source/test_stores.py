@@ -233,7 +233,7 @@ def test_a_topic_that_was_made_again(server: RunningServer, client: BrokerClient
     span = TaskSpan("orders", 0, 0, 10, store.topics(["orders"])["orders"].incarnation)
     client.delete_topic("orders")
     fill(client, "orders", 50)
-    with pytest.raises(DataLoss, match=r"orders/0: offsets 0 to 9 are gone: .* made again"):
+    with pytest.raises(DataLoss, match=r"orders/0: offsets 0 to 9 are gone: .* created again"):
         list(records(store, span, fail_on_data_loss=True))
     assert list(records(store, span, fail_on_data_loss=False)) == []
     store.close()

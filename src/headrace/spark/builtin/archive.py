@@ -33,13 +33,13 @@ import orjson
 
 from headrace.errors import Conflict, InvalidArgument
 from headrace.spark import lake
-from headrace.spark.builtin.archive_source import ARCHIVE, FORMAT, source_text
+from headrace.spark.builtin.archive_source import ARCHIVE, FORMAT
 from headrace.spark.lake.table import directory_of
 from headrace.spark.lake.tables import kind_of, open_table
-from headrace.spark.sessions.active_session import active
+from headrace.spark.sessions.active_session import active, start_query
 from headrace.spark.source.options import SourceOptions
 from headrace.spark.source.positions import Known, Positions
-from headrace.spark.source.stores import open_store
+from headrace.spark.source.stores import topics_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -84,12 +84,11 @@ def start(
     chosen = lake.Options.of({"offsets": True, **table})
     open_table(chosen).prepare(ARCHIVE)
     with active(spark):
-        text = source_text(given)
-        records = spark.readStream.format(FORMAT).option("source", text).load()
-        writer = records.writeStream.format(FORMAT).option("source", text)
-        writer = writer.options(**chosen.as_options(), checkpointLocation=checkpoint)
-        writer = writer.queryName(f"{group}-{directory_of(path).name}").outputMode("append")
-        return writer.trigger(**(trigger or {"processingTime": TRIGGER})).start()
+        options = chosen.as_options() | {"source": orjson.dumps(given).decode()}
+        records = spark.readStream.format(FORMAT).option("source", options["source"]).load()
+    name = f"{group}-{directory_of(path).name}"
+    trigger = trigger or {"processingTime": TRIGGER}
+    return start_query(records, FORMAT, options, checkpoint, name=name, trigger=trigger)
 
 
 def default_checkpoint(path: str, group: str) -> str:
@@ -116,11 +115,7 @@ def starting_offsets(source: Mapping[str, Any], path: str, kind: str, checkpoint
         return "earliest"
     if not held:
         return "earliest"
-    store = open_store(SourceOptions.of(source))
-    try:
-        known = store.topics(SourceOptions.of(source).topics)
-    finally:
-        store.close()
+    known = topics_of(SourceOptions.of(source))
     return orjson.dumps(_ends(held, known, directory)).decode()
 
 
@@ -138,12 +133,7 @@ def _has_read(checkpoint: str) -> bool:
         positions = Positions.of(orjson.loads(last))
     except (OSError, ValueError, InvalidArgument):
         return False
-    begin = positions.begin or {}
-    return any(
-        offset > begin.get(topic, {}).get(number, 0)
-        for topic, some in positions.offsets.items()
-        for number, offset in some.items()
-    )
+    return positions.since(positions.begin or {}) > 0
 
 
 def _ends(held: lake.Offsets, known: Known, directory: Path) -> dict[str, dict[str, int]]:

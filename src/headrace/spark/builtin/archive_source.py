@@ -16,30 +16,20 @@ The cost: in Spark's own progress, rows are spans. Tools that show progress coun
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import orjson
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, InputPartition
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    DateType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.types import DateType, StructField, StructType
 
 from headrace.spark.lake.sink import LakeStreamWriter
 from headrace.spark.lake.table import Options
 from headrace.spark.source.data_source import SpanPartition, read_span
 from headrace.spark.source.options import SourceOptions
 from headrace.spark.source.positions import Positions, TaskSpan, spans, split
-from headrace.spark.source.rows import BatchMaker
+from headrace.spark.source.rows import RECORD, BatchMaker
 from headrace.spark.source.stores import open_store
 from headrace.spark.source.stream import HeadraceStreamReader
 
@@ -47,19 +37,9 @@ FORMAT = "headrace_archive"
 SPLIT_BYTES = 64 << 20
 """The most that one task reads: many cores share a long backlog, and a failure repeats little."""
 
-_HEADER = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
-RECORDS = StructType(
-    [
-        StructField("topic", StringType()),
-        StructField("partition", IntegerType()),
-        StructField("offset", LongType()),
-        StructField("timestamp", TimestampType()),
-        StructField("key", BinaryType()),
-        StructField("value", BinaryType()),
-        StructField("headers", ArrayType(_HEADER)),
-        StructField("id", StringType()),
-    ]
-)
+RECORDS = StructType()
+for _name in ("topic", "partition", "offset", "timestamp", "key", "value", "headers", "id"):
+    RECORDS.add(_name, RECORD[_name])
 ARCHIVE = StructType([*RECORDS.fields, StructField("date", DateType())])
 """The columns of an archive: a record's own, and the day (UTC) of its timestamp."""
 _SPANS = "topic STRING, partition INT, start BIGINT, end BIGINT, incarnation BIGINT"
@@ -91,11 +71,6 @@ class ArchiveSource(DataSource):
         given = dict(self.options)
         source = SourceOptions.of(orjson.loads(given.pop("source")))
         return SpanWriter(Options.of(given), source)
-
-
-def source_text(source: Mapping[str, Any]) -> str:
-    """The options of a source, as they travel through Spark."""
-    return orjson.dumps(dict(source)).decode()
 
 
 class SpanReader(HeadraceStreamReader):

@@ -22,21 +22,22 @@ compression changes); a hash in the table itself (a person who can change a row 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import orjson
+from pyspark.sql import functions as F
 
-from headrace.errors import InvalidArgument, NotFound
+from headrace.errors import InvalidArgument
 from headrace.spark import lake
+from headrace.spark.builtin.offset_ranges import is_within, topic_rows
 from headrace.spark.lake import Offsets, Span
 from headrace.spark.source.options import SourceOptions
 from headrace.spark.source.positions import Known
-from headrace.spark.source.stores import open_store
+from headrace.spark.source.stores import existing_topics, open_store
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 BUCKET = 10_000
 LOOKED_INTO_MAX = 50
@@ -79,11 +80,20 @@ class Verdict:
     """In the log and not archived yet."""
     gone: list[str] = field(default_factory=list)
     """Topics of the table that the log does not have any more."""
-    differences: list[Difference] = field(default_factory=list)
+    offsets: dict[str, Offsets] = field(default_factory=dict)
+    """The offsets that differ, by the kind of difference."""
+
+    def add(self, kind: str, spans: Iterable[Span]) -> None:
+        for span in spans:
+            self.offsets.setdefault(kind, Offsets()).add(*span)
+
+    @property
+    def differences(self) -> list[Difference]:
+        return [Difference(kind, span) for kind, spans in self.offsets.items() for span in spans]
 
     @property
     def is_good(self) -> bool:
-        return not self.differences
+        return not self.offsets
 
     def as_document(self) -> dict[str, Any]:
         return {
@@ -124,12 +134,11 @@ def verify(
     if windows:
         in_log = _buckets(_records(spark, source, windows), windows)
         verdict.records = sum(bucket.inside for bucket in in_log.values())
-    open_questions = _compare(in_table, in_log, held, windows, verdict)
-    if open_questions:
-        _look_into(spark, rows, source, windows, open_questions[:LOOKED_INTO_MAX], held, verdict)
-        for key in open_questions[LOOKED_INTO_MAX:]:
-            verdict.differences.append(Difference("differs", key.span))
-    verdict.differences = _joined(verdict.differences)
+    unclear = _compare(in_table, in_log, held, verdict)
+    if unclear:
+        asked = Offsets(key.span for key in unclear[:LOOKED_INTO_MAX])
+        _look_into(spark, rows, source, windows, asked, held, verdict)
+        verdict.add("differs", [key.span for key in unclear[LOOKED_INTO_MAX:]])
     return verdict
 
 
@@ -141,11 +150,11 @@ def _only(offsets: Offsets, topics: Sequence[str] | None, path: str) -> Offsets:
         )
     if topics is None:
         return offsets
-    there = {topic for topic, _ in offsets.partitions()}
+    archived = {topic for topic, _ in offsets.partitions()}
     for topic in topics:
-        if topic not in there:
+        if topic not in archived:
             raise InvalidArgument(
-                f"{path} holds nothing of {topic!r}; it has {', '.join(sorted(there))}",
+                f"{path} holds nothing of {topic!r}; it has {', '.join(sorted(archived))}",
                 code="not_archived",
             )
     return Offsets(span for span in offsets if span.topic in topics)
@@ -153,81 +162,37 @@ def _only(offsets: Offsets, topics: Sequence[str] | None, path: str) -> Offsets:
 
 def _known(source: Mapping[str, Any], names: Sequence[str]) -> Known:
     """The topics in the log; those that were deleted are left out."""
-    found: dict[str, Any] = {}
-    try:
-        return _ask(source, names)
-    except NotFound:
-        for name in names:
-            with suppress(NotFound):
-                found |= _ask(source, [name])
-    return found
-
-
-def _ask(source: Mapping[str, Any], names: Sequence[str]) -> Known:
-    store = open_store(SourceOptions.of({**source, "topic": ",".join(names)}))
-    try:
-        return store.topics(names)
-    finally:
-        store.close()
+    with closing(open_store(SourceOptions.of({**source, "topic": ",".join(names)}))) as store:
+        return existing_topics(store, names)
 
 
 # --- windows -------------------------------------------------------------------------------------
-Windows = dict[tuple[str, int], tuple[int, int]]
-"""The first offset and the end of what both sides must have, by topic and partition."""
-
-
-def _windows(held: Offsets, known: Known, verdict: Verdict) -> Windows:
-    windows: Windows = {}
-    there = Offsets()
+def _windows(held: Offsets, known: Known, verdict: Verdict) -> Offsets:
+    """What both sides must have: one range for each partition."""
+    windows = Offsets()
     for topic, state in known.items():
         for number, extent in state.partitions.items():
-            there.add(topic, number, extent.start, extent.end)
-    ends = held.ends()
-    for topic, number in held.partitions():
-        if topic not in known or number not in known[topic].partitions:
-            continue
-        extent = known[topic].partitions[number]
-        # Rows after the log's end never existed there: they are compared, and found to be extra.
-        end = ends[topic][number]
-        if extent.start < end:
-            windows[topic, number] = (extent.start, end)
+            ranges = held.of(topic, number)
+            end = ranges[-1][1] if ranges else 0
+            # Rows after the log's end never existed there: they are compared, and found to be extra.
+            windows.add(topic, number, extent.start, end)
             verdict.compared.add(topic, number, extent.start, min(end, extent.end))
-        verdict.only_in_table.add_all(
-            Offsets(
-                Span(topic, number, start, min(stop, extent.start))
-                for start, stop in held.of(topic, number)
-            )
-        )
-        verdict.waiting.add(topic, number, max(end, extent.start), extent.end)
-    for topic, number in there.partitions():
-        if not held.of(topic, number):
-            verdict.waiting.add_all(
-                Offsets(Span(topic, number, *r) for r in there.of(topic, number))
-            )
+            verdict.waiting.add(topic, number, max(end, extent.start), extent.end)
+            for start, stop in ranges:
+                verdict.only_in_table.add(topic, number, start, min(stop, extent.start))
     return windows
 
 
-def _records(spark: SparkSession, source: Mapping[str, Any], windows: Windows) -> DataFrame:
+def _records(spark: SparkSession, source: Mapping[str, Any], windows: Offsets) -> DataFrame:
     """The log's records in the windows."""
-    names = sorted({topic for topic, _ in windows})
-    known = _known(source, names)
-    starting: dict[str, dict[str, int]] = {}
-    ending: dict[str, dict[str, int]] = {}
-    for topic in names:
-        for number, extent in known[topic].partitions.items():
-            start, end = windows.get((topic, number), (extent.start, extent.start))
-            start = max(start, extent.start)  # retention may have deleted more since
-            starting.setdefault(topic, {})[str(number)] = min(start, extent.end)
-            ending.setdefault(topic, {})[str(number)] = max(min(end, extent.end), start)
-    return (
-        spark.read.format("headrace")
-        .options(**source)
-        .option("topic", ",".join(names))
-        .option("startingOffsets", orjson.dumps(starting).decode())
-        .option("endingOffsets", orjson.dumps(ending).decode())
-        .option("minPartitions", spark.sparkContext.defaultParallelism)
-        .load()
+    known = _known(source, sorted({topic for topic, _ in windows.partitions()}))
+    stored = Offsets(  # retention may have deleted more since
+        Span(topic, number, extent.start, extent.end)
+        for topic, state in known.items()
+        for number, extent in state.partitions.items()
     )
+    tasks = {"minPartitions": spark.sparkContext.defaultParallelism}
+    return topic_rows(spark, {**source, **tasks}, known, windows.common(stored))
 
 
 # --- buckets --------------------------------------------------------------------------------------
@@ -254,24 +219,18 @@ class Bucket(NamedTuple):
     highest: int
 
 
-def _hash() -> Column:
-    from pyspark.sql import functions as F
-
-    return F.xxhash64(*HASHED)
+NOTHING = Bucket(0, (0, 0, 0), 0, 0, 0)
 
 
-def _buckets(rows: DataFrame, windows: Windows) -> dict[Key, Bucket]:
-    from pyspark.sql import functions as F
-
+def _buckets(rows: DataFrame, windows: Offsets) -> dict[Key, Bucket]:
     half = F.lit(0xFFFFFFFF)
-    table = [(*place, *window) for place, window in sorted(windows.items())]
     bounds = rows.sparkSession.createDataFrame(
-        table, "topic string, partition int, first bigint, end bigint"
+        list(windows), "topic string, partition int, first bigint, end bigint"
     )
     inside = (F.col("offset") >= F.col("first")) & (F.col("offset") < F.col("end"))
     found = (
         rows.join(F.broadcast(bounds), ["topic", "partition"], "left")
-        .withColumn("hash", F.when(inside, _hash()))
+        .withColumn("hash", F.when(inside, F.xxhash64(*HASHED)))
         .groupBy("topic", "partition", F.expr(f"offset div {BUCKET}").alias("bucket"))
         .agg(
             F.count("hash").alias("inside"),
@@ -284,52 +243,34 @@ def _buckets(rows: DataFrame, windows: Windows) -> dict[Key, Bucket]:
         )
     )
     return {
-        Key(row["topic"], row["partition"], row["bucket"]): Bucket(
-            row["inside"],
-            (row["mixed"], row["low"], row["high"]),
-            row["rows"],
-            row["lowest"],
-            row["highest"],
-        )
+        Key(*row[:3]): Bucket(row["inside"], tuple(row[4:7]), *row[7:])
         for row in found.toLocalIterator()
     }
 
 
 def _compare(
-    in_table: Mapping[Key, Bucket],
-    in_log: Mapping[Key, Bucket],
-    held: Offsets,
-    windows: Windows,
-    verdict: Verdict,
+    in_table: Mapping[Key, Bucket], in_log: Mapping[Key, Bucket], held: Offsets, verdict: Verdict
 ) -> list[Key]:
     """The buckets that must be looked into; clear differences go into the verdict at once."""
-    open_questions = []
+    unclear = []
     listed = _listed(held)
     for key in sorted({*in_table, *in_log, *listed}):
-        mine, theirs = in_table.get(key), in_log.get(key)
-        if mine is None:
-            # Nothing of it is in the table: all that the log has of it is missing.
-            if theirs is not None and theirs.highest - theirs.lowest + 1 == theirs.inside:
-                span = Span(key.topic, key.partition, theirs.lowest, theirs.highest + 1)
-                verdict.differences.append(Difference("missing", span))
-            elif theirs is not None:
-                open_questions.append(key)
-                continue
-            rest = Offsets([key.span]).common(held)
-            if theirs is not None:
-                rest = rest.without(
-                    Offsets([Span(key.topic, key.partition, theirs.lowest, theirs.highest + 1)])
-                )
-            verdict.differences += [Difference("lost", span) for span in rest]
+        mine, theirs = in_table.get(key, NOTHING), in_log.get(key, NOTHING)
+        if mine.rows:
+            same = (mine.inside, mine.sums) == (theirs.inside, theirs.sums)
+            if not same or mine.rows != listed.get(key, 0):
+                unclear.append(key)
             continue
-        same = (
-            mine.inside == theirs.inside and mine.sums == theirs.sums
-            if theirs is not None
-            else mine.inside == 0
-        )
-        if not same or mine.rows != listed.get(key, 0):
-            open_questions.append(key)
-    return open_questions
+        # Nothing of it is in the table: all that the log has of it is missing.
+        missing = Offsets()
+        if theirs.rows:
+            missing.add(key.topic, key.partition, theirs.lowest, theirs.highest + 1)
+        if missing.count != theirs.inside:
+            unclear.append(key)
+            continue
+        verdict.add("missing", missing)
+        verdict.add("lost", Offsets([key.span]).common(held).without(missing))
+    return unclear
 
 
 def _listed(held: Offsets) -> dict[Key, int]:
@@ -348,71 +289,32 @@ def _look_into(
     spark: SparkSession,
     rows: DataFrame,
     source: Mapping[str, Any],
-    windows: Windows,
-    keys: Sequence[Key],
+    windows: Offsets,
+    asked: Offsets,
     held: Offsets,
     verdict: Verdict,
 ) -> None:
-    wanted = {
-        place: (
-            min(key.span.start for key in keys if key[:2] == place),
-            max(key.span.end for key in keys if key[:2] == place),
-        )
-        for place in {key[:2] for key in keys}
-    }
-    mine = _hashes(rows, keys)
-    narrowed = {
-        place: (max(start, wanted[place][0]), min(end, wanted[place][1]))
-        for place, (start, end) in windows.items()
-        if place in wanted
-    }
-    narrowed = {place: window for place, window in narrowed.items() if window[0] < window[1]}
-    theirs = _hashes(_records(spark, source, narrowed), keys) if narrowed else {}
-    for place in sorted({*mine, *theirs}):
-        topic, partition, offset = place
-        span = Span(topic, partition, offset, offset + 1)
-        start, end = windows.get((topic, partition), (0, 0))
-        hashes, other = mine.get(place, []), theirs.get(place, [])
-        listed = bool(Offsets([span]).common(held))
-        if len(hashes) > 1:
-            verdict.differences.append(Difference("doubled", span))
-        if hashes and not listed:
-            verdict.differences.append(Difference("unlisted", span))
-        if start <= offset < end:
-            if not hashes:
-                verdict.differences.append(Difference("missing", span))
-            elif not other:
-                verdict.differences.append(Difference("extra", span))
-            elif any(each != other[0] for each in hashes):
-                verdict.differences.append(Difference("changed", span))
-    there = Offsets(Span(t, p, o, o + 1) for t, p, o in sorted({*mine, *theirs}))
-    for key in keys:
-        lost = Offsets([key.span]).common(held).without(there)
-        verdict.differences += [Difference("lost", span) for span in lost]
+    mine = _hashes(rows, asked)
+    shared = asked.hull().common(windows)
+    theirs = _hashes(_records(spark, source, shared), asked) if shared else {}
+    in_table, in_log = _places(mine), _places(theirs)
+    verdict.add("doubled", _places(place for place, hashes in mine.items() if len(hashes) > 1))
+    verdict.add("unlisted", in_table.without(held))
+    verdict.add("missing", in_log.without(in_table))
+    verdict.add("extra", in_table.common(windows).without(in_log))
+    both = mine.keys() & theirs.keys()
+    verdict.add("changed", _places(each for each in both if {*mine[each]} != {theirs[each][0]}))
+    verdict.add("lost", asked.common(held).without(in_table).without(in_log))
 
 
-def _hashes(rows: DataFrame, keys: Sequence[Key]) -> dict[tuple[str, int, int], list[int]]:
-    """Each record of these buckets."""
-    from pyspark.sql import functions as F
-
-    wanted = F.lit(False)
-    for key in keys:
-        wanted = wanted | (
-            (F.col("topic") == key.topic)
-            & (F.col("partition") == key.partition)
-            & (F.col("offset") >= key.span.start)
-            & (F.col("offset") < key.span.end)
-        )
+def _hashes(rows: DataFrame, asked: Offsets) -> dict[tuple[str, int, int], list[int]]:
+    """The hashes of the records at these offsets."""
     found: dict[tuple[str, int, int], list[int]] = {}
-    chosen = rows.where(wanted).select("topic", "partition", "offset", _hash().alias("hash"))
-    for row in chosen.toLocalIterator():
-        found.setdefault((row["topic"], row["partition"], row["offset"]), []).append(row["hash"])
+    columns = ("topic", "partition", "offset", F.xxhash64(*HASHED))
+    for *place, hashed in rows.where(is_within(asked)).select(*columns).toLocalIterator():
+        found.setdefault(tuple(place), []).append(hashed)
     return found
 
 
-def _joined(differences: Iterable[Difference]) -> list[Difference]:
-    """Neighbours of the same kind as one."""
-    by_kind: dict[str, Offsets] = {}
-    for kind, span in differences:
-        by_kind.setdefault(kind, Offsets()).add(*span)
-    return [Difference(kind, span) for kind, offsets in by_kind.items() for span in offsets]
+def _places(places: Iterable[tuple[str, int, int]]) -> Offsets:
+    return Offsets(Span(*place, place[-1] + 1) for place in sorted(places))

@@ -39,8 +39,10 @@ from headrace.errors import Conflict, DataCorrupt, InvalidArgument, TopicNotFoun
 from headrace.files import Files
 from headrace.model import check_subscription_name, check_topic_name
 from headrace.spark import lake
+from headrace.spark.builtin.offset_ranges import is_within, topic_rows
 from headrace.spark.connection import ConnectionOptions, connect
 from headrace.spark.error_sentences import in_words
+from headrace.spark.lake import Span
 from headrace.spark.lake.table import directory_of
 from headrace.spark.notation import RecordRange
 from headrace.spark.options import Given
@@ -49,7 +51,7 @@ from headrace.spark.sessions.stop_flag import StopFlag
 from headrace.spark.source.data_source import HeadraceReader, SpanPartition
 from headrace.spark.source.options import SourceOptions
 from headrace.spark.source.positions import Known
-from headrace.spark.source.stores import open_store
+from headrace.spark.source.stores import topics_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -62,8 +64,6 @@ STEP_RECORDS_MAX = 500_000
 STEP_BYTES_MAX = 64 << 20
 """A step is one commit; a broker in memory has 256 MiB for records that are staged."""
 NEEDED = ("topic", "partition", "offset", "timestamp", "value")
-Offsets = tuple[str, int, int, int]
-"""Topic, partition, first offset, next offset."""
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([km]?)(?:\s*/\s*(s|m|min|h))?\Z", re.IGNORECASE)
 _UNIT_S = {"s": 1, "m": 60, "min": 60, "h": 3600}
 
@@ -118,20 +118,20 @@ class ReplayPlan:
     request: dict[str, Any]
     token: str
     """Part of the name of the commits, so that a new plan under an old name is a new replay."""
-    offsets: list[Offsets]
+    offsets: list[Span]
     steps: int
     done: int = 0
     rows: int = 0
     """Records that are written."""
 
-    def part(self, first: int, last: int) -> list[Offsets]:
+    def part(self, first: int, last: int) -> list[Span]:
         """The offsets of the steps ``first`` to ``last - 1``: the same share of every partition."""
         found = []
         for topic, partition, start, end in self.offsets:
             low = start + (end - start) * first // max(1, self.steps)
             high = start + (end - start) * last // max(1, self.steps)
             if low < high:
-                found.append((topic, partition, low, high))
+                found.append(Span(topic, partition, low, high))
         return found
 
     @property
@@ -144,7 +144,7 @@ class ReplayPlan:
         return self.done == self.steps
 
 
-def count(offsets: list[Offsets]) -> int:
+def count(offsets: list[Span]) -> int:
     return sum(end - start for _, _, start, end in offsets)
 
 
@@ -224,6 +224,7 @@ class Replay:
     def _load(self) -> ReplayPlan | None:
         try:
             plan = ReplayPlan(**orjson.loads(self._path.read_bytes()))
+            plan.offsets = [Span(*each) for each in plan.offsets]
         except FileNotFoundError:
             return None
         except (ValueError, TypeError):
@@ -243,7 +244,9 @@ class Replay:
 
     def _save(self, plan: ReplayPlan) -> None:
         try:
-            Files().replace(self._path, [orjson.dumps(plan, option=orjson.OPT_INDENT_2)])
+            Files().replace(
+                self._path, [orjson.dumps(plan, default=list, option=orjson.OPT_INDENT_2)]
+            )
         except OSError as error:
             raise self._not_written(error) from None
 
@@ -270,17 +273,12 @@ class Replay:
         return plan
 
     def _known(self) -> Known:
-        options = SourceOptions.of({**self._connection, "topic": self._request.source})
-        store = open_store(options)
-        try:
-            found = store.topics(options.topics)
-        finally:
-            store.close()
+        found = topics_of(SourceOptions.of({**self._connection, "topic": self._request.source}))
         if not found:
             raise TopicNotFound(f"no topic matches {self._request.source}")
         return found
 
-    def _look_at_topics(self, spark: SparkSession) -> tuple[list[Offsets], float]:
+    def _look_at_topics(self, spark: SparkSession) -> tuple[list[Span], float]:
         """The offsets that a read of Spark over this range would plan; and the size of the largest records."""
         known = self._known()
         given = {**self._connection, "topic": self._request.source}
@@ -289,9 +287,9 @@ class Replay:
         spans = [each.span for each in reader.partitions() if isinstance(each, SpanPartition)]
         extents = [extent for topic in known.values() for extent in topic.partitions.values()]
         record_bytes = max(extent.bytes_per_record for extent in extents)
-        return [(each.topic, each.partition, each.start, each.end) for each in spans], record_bytes
+        return [Span(*each[:4]) for each in spans], record_bytes
 
-    def _look_at_table(self, spark: SparkSession) -> tuple[list[Offsets], float]:
+    def _look_at_table(self, spark: SparkSession) -> tuple[list[Span], float]:
         """The first and last offset of each partition. Times of a partition never run backwards."""
         asked = self._request.range
         rows = lake.read(spark, self._request.source)
@@ -314,7 +312,7 @@ class Replay:
         ends = F.min("offset"), F.max("offset") + 1
         found = rows.groupBy("topic", "partition").agg(*ends).collect()
         table = lake.describe(self._request.source)
-        return sorted(tuple(row) for row in found), table.bytes / max(1, table.rows)
+        return sorted(Span(*row) for row in found), table.bytes / max(1, table.rows)
 
     def _create_target(self, partitions: int) -> None:
         """A topic that exists and has too few partitions is an error of the first step."""
@@ -323,7 +321,7 @@ class Replay:
                 client.create_topic(self._request.to, partitions)
 
     # --- a step -----------------------------------------------------------------------------------
-    def _write(self, spark: SparkSession, plan: ReplayPlan, offsets: list[Offsets]) -> int:
+    def _write(self, spark: SparkSession, plan: ReplayPlan, offsets: list[Span]) -> int:
         """Read and write one step; how many records were written."""
         written = Observation()
         rows = self._rows(spark, offsets).observe(written, F.count(F.lit(1)).alias("rows"))
@@ -335,39 +333,19 @@ class Replay:
             writer.option("batchId", plan.done + 1).save()
             return int(written.get["rows"])
 
-    def _rows(self, spark: SparkSession, offsets: list[Offsets]) -> DataFrame:
+    def _rows(self, spark: SparkSession, offsets: list[Span]) -> DataFrame:
         """The records of some offsets as they are written, each partition in order."""
         request = self._request
-        rows = (
-            self._table_rows(spark, offsets)
-            if request.is_table
-            else self._topic_rows(spark, offsets)
-        )
+        if request.is_table:
+            rows = lake.read(spark, request.source).where(is_within(offsets))
+        else:
+            rows = topic_rows(spark, self._connection, self._known(), offsets)
         if request.where is not None:
             rows = rows.where(request.where)
         if request.is_table:  # a task that reads a topic has one partition, in order
             rows = rows.repartition("topic", "partition")
             rows = rows.sortWithinPartitions("topic", "partition", "offset")
         return rows.selectExpr(*self._columns(rows.columns))
-
-    def _topic_rows(self, spark: SparkSession, offsets: list[Offsets]) -> DataFrame:
-        # Nothing is read of partitions that are not named: they may have been added meanwhile.
-        known = self._known()
-        starting = {topic: {str(n): 0 for n in each.partitions} for topic, each in known.items()}
-        ending = {topic: dict(partitions) for topic, partitions in starting.items()}
-        for topic, partition, start, end in offsets:
-            starting[topic][str(partition)], ending[topic][str(partition)] = start, end
-        reader = spark.read.format("headrace").options(**self._connection)
-        reader = reader.option("topic", self._request.source)
-        reader = reader.option("startingOffsets", orjson.dumps(starting).decode())
-        return reader.option("endingOffsets", orjson.dumps(ending).decode()).load()
-
-    def _table_rows(self, spark: SparkSession, offsets: list[Offsets]) -> DataFrame:
-        inside = F.lit(False)
-        for topic, partition, start, end in offsets:
-            place = (F.col("topic") == topic) & (F.col("partition") == partition)
-            inside = inside | (place & (F.col("offset") >= start) & (F.col("offset") < end))
-        return lake.read(spark, self._request.source).where(inside)
 
     def _columns(self, there: list[str]) -> list[str]:
         """The columns that are written, as SQL."""

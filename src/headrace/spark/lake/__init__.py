@@ -30,11 +30,11 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.spark.lake.offsets import Offsets, Span
 from headrace.spark.lake.table import KEEP_S, KINDS, Compacted, Description, Options
-from headrace.spark.sessions.active_session import active
+from headrace.spark.lake.tables import find_table, open_table
+from headrace.spark.sessions.active_session import active, start_query
 from headrace.spark.sessions.arrow_batches import unmeasured
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
@@ -45,7 +45,6 @@ __all__ = [
     "Offsets",
     "Options",
     "Span",
-    "append",
     "compact",
     "describe",
     "prepare",
@@ -69,21 +68,13 @@ def start(
 ) -> StreamingQuery:
     """Start a query that adds its rows to a table, exactly once.
 
-    ``trigger`` is what ``DataStreamWriter.trigger`` takes: ``{"processingTime": "10 seconds"}``,
-    ``{"availableNow": True}``. ``options`` are those of :class:`Options`. The table is created, or
-    checked against the rows, before the query starts.
+    ``options`` are those of :class:`Options`. The table is created, or checked against the rows, before
+    the query starts.
     """
     from headrace.spark.lake.sink import FORMAT
 
     chosen = prepare(df, path=path, kind=kind, partition_by=partition_by, options=options)
-    given = chosen.as_options() | {"checkpointLocation": checkpoint}
-    writer = df.writeStream.format(FORMAT).options(**given).outputMode("append")
-    if name is not None:
-        writer = writer.queryName(name)
-    if trigger:
-        writer = writer.trigger(**trigger)
-    with active(df.sparkSession), unmeasured(df.sparkSession):
-        return writer.start()
+    return start_query(df, FORMAT, chosen.as_options(), checkpoint, name=name, trigger=trigger)
 
 
 def write(
@@ -103,32 +94,6 @@ def write(
         writer.mode("append").save()
 
 
-def append(
-    rows: pa.Table,
-    *,
-    path: str,
-    kind: str = KINDS[0],
-    partition_by: Sequence[str] = (),
-    app_id: str,
-    number: int,
-    options: Mapping[str, Any] | None = None,
-) -> bool:
-    """Add a few rows without Spark; False when this number was committed before."""
-    from headrace.spark.lake import schemas, sink
-    from headrace.spark.lake.tables import open_table
-
-    chosen = _options(path, kind, partition_by, options)
-    table = open_table(chosen)
-    schema = schemas.to_spark(rows.schema)
-    table.prepare(schema)
-    written = [sink.write_files(table, schema, iter(rows.to_batches()), f"{number:09d}")]
-    if not table.commit(app_id, number, written):
-        table.forget(written)
-        return False
-    sink.upkeep(table, number)
-    return True
-
-
 def prepare(
     df: DataFrame,
     *,
@@ -138,17 +103,14 @@ def prepare(
     options: Mapping[str, Any] | None = None,
 ) -> Options:
     """Create the table, or check that these rows can be added to it; nothing is written yet."""
-    from headrace.spark.lake.tables import open_table
-
-    chosen = _options(path, kind, partition_by, options)
+    given = {"path": path, "kind": kind, "partition_by": ",".join(partition_by)}
+    chosen = Options.of({**(options or {}), **given})
     open_table(chosen).prepare(df.schema)
     return chosen
 
 
 def read(spark: SparkSession, path: str, kind: str | None = None, **options: Any) -> DataFrame:
     """A table as it is now, of either format and without that format's jar."""
-    from headrace.spark.lake.tables import find_table
-
     table = find_table(path, kind, **options)
     schema = table.describe().schema
     paths = table.paths()
@@ -160,8 +122,6 @@ def read(spark: SparkSession, path: str, kind: str | None = None, **options: Any
 
 def describe(path: str, kind: str | None = None, **options: Any) -> Description:
     """What a table holds: files, rows, bytes, schema, offset ranges."""
-    from headrace.spark.lake.tables import find_table
-
     return find_table(path, kind, **options).describe()
 
 
@@ -169,21 +129,10 @@ def compact(
     path: str, kind: str | None = None, *, target_bytes: int | None = None, **options: Any
 ) -> Compacted:
     """Join small files. Readers see the old files or the new ones, never both."""
-    from headrace.spark.lake.tables import find_table
-
     table = find_table(path, kind, **options)
     return table.compact(target_bytes or table.options.target_file_bytes)
 
 
 def vacuum(path: str, kind: str | None = None, *, keep_s: float = KEEP_S, **options: Any) -> int:
     """Delete files of failed attempts and files that were joined, older than ``keep_s``; how many."""
-    from headrace.spark.lake.tables import find_table
-
     return find_table(path, kind, **options).vacuum(keep_s)
-
-
-def _options(
-    path: str, kind: str, partition_by: Sequence[str], options: Mapping[str, Any] | None
-) -> Options:
-    given = {"path": path, "kind": kind, "partition_by": ",".join(partition_by)}
-    return Options.of({**(options or {}), **given})

@@ -73,10 +73,8 @@ class IcebergLakeTable(Table):
                 f"an Iceberg table cannot lie at {self.path}: its path has '?', '#' or '%'",
                 code="invalid_path",
             )
-        name = options.table or f"{NAMESPACE}.{_plain_name(self.path)}"
-        if name.count(".") < 1:
-            name = f"{NAMESPACE}.{name}"
-        self._name = name
+        name = options.table or re.sub(r"[^a-z0-9_]", "_", self.path.name.lower()) or "table"
+        self._name = name if "." in name else f"{NAMESPACE}.{name}"
 
     @property
     def files_root(self) -> Path:
@@ -338,10 +336,6 @@ def _path_of(file: Any) -> Path:
 
 def _offsets(table: IcebergTable) -> Offsets:
     return Offsets.of_text(table.properties.get(OFFSETS, "{}"))
-
-
-def _plain_name(path: Path) -> str:
-    return re.sub(r"[^a-z0-9_]", "_", path.name.lower()) or "table"
 
 
 @contextmanager

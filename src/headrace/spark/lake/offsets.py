@@ -87,6 +87,12 @@ class Offsets:
             found.setdefault(topic, {})[partition] = ranges[-1][1]
         return found
 
+    def hull(self) -> Offsets:
+        """One range for each partition, from its first offset to its last."""
+        return Offsets(
+            Span(*key, ranges[0][0], ranges[-1][1]) for key, ranges in self._ranges.items()
+        )
+
     def common(self, other: Offsets) -> Offsets:
         """The offsets that both hold."""
         found = Offsets()

@@ -97,13 +97,14 @@ def write_files(
 
 
 class _Writing:
-    """On an executor."""
+    """What both writers share."""
 
     def __init__(self, options: Options, schema: StructType):
         self.options = options
         self.schema = schema
 
-    def _write(self, iterator: Iterator[pa.RecordBatch]) -> TaskFiles:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskFiles:
+        """On an executor."""
         context = TaskContext.get()
         query_id, label = None, "part"
         if context is not None:
@@ -126,16 +127,13 @@ class _Writing:
             if isinstance(message, TaskFiles) and message.written.files
         ]
 
-    def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int = 0) -> None:
         if written := self._written(messages):
             open_table(self.options).forget(written)
 
 
 class LakeStreamWriter(_Writing, DataSourceStreamArrowWriter):
     """Of a streaming query."""
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskFiles:
-        return self._write(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         written = self._written(messages)
@@ -149,29 +147,20 @@ class LakeStreamWriter(_Writing, DataSourceStreamArrowWriter):
             )
         table = open_table(self.options)
         try:
-            sync_offsets(self.options.checkpoint, batchId)
+            sync_offsets(self.options.checkpoint_location, batchId)
             is_new = table.commit(app_id, batchId, written)
         except OSError as error:
             raise refused_by_disk(error) from error
         if is_new:
             upkeep(table, batchId)
 
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        self._abort(messages)
-
 
 class LakeWriter(_Writing, DataSourceArrowWriter):
     """Of a batch: one commit, under ``appId`` or a name of its own."""
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskFiles:
-        return self._write(iterator)
-
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         if written := self._written(messages):
             open_table(self.options).commit(self.options.app_id or uuid.uuid4().hex, 0, written)
-
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        self._abort(messages)
 
 
 def upkeep(table: Table, number: int) -> None:

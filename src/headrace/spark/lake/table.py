@@ -13,22 +13,23 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import unquote, urlsplit
+
+from msgspec import Meta
 
 from headrace.errors import Conflict, InvalidArgument
 from headrace.files import Files
 from headrace.spark.lake.offsets import Offsets
-from headrace.spark.options import Given, wrong
+from headrace.spark.options import Given, option_name, wrong
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
 KINDS = ("delta", "iceberg")
-COMPRESSIONS = ("zstd", "snappy", "lz4", "gzip", "none")
 TARGET_FILE_BYTES = 128 * 1024 * 1024
 COMPACT_EVERY = 20
 """Commits between two compactions by the writer itself: with a commit every ten seconds, three
@@ -62,11 +63,11 @@ class Options:
     """Keep the ranges of the columns topic, partition and offset, and refuse an offset twice."""
     merge_schema: bool = False
     """New columns are added to the table; without this they are an error."""
-    target_file_bytes: int = TARGET_FILE_BYTES
-    compact_every: int = COMPACT_EVERY
+    target_file_bytes: Annotated[int, Meta(ge=64 * 1024)] = TARGET_FILE_BYTES
+    compact_every: Annotated[int, Meta(ge=0, le=1_000_000)] = COMPACT_EVERY
     """How many commits there are from one compaction to the next; 0: never compact."""
-    compression: str = "zstd"
-    checkpoint: str | None = None
+    compression: Literal["zstd", "snappy", "lz4", "gzip", "none"] = "zstd"
+    checkpoint_location: str | None = None
     """Of the query that writes: what it planned is synced before it is committed here."""
     table: str | None = None
     """Iceberg: the table's name in its catalog, as ``namespace.name``."""
@@ -89,43 +90,25 @@ class Options:
                 others[name.replace("_", "")] = value
         found = Given(others)
         found.check_names(OPTIONS)
-        path = found.text("path")
-        if path is None:
+        values = found.read(cls)
+        if "path" not in values:
             raise wrong("path", "a lake table needs one")
-        every = found.whole("compactEvery", low=0)
-        return cls(
-            path=path,
-            kind=check_kind(found.text("kind") or KINDS[0]),
-            partition_by=_distinct("partitionBy", found.names("partitionBy") or ()),
-            app_id=_app_id(found.text("appId")),
-            offsets=found.flag("offsets", False),
-            merge_schema=found.flag("mergeSchema", False),
-            target_file_bytes=found.whole("targetFileBytes", low=64 * 1024) or TARGET_FILE_BYTES,
-            compact_every=COMPACT_EVERY if every is None else every,
-            compression=found.one_of("compression", COMPRESSIONS, "zstd"),
-            checkpoint=found.text("checkpointLocation"),
-            table=found.text("table"),
-            catalog=tuple(sorted(catalog.items())),
-        )
+        values["kind"] = check_kind(values.get("kind", KINDS[0]))
+        columns, app_id = values.get("partition_by", ()), values.get("app_id", "-")
+        if len(set(columns)) < len(columns):
+            raise wrong("partitionBy", "it names a column twice")
+        if not re.fullmatch(r"[A-Za-z0-9._-]{1,200}", app_id):
+            raise wrong("appId", f"{app_id!r} is not valid: use letters, digits, '.', '_' and '-'")
+        return cls(catalog=tuple(sorted(catalog.items())), **values)
 
     def as_options(self) -> dict[str, str]:
         """The same as texts, as they travel through Spark."""
+        values: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(self)}
+        values |= {"path": self.directory, "partition_by": ",".join(self.partition_by)}
+        del values["catalog"]
         texts = {
-            "path": str(self.directory),
-            "kind": self.kind,
-            "partitionBy": ",".join(self.partition_by),
-            "offsets": str(self.offsets).lower(),
-            "mergeSchema": str(self.merge_schema).lower(),
-            "targetFileBytes": str(self.target_file_bytes),
-            "compactEvery": str(self.compact_every),
-            "compression": self.compression,
+            option_name(name): str(value) for name, value in values.items() if value is not None
         }
-        if self.checkpoint is not None:
-            texts["checkpointLocation"] = self.checkpoint
-        if self.app_id is not None:
-            texts["appId"] = self.app_id
-        if self.table is not None:
-            texts["table"] = self.table
         return texts | {f"catalog.{name}": value for name, value in self.catalog}
 
 
@@ -158,18 +141,6 @@ def check_kind(value: object) -> str:
             f"the format of a table is one of {', '.join(KINDS)}, not {value!r}",
             code="invalid_option",
         )
-    return text
-
-
-def _distinct(name: str, values: tuple[str, ...]) -> tuple[str, ...]:
-    if len(set(values)) < len(values):
-        raise wrong(name, "it names a column twice")
-    return values
-
-
-def _app_id(text: str | None) -> str | None:
-    if text is not None and not re.fullmatch(r"[A-Za-z0-9._-]{1,200}", text):
-        raise wrong("appId", f"{text!r} is not valid: use letters, digits, '.', '_' and '-'")
     return text
 
 
@@ -212,12 +183,7 @@ class Description:
 
     def as_document(self) -> dict[str, Any]:
         return {
-            "path": self.path,
-            "kind": self.kind,
-            "version": self.version,
-            "files": self.files,
-            "rows": self.rows,
-            "bytes": self.bytes,
+            **vars(self),
             "partition_by": list(self.partition_by),
             "schema": self.schema.simpleString(),
             "offsets": self.offsets.as_document(),

@@ -10,7 +10,9 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
 
 from headrace.model import (
     DEAD_LETTER_SUFFIX,
@@ -21,10 +23,10 @@ from headrace.model import (
     pattern_matches,
 )
 from headrace.spark.lake.table import KINDS, check_kind
-from headrace.spark.pipelines.sections import InvalidPipeline, Section
+from headrace.spark.options import ValueFormat
+from headrace.spark.pipelines.sections import Section
 
-TOPIC_FORMATS = ("binary", "text", "json")
-STATIC_FORMATS = ("parquet", "csv", "json", "orc", "delta", "iceberg")
+StaticFormat = Literal["parquet", "csv", "json", "orc", "delta", "iceberg"]
 INPUT = "input"
 """The view of a pipeline that has one input only."""
 RESTARTS = 3
@@ -184,12 +186,12 @@ def read_pipeline(
         folder,
         sql,
         function or named,
-        section.one_of("mode", ("append", "complete"), "append"),
+        section.value("mode", Literal["append", "complete"], "append"),
         _trigger(section),
         section.text("checkpoint"),
         failed,
         section.texts("ensure"),
-        section.whole("restarts", RESTARTS),
+        section.value("restarts", Annotated[int, Meta(ge=0)], RESTARTS),
         section.options("spark", "spark."),
     )
     section.end()
@@ -273,7 +275,7 @@ def _topic_input(name: str, section: Section, group: str) -> TopicInput:
     for topic in topics:
         check = check_pattern if is_pattern(topic) else _topic_name
         section.checked("from", check, topic)
-    kind = section.one_of("format", TOPIC_FORMATS, "binary")
+    kind = section.value("format", ValueFormat, "binary")
     schema = section.text("schema")
     if (kind == "json") != (schema is not None):
         raise section.wrong(
@@ -344,7 +346,7 @@ def _table_input(name: str, section: Section, folder: Path) -> TableInput:
         name,
         path_from(folder, path),
         section,
-        section.one_of("format", STATIC_FORMATS, "parquet"),
+        section.value("format", StaticFormat, "parquet"),
         section.text("schema"),
         section.options("options"),
     )
@@ -405,15 +407,3 @@ def _trigger(section: Section) -> dict[str, Any]:
 def path_from(folder: Path, path: str) -> str:
     """A path in a file is meant from where the file lies; an address stays what it is."""
     return path if "://" in path else str(folder / Path(path).expanduser())
-
-
-__all__ = [
-    "InvalidPipeline",
-    "Pipeline",
-    "TableInput",
-    "TableOutput",
-    "TopicInput",
-    "TopicOutput",
-    "Watermark",
-    "read_pipeline",
-]

@@ -89,7 +89,7 @@ def _stream(
 ) -> DataFrame:
     options = {
         **connection,
-        "topic": topic_option(given),
+        "topic": ",".join(given.topics),
         "startingOffsets": _starting(given.starting),
         "valueFormat": given.format,
         **given.options,
@@ -120,19 +120,14 @@ def _null(field: StructField) -> Column:
     return F.lit(None).cast(field.dataType).alias(field.name)
 
 
-def topic_option(given: TopicInput) -> str:
-    return ",".join(given.topics)
-
-
 def schema_of(given: TopicInput, columns: set[str] | None = None) -> StructType:
     """The columns that are asked of the source: the fields of JSON, and those of the record."""
     before = prefix_of(given)
-    types = RECORD | ({"value": "STRING"} if given.format == "text" else {})
+    types = RECORD | ({"value": StringType()} if given.format == "text" else {})
     wanted = [name for name in types if columns is None or before + name in columns]
     if given.format != "json":
         wanted = wanted or ["offset"]  # where rows are only counted, there are columns all the same
-    ddl = ", ".join(f"{before}{name} {types[name]}" for name in wanted)
-    own = parse_schema(ddl) if ddl else StructType()
+    own = StructType([StructField(before + name, types[name]) for name in wanted])
     if given.format != "json":
         return own
     assert given.schema is not None

@@ -48,7 +48,12 @@ def with_reasons(pipeline: Pipeline, rows: DataFrame) -> DataFrame:
         return rows.withColumn(FAILED, F.coalesce(*own, *reasons))
 
 
-def can_fail(rows: DataFrame) -> bool:
+def can_fail(pipeline: Pipeline, rows: DataFrame) -> bool:
+    """Whether rows can have a reason; the pipeline then says where those go."""
+    if FAILED in rows.columns and pipeline.failed is None:
+        raise pipeline.section.wrong(
+            "failed", f"the rows have a column {FAILED}: say where those go that failed"
+        )
     return FAILED in rows.columns
 
 
@@ -70,7 +75,7 @@ def table_rows(pipeline: Pipeline, rows: DataFrame) -> DataFrame:
             raise output.section.wrong(
                 "partition_by", f"there is no column {name!r}; there are {', '.join(columns)}"
             )
-    if can_fail(rows):
+    if can_fail(pipeline, rows):
         rows = rows.where(F.col(FAILED).isNull())
     return rows.select(*[f"`{name}`" for name in columns])
 
@@ -151,14 +156,10 @@ def _shaped(pipeline: Pipeline, output: TopicOutput, rows: DataFrame) -> DataFra
     columns["headers"] = columns.get("headers", F.lit(None)).cast(HEADERS)
     if output.topic is not None:
         columns["topic"] = F.lit(output.topic)
+    reason = F.col(FAILED) if can_fail(pipeline, rows) else F.lit(None)
     if pipeline.failed is not None:
-        failed = F.col(FAILED).cast("string") if can_fail(rows) else F.lit(None).cast("string")
-        columns[FAILED] = failed
+        columns[FAILED] = reason.cast("string")
         columns[FAILED_VALUE] = _failed_value(rows, columns["value"])
-    elif can_fail(rows):
-        raise pipeline.section.wrong(
-            "failed", f"the rows have a column {FAILED}: say where those go that failed"
-        )
     with analysed(output.section, "to"):
         return rows.select(*[column.alias(name) for name, column in columns.items()])
 

@@ -44,8 +44,7 @@ from headrace.spark.pipelines.declaration import (
 from headrace.spark.pipelines.files import importing_from
 from headrace.spark.pipelines.outputs import DEAD
 from headrace.spark.pipelines.sections import analysed
-from headrace.spark.sessions.active_session import active
-from headrace.spark.sessions.arrow_batches import unmeasured
+from headrace.spark.sessions.active_session import start_query
 from headrace.spark.sink.writers import SinkOptions
 from headrace.spark.source.rows import RECORD
 
@@ -92,14 +91,10 @@ class PlannedQuery:
                 trigger=trigger,
                 options=dict(self.to.options),
             )
-        writer = self.rows.writeStream.format("headrace").options(**self.options)
-        writer = writer.option("checkpointLocation", self.checkpoint)
-        writer = writer.queryName(self.name).outputMode(self.mode)
-        if trigger:
-            writer = writer.trigger(**trigger)
-        session = self.rows.sparkSession
-        with active(session), unmeasured(session):  # every message has a column of headers
-            return writer.start()
+        where = self.options, self.checkpoint
+        return start_query(
+            self.rows, "headrace", *where, name=self.name, trigger=trigger, mode=self.mode
+        )
 
 
 @dataclass(frozen=True)
@@ -238,11 +233,8 @@ def _queries(
 ) -> list[PlannedQuery]:
     options = dict(setting.connection)
     if isinstance(pipeline.to, TableOutput):
-        if outputs.can_fail(rows):
-            if pipeline.failed is None:
-                raise pipeline.section.wrong(
-                    "failed", "the rows have a column _failed: say where those go that failed"
-                )
+        if outputs.can_fail(pipeline, rows):
+            assert pipeline.failed is not None
             bad = [*bad, outputs.failed_rows(pipeline, rows, pipeline.failed)]
         main = outputs.table_rows(pipeline, rows)
         with analysed(pipeline.to.section, "options"):
@@ -252,16 +244,13 @@ def _queries(
         with analysed(pipeline.to.section, "options"):
             SinkOptions.of(options)
         main = outputs.messages(pipeline, rows, setting.max_message_size)
-    together = isinstance(pipeline.to, TopicOutput) and pipeline.mode == "append"
-    if bad and together:
-        letters = [each.withColumn(DEAD, F.lit(True)) for each in bad]
-        main = reduce(_union, letters, main)
-        bad = []
+    letters = [each.withColumn(DEAD, F.lit(True)) for each in bad]
+    if isinstance(pipeline.to, TopicOutput) and pipeline.mode == "append":  # in one commit
+        main, letters = reduce(_union, letters, main), []
     found = [
         PlannedQuery(pipeline.name, _counted(main), pipeline.to, pipeline.mode, checkpoint, options)
     ]
-    if bad:
-        letters = [each.withColumn(DEAD, F.lit(True)) for each in bad]
+    if letters:
         found.append(
             PlannedQuery(
                 pipeline.name + FAILED_SUFFIX,

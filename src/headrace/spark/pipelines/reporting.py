@@ -14,20 +14,20 @@ from __future__ import annotations
 import json
 import logging
 import threading
-import time
-import uuid
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from headrace import limits
 from headrace.client.threads import BrokerClient
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, InvalidArgument
 from headrace.operations.results import PipelineReport
 from headrace.spark.pipelines.planning import OBSERVED
+from headrace.spark.source.positions import Positions, texts_of
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
+
+    from headrace.spark.pipelines.running import RunningJob
 
 logger = logging.getLogger("headrace.spark")
 INTERVAL_S = 1.0
@@ -35,7 +35,6 @@ LAST_WORDS_S = 5.0
 """How long the end of a run may wait for the broker."""
 POSITIONS_MAX = 200
 """The most partitions of a source that a report names; of a larger source it has only the lag."""
-Positions = dict[str, dict[str, int]]
 
 
 # --- one query ------------------------------------------------------------------------------------
@@ -53,7 +52,7 @@ class Watch:
         self._is_starting = True
         self._sink = sink
         self._sources = sources
-        self._batch_id = -1
+        self.batch_id = -1
         self._seen: str | None = None
         self._batches = self._rows = self._dead_letters = 0
         self._last: dict[str, Any] = {}
@@ -66,10 +65,8 @@ class Watch:
             return
         self._seen = last["timestamp"]
         new = [last]
-        if last["batchId"] > self._batch_id + 1:  # there were others since
-            recent = [
-                each for each in self.query.recentProgress if each["batchId"] > self._batch_id
-            ]
+        if last["batchId"] > self.batch_id + 1:  # there were others since
+            recent = [each for each in self.query.recentProgress if each["batchId"] > self.batch_id]
             new = recent or new
         for progress in new:
             self.took(json.loads(progress.json))
@@ -79,7 +76,7 @@ class Watch:
         batch_id = int(progress["batchId"])
         lags = [lag_of(source) for source in progress.get("sources", ())]
         self.lag = None if None in lags else sum(lag or 0 for lag in lags)
-        is_new = batch_id > self._batch_id
+        is_new = batch_id > self.batch_id
         rows = rows_of(progress) if is_new else 0
         counted = int(progress.get("numInputRows") or 0)
         factor = rows / counted if counted else 1.0
@@ -96,21 +93,17 @@ class Watch:
         }
         if is_new:
             self.has_progress = True
-            self._batch_id = batch_id
+            self.batch_id = batch_id
             self._batches += 1
             self._rows += rows
             observed = progress.get("observedMetrics", {}).get(OBSERVED, {})
             self._dead_letters += int(observed.get("dead_letters") or 0)
 
-    @property
-    def batch_id(self) -> int:
-        return self._batch_id
-
     def goes_on_from(self, before: Watch) -> None:
         """After a restart: keep the counts so far."""
         self._batches, self._rows = before._batches, before._rows
         self._dead_letters = before._dead_letters
-        self._batch_id = before._batch_id
+        self.batch_id = before.batch_id
 
     @property
     def is_starting(self) -> bool:
@@ -156,79 +149,53 @@ def _named(sources: Any, names: tuple[str, ...]) -> list[tuple[Mapping[str, Any]
 def _source(source: Mapping[str, Any], name: str) -> dict[str, Any]:
     found: dict[str, Any] = {"name": name, "lag": lag_of(source)}
     end = positions_of(source.get("endOffset"))
-    if end is not None and sum(map(len, end.values())) <= POSITIONS_MAX:
-        found["end"] = end
+    if end is not None and sum(map(len, end.offsets.values())) <= POSITIONS_MAX:
+        found["end"] = texts_of(end.offsets)
     return found
 
 
 # --- offsets --------------------------------------------------------------------------------------
-def positions_of(offset: Any, part: str | None = None) -> Positions | None:
-    """{topic: {partition: offset}} of an offset of our source; None if it is another's."""
-    if isinstance(offset, str):
-        with suppress(ValueError):
-            offset = json.loads(offset)
-    if not isinstance(offset, Mapping) or "@topics" not in offset:
+def positions_of(offset: Any) -> Positions | None:
+    """An offset of our source; None if it is another's."""
+    try:
+        return Positions.of(json.loads(offset) if isinstance(offset, str) else offset)
+    except (ValueError, TypeError, InvalidArgument):
         return None
-    found = offset.get(part) if part else {k: v for k, v in offset.items() if k[:1] != "@"}
-    return dict(found) if isinstance(found, Mapping) else None
 
 
 def lag_of(source: Mapping[str, Any]) -> int | None:
     """How many records are unread after a batch."""
     end, latest = positions_of(source.get("endOffset")), positions_of(source.get("latestOffset"))
-    if end is None or latest is None:
-        return None
-    return _distance(end, latest)
+    return None if end is None or latest is None else latest.since(end.offsets)
 
 
 def rows_of(progress: Mapping[str, Any]) -> int:
     """How many records a batch has read."""
     total = 0
     for source in progress.get("sources", ()):
-        end = positions_of(source.get("endOffset"))
+        end, start = positions_of(source.get("endOffset")), positions_of(source.get("startOffset"))
         if end is None:
             total += int(source.get("numInputRows") or 0)
-            continue
-        start = positions_of(source.get("startOffset"))
-        if start is None:  # the first batch says itself where it began
-            start = positions_of(source.get("endOffset"), "@begin") or {}
-        total += _distance(start, end)
+        else:  # the first batch says itself where it began
+            total += end.since(start.offsets if start is not None else end.begin or {})
     return total
 
 
-def _distance(start: Positions, end: Positions) -> int:
-    return sum(
-        max(offset - start.get(topic, {}).get(partition, 0), 0)
-        for topic, partitions in end.items()
-        for partition, offset in partitions.items()
-    )
-
-
 # --- the broker -----------------------------------------------------------------------------------
-class Reported(Protocol):
-    """The part of a pipeline that a reporter reads."""
-
-    name: str
-
-    def document(self) -> dict[str, Any]: ...
-
-    def wish_to_stop(self) -> None: ...
-
-
 class Reporter:
     """Reports the progress of pipelines to the broker."""
 
     def __init__(self, connect: Callable[[], BrokerClient]):
         self._connect = connect
         self._client: BrokerClient | None = None
-        self._jobs: list[Reported] = []
+        self._jobs: list[RunningJob] = []
         self._over = threading.Event()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self.failure: str | None = None
         """Why the last report failed."""
 
-    def start(self, jobs: list[Reported]) -> None:
+    def start(self, jobs: list[RunningJob]) -> None:
         self._jobs = jobs
         self._thread = threading.Thread(target=self._run, name="headrace-reports", daemon=True)
         self._thread.start()
@@ -242,7 +209,7 @@ class Reporter:
             for job in self._jobs:
                 self._report(job)
 
-    def _report(self, job: Reported) -> None:
+    def _report(self, job: RunningJob) -> None:
         try:
             if self._client is None:
                 self._client = self._connect()
@@ -269,8 +236,3 @@ class Reporter:
         self.report_all()
         if self._client is not None:
             self._client.disconnect()
-
-
-def new_run() -> tuple[str, int]:
-    """A run's id, and when it began."""
-    return str(uuid.uuid4()), int(time.time() * 1000)

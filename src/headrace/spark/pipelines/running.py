@@ -28,12 +28,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from headrace.clock import Clock
 from headrace.spark.error_sentences import SPARK_GONE, is_definite, sentence
 from headrace.spark.pipelines.planning import PipelinePlan
-from headrace.spark.pipelines.reporting import Reporter, Watch, new_run
+from headrace.spark.pipelines.reporting import Reporter, Watch
 from headrace.spark.sessions.stop_flag import StopFlag
 
 if TYPE_CHECKING:
@@ -100,7 +102,7 @@ class RunningJob:
         """The last one, until a batch succeeds."""
         self.watches: list[Watch] = []
         self.is_stopping = False
-        self._run_id, self._started_at = new_run()
+        self._run_id, self._started_at = str(uuid.uuid4()), Clock().now_ms()
         self._lock = threading.Lock()
         self._document: dict[str, Any] = {}
         self._deadline: float | None = None

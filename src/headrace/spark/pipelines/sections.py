@@ -10,13 +10,17 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Annotated, Any
 
+from msgspec import Meta
+
+from headrace.checking import check
 from headrace.errors import HeadraceError, InvalidArgument
 from headrace.spark.error_sentences import be_quiet, sentence
 from headrace.spark.notation import spark_duration
 
 _MISSING = object()
+Text = Annotated[str, Meta(min_length=1)]
 
 
 class InvalidPipeline(InvalidArgument):
@@ -64,37 +68,21 @@ class Section:
         self._known.add(key)
         return self._values.get(key, default)
 
-    def text(self, key: str, default: Any = None) -> Any:
+    def value(self, key: str, annotation: Any, default: Any = None) -> Any:
+        """The value, checked against an annotation."""
         value = self.take(key, _MISSING)
         if value is _MISSING:
             return default
-        if not isinstance(value, str) or not value.strip():
-            raise self.wrong(key, f"it is a text, not {value!r}")
-        return value.strip()
+        value = value.strip() if isinstance(value, str) else value
+        return self.checked(key, lambda each: check("it", each, annotation), value)
 
-    def one_of(self, key: str, choices: Iterable[str], default: str) -> str:
-        value: str = self.text(key, default)
-        if value not in choices:
-            raise self.wrong(key, f"it is {_listed(choices, 'or')}, not {value!r}")
-        return value
-
-    def whole(self, key: str, default: int) -> int:
-        value = self.take(key, default)
-        if type(value) is not int or value < 0:
-            raise self.wrong(key, f"it is a whole number from 0 on, not {value!r}")
-        return value
+    def text(self, key: str, default: Any = None) -> Any:
+        return self.value(key, Text, default)
 
     def texts(self, key: str) -> tuple[str, ...]:
         """A list, or a single text."""
-        value = self.take(key, _MISSING)
-        if value is _MISSING:
-            return ()
-        found = [value] if isinstance(value, str) else value
-        if not isinstance(found, (list, tuple)) or not all(
-            isinstance(each, str) and each.strip() for each in found
-        ):
-            raise self.wrong(key, f"it is a text or a list of texts, not {value!r}")
-        return tuple(each.strip() for each in found)
+        found = self.value(key, Text | tuple[Text, ...], ())
+        return (found,) if isinstance(found, str) else tuple(each.strip() for each in found)
 
     def duration(self, key: str, value: str) -> str:
         """As Spark takes it."""
@@ -149,6 +137,6 @@ def _flattened(values: Mapping[str, Any], before: str) -> Iterable[tuple[str, An
             yield before + name, value
 
 
-def _listed(names: Iterable[str], word: str = "and") -> str:
+def _listed(names: Iterable[str]) -> str:
     *most, last = sorted(names)
-    return f"{', '.join(most)} {word} {last}" if most else last
+    return f"{', '.join(most)} and {last}" if most else last

@@ -1,4 +1,4 @@
-"""The active session of a thread.
+"""The active session of a thread, and streaming queries that are started in it.
 
 Spark looks for the name of a Python source in the session that is *active* in the thread, not in the
 session of the query. A thread that did not create a session has no active one, and a query that it
@@ -8,12 +8,15 @@ JVM is asked; Spark Connect has a session on the server for each client, and nee
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from headrace.spark.sessions.arrow_batches import unmeasured
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
 
 @contextmanager
@@ -33,3 +36,28 @@ def active(spark: SparkSession) -> Iterator[None]:
             sessions.setActiveSession(before.get())
         else:
             sessions.clearActiveSession()
+
+
+def start_query(
+    rows: DataFrame,
+    format_: str,
+    options: Mapping[str, str],
+    checkpoint: str,
+    *,
+    name: str | None = None,
+    trigger: Mapping[str, Any] | None = None,
+    mode: str = "append",
+) -> StreamingQuery:
+    """Start a query into a format of ours.
+
+    ``trigger`` is what ``DataStreamWriter.trigger`` takes: ``{"processingTime": "10 seconds"}``,
+    ``{"availableNow": True}``.
+    """
+    writer = rows.writeStream.format(format_).options(**options).outputMode(mode)
+    writer = writer.option("checkpointLocation", checkpoint)
+    if name is not None:
+        writer = writer.queryName(name)
+    if trigger:
+        writer = writer.trigger(**trigger)
+    with active(rows.sparkSession), unmeasured(rows.sparkSession):
+        return writer.start()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _BYTES_DEFAULT = 64 << 20
-_UNMEASURED = (1 << 31) - 1
+UNMEASURED = (1 << 31) - 1
 ROWS_MAX = 4_000
 
 
@@ -28,7 +28,7 @@ def unmeasured(spark: SparkSession) -> Iterator[None]:
     """For queries that start inside. A query keeps its settings, so the session gets its own back."""
     before = {name: str(spark.conf.get(name)) for name in (BYTES, ROWS)}
     if before[BYTES].rstrip("b") == str(_BYTES_DEFAULT):
-        spark.conf.set(BYTES, _UNMEASURED)
+        spark.conf.set(BYTES, UNMEASURED)
         if not 0 < int(before[ROWS]) <= ROWS_MAX:
             spark.conf.set(ROWS, ROWS_MAX)
     try:

@@ -15,7 +15,7 @@ What it does, beyond ``SparkSession.builder.getOrCreate()``:
   own default does not) listen on loopback alone, and keep checkpoints the fast way, see below.
 - **Other masters** get this package by themselves: :func:`package_zip` is sent to the executors, so
   that they run the same version as the driver and nothing must be installed there but what cannot
-  travel in a zip (``pyarrow``, ``google-crc32c``, ``orjson``, ``zstandard``). A master or driver on
+  travel in a zip (``pyarrow``, ``google-crc32c``, ``msgspec``, ``orjson``, ``zstandard``). A master or driver on
   loopback is bound there too.
 - **Under spark-submit** what was decided there stays: master, memory, Java, and every setting given.
 
@@ -65,6 +65,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace import limits
 from headrace.errors import HeadraceError, InvalidArgument
+from headrace.spark.sessions import arrow_batches
 from headrace.spark.sessions.java import use_java
 from headrace.spark.sessions.shell_scripts import kept
 
@@ -76,9 +77,6 @@ PACKAGES = ("headrace", *FORMATS)
 TASK_FAILURES_MAX = 4
 DRIVER_MEMORY_MAX_MB = 4096
 DRIVER_MEMORY_MIN_MB = 1024
-ARROW_RECORDS = 4_000
-ARROW_BYTES = (1 << 31) - 1
-"""An Arrow batch on its way to a Python worker is bounded by rows alone: ``arrow_batches`` says why."""
 _CHECKPOINTING = "org.apache.spark.sql.execution.streaming.checkpointing"
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
@@ -240,8 +238,9 @@ def settings(
         "spark.python.unix.domain.socket.enabled": "true",
         "spark.sql.python.filterPushdown.enabled": "true",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
-        "spark.sql.execution.arrow.maxRecordsPerBatch": str(ARROW_RECORDS),
-        "spark.sql.execution.arrow.maxBytesPerBatch": str(ARROW_BYTES),
+        # An Arrow batch on its way to Python is bounded by rows alone: arrow_batches.py says why.
+        arrow_batches.ROWS: str(arrow_batches.ROWS_MAX),
+        arrow_batches.BYTES: str(arrow_batches.UNMEASURED),
         "spark.sql.streaming.metricsEnabled": "true",
     }
     if is_loopback(master):

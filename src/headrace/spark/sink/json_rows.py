@@ -221,7 +221,8 @@ def _lists(column: pa.Array) -> pa.Array:
 
 
 def _maps(column: pa.Array) -> pa.Array:
-    lists = pa.ListArray.from_arrays(column.offsets, _entries(column))
+    entries = pa.StructArray.from_arrays([column.keys, column.items], names=["key", "value"])
+    lists = pa.ListArray.from_arrays(column.offsets, entries)
     if column.null_count:
         lists = pc.if_else(column.is_valid(), lists, None)
     keys, values = lists.flatten().flatten()
@@ -230,10 +231,6 @@ def _maps(column: pa.Array) -> pa.Array:
         names = _wrapped('"', names, '"')
     items = pc.binary_join_element_wise(names, pc.fill_null(_texts(values), "null"), ":")
     return _wrapped("{", _joined(lists, items), "}")
-
-
-def _entries(column: pa.Array) -> pa.Array:
-    return pa.StructArray.from_arrays([column.keys, column.items], names=["key", "value"])
 
 
 def _joined(lists: pa.Array, items: pa.Array) -> pa.Array:

@@ -26,8 +26,8 @@ an empty value that the job did not write would be wrong; so it is an error that
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -196,15 +196,13 @@ class OutgoingPiece:
     """Of the values."""
 
 
+@dataclass(slots=True)
 class _OutgoingLane:
     """Rows for one partition that wait until they make a piece."""
 
-    __slots__ = ("bytes", "parts", "rows")
-
-    def __init__(self) -> None:
-        self.parts: list[pa.RecordBatch] = []
-        self.bytes = 0
-        self.rows = 0
+    parts: list[pa.RecordBatch] = field(default_factory=list)
+    bytes: int = 0
+    rows: int = 0
 
 
 class Outgoing:
@@ -224,20 +222,24 @@ class Outgoing:
         """Take rows; yields the pieces that are large enough to be sent."""
         if not batch.num_rows:
             return
-        layout = self._layout
         records = self._records(batch)
         self.rows += batch.num_rows
         self.bytes += encoding.data_bytes(records.column(0))
         due = self._column(batch, "deliver_at")
         topics = self._column(batch, "topic")
         numbers = self._column(batch, "partition")
-        if due is not None and due.null_count < len(due):
-            yield from self._split_delayed(records, due, topics, numbers)
-        elif topics is not None:
+        if due is None or due.null_count == len(due):
             yield from self._split_topics(records, topics, numbers, False)
-        else:
-            assert layout.topic is not None
-            yield from self._place(layout.topic, records, numbers, False)
+            return
+        # Rows that are published later are kept apart from the others.
+        times = _as_milliseconds(self._layout.columns["deliver_at"], due)
+        for delayed, rows in _grouped(due.is_valid(), records, topics, numbers, times):
+            some, topics, numbers, time_ms = rows
+            if delayed:
+                # Its time is when it is published: a time of its own has no meaning then.
+                fields = {n: some.column(n) for n in some.schema.names if n != "time"}
+                some = pa.record_batch({**fields, "time": time_ms})
+            yield from self._split_topics(some, topics, numbers, delayed)
 
     def finish(self) -> Iterator[OutgoingPiece]:
         """Yields the rest."""
@@ -276,34 +278,17 @@ class Outgoing:
         return pa.record_batch(columns)
 
     # --- where to ---------------------------------------------------------------------------
-    def _split_delayed(
+    def _split_topics(
         self,
         records: pa.RecordBatch,
-        due: pa.Array,
         topics: pa.Array | None,
         numbers: pa.Array | None,
+        delayed: bool,
     ) -> Iterator[OutgoingPiece]:
-        """Rows that are published later are kept apart from the others."""
-        milliseconds = _as_milliseconds(self._layout.columns["deliver_at"], due)
-        later = due.is_valid()
-        for mask, delayed in ((later, True), (pc.invert(later), False)):
-            some = records.filter(mask)
-            if not some.num_rows:
-                continue
-            if delayed:
-                # Its time is when it is published: a time of its own has no meaning then.
-                fields = {n: some.column(n) for n in some.schema.names if n != "time"}
-                some = pa.record_batch({**fields, "time": milliseconds.filter(mask)})
-            where = None if numbers is None else numbers.filter(mask)
-            if topics is not None:
-                yield from self._split_topics(some, topics.filter(mask), where, delayed)
-            else:
-                assert self._layout.topic is not None
-                yield from self._place(self._layout.topic, some, where, delayed)
-
-    def _split_topics(
-        self, records: pa.RecordBatch, topics: pa.Array, numbers: pa.Array | None, delayed: bool
-    ) -> Iterator[OutgoingPiece]:
+        if topics is None:
+            assert self._layout.topic is not None
+            yield from self._place(self._layout.topic, records, numbers, delayed)
+            return
         if topics.null_count:
             raise InvalidArgument(
                 f"{topics.null_count} of {len(topics)} rows have no topic (column "
@@ -311,14 +296,8 @@ class Outgoing:
                 "with .option('topic', …)",
                 code="missing_topic",
             )
-        coded = topics.dictionary_encode()
-        names = coded.dictionary.to_pylist()
-        for number, (start, count, order) in _groups(coded.indices, len(names)):
-            some = records if order is None else records.take(order.slice(start, count))
-            where = numbers
-            if numbers is not None and order is not None:
-                where = numbers.take(order.slice(start, count))
-            yield from self._place(check_topic_name(names[number]), some, where, delayed)
+        for name, (some, where) in _grouped(topics, records, numbers):
+            yield from self._place(check_topic_name(name), some, where, delayed)
 
     def _place(
         self, topic: str, records: pa.RecordBatch, numbers: pa.Array | None, delayed: bool
@@ -327,15 +306,8 @@ class Outgoing:
         if places is None:
             yield from self._put(topic, ANY, records, delayed)
             return
-        coded = places.dictionary_encode()
-        found = coded.dictionary.to_pylist()
-        if len(found) == 1:
-            yield from self._put(topic, found[0], records, delayed)
-            return
-        for number, (start, count, order) in _groups(coded.indices, len(found)):
-            assert order is not None
-            some = records.take(order.slice(start, count))
-            yield from self._put(topic, found[number], some, delayed)
+        for number, (some,) in _grouped(places, records):
+            yield from self._put(topic, number, some, delayed)
 
     def _places(
         self, topic: str, records: pa.RecordBatch, numbers: pa.Array | None, delayed: bool
@@ -417,19 +389,21 @@ class Outgoing:
             )
 
 
-def _groups(codes: pa.Array, count: int) -> Iterator[tuple[int, tuple[int, int, pa.Array | None]]]:
-    """For each code (its start, its count) in an order of the rows that keeps their order within it."""
-    if count == 1:
-        yield 0, (0, len(codes), None)
+def _grouped(column: pa.Array, *others: Any) -> Iterator[tuple[Any, Sequence[Any]]]:
+    """Each value of a column, and its rows of the others (batches, columns or None), in their order."""
+    coded = column.dictionary_encode()
+    values = coded.dictionary.to_pylist()
+    if len(values) == 1:
+        yield values[0], others
         return
-    order = pc.sort_indices(codes)
-    counted = pc.value_counts(codes)
+    order = pc.sort_indices(coded.indices)
+    counted = pc.value_counts(coded.indices)
     sizes = dict(zip(counted.field(0).to_pylist(), counted.field(1).to_pylist(), strict=True))
     start = 0
-    for code in range(count):
-        size = sizes.get(code, 0)
-        yield code, (start, size, order)
-        start += size
+    for code, value in enumerate(values):
+        rows = order.slice(start, sizes[code])
+        yield value, [None if each is None else each.take(rows) for each in others]
+        start += sizes[code]
 
 
 def _as_binary(column: pa.Array) -> pa.Array:

@@ -37,10 +37,12 @@ import uuid
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
+from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import pyarrow as pa
+from msgspec import Meta
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
@@ -55,7 +57,7 @@ from headrace.model import check_subscription_name
 from headrace.publication import Publication
 from headrace.spark.checkpoints import sync_offsets
 from headrace.spark.connection import CONNECTION, ConnectionOptions, connect
-from headrace.spark.options import Given, wrong
+from headrace.spark.options import Given, ValueFormat, wrong
 from headrace.spark.sink.outgoing import Layout, Outgoing, OutgoingPiece, layout_of
 
 logger = logging.getLogger("headrace.spark")
@@ -65,7 +67,6 @@ UNDER_WAY_MAX = 1000
 ABORT_TIMEOUT_S = 10.0
 COMMIT_BYTES_PER_S = 10 << 20
 """The least speed at which a broker stores a commit: a large commit gets more time."""
-EXACTLY_ONCE, AT_LEAST_ONCE = "exactly-once", "at-least-once"
 WRITING = (
     *CONNECTION, "topic", "deliveryGuarantee", "appId", "batchId", "valueFormat", "keyColumn",
     "checkpointLocation", "queryName",
@@ -77,13 +78,13 @@ class SinkOptions:
     """The options of a write. Pickled to executors."""
 
     connection: ConnectionOptions
-    topic: str | None
-    exactly_once: bool
-    app_id: str | None
-    batch_id: int | None
-    value_format: str | None
-    key_column: str | None
-    checkpoint: str | None = None
+    topic: str | None = None
+    delivery_guarantee: Literal["exactly-once", "at-least-once"] = "exactly-once"
+    app_id: str | None = None
+    batch_id: Annotated[int, Meta(ge=0, le=limits.OFFSET_MAX)] | None = None
+    value_format: ValueFormat | None = None
+    key_column: str | None = None
+    checkpoint_location: str | None = None
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> SinkOptions:
@@ -91,23 +92,14 @@ class SinkOptions:
         if given.text("path") is not None:
             raise wrong("path", "a topic has no path; name it with .option('topic', …)")
         given.check_names(WRITING)
-        guarantee = given.one_of("deliveryGuarantee", (EXACTLY_ONCE, AT_LEAST_ONCE), EXACTLY_ONCE)
-        app_id = given.text("appId")
-        if app_id is not None:
-            check_subscription_name(app_id)
-        value_format = None
-        if given.text("valueFormat") is not None:
-            value_format = given.one_of("valueFormat", ("binary", "text", "json"), "binary")
-        return cls(
-            ConnectionOptions.of(given),
-            given.text("topic"),
-            guarantee == EXACTLY_ONCE,
-            app_id,
-            given.whole("batchId", 0),
-            value_format,
-            given.text("keyColumn"),
-            given.text("checkpointLocation"),
-        )
+        values = given.read(cls)
+        if "app_id" in values:
+            check_subscription_name(values["app_id"])
+        return cls(ConnectionOptions.of(given), **values)
+
+    @property
+    def is_exactly_once(self) -> bool:
+        return self.delivery_guarantee == "exactly-once"
 
 
 @dataclass
@@ -203,7 +195,7 @@ class _Task:
         ):
             self._wait_for_one()
         sent: Future[Any]
-        if self._options.exactly_once:
+        if self._options.is_exactly_once:
             name, number = self._commit or (None, None)
             sent = self.client.stage_nowait(
                 piece.topic,
@@ -259,7 +251,7 @@ class _Task:
 
     def _give_up(self) -> None:
         """The task has failed: drop the pieces that it staged. Those that remain expire."""
-        if self._client is None or not self._options.exactly_once:
+        if self._client is None or not self._options.is_exactly_once:
             return
         for _, sent in self._under_way:
             answered = isinstance(sent, Future) and sent.done() and not sent.cancelled()
@@ -280,11 +272,9 @@ def _commit(options: SinkOptions, name: str, number: int, messages: Sequence[Wri
     if not pieces:
         return
     weight = sum(message.bytes for message in messages) / COMMIT_BYTES_PER_S
-    client = connect(options.connection, patience=options.connection.timeout + weight)
-    try:
+    patience = options.connection.timeout + weight
+    with closing(connect(options.connection, patience=patience)) as client:
         first = client.commit_staged(name, number, pieces)
-    finally:
-        client.close()
     if not first:
         rows = sum(message.rows for message in messages)
         logger.warning("batch %d of %s was committed before: its %d rows are not written again", number, name, rows)  # fmt: skip
@@ -294,19 +284,10 @@ def _abort(options: SinkOptions, pieces: list[str]) -> None:
     """Free the room at once. If that fails, the broker does it by itself, later."""
     timeout = min(options.connection.timeout, ABORT_TIMEOUT_S)
     try:
-        client = connect(replace(options.connection, timeout=timeout))
-        try:
+        with closing(connect(replace(options.connection, timeout=timeout))) as client:
             client.abort_staged(pieces)
-        finally:
-            client.close()
     except HeadraceError as error:
         logger.warning("%d staged batches are left to expire: %s", len(pieces), error)
-
-
-def _abort_all(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
-    pieces = [piece for message in _answers(messages) for piece in message.pieces]
-    if pieces:
-        _abort(options, pieces)
 
 
 def _answers(messages: Sequence[WriterCommitMessage | None]) -> list[Written]:
@@ -314,11 +295,21 @@ def _answers(messages: Sequence[WriterCommitMessage | None]) -> list[Written]:
     return [message for message in messages if isinstance(message, Written)]
 
 
-class BatchSink(DataSourceArrowWriter):
+class _Sink:
+    def __init__(self, options: SinkOptions, layout: Layout):
+        self._options, self._layout = options, layout
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int = 0) -> None:
+        pieces = [piece for message in _answers(messages) for piece in message.pieces]
+        if pieces:
+            _abort(self._options, pieces)
+
+
+class BatchSink(_Sink, DataSourceArrowWriter):
     """``df.write.format("headrace")``."""
 
     def __init__(self, options: SinkOptions, layout: Layout, write_id: str):
-        self._options, self._layout = options, layout
+        super().__init__(options, layout)
         self._name = options.app_id or f"spark-write-{write_id}"
         self._number = options.batch_id or 0
 
@@ -328,15 +319,9 @@ class BatchSink(DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         _commit(self._options, self._name, self._number, _answers(messages))
 
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        _abort_all(self._options, messages)
 
-
-class StreamSink(DataSourceStreamArrowWriter):
+class StreamSink(_Sink, DataSourceStreamArrowWriter):
     """``df.writeStream.format("headrace")``."""
-
-    def __init__(self, options: SinkOptions, layout: Layout):
-        self._options, self._layout = options, layout
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         query_id = _local_property("sql.streaming.queryId")
@@ -362,9 +347,5 @@ class StreamSink(DataSourceStreamArrowWriter):
         answers = _answers(messages)
         if any(message.pieces for message in answers):
             name = self._name(next((m.query_id for m in answers if m.query_id), None))
-            sync_offsets(self._options.checkpoint, batchId)
+            sync_offsets(self._options.checkpoint_location, batchId)
             _commit(self._options, name, batchId, answers)
-
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        del batchId
-        _abort_all(self._options, messages)

@@ -6,7 +6,7 @@ log does not store are made all at once: offsets by ``arange``, a partition's nu
 repeating bytes, ids by writing only the hexadecimal digits that change from one offset to the next.
 
 Spark wants batches of 2,000 to 50,000 rows; messages that are published one by one are batches of one.
-:func:`record_batches` joins small batches and cuts large ones. A batch of a few records is taken apart by
+:func:`grouped` joins small batches and cuts large ones. A batch of a few records is taken apart by
 builtins, because wrapping it for Arrow would cost more than its records.
 
 The columns, and the types in which they may be asked for::
@@ -79,14 +79,6 @@ Column = Callable[[list[Part], Origin], pa.Array]
 
 
 # --- joining and cutting ----------------------------------------------------------------------------
-def parts_of(batches: Iterable[Batch], start: int, end: int) -> Iterator[Part]:
-    """The records at offsets ``start`` to ``end - 1``."""
-    for batch in batches:
-        low, high = max(start - batch.base_offset, 0), min(end - batch.base_offset, batch.count)
-        if low < high:
-            yield Part(batch, low, high)
-
-
 def grouped(parts: Iterable[Part]) -> Iterator[list[Part]]:
     """The parts in groups of a size that Spark likes."""
     group: list[Part] = []
@@ -114,14 +106,6 @@ def _cut(part: Part) -> Iterator[Part]:
     step = max(1, min(ROWS_MAX, int(BYTES_MAX / max(each, 1.0))))
     for start in range(part.start, part.stop, step):
         yield Part(part.batch, start, min(start + step, part.stop))
-
-
-def record_batches(
-    parts: Iterable[Part], origin: Origin, columns: list[Column], schema: pa.Schema
-) -> Iterator[pa.RecordBatch]:
-    for group in grouped(parts):
-        arrays = [column(group, origin) for column in columns]
-        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def joined(chunks: list[pa.Array], type_: pa.DataType) -> pa.Array:
@@ -296,16 +280,13 @@ def _rows(parts: list[Part]) -> int:
     return sum(part.rows for part in parts)
 
 
-def partition_ints(parts: list[Part], origin: Origin) -> pa.Array:
-    rows = _rows(parts)
-    raw = _repeated(_INT.pack(origin.partition), _room(rows))
-    return pa.Array.from_buffers(pa.int32(), rows, [None, pa.py_buffer(raw)])
+def _partitions(type_: pa.DataType, packed: struct.Struct) -> Column:
+    def column(parts: list[Part], origin: Origin) -> pa.Array:
+        rows = _rows(parts)
+        raw = _repeated(packed.pack(origin.partition), _room(rows))
+        return pa.Array.from_buffers(type_, rows, [None, pa.py_buffer(raw)])
 
-
-def partition_longs(parts: list[Part], origin: Origin) -> pa.Array:
-    rows = _rows(parts)
-    raw = _repeated(_LONG.pack(origin.partition), _room(rows))
-    return pa.Array.from_buffers(pa.int64(), rows, [None, pa.py_buffer(raw)])
+    return column
 
 
 def topics(parts: list[Part], origin: Origin) -> pa.Array:
@@ -441,7 +422,9 @@ _MAKERS: dict[str, list[tuple[pa.DataType, Column]]] = {
     "key": [(pa.binary(), binary_keys), (pa.string(), _text_of(binary_keys))],
     "value": [(pa.binary(), binary_values), (pa.string(), _text_of(binary_values))],
     "topic": [(pa.string(), topics)],
-    "partition": [(pa.int32(), partition_ints), (pa.int64(), partition_longs)],
+    "partition": [
+        (each, _partitions(each, p)) for each, p in ((pa.int32(), _INT), (pa.int64(), _LONG))
+    ],
     "offset": [(pa.int64(), offsets)],
     "timestamp": [(_TIMESTAMP, timestamps), (pa.int64(), millis)],
     "id": [(pa.string(), ids)],

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -34,7 +33,7 @@ from headrace import limits
 from headrace.spark.options import wrong
 from headrace.spark.source.filters import Narrowing
 from headrace.spark.source.options import Place, SourceOptions
-from headrace.spark.source.positions import Known, Positions, TaskSpan, resolve, spans, split
+from headrace.spark.source.positions import Known, Positions, TaskSpan, ends, resolve, spans, split
 from headrace.spark.source.rows import BatchMaker, default_schema
 from headrace.spark.source.stores import Store, open_store, records
 
@@ -135,23 +134,14 @@ class HeadraceReader(DataSourceReader):
         return split(found, options.min_partitions)
 
     def _resolve(self, place: Place, known: Known) -> Positions:
-        if place.time_ms is not None:
-            known = self._with_times(place.time_ms, known)
-        return resolve(place, known, {})
-
-    def _with_times(self, time_ms: int, known: Known) -> Known:
-        """The topics, and the first offset at or after the time."""
-        at = self._at(time_ms)
-        return {
-            topic: replace(
-                state,
-                partitions={
-                    number: replace(extent, at=min(at.get((topic, number), 0), extent.end))
-                    for number, extent in state.partitions.items()
-                },
-            )
-            for topic, state in known.items()
-        }
+        if place.time_ms is None:
+            return resolve(place, known, {})
+        at = self._at(place.time_ms)
+        found = ends(known)
+        for topic, some in found.offsets.items():
+            for number, end in some.items():
+                found.put(topic, number, min(at.get((topic, number), 0), end))
+        return found
 
     def _at(self, time_ms: int) -> dict[tuple[str, int], int]:
         """The first offset at or after a time, of every partition."""

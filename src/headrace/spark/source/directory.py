@@ -127,9 +127,10 @@ class DirectoryStore:
         self._readers = Readers(self._files)
         self._last.clear()
 
-    def topics(self, wanted: Sequence[str], at_ms: int | None = None) -> Known:
+    def names(self) -> list[str]:
+        """All topics, the internal ones too."""
         try:
-            names = [
+            return [
                 name
                 for name in self._files.names(self.path)
                 if not name.startswith("@") and self._files.is_directory(self.path / name)
@@ -139,6 +140,9 @@ class DirectoryStore:
                 f"option path: {self.path} cannot be read: {error.strerror or error}",
                 code="invalid_option",
             ) from None
+
+    def topics(self, wanted: Sequence[str], at_ms: int | None = None) -> Known:
+        names = self.names()
         hidden = self._hidden()
         found: dict[str, TopicExtents] = {}
         for each in wanted:

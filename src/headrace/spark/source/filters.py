@@ -63,37 +63,26 @@ class Narrowing:
                 self._offsets(min(values, default=0), max(values, default=-1) + 1)
                 return len(values) == 1
             return False
+        is_first = isinstance(each, GreaterThan | GreaterThanOrEqual)
+        if not is_first and not isinstance(each, LessThan | LessThanOrEqual):
+            return False
+        is_after = isinstance(each, GreaterThan | LessThanOrEqual)  # the bound is after the value
         if name == "offset" and _all((value,), int):
-            return self._offset_comparison(each, value)
+            bound = value + is_after
+            self._offsets(*((bound, OFFSET_MAX) if is_first else (0, bound)))
+            return True
         if name == "timestamp" and isinstance(value, datetime) and value.tzinfo is not None:
-            self._time_comparison(each, (value - _EPOCH) // datetime.resolution)
+            micros = (value - _EPOCH) // datetime.resolution
+            bound = max(micros // 1000 + 1 if is_after else -(-micros // 1000), 0)
+            if is_first:
+                self.first_ms = max(self.first_ms or 0, bound)
+            else:
+                self.end_ms = bound if self.end_ms is None else min(self.end_ms, bound)
         return False
 
     def _offsets(self, first: int, end: int) -> None:
         self.first_offset = max(self.first_offset, first)
         self.end_offset = min(self.end_offset, end)
-
-    def _offset_comparison(self, each: Filter, value: int) -> bool:
-        if isinstance(each, GreaterThan):
-            self._offsets(value + 1, OFFSET_MAX)
-        elif isinstance(each, GreaterThanOrEqual):
-            self._offsets(value, OFFSET_MAX)
-        elif isinstance(each, LessThan):
-            self._offsets(0, value)
-        elif isinstance(each, LessThanOrEqual):
-            self._offsets(0, value + 1)
-        else:
-            return False
-        return True
-
-    def _time_comparison(self, each: Filter, micros: int) -> None:
-        floor, ceiling = micros // 1000, -(-micros // 1000)
-        if isinstance(each, GreaterThan | GreaterThanOrEqual):
-            first = floor + 1 if isinstance(each, GreaterThan) else ceiling
-            self.first_ms = max(self.first_ms or 0, first, 0)
-        elif isinstance(each, LessThan | LessThanOrEqual):
-            end = ceiling if isinstance(each, LessThan) else floor + 1
-            self.end_ms = max(min(self.end_ms if self.end_ms is not None else end, end), 0)
 
     def narrow(self, spans: list[TaskSpan], times: Times) -> list[TaskSpan]:
         """The parts of the spans that can hold records which pass the filters."""

@@ -41,7 +41,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime
 from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
 from itertools import accumulate, chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 import pyarrow as pa
@@ -97,44 +97,42 @@ class Decoder:
             return None
 
 
-class _Struct:
-    def __init__(self, type_: pa.DataType, fields: list[tuple[str, Any]]):
-        self.type = type_
-        self._fields = fields
+class _Struct(NamedTuple):
+    type: pa.DataType
+    fields: list[tuple[str, Any]]
 
     def column(self, values: list[Any], bad: set[int], rows: Sequence[int]) -> pa.Array:
         values = _only(dict, values, bad, rows)
         arrays = [
             decoder.column([None if v is None else v.get(name) for v in values], bad, rows)
-            for name, decoder in self._fields
+            for name, decoder in self.fields
         ]
         missing = pa.array([v is None for v in values], pa.bool_())
         return pa.StructArray.from_arrays(arrays, fields=list(self.type), mask=missing)
 
 
-class _List:
-    def __init__(self, type_: pa.DataType, item: Any):
-        self.type = type_
-        self._item = item
+class _List(NamedTuple):
+    type: pa.DataType
+    item: Any
 
     def column(self, values: list[Any], bad: set[int], rows: Sequence[int]) -> pa.Array:
         values = _only(list, values, bad, rows)
         inner = list(chain.from_iterable(v for v in values if v))
-        items = self._item.column(inner, bad, _spread(values, rows))
+        items = self.item.column(inner, bad, _spread(values, rows))
         return pa.ListArray.from_arrays(_ends(values), items, type=self.type)
 
 
-class _Map:
-    def __init__(self, type_: pa.DataType, key: Any, item: Any):
-        self.type = type_
-        self._key, self._item = key, item
+class _Map(NamedTuple):
+    type: pa.DataType
+    key: Any
+    item: Any
 
     def column(self, values: list[Any], bad: set[int], rows: Sequence[int]) -> pa.Array:
         values = _only(dict, values, bad, rows)
         inner = _spread(values, rows)
-        keys = self._key.column(list(chain.from_iterable(v for v in values if v)), bad, inner)
+        keys = self.key.column(list(chain.from_iterable(v for v in values if v)), bad, inner)
         flat = chain.from_iterable(v.values() for v in values if v)
-        items = self._item.column(list(flat), bad, inner)
+        items = self.item.column(list(flat), bad, inner)
         return pa.MapArray.from_arrays(_ends(values), keys, items, type=self.type)
 
 
@@ -156,11 +154,8 @@ def _ends(values: list[Any]) -> pa.Array:
     sizes = [len(v) if v else 0 for v in values]
     ends = list(accumulate(sizes, initial=0))
     missing = [v is None for v in values]
-    return pa.array(ends, pa.int32(), mask=_mask([*missing, False]) if any(missing) else None)
-
-
-def _mask(bits: list[bool]) -> Any:
-    return pa.array(bits, pa.bool_())
+    mask = pa.array([*missing, False], pa.bool_()) if any(missing) else None
+    return pa.array(ends, pa.int32(), mask=mask)
 
 
 # --- one value ------------------------------------------------------------------------------------------

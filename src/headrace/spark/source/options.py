@@ -1,25 +1,7 @@
 """The options of ``spark.read.format("headrace")``, read once and checked.
 
-:class:`SourceOptions` is a small value that is pickled to executors. The options are::
-
-    servers              host:port of the broker (127.0.0.1:9999); tls:// in front of it for TLS
-    token  ca  tls       the token, and the certificate to trust
-    path                 a data directory, read with no broker, instead of servers
-    topic                a name, several with commas between, wildcards (orders.*  orders.>)
-    startingOffsets      earliest, latest, group, @time, or {"topic": {"0": 23, "1": -2}}
-    endingOffsets        the same, for a batch (-2 is earliest, -1 latest)
-    startingTimestamp    a time in ISO 8601 or in milliseconds; as startingOffsets=@time
-    endingTimestamp      the same, for a batch: older records are read
-    maxOffsetsPerTrigger, maxBytesPerTrigger     how much one batch of a stream takes
-    minPartitions        the least number of tasks
-    failOnDataLoss       true: records that are gone are an error; false: a warning
-    group                the subscription that shows a stream's progress in the broker
-    valueFormat          binary, text or json
-    schema               the fields of JSON values, as DDL ("id INT, name STRING")
-    columns              only these columns, with commas between
-    includeHeaders       false: no column headers (true)
-    directReads          false: through the socket even on the broker's own machine (true)
-    timeout              seconds to wait for a broker that does not answer
+:class:`SourceOptions` is a small value that is pickled to executors. docs/spark.md
+describes each option.
 """
 
 from __future__ import annotations
@@ -27,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import orjson
+from msgspec import Meta
 
 from headrace import limits
 from headrace.model import check_pattern, check_subscription_name, check_topic_name, is_pattern
 from headrace.spark.connection import CONNECTION, TIMEOUT_S_DEFAULT, ConnectionOptions
 from headrace.spark.notation import parse_time
-from headrace.spark.options import Given, wrong
+from headrace.spark.options import Count, Given, Seconds, ValueFormat, wrong
 
-ValueFormat = Literal["binary", "text", "json"]
 READING = (
     *CONNECTION, "path", "topic", "startingOffsets", "endingOffsets", "startingTimestamp",
     "endingTimestamp", "maxOffsetsPerTrigger", "maxBytesPerTrigger", "minPartitions",
@@ -111,9 +93,9 @@ class SourceOptions:
     starting: Place | None = None
     """None: earliest for a batch, latest for a stream, as Kafka's source has it."""
     ending: Place | None = None
-    max_offsets_per_trigger: int | None = None
-    max_bytes_per_trigger: int | None = None
-    min_partitions: int | None = None
+    max_offsets_per_trigger: Count | None = None
+    max_bytes_per_trigger: Count | None = None
+    min_partitions: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
     fail_on_data_loss: bool = True
     group: str | None = None
     value_format: ValueFormat = "binary"
@@ -121,40 +103,26 @@ class SourceOptions:
     columns: tuple[str, ...] | None = None
     include_headers: bool = True
     direct_reads: bool = True
-    timeout: float = TIMEOUT_S_DEFAULT
+    timeout: Seconds = TIMEOUT_S_DEFAULT
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> SourceOptions:
         given = Given(options)
         given.check_names(READING)
-        path = given.text("path")
-        if path is not None:
+        values = given.read(cls)
+        if "path" in values:
             for name in ("servers", "token", "ca", "tls", "group"):
                 if given.text(name) is not None:
                     raise wrong(name, "it is for a broker, and path reads without one; give one")
-        group = given.text("group")
-        schema = given.text("schema")
-        value_format: Any = given.one_of("valueFormat", ("binary", "text", "json"), "binary")
-        if schema is not None and value_format != "json":
+            values["path"] = str(Path(values["path"].removeprefix("file://")).absolute())
+        else:
+            values["connection"] = ConnectionOptions.of(given)
+        if "group" in values:
+            check_subscription_name(values["group"])
+        if "schema" in values and values.get("value_format") != "json":
             raise wrong("schema", "it is for valueFormat=json; use .schema(…) to choose columns")
-        return cls(
-            topics=_topics(given),
-            connection=None if path is not None else ConnectionOptions.of(given),
-            path=None if path is None else str(Path(path.removeprefix("file://")).absolute()),
-            starting=_place(given, "starting"),
-            ending=_place(given, "ending"),
-            max_offsets_per_trigger=given.whole("maxOffsetsPerTrigger"),
-            max_bytes_per_trigger=given.size("maxBytesPerTrigger"),
-            min_partitions=given.whole("minPartitions", high=1_000_000),
-            fail_on_data_loss=given.flag("failOnDataLoss", True),
-            group=None if group is None else check_subscription_name(group),
-            value_format=value_format,
-            schema=schema,
-            columns=given.names("columns"),
-            include_headers=given.flag("includeHeaders", True),
-            direct_reads=given.flag("directReads", True),
-            timeout=given.seconds("timeout", TIMEOUT_S_DEFAULT),
-        )
+        values |= {"starting": _place(given, "starting"), "ending": _place(given, "ending")}
+        return cls(topics=_topics(given), **values)
 
 
 def _topics(given: Given) -> tuple[str, ...]:

@@ -59,6 +59,10 @@ class TopicExtents:
     incarnation: int
     partitions: Mapping[int, Extent]
 
+    @property
+    def records(self) -> int:
+        return sum(extent.end - extent.start for extent in self.partitions.values())
+
 
 Known = Mapping[str, TopicExtents]
 """What a store says now, by topic."""
@@ -79,8 +83,8 @@ class Positions:
             TOPICS: {topic: self.incarnations[topic] for topic in sorted(self.offsets)}
         }
         if self.begin is not None:
-            document[BEGIN] = _texts(self.begin)
-        return document | _texts(self.offsets)
+            document[BEGIN] = texts_of(self.begin)
+        return document | texts_of(self.offsets)
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Positions:
@@ -102,6 +106,14 @@ class Positions:
             )
         return cls(offsets, incarnations, begin)
 
+    def since(self, start: Offsets) -> int:
+        """How many offsets lie between a start and here."""
+        return sum(
+            max(offset - start.get(topic, {}).get(number, 0), 0)
+            for topic, some in self.offsets.items()
+            for number, offset in some.items()
+        )
+
     def get(self, topic: str, partition: int) -> int:
         """The next offset to read; a partition that is not known is read from its beginning."""
         return self.offsets.get(topic, {}).get(partition, 0)
@@ -110,7 +122,7 @@ class Positions:
         self.offsets.setdefault(topic, {})[partition] = offset
 
 
-def _texts(offsets: Offsets) -> dict[str, dict[str, int]]:
+def texts_of(offsets: Offsets) -> dict[str, dict[str, int]]:
     return {
         topic: {str(number): offsets[topic][number] for number in sorted(offsets[topic])}
         for topic in sorted(offsets)

@@ -7,10 +7,19 @@ from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructType,
+    TimestampType,
+)
 
 from headrace.errors import InvalidArgument
-from headrace.spark.options import wrong
+from headrace.spark.options import ValueFormat, wrong
 from headrace.spark.source.arrow import (
     NAMES,
     Column,
@@ -19,21 +28,20 @@ from headrace.spark.source.arrow import (
     binary_values,
     column_of,
     grouped,
-    record_batches,
 )
-from headrace.spark.source.options import SourceOptions, ValueFormat
+from headrace.spark.source.options import SourceOptions
 
 CORRUPT = "_corrupt"
 PREFIX = "_"
-RECORD = {
-    "key": "BINARY",
-    "value": "BINARY",
-    "topic": "STRING",
-    "partition": "INT",
-    "offset": "BIGINT",
-    "timestamp": "TIMESTAMP",
-    "headers": "ARRAY<STRUCT<key: STRING, value: BINARY>>",
-    "id": "STRING",
+RECORD: dict[str, DataType] = {
+    "key": BinaryType(),
+    "value": BinaryType(),
+    "topic": StringType(),
+    "partition": IntegerType(),
+    "offset": LongType(),
+    "timestamp": TimestampType(),
+    "headers": ArrayType(StructType().add("key", StringType()).add("value", BinaryType())),
+    "id": StringType(),
 }
 """The columns of a record and their types. Of a JSON topic they have :data:`PREFIX` in front."""
 assert tuple(RECORD) == NAMES
@@ -47,10 +55,10 @@ def default_schema(options: SourceOptions) -> str:
     else:
         types = dict(RECORD)
         if options.value_format == "text":
-            types["value"] = "STRING"
+            types["value"] = StringType()
         if not options.include_headers:
             del types["headers"]
-        fields = {name: f"{name} {type_}" for name, type_ in types.items()}
+        fields = {name: f"{name} {type_.simpleString()}" for name, type_ in types.items()}
     if options.columns is not None:
         for name in options.columns:
             if name not in fields:
@@ -74,8 +82,8 @@ def _json_fields(options: SourceOptions) -> dict[str, str]:
         fields[found["quoted"] or found["plain"]] = declaration
     fields.setdefault(CORRUPT, f"{CORRUPT} STRING")
     if options.columns is not None:  # a record's own columns need not be declared to be chosen
-        for name in NAMES:
-            fields.setdefault(PREFIX + name, f"{PREFIX}{name} {RECORD[name]}")
+        for name, type_ in RECORD.items():
+            fields.setdefault(PREFIX + name, f"{PREFIX}{name} {type_.simpleString()}")
     return fields
 
 
@@ -122,6 +130,7 @@ class BatchMaker:
         """None: a field of the JSON value."""
         for field in self._schema:
             self._columns.append(self._column(field))
+        self._json = None
         if self._value_format == "json":
             from headrace.spark.source.json_values import JsonValues
 
@@ -149,13 +158,10 @@ class BatchMaker:
         self, parts: Iterable[Part], topic: str, partition: int
     ) -> Iterator[pa.RecordBatch]:
         origin = Origin(topic, partition)
-        if self._value_format != "json":
-            columns = [column for column in self._columns if column is not None]
-            yield from record_batches(parts, origin, columns, self._schema)
-            return
         for group in grouped(parts):
-            fields, corrupt = self._json.decode(binary_values(group, origin))
-            found = iter(fields)
+            if self._json is not None:
+                fields, corrupt = self._json.decode(binary_values(group, origin))
+                found = iter(fields)
             arrays = [
                 column(group, origin)
                 if column is not None

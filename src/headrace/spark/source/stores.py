@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -29,6 +30,7 @@ from headrace.spark.source.positions import (
     Loss,
     TaskSpan,
     TopicExtents,
+    ends,
     loss_error,
 )
 
@@ -58,6 +60,24 @@ def open_store(options: SourceOptions) -> BrokerStore | DirectoryStore:
     return BrokerStore(options.connection, direct=options.direct_reads)
 
 
+def topics_of(options: SourceOptions) -> Known:
+    """The topics of these options, from a store that is opened for this question."""
+    with closing(open_store(options)) as store:
+        return store.topics(options.topics)
+
+
+def existing_topics(store: Store, wanted: Sequence[str]) -> Known:
+    """The topics that match; those that were deleted are left out."""
+    try:
+        return store.topics(wanted)
+    except NotFound:
+        found: dict[str, TopicExtents] = {}
+        for each in wanted:
+            with suppress(NotFound):
+                found |= store.topics([each])
+        return found
+
+
 # --- a live broker ----------------------------------------------------------------------------------
 class BrokerStore:
     def __init__(self, connection: ConnectionOptions, *, direct: bool = True):
@@ -85,6 +105,9 @@ class BrokerStore:
             self._client = connect(self.connection)
         return self._client
 
+    def names(self) -> list[str]:
+        return self.client.topics()
+
     def topics(self, wanted: Sequence[str], at_ms: int | None = None) -> Known:
         found = self.client.positions(list(wanted), at=at_ms)
         return {
@@ -101,11 +124,7 @@ class BrokerStore:
         }
 
     def wait(self, known: Known, wanted: Sequence[str], seconds: float) -> bool:
-        ends = {
-            topic: {number: extent.end for number, extent in state.partitions.items()}
-            for topic, state in known.items()
-        }
-        return self.client.wait_for(ends, topics=list(wanted), timeout=seconds)
+        return self.client.wait_for(ends(known).offsets, topics=list(wanted), timeout=seconds)
 
     # --- an executor's part -----------------------------------------------------------------
     @property
@@ -203,4 +222,12 @@ def _after_damage(store: Store, span: TaskSpan, offset: int) -> int:
     return found
 
 
-__all__ = ["BrokerStore", "DirectoryStore", "Store", "open_store", "records"]
+__all__ = [
+    "BrokerStore",
+    "DirectoryStore",
+    "Store",
+    "existing_topics",
+    "open_store",
+    "records",
+    "topics_of",
+]

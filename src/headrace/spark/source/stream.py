@@ -56,7 +56,7 @@ from headrace.spark.source.positions import (
     waiting,
 )
 from headrace.spark.source.rows import BatchMaker
-from headrace.spark.source.stores import open_store
+from headrace.spark.source.stores import existing_topics, open_store
 
 logger = logging.getLogger("headrace.spark")
 WAIT_S = (0.0, 0.05, 0.1, 0.25)
@@ -125,23 +125,7 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _look(self, read: Positions) -> None:
         """The topics as they are now. Records that are gone are an error, or a warning."""
-        self._known = self._topics()
-        self._complain(read)
-
-    def _topics(self) -> Known:
-        """The topics as they are now, without those that were deleted: ``find_losses`` reports them."""
-        try:
-            return self._store.topics(self._options.topics)
-        except NotFound:
-            found: dict[str, Any] = {}
-            for topic in self._options.topics:
-                try:
-                    found |= self._store.topics([topic])
-                except NotFound:
-                    continue
-            return found
-
-    def _complain(self, read: Positions) -> None:
+        self._known = existing_topics(self._store, self._options.topics)
         losses = find_losses(read, self._known)
         if losses and self._options.fail_on_data_loss:
             raise loss_error(losses)

@@ -18,7 +18,7 @@ from headrace.spark.notation import parse_schema
 from headrace.spark.source.options import SourceOptions
 from headrace.spark.source.positions import Known
 from headrace.spark.source.rows import CORRUPT
-from headrace.spark.source.stores import BrokerStore, DirectoryStore, open_store
+from headrace.spark.source.stores import DirectoryStore, open_store
 from headrace.spark.sql.schema import SAMPLE_RECORDS, TAKEN, Shape, infer, take_sample
 from headrace.spark.sql.text import Schemas, similar
 
@@ -60,12 +60,7 @@ class Catalog:
     # --- names ------------------------------------------------------------------------------
     def names(self) -> list[str]:
         """All topics, those of dead letters too, but not the internal ones."""
-        if isinstance(self._store, BrokerStore):
-            found = self._store.client.topics()
-        else:
-            self._store.topics([">"])  # says what is wrong with the directory
-            found = [path.name for path in self._store.path.iterdir() if path.is_dir()]
-            found = [name for name in found if not name.startswith("@")]
+        found = self._store.names()
         return sorted(name for name in found if not name.startswith(INTERNAL_PREFIX))
 
     def known(self, name: str) -> Known:
@@ -74,8 +69,7 @@ class Catalog:
             (check_pattern(name) if is_pattern(name) else check_topic_name(name, internal=True))
             return self._store.topics([name])
         except (InvalidArgument, TopicNotFound):
-            if isinstance(self._store, DirectoryStore):
-                self._store.topics([">"])
+            self._store.names()  # a directory that cannot be read is an error
             return {}
 
     def find(self, name: str) -> str | None:
@@ -105,7 +99,7 @@ class Catalog:
             Described(
                 topic,
                 len(state.partitions),
-                sum(extent.end - extent.start for extent in state.partitions.values()),
+                state.records,
                 sum(extent.bytes for extent in state.partitions.values()),
             )
             for topic, state in known.items()
@@ -115,11 +109,7 @@ class Catalog:
     def shape(self, name: str, known: Known) -> tuple[Shape, bool]:
         """The shape of a topic or wildcard, and whether it was just inferred."""
         incarnations = {topic: state.incarnation for topic, state in known.items()}
-        total = sum(
-            extent.end - extent.start
-            for state in known.values()
-            for extent in state.partitions.values()
-        )
+        total = sum(state.records for state in known.values())
         kept = self._kept.get(name)
         if kept is not None and kept.incarnations == incarnations:
             is_enough = kept.shape.is_declared or kept.shape.seen >= SAMPLE_RECORDS // 2

@@ -27,12 +27,12 @@ import shutil
 import tempfile
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple, Protocol
+from typing import IO, Any, Literal, NamedTuple
 
 import orjson
 import pyarrow as pa
@@ -261,99 +261,69 @@ def texts(column: Sequence[Any], type_: pa.DataType) -> list[str | None]:
 
 
 # --- formats ------------------------------------------------------------------------------------------
-class Writer(Protocol):
-    def write(self, batch: pa.RecordBatch) -> None: ...
-    def close(self) -> None: ...
+Batches = Iterable[pa.RecordBatch]
 
 
-class CsvWriter:
-    def __init__(self, stream: IO[bytes]):
-        self._stream = stream
-        self._text = io.StringIO()
-        self._csv = csv.writer(self._text, lineterminator="\n")
-        self._is_first = True
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        if self._is_first:
-            self._csv.writerow(batch.schema.names)
-            self._is_first = False
+def _write_csv(batches: Batches, stream: IO[bytes]) -> None:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    for number, batch in enumerate(batches):
+        if not number:
+            writer.writerow(batch.schema.names)
         columns = [
             texts(column.to_pylist(), type_)
             for column, type_ in zip(batch.columns, batch.schema.types, strict=True)
         ]
-        self._csv.writerows(zip(*columns, strict=True))
-        self._stream.write(self._text.getvalue().encode())
-        self._text.seek(0)
-        self._text.truncate()
-
-    def close(self) -> None:
-        self._stream.flush()
+        writer.writerows(zip(*columns, strict=True))
+        stream.write(text.getvalue().encode())
+        text.seek(0)
+        text.truncate()
 
 
-class JsonWriter:
+def _write_json(batches: Batches, stream: IO[bytes]) -> None:
     """A row is an object on a line of its own; a null is written, so that all rows have all columns."""
-
-    def __init__(self, stream: IO[bytes]):
-        self._stream = stream
-
-    def write(self, batch: pa.RecordBatch) -> None:
+    option = orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS
+    for batch in batches:
         names = batch.schema.names
-        columns = [self._values(column) for column in batch.columns]
-        option = orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS
+        columns = [_json_values(column) for column in batch.columns]
         with no_collection(batch.num_rows):
             lines = [
                 orjson.dumps(dict(zip(names, row, strict=False)), option=option)
                 for row in zip(*columns, strict=True)
             ]
-        self._stream.write(b"".join(lines))
-
-    @staticmethod
-    def _values(column: pa.Array) -> list[Any]:
-        convert = converter(column.type)
-        values: list[Any] = column.to_pylist()
-        if convert is None:
-            return values
-        if convert is _float and pc.all(pc.is_finite(column)).as_py() is not False:
-            return values
-        return [None if value is None else convert(value) for value in values]
-
-    def close(self) -> None:
-        self._stream.flush()
+        stream.write(b"".join(lines))
 
 
-class ParquetWriter:
-    def __init__(self, stream: IO[bytes]):
-        self._stream = stream
-        self._writer: Any = None
-        self._waiting: list[pa.RecordBatch] = []
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        if self._writer is None:
-            self._writer = pq.ParquetWriter(self._stream, batch.schema, compression="zstd")
-        self._waiting.append(batch)
-        if sum(each.num_rows for each in self._waiting) >= 10 * _ROWS:
-            self._flush()
-
-    def _flush(self) -> None:
-        if not self._waiting:
-            return
-        table = pa.Table.from_batches(self._waiting)
-        self._waiting = []
-        if table.num_rows:
-            self._writer.write_table(table)
-
-    def close(self) -> None:
-        if self._writer is None:
-            return  # a command has no rows, and not even columns
-        self._flush()
-        self._writer.close()
-        self._stream.flush()
+def _json_values(column: pa.Array) -> list[Any]:
+    convert = converter(column.type)
+    values: list[Any] = column.to_pylist()
+    if convert is None:
+        return values
+    if convert is _float and pc.all(pc.is_finite(column)).as_py() is not False:
+        return values
+    return [None if value is None else convert(value) for value in values]
 
 
-_WRITERS: dict[str, Callable[[IO[bytes]], Writer]] = {
-    "csv": CsvWriter,
-    "json": JsonWriter,
-    "parquet": ParquetWriter,
+def _write_parquet(batches: Batches, stream: IO[bytes]) -> None:
+    batches = iter(batches)
+    first = next(batches, None)
+    if first is None:
+        return  # a command has no rows, and not even columns
+    with pq.ParquetWriter(stream, first.schema, compression="zstd") as writer:
+        waiting = [first]
+        for batch in batches:
+            waiting.append(batch)
+            if sum(each.num_rows for each in waiting) >= 10 * _ROWS:
+                writer.write_table(pa.Table.from_batches(waiting))
+                waiting = []
+        if any(each.num_rows for each in waiting):
+            writer.write_table(pa.Table.from_batches(waiting))
+
+
+_WRITERS: dict[str, Callable[[Batches, IO[bytes]], None]] = {
+    "csv": _write_csv,
+    "json": _write_json,
+    "parquet": _write_parquet,
 }
 
 
@@ -370,12 +340,16 @@ def check_names(names: Sequence[str], format_: Format) -> None:
 
 def write(batches: Iterator[pa.RecordBatch], stream: IO[bytes], format_: Format) -> int:
     """All rows; how many they were."""
-    writer = _WRITERS[format_](stream)
     count = 0
-    for batch in batches:
-        writer.write(batch)
-        count += batch.num_rows
-    writer.close()
+
+    def counted() -> Iterator[pa.RecordBatch]:
+        nonlocal count
+        for batch in batches:
+            count += batch.num_rows
+            yield batch
+
+    _WRITERS[format_](counted(), stream)
+    stream.flush()
     return count
 
 

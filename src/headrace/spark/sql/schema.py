@@ -17,6 +17,7 @@ a declared schema, says what is meant.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -37,7 +38,7 @@ from pyspark.sql.types import (
 
 from headrace.spark.source.arrow import NAMES
 from headrace.spark.source.positions import Known, TaskSpan
-from headrace.spark.source.rows import CORRUPT, PREFIX
+from headrace.spark.source.rows import CORRUPT, PREFIX, RECORD
 from headrace.spark.source.stores import Store, records
 
 SAMPLE_RECORDS = 1_000
@@ -110,7 +111,7 @@ class Kind:
 
     def __init__(self) -> None:
         self.scalars: set[str] = set()
-        self.fields: dict[str, Kind] | None = None
+        self.fields: defaultdict[str, Kind] | None = None
         self.item: Kind | None = None
 
     def see(self, value: Any, depth: int = 0) -> None:
@@ -125,13 +126,11 @@ class Kind:
         elif isinstance(value, str) or depth >= DEPTH_MAX:
             self.scalars.add("string")
         elif isinstance(value, dict):
-            self.fields = {} if self.fields is None else self.fields
+            self.fields = defaultdict(Kind) if self.fields is None else self.fields
             for name, inner in value.items():
-                if name not in self.fields:
-                    self.fields[name] = Kind()
                 self.fields[name].see(inner, depth + 1)
         else:
-            self.item = Kind() if self.item is None else self.item
+            self.item = self.item or Kind()
             for inner in value:
                 self.item.see(inner, depth + 1)
 
@@ -139,13 +138,11 @@ class Kind:
         """As if all that the other has seen had been seen here."""
         self.scalars |= other.scalars
         if other.item is not None:
-            self.item = Kind() if self.item is None else self.item
+            self.item = self.item or Kind()
             self.item.see_kind(other.item)
         if other.fields is not None:
-            self.fields = {} if self.fields is None else self.fields
+            self.fields = defaultdict(Kind) if self.fields is None else self.fields
             for name, inner in other.fields.items():
-                if name not in self.fields:
-                    self.fields[name] = Kind()
                 self.fields[name].see_kind(inner)
 
     def type(self) -> DataType:
@@ -257,20 +254,13 @@ def _is_text(value: bytes) -> bool:
 # --- columns ------------------------------------------------------------------------------------------
 def columns(shape: Shape, fields: Sequence[StructField] | None = None) -> StructType:
     """The columns of a topic's view: its fields, or its value, then what every record has."""
-    from pyspark.sql.types import BinaryType, IntegerType, TimestampType
-
     text = StringType()
     if shape.values == "json":
         first = [*(shape.fields if fields is None else fields), StructField(CORRUPT, text)]
     else:
-        first = [StructField("value", text if shape.values == "text" else BinaryType())]
-    own: list[tuple[str, DataType]] = [
-        ("key", text if shape.key_is_text else BinaryType()),
-        ("topic", text),
-        ("partition", IntegerType()),
-        ("offset", LongType()),
-        ("timestamp", TimestampType()),
-        ("headers", MapType(text, text)),
-        ("id", text),
-    ]
-    return StructType([*first, *(StructField(PREFIX + name, type_) for name, type_ in own)])
+        first = [StructField("value", text if shape.values == "text" else RECORD["value"])]
+    own = {name: type_ for name, type_ in RECORD.items() if name != "value"}
+    own["headers"] = MapType(text, text)
+    if shape.key_is_text:
+        own["key"] = text
+    return StructType([*first, *(StructField(PREFIX + name, type_) for name, type_ in own.items())])

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from pyspark.errors import AnalysisException, PySparkAttributeError
 from pyspark.sql import DataFrame, SparkSession, is_remote
@@ -69,22 +70,13 @@ _NOT_FOUND = {
 }
 
 
-class _View:
+class _View(NamedTuple):
     """A topic that a statement names."""
 
-    def __init__(self, topic: str, known: Known, shape: Shape):
-        self.topic = topic
-        self.known = known
-        self.shape = shape
-        self.columns: StructType = columns(shape)
-
-    @property
-    def records(self) -> int:
-        return sum(
-            extent.end - extent.start
-            for state in self.known.values()
-            for extent in state.partitions.values()
-        )
+    topic: str
+    known: Known
+    shape: Shape
+    columns: StructType
 
 
 class TopicSql:
@@ -235,7 +227,7 @@ class TopicSql:
         shape, is_news = self.catalog.shape(topic, known)
         if is_news:
             self._tell(topic, shape)
-        return _View(topic, known, shape)
+        return _View(topic, known, shape, columns(shape))
 
     def _tell(self, topic: str, shape: Shape) -> None:
         if not shape.seen:
@@ -257,8 +249,9 @@ class TopicSql:
             **self.catalog.options, topic=view.topic
         )
         reader = reader.options(**self._bounds.options(view.known, self._clock.now_ms()))
-        if view.records > SMALL:
-            tasks = max(_cores(self.spark), view.records // TASK_RECORDS)
+        records = sum(state.records for state in view.known.values())
+        if records > SMALL:
+            tasks = max(_cores(self.spark), records // TASK_RECORDS)
             reader = reader.option("minPartitions", tasks)
         chosen = [each for each in view.columns.fields if each.name in wanted]
         if not chosen:  # count(*)
