@@ -11,7 +11,7 @@ from headrace.log.columns import Columns
 from headrace.log.interface import Append, Log, TopicRecord
 from headrace.log.storage import DiskStorage, MemoryStorage
 from headrace.model import TopicSettings
-from headrace.testing import FakeClock, FakeLoop, FaultyFiles, InlineWorkers, SimulatedFiles
+from tests.fakes import FakeClock, FakeLoop, FaultyFiles, InlineWorkers, SimulatedFiles
 
 DATA = Path("data")
 TWO = TopicRecord("orders", TopicSettings(partitions=2), 4711, 1_700_000_000_000)
