@@ -1,16 +1,16 @@
 """How Spark pipelines are doing: their reports, as records of the topic ``__pipelines``.
 
 A pipeline reports every second (:meth:`Pipelines.report`) and learns from the answer whether somebody
-asked it to stop: the broker cannot call a job, so the wish waits for the next report. A pipeline that runs
+asked it to stop: the broker cannot call a job, so the request waits for the next report. A pipeline that runs
 and has not reported for a while is *stale*: it died, or cannot reach the broker.
 
 A record's key is the pipeline's name, its value the state of the pipeline from then on (the report and the
-wish to stop), or that it was forgotten. So the last record of each name is all there is to know; a broker that starts reads them
+request to stop), or that it was forgotten. So the last record of each name is all there is to know; a broker that starts reads them
 back, and SQL over the topic shows the history.
 
 Rules:
 - A report that repeats the last one is stored only every ``REPEATED_S`` seconds.
-- Reports never stand in anybody's way: a report that the disk refuses is still known until the broker stops.
+- A full disk does not stop reports: the broker keeps a report that it cannot store in memory.
 - A name is one pipeline. A second run takes the name over once the first has ended or is stale, or if it
   began later; a run that was replaced is told so (``pipeline_replaced``).
 - The number of pipelines and the bytes of their reports are bounded. The ones that ended longest ago make
@@ -48,7 +48,7 @@ _KNOWN_TO_BROKER = ("name", "reported_at", "stopping")
 
 
 @dataclass(slots=True, eq=False)
-class Pipeline:
+class ReportedPipeline:
     """The last report of one pipeline. It is kept as JSON, so that it costs what it weighs."""
 
     name: str
@@ -64,7 +64,7 @@ class Pipeline:
 
     def took(self, report: PipelineReport, content: bytes, now_ms: int, time: float) -> None:
         if report["run_id"] != self.run_id or report["state"] != "running":
-            self.stopping = False  # the wish was for the run before
+            self.stopping = False  # the request was for the run before
         self.content = content
         self.state, self.run_id = report["state"], report["run_id"]
         self.started_at, self.reported_at, self.heard_at = report["started_at"], now_ms, time
@@ -91,7 +91,7 @@ class Pipeline:
 class Pipelines:
     def __init__(self, engine: Engine):
         self._engine = engine
-        self._pipelines: dict[str, Pipeline] = {}
+        self._pipelines: dict[str, ReportedPipeline] = {}
         """The one that reported last stands last."""
         self._bytes = 0
         self._refused = False
@@ -129,7 +129,7 @@ class Pipelines:
         name, reported_at, stopping = (record.pop(field) for field in _KNOWN_TO_BROKER)
         if name in self._pipelines and self._pipelines[name].reported_at > reported_at:
             return  # it reported while this was read
-        pipeline = self._pipelines.pop(name, None) or Pipeline(name)
+        pipeline = self._pipelines.pop(name, None) or ReportedPipeline(name)
         self._pipelines[name] = pipeline
         content = orjson.dumps(record)
         self._bytes += len(content) - len(pipeline.content)
@@ -161,7 +161,7 @@ class Pipelines:
                 code="report_too_large",
             )
         self._make_room(name, len(content) - (len(known.content) if known else 0), time)
-        pipeline = self._pipelines.pop(name, None) or Pipeline(name)
+        pipeline = self._pipelines.pop(name, None) or ReportedPipeline(name)
         self._pipelines[name] = pipeline
         is_new = content != pipeline.content or now - pipeline.stored_at > REPEATED_S * 1000
         self._bytes += len(content) - len(pipeline.content)
@@ -170,7 +170,7 @@ class Pipelines:
             self._store(pipeline)
         return {"stop": pipeline.stopping}
 
-    def _check_run(self, known: Pipeline, report: PipelineReport, time: float) -> None:
+    def _check_run(self, known: ReportedPipeline, report: PipelineReport, time: float) -> None:
         if (
             known.run_id != report["run_id"]
             and known.started_at > report["started_at"]
@@ -183,7 +183,7 @@ class Pipelines:
             )
 
     @staticmethod
-    def _note_progress(known: Pipeline | None, report: PipelineReport, now: int) -> None:
+    def _note_progress(known: ReportedPipeline | None, report: PipelineReport, now: int) -> None:
         """Note when each query finished its last batch, by the broker's clock."""
         last = (
             {} if known is None else {q["name"]: q for q in orjson.loads(known.content)["queries"]}
@@ -215,7 +215,7 @@ class Pipelines:
                 code="too_many_pipelines",
             )
 
-    def _store(self, pipeline: Pipeline) -> None:
+    def _store(self, pipeline: ReportedPipeline) -> None:
         pipeline.stored_at = pipeline.reported_at
         self._append(pipeline.name, pipeline.record())
 
@@ -273,7 +273,7 @@ class Pipelines:
         if pipeline is not None:
             self._bytes -= len(pipeline.content)
 
-    def _find(self, name: str) -> Pipeline:
+    def _find(self, name: str) -> ReportedPipeline:
         pipeline = self._pipelines.get(name)
         if pipeline is None:
             raise NotFound(

@@ -98,13 +98,13 @@ def named_values(option: str, pairs: Iterable[str] | None, prefix: str = "") -> 
 
 
 # --- the broker -----------------------------------------------------------------------------------
-class Address(NamedTuple):
+class BrokerAddress(NamedTuple):
     host: str
     port: int
     tls: bool
 
 
-def address(server: str | None) -> Address:
+def address(server: str | None) -> BrokerAddress:
     """The broker's address from the flag, the environment, or the defaults."""
     host = os.environ.get("HEADRACE_HOST") or os.environ.get("QB_SERVER_HOST") or "127.0.0.1"
     host = "127.0.0.1" if host in ("0.0.0.0", "::") else host  # a broker that listens everywhere
@@ -120,7 +120,7 @@ def address(server: str | None) -> Address:
         raise InvalidArgument(f"{server!r} is not tcp:// or tls://; --server takes HOST:PORT")
     if not port.isascii() or not port.isdigit() or len(port) > 5 or not 0 < int(port) < 65536:
         raise InvalidArgument(f"{port!r} is not a port; --server takes HOST:PORT")
-    return Address(host or "127.0.0.1", int(port), scheme == "tls")
+    return BrokerAddress(host or "127.0.0.1", int(port), scheme == "tls")
 
 
 def request_timeout() -> float:
