@@ -33,7 +33,6 @@ class Member(Client):
                 self.group,
                 self.topic,
                 prefetch=self.random.choice((5, 50, 500)),
-                member=self.member,
                 **self.settings,
             ) as consumer:
                 self.consume(consumer, self.random.choice((50, 500, 5000)))
