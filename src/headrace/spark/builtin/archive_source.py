@@ -103,7 +103,7 @@ class SpanWriter(LakeStreamWriter):
         self._source = source
 
     def rows(self, iterator: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        rows = BatchMaker.of(RECORDS, self._source)
+        rows = BatchMaker(RECORDS, self._source.value_format)
         store = open_store(self._source)
         for batch in iterator:
             for each in batch.to_pylist():
