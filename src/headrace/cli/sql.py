@@ -298,7 +298,7 @@ class StatementRunner:
         self._print(rows, statement)
         if not rows.is_all:
             self.say(
-                f"only the first {count_of(rows.height, 'row')} are shown; --limit 0 shows all"
+                f"only the first {count_of(rows.batch.num_rows, 'row')} are shown; --limit 0 shows all"
             )
 
     def _run_rows(self, statement: str) -> None:
@@ -336,14 +336,14 @@ class StatementRunner:
         if not rows.names:
             return
         if self.format != "table":
-            self._write(iter([rows.batch()]))
+            self._write(iter([rows.batch]))
             return
         asked_for = {part for parts, _, _ in names(statement) for part in parts}
         left_out = print_table_of(rows, asked_for)
         if left_out:
             self.say(f"not shown, because NULL in all rows: {', '.join(left_out)}")
         if self.shows_time:
-            self.say(count_of(rows.height, "row"))
+            self.say(count_of(rows.batch.num_rows, "row"))
 
     def _list(self) -> None:
         from headrace.spark.sql.output import ResultRows
