@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,6 +18,7 @@ from headrace.cli.spark_work import (
     Until,
     check_installed,
     sparkling,
+    state_directory,
     with_place,
 )
 
@@ -44,8 +44,8 @@ def replay(
         typer.Option("--where", metavar="SQL", help="Only records for which this is true."),
     ] = None,
     rate: Annotated[
-        str | None,
-        typer.Option(metavar="RATE", help="Records per time: 1000/s, 60/m; default: no limit."),
+        float | None,
+        typer.Option(min=0.001, max=1e9, help="Records per second; default: no limit."),
     ] = None,
     name: Annotated[
         str | None, typer.Option(help="The replay's name; the same name later continues it.")
@@ -60,10 +60,6 @@ def replay(
         bool,
         typer.Option("--same-partition", help="Keep the partitions of records; default: by key."),
     ] = False,
-    state: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="The directory for plans; default: your state directory."),
-    ] = None,
     log: Log = None,
     *,
     place: SparkPlace,
@@ -77,7 +73,7 @@ def replay(
 
     \b
     Examples:
-      headrace replay --from orders --to orders.test --since 1h --rate 1000/s
+      headrace replay --from orders --to orders.test --since 1h --rate 1000
       headrace replay --from /lake/orders --to orders --where "partition = 2" --name restore
     """
     check_installed()
@@ -87,7 +83,7 @@ def replay(
 
     asked = RecordRange(since, until, from_offset, to_offset)
     request = ReplayRequest(source, to, asked, condition, keep_timestamps, same_partition)
-    work = Replay(request, place.source(), rate=rate, name=name, state=state)
+    work = Replay(request, place.source(), state=state_directory() / "replays", rate=rate, name=name)
     say(f"replay {work.name}: {source} to {to}; to continue it, give --name {work.name}")
     stop = StopFlag()
 

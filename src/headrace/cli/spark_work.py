@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import tempfile
@@ -120,6 +121,12 @@ def check_installed() -> None:
             f"this command needs {' and '.join(missing)}: pip install 'headrace[spark]'",
             code="no_spark",
         )
+
+
+def state_directory() -> Path:
+    """The directory for files that the next run of a command needs."""
+    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(home) / "headrace"
 
 
 # --- Spark --------------------------------------------------------------------------------------------
