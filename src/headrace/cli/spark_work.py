@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
@@ -132,38 +134,57 @@ def state_directory() -> Path:
 # --- Spark --------------------------------------------------------------------------------------------
 @contextmanager
 def started(
-    name: str, master: str | None, settings: dict[str, Any], **more: Any
+    name: str,
+    master: str | None,
+    settings: dict[str, Any],
+    *,
+    in_background: bool = False,
+    **more: Any,
 ) -> Iterator[SparkSession]:
     """A session. It is stopped at the end, unless it was active before."""
+    from headrace.spark.error_sentences import SPARK_GONE
     from headrace.spark.sessions.builder import is_active, session
 
     is_ours = not is_active()
-    with errors.status("starting Spark"):
+    with nullcontext() if in_background else errors.status("starting Spark"):
         spark = session(f"headrace {name}", master, **more, **settings)
     try:
         yield spark
     finally:
         if is_ours:
-            spark.stop()
+            with suppress(*SPARK_GONE):  # it may have ended before
+                spark.stop()
 
 
 @contextmanager
-def sparkling(name: str, place: SparkPlace, log: Path | None = None) -> Iterator[SparkSession]:
-    """The same, with a temporary folder, and with Spark's log in a file."""
+def sparkling(
+    name: str, place: SparkPlace, log: Path | None = None, *, in_background: bool = False
+) -> Iterator[SparkSession]:
+    """The same, with a temporary folder, and with Spark's log in a file.
+
+    If Spark itself fails, the log is kept, and the error names it. ``in_background``: the terminal is left to
+    another thread.
+    """
     settings = place.spark_settings()
     folder = Path(tempfile.mkdtemp(prefix="headrace-"))
-    log_file = log or (folder / "spark.log" if errors.is_terminal else None)
+    remove = partial(shutil.rmtree, folder, ignore_errors=True)
+    atexit.register(remove)  # for a thread that does not get to the end
+    log_file = log or (folder / "spark.log" if in_background or errors.is_terminal else None)
+    more: dict[str, Any] = {"log_file": log_file, "log_level": "ERROR"}
     keeps = False
     try:
         settings.setdefault("spark.sql.warehouse.dir", str(folder / "warehouse"))
-        with started(name, place.master, settings, log_file=log_file, log_level="ERROR") as spark:
+        with started(name, place.master, settings, in_background=in_background, **more) as spark:
             yield spark
     except HeadraceError as error:
-        keeps = error.code in ("spark_ended", "no_spark") and log is None and log_file is not None
+        if error.code in ("spark_ended", "no_spark") and log_file is not None and log_file.exists():
+            keeps = log is None
+            error.message += f". The end of its log is in {log_file}"
         raise
     finally:
+        atexit.unregister(remove)
         if not keeps:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove()
 
 
 def with_bar(spark: SparkSession, text: str, work: Callable[[], Result]) -> Result:

@@ -235,10 +235,6 @@ class Table(ABC):
         """Add all files in one step; False when this number was committed before."""
 
     @abstractmethod
-    def last_number(self, app_id: str) -> int | None:
-        """The number of the last commit by this writer."""
-
-    @abstractmethod
     def paths(self) -> list[str]:
         """Every file of the table, absolute. Partition columns are read off the directories."""
 
@@ -264,16 +260,8 @@ class Table(ABC):
                 self._refuse_foreign_files()
                 self._create(wanted)
                 return
-            have, partition_by = self.shape()
-            merged = schemas.merged(
-                have,
-                partition_by,
-                schema,
-                options.partition_by,
-                merge=options.merge_schema,
-                path=self.path,
-            )
-            if new := merged.fieldNames()[len(have) :]:
+            new = schemas.new_columns(*self.shape(), schema, options)
+            if new:
                 self._add_columns(wanted, new)
 
     def _refuse_foreign_files(self) -> None:

@@ -95,7 +95,7 @@ class FileWriter:
             gathered: list[pa.RecordBatch] = []
             size = 0
             for batch in batches:
-                gathered.append(conform(batch, self._schema))
+                gathered.append(batch.cast(self._schema))
                 size += batch.nbytes
                 if size >= self._gathered_bytes_max:
                     self._write(gathered)
@@ -183,21 +183,6 @@ class FileWriter:
 
 
 # --- rows -----------------------------------------------------------------------------------------
-def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The same rows with exactly these columns and types; a column that is missing is null."""
-    if batch.schema.equals(schema):
-        return batch
-    columns = []
-    for field in schema:
-        index = batch.schema.get_field_index(field.name)
-        if index < 0:
-            columns.append(pa.nulls(batch.num_rows, field.type))
-        else:
-            column = batch.column(index)
-            columns.append(column if column.type == field.type else column.cast(field.type))
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
 def offsets_of(batch: pa.RecordBatch) -> Offsets:
     """The offsets of a batch. As the source gives them they are one range."""
     found = Offsets()

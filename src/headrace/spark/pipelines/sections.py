@@ -7,7 +7,6 @@ is how a pipeline does the wrong thing for a year. Every error names the file, t
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -18,6 +17,7 @@ from headrace.checking import check
 from headrace.errors import HeadraceError, InvalidArgument
 from headrace.spark.error_sentences import be_quiet, sentence
 from headrace.spark.notation import spark_duration
+from headrace.spark.options import suggestion
 
 _MISSING = object()
 Text = Annotated[str, Meta(min_length=1)]
@@ -55,8 +55,7 @@ class Section:
         """Whatever is left is a mistake."""
         for key in self._values:
             if key not in self._known:
-                close = difflib.get_close_matches(key, self._known, 1)
-                hint = f"is it {close[0]}?" if close else f"there are {_listed(self._known)}"
+                hint = suggestion(key, sorted(self._known))
                 raise self.wrong(key, f"there is no such key; {hint}")
 
     # --- values -----------------------------------------------------------------------------
@@ -135,8 +134,3 @@ def _flattened(values: Mapping[str, Any], before: str) -> Iterable[tuple[str, An
             yield from _flattened(value, f"{before}{name}.")
         else:
             yield before + name, value
-
-
-def _listed(names: Iterable[str]) -> str:
-    *most, last = sorted(names)
-    return f"{', '.join(most)} and {last}" if most else last

@@ -16,18 +16,20 @@ from __future__ import annotations
 import errno
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import orjson
 
-from headrace.errors import DataCorrupt, InvalidArgument, OffsetOutOfRange, TopicNotFound
+from headrace.errors import InvalidArgument, OffsetOutOfRange, TopicNotFound
 from headrace.files import Files, Handle
-from headrace.log.batch import AFTER_SYNC, HEADER_BYTES, Batch, is_newer
+from headrace.log.batch import Batch
 from headrace.log.index import Index
 from headrace.log.journal import entries_in
-from headrace.log.recovery import segments_of
+from headrace.log.producers import Producers
+from headrace.log.recovery import read_last, segments_of
 from headrace.log.segment import Found, Readers, Segment, log_name, scan
 from headrace.model import check_topic_name, is_pattern, pattern_matches
 from headrace.spark.source.positions import Extent, Known, TaskSpan, TopicExtents
@@ -236,26 +238,10 @@ class DirectoryStore:
         known = self._last.get(path)
         if known is not None and known[:2] == (status.st_size, status.st_mtime_ns):
             return known[2], known[3]
-        handle = self._files.open(path)
-        parts = list(scan(self._files, handle, self._files.size(handle), base_offset=base))
-        vouched = [
-            number
-            for number, part in enumerate(parts)
-            if isinstance(part, Found) and part.batch.flags & AFTER_SYNC
-        ]
-        index = Index(base)
-        for number, part in enumerate(parts):
-            if isinstance(part, Found):
-                index.add(part.batch, part.position, part.size)
-            elif is_newer(self._files.read_at(handle, part.position, HEADER_BYTES)):
-                raise DataCorrupt(
-                    f"{path} was written by a newer version of Headrace; read it with that version",
-                    code="newer_format",
-                )
-            elif number > max(vouched, default=-1):
-                break
-        self._last[path] = (status.st_size, status.st_mtime_ns, index.log_bytes, index)
-        return index.log_bytes, index
+        with closing(self._files.open(path)) as handle:
+            found, _ = read_last(self._files, handle, path, base, Producers())
+        self._last[path] = (status.st_size, status.st_mtime_ns, found.size, found.index)
+        return found.size, found.index
 
     def wait(self, known: Known, wanted: Sequence[str], seconds: float) -> bool:
         deadline = time.monotonic() + seconds
