@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 from msgspec import Meta
 
@@ -21,6 +21,11 @@ from headrace.spark.options import suggestion
 
 _MISSING = object()
 Text = Annotated[str, Meta(min_length=1)]
+Texts = tuple[Text, ...]
+"""A list, or a single text."""
+Settings = Mapping[str, str]
+"""A table of settings for Spark or for a format."""
+Declared = TypeVar("Declared")
 
 
 class InvalidPipeline(InvalidArgument):
@@ -80,12 +85,27 @@ class Section:
 
     def texts(self, key: str) -> tuple[str, ...]:
         """A list, or a single text."""
-        found = self.value(key, Text | tuple[Text, ...], ())
+        found = self.value(key, Text | Texts, ())
         return (found,) if isinstance(found, str) else tuple(each.strip() for each in found)
 
     def duration(self, key: str, value: str) -> str:
         """As Spark takes it."""
         return str(self.checked(key, spark_duration, value))
+
+    def read(self, kind: type[Declared], **given: Any) -> Declared:
+        """A declaration: each field is the value of its name here, but for those that are given."""
+        for name, hint in get_type_hints(kind, include_extras=True).items():
+            if name == "section":
+                given[name] = self
+            elif name not in given:
+                default = getattr(kind, name, None)
+                if hint == Texts:
+                    given[name] = self.texts(name)
+                elif hint == Settings:
+                    given[name] = self.options(name)
+                else:
+                    given[name] = self.value(name, hint, default)
+        return kind(**given)
 
     def section(self, key: str) -> Section | None:
         value = self.take(key, _MISSING)
