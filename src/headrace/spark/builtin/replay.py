@@ -165,7 +165,7 @@ class Replay:
         tell: Callable[[ReplayPlan], None] = lambda plan: None,
         stop: StopFlag | None = None,
     ) -> ReplayPlan:
-        """Write all that is left, step by step. ``tell`` hears of each step; ``stop`` ends it after one."""
+        """Write the rest, step by step. ``tell`` is called after each step; ``stop`` ends it after the current one."""
         busy = Conflict(f"the replay {self.name} is running already", code="replay_running")
         try:
             with locked(self._path.with_suffix(".lock"), busy):  # two plans would be two replays

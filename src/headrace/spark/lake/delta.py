@@ -11,8 +11,8 @@ file beside the log can disagree with it.
 Small files are joined by Delta's own ``optimize``. A query may commit meanwhile: Delta orders the two
 by itself.
 
-deltalake does not sync the files that it writes. They are synced here after the commit and before Spark
-hears of it. A power cut between the two (not a crash of the process) may lose the log entry, and then
+deltalake does not sync the files that it writes. They are synced here after the commit, before Spark
+gets an answer. A power cut between the two (not a crash of the process) may lose the log entry, and then
 the batch is repeated; it may also leave an empty entry, or one whose joined files are incomplete, which
 Delta reports as damage. The files that were joined are kept for a day, so ``restore`` to the version
 before brings all rows back.

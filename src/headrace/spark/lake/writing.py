@@ -44,7 +44,7 @@ BATCH_ROWS_ENOUGH = 10_000
 GATHERED_BYTES_MAX = 256 * 1024 * 1024
 OPEN_FILES_MAX = 64
 PARTITIONS_MAX = 1_000_000
-"""Of one write; ``write_dataset`` stops at 1,024 unless it is told another number."""
+"""Of one write; the default of ``write_dataset`` is 1,024."""
 
 
 class FileWriter:

@@ -133,7 +133,7 @@ class Pipeline:
     function: str | Callable[..., Any] | None = None
     mode: Literal["append", "complete"] = "append"
     trigger: Mapping[str, Any] = field(default_factory=dict)
-    """What ``DataStreamWriter.trigger`` takes; empty: as soon as there is something."""
+    """The arguments of ``DataStreamWriter.trigger``; empty: a batch begins as soon as records exist."""
     checkpoint: Text | None = None
     failed: str | None = None
     """The topic for rows that failed."""

@@ -93,7 +93,7 @@ class Section:
         return str(self.checked(key, spark_duration, value))
 
     def read(self, kind: type[Declared], **given: Any) -> Declared:
-        """A declaration: each field is the value of its name here, but for those that are given."""
+        """A declaration. A field that is not ``given`` gets the value of the key with its name."""
         for name, hint in get_type_hints(kind, include_extras=True).items():
             if name == "section":
                 given[name] = self

@@ -317,7 +317,7 @@ class Outgoing:
     def _places(
         self, topic: str, records: pa.RecordBatch, numbers: pa.Array | None, delayed: bool
     ) -> pa.Array | None:
-        """The partition of each row; None: whichever."""
+        """The partition of each row; None: the broker chooses."""
         # The broker chooses the partition of a key when the record's time has come.
         by_key = None if delayed else self._by_key(topic, records)
         if numbers is None or numbers.null_count == len(numbers):

@@ -30,7 +30,7 @@ from headrace.log.index import Index
 from headrace.log.journal import entries_in
 from headrace.log.producers import Producers
 from headrace.log.recovery import read_last, segments_of
-from headrace.log.segment import Found, Readers, Segment, log_name, scan
+from headrace.log.segment import Found, Readers, Segment, log_name, offset_at_time, scan
 from headrace.model import check_topic_name, is_pattern, pattern_matches
 from headrace.spark.source.positions import Extent, Known, TaskSpan, TopicExtents
 
@@ -74,18 +74,6 @@ class _StoredPartition:
     def ends(self) -> list[int]:
         """Where each segment ends: where the next one begins."""
         return [*(segment.base_offset for segment in self.segments[1:]), self.end]
-
-    def offset_at(self, time_ms: int) -> int:
-        for segment, end in zip(self.segments, self.ends(), strict=True):
-            index = segment.index()
-            if index.batches and index.max_timestamp < time_ms:
-                continue
-            batch = segment.batch_at_time(time_ms, end)
-            if batch is not None:
-                times = batch.times() or [batch.base_timestamp]
-                later = (number for number, each in enumerate(times) if each >= time_ms)
-                return batch.base_offset + next(later, 0)
-        return self.end
 
 
 class _StagedCommit(NamedTuple):
@@ -172,7 +160,7 @@ class DirectoryStore:
         for number in numbers:
             found = self._partition(name, number)
             end = hidden.get((name, number), found.end)
-            at = None if at_ms is None else min(found.offset_at(at_ms), end)
+            at = None if at_ms is None else offset_at_time(found.segments, end, at_ms)
             extents[number] = Extent(found.start, end, found.bytes, at)
         return TopicExtents(incarnation, extents)
 
