@@ -26,6 +26,7 @@ import orjson
 from headrace.errors import InvalidArgument, OffsetOutOfRange, TopicNotFound
 from headrace.files import Files, Handle
 from headrace.log.batch import Batch
+from headrace.log.directory import JOURNAL, TOPIC_SETTINGS
 from headrace.log.index import Index
 from headrace.log.journal import entries_in
 from headrace.log.producers import Producers
@@ -37,7 +38,6 @@ from headrace.spark.source.positions import Extent, Known, TaskSpan, TopicExtent
 READ_BYTES = 2 << 20
 LOOK_AGAIN_S = 0.25
 """How often a directory is checked for new records."""
-JOURNAL = "@subscriptions.journal"
 
 
 class ReadOnlyFiles(Files):
@@ -150,7 +150,7 @@ class DirectoryStore:
         check_topic_name(name, internal=True)
         directory = self.path / name
         try:
-            incarnation = int(orjson.loads((directory / "topic.json").read_bytes())["incarnation"])
+            incarnation = int(orjson.loads((directory / TOPIC_SETTINGS).read_bytes())["incarnation"])
         except (OSError, ValueError, KeyError, TypeError):
             incarnation = 0  # the directories are the truth; a broker would adopt it as well
         numbers = sorted(
