@@ -83,7 +83,9 @@ def replay(
 
     asked = RecordRange(since, until, from_offset, to_offset)
     request = ReplayRequest(source, to, asked, condition, keep_timestamps, same_partition)
-    work = Replay(request, place.source(), state=state_directory() / "replays", rate=rate, name=name)
+    work = Replay(
+        request, place.source(), state=state_directory() / "replays", rate=rate, name=name
+    )
     say(f"replay {work.name}: {source} to {to}; to continue it, give --name {work.name}")
     stop = StopFlag()
 

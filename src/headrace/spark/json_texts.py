@@ -70,7 +70,7 @@ class JsonTexts:
     writes_nulls: bool
     """Whether a null field of an object is written."""
     is_exact: bool
-    """Whether times are in UTC with all their digits, not in their zone and to the millisecond."""
+    """Times are in UTC with all their digits, not in their zone and to the millisecond; 1.0 is not 1."""
 
     def rows(self, batch: pa.RecordBatch) -> pa.Array:
         """One JSON object for each row, as a string column."""
@@ -94,7 +94,9 @@ class JsonTexts:
         if pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_decimal(kind):
             return column.cast(pa.string())
         if pa.types.is_floating(kind):
-            return _floats(column)
+            texts = _floats(column)  # Arrow writes 1.0 as 1
+            whole = r"^(-?\d+)$"
+            return pc.replace_substring_regex(texts, whole, r"\1.0") if self.is_exact else texts
         if pa.types.is_timestamp(kind):
             return _wrapped('"', self._timestamps(column), '"')
         if pa.types.is_date(kind):

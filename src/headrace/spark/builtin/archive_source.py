@@ -86,7 +86,9 @@ class SpanReader(HeadraceStreamReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if isinstance(partition, SpanPartition):
-            yield pa.RecordBatch.from_pylist([partition.span._asdict()], schema=to_arrow_schema(_SPANS))
+            yield pa.RecordBatch.from_pylist(
+                [partition.span._asdict()], schema=to_arrow_schema(_SPANS)
+            )
 
 
 class SpanWriter(LakeStreamWriter):

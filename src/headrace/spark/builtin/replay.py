@@ -287,7 +287,7 @@ class Replay:
         rows = self._rows(spark, offsets).observe(written, F.count(F.lit(1)).alias("rows"))
         writer = rows.write.format("headrace").mode("append").options(**self._connection)
         # A number that was committed before is not written again.
-        step = {"topic": self._request.to, "appId": plan.app_id, "batchId": plan.done + 1}
+        step = {"topic": self._request.to, "appId": plan.app_id, "batchId": str(plan.done + 1)}
         with in_words(), unmeasured(spark):
             writer.options(**step).save()
             return int(written.get["rows"])

@@ -150,7 +150,9 @@ class DirectoryStore:
         check_topic_name(name, internal=True)
         directory = self.path / name
         try:
-            incarnation = int(orjson.loads((directory / TOPIC_SETTINGS).read_bytes())["incarnation"])
+            incarnation = int(
+                orjson.loads((directory / TOPIC_SETTINGS).read_bytes())["incarnation"]
+            )
         except (OSError, ValueError, KeyError, TypeError):
             incarnation = 0  # the directories are the truth; a broker would adopt it as well
         numbers = sorted(
