@@ -46,7 +46,7 @@ def test_a_replay_and_the_same_again(
         (["--from", "nowhere", "--to", "copy"], "there is no topic 'nowhere'"),
         (["--from", "nowhere.>", "--to", "copy"], "no topic matches nowhere.>"),
         (["--from", "/no/table", "--to", "copy"], "/no/table"),
-        (["--from", ">", "--to", "copy", "--rate", "fast"], "'fast' is not a valid float"),
+        (["--from", ">", "--to", "copy", "--rate", "fast"], "Invalid value for '--rate'"),
         (["--from", "orders", "--to", "copy", "--since", "noon"], "--since: 'noon' is neither"),
         (["--from", ">", "--to", "copy", "--name", "a/b"], "not a valid name"),
     ],
