@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from headrace.cli.job_progress import TELL_S, signals
 from headrace.cli.printing import count_of, progress_bar, say
 from headrace.cli.spark_work import (
-    FromOffset,
     Log,
-    Since,
     SparkPlace,
-    ToOffset,
-    Until,
     check_installed,
     sparkling,
     state_directory,
     with_place,
+    with_range,
 )
 
 if TYPE_CHECKING:
@@ -27,6 +24,7 @@ if TYPE_CHECKING:
 
 
 @with_place
+@with_range
 def replay(
     source: Annotated[
         str,
@@ -35,10 +33,6 @@ def replay(
         ),
     ],
     to: Annotated[str, typer.Option("--to", metavar="TOPIC", help="The topic to write.")],
-    since: Since = None,
-    until: Until = None,
-    from_offset: FromOffset = None,
-    to_offset: ToOffset = None,
     condition: Annotated[
         str | None,
         typer.Option("--where", metavar="SQL", help="Only records for which this is true."),
@@ -62,6 +56,7 @@ def replay(
     ] = False,
     log: Log = None,
     *,
+    bounds: Any,
     place: SparkPlace,
 ) -> None:
     """Write a topic or a table into a topic again.
@@ -78,11 +73,9 @@ def replay(
     """
     check_installed()
     from headrace.spark.builtin.replay import Replay, ReplayRequest
-    from headrace.spark.notation import RecordRange
     from headrace.spark.sessions.stop_flag import StopFlag
 
-    asked = RecordRange(since, until, from_offset, to_offset)
-    request = ReplayRequest(source, to, asked, condition, keep_timestamps, same_partition)
+    request = ReplayRequest(source, to, bounds, condition, keep_timestamps, same_partition)
     work = Replay(
         request, place.source(), state=state_directory() / "replays", rate=rate, name=name
     )

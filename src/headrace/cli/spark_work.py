@@ -8,7 +8,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from headrace.spark.connection import ConnectionOptions
+    from headrace.spark.notation import RecordRange
     from headrace.spark.pipelines.running import Job, RunningJob
 
 Result = TypeVar("Result")
@@ -113,6 +114,20 @@ with_place = with_options(
     "place", {"master": Master, "conf": Conf, **BROKER_OPTIONS}, given_as(SparkPlace)
 )
 """Give a command the options of :class:`SparkPlace`, which it gets as its argument ``place``."""
+
+
+def _record_range(**options: Any) -> AbstractContextManager[RecordRange]:
+    from headrace.spark.notation import RecordRange
+
+    return nullcontext(RecordRange(**options))
+
+
+with_range = with_options(
+    "bounds",
+    {"since": Since, "until": Until, "from_offset": FromOffset, "to_offset": ToOffset},
+    _record_range,
+)
+"""Give a command the options for a range of records, which it gets as its argument ``bounds``."""
 
 
 def check_installed() -> None:

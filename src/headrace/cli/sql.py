@@ -23,15 +23,12 @@ import typer
 from headrace import limits
 from headrace.cli.printing import count_of, errors, progress_bar, size
 from headrace.cli.spark_work import (
-    FromOffset,
-    Since,
     SparkPlace,
-    ToOffset,
-    Until,
     check_installed,
     sparkling,
     with_bar,
     with_place,
+    with_range,
 )
 from headrace.errors import HeadraceError, InvalidArgument
 
@@ -48,6 +45,7 @@ _DESCRIBE = re.compile(r"\\d\s+(\S+)\s*\Z")
 
 
 @with_place
+@with_range
 def sql(
     query: Annotated[
         str | None,
@@ -62,10 +60,6 @@ def sql(
             "object of topics and schemas. May be repeated. Default: inferred.",
         ),
     ] = None,
-    since: Since = None,
-    until: Until = None,
-    from_offset: FromOffset = None,
-    to_offset: ToOffset = None,
     format_: Annotated[
         str | None,
         typer.Option("--format", "-f", metavar="FORMAT", help="table, csv, json or parquet."),
@@ -92,6 +86,7 @@ def sql(
         bool, typer.Option("--quiet", "-q", help="Do not print inferred schemas.")
     ] = False,
     *,
+    bounds: Any,
     place: SparkPlace,
 ) -> None:
     """Query topics with SQL.
@@ -117,7 +112,6 @@ def sql(
     if as_json and format_ not in (None, "json"):
         raise InvalidArgument("--json means --format json: give only one of them")
     check_installed()
-    from headrace.spark.notation import RecordRange
     from headrace.spark.sql.catalog import Catalog
     from headrace.spark.sql.output import format_of
     from headrace.spark.sql.text import Schemas, statements
@@ -132,7 +126,6 @@ def sql(
     schemas = Schemas()
     for each in schema or ():
         schemas.add(each)
-    bounds = RecordRange(since, until, from_offset, to_offset)
     given = None if query is None else statements(query)
     if given == []:
         raise InvalidArgument("the query is empty; without a query, headrace sql opens a prompt")
