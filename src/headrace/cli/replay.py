@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from headrace.cli.job_progress import TELL_S, signals
 from headrace.cli.printing import count_of, progress_bar, say
 from headrace.cli.spark_work import (
-    FromOffset,
     Log,
-    Since,
     SparkPlace,
-    ToOffset,
-    Until,
     check_installed,
     sparkling,
+    state_directory,
     with_place,
+    with_range,
 )
 
 if TYPE_CHECKING:
@@ -27,6 +24,7 @@ if TYPE_CHECKING:
 
 
 @with_place
+@with_range
 def replay(
     source: Annotated[
         str,
@@ -35,17 +33,13 @@ def replay(
         ),
     ],
     to: Annotated[str, typer.Option("--to", metavar="TOPIC", help="The topic to write.")],
-    since: Since = None,
-    until: Until = None,
-    from_offset: FromOffset = None,
-    to_offset: ToOffset = None,
     condition: Annotated[
         str | None,
         typer.Option("--where", metavar="SQL", help="Only records for which this is true."),
     ] = None,
     rate: Annotated[
-        str | None,
-        typer.Option(metavar="RATE", help="Records per time: 1000/s, 60/m; default: no limit."),
+        float | None,
+        typer.Option(min=0.001, max=1e9, help="Records per second; default: no limit."),
     ] = None,
     name: Annotated[
         str | None, typer.Option(help="The replay's name; the same name later continues it.")
@@ -60,12 +54,9 @@ def replay(
         bool,
         typer.Option("--same-partition", help="Keep the partitions of records; default: by key."),
     ] = False,
-    state: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="The directory for plans; default: your state directory."),
-    ] = None,
     log: Log = None,
     *,
+    bounds: Any,
     place: SparkPlace,
 ) -> None:
     """Write a topic or a table into a topic again.
@@ -77,17 +68,17 @@ def replay(
 
     \b
     Examples:
-      headrace replay --from orders --to orders.test --since 1h --rate 1000/s
+      headrace replay --from orders --to orders.test --since 1h --rate 1000
       headrace replay --from /lake/orders --to orders --where "partition = 2" --name restore
     """
     check_installed()
     from headrace.spark.builtin.replay import Replay, ReplayRequest
-    from headrace.spark.notation import RecordRange
     from headrace.spark.sessions.stop_flag import StopFlag
 
-    asked = RecordRange(since, until, from_offset, to_offset)
-    request = ReplayRequest(source, to, asked, condition, keep_timestamps, same_partition)
-    work = Replay(request, place.source(), rate=rate, name=name, state=state)
+    request = ReplayRequest(source, to, bounds, condition, keep_timestamps, same_partition)
+    work = Replay(
+        request, place.source(), state=state_directory() / "replays", rate=rate, name=name
+    )
     say(f"replay {work.name}: {source} to {to}; to continue it, give --name {work.name}")
     stop = StopFlag()
 

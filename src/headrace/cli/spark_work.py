@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from headrace.spark.connection import ConnectionOptions
+    from headrace.spark.notation import RecordRange
     from headrace.spark.pipelines.running import Job, RunningJob
 
 Result = TypeVar("Result")
@@ -112,6 +116,20 @@ with_place = with_options(
 """Give a command the options of :class:`SparkPlace`, which it gets as its argument ``place``."""
 
 
+def _record_range(**options: Any) -> AbstractContextManager[RecordRange]:
+    from headrace.spark.notation import RecordRange
+
+    return nullcontext(RecordRange(**options))
+
+
+with_range = with_options(
+    "bounds",
+    {"since": Since, "until": Until, "from_offset": FromOffset, "to_offset": ToOffset},
+    _record_range,
+)
+"""Give a command the options for a range of records, which it gets as its argument ``bounds``."""
+
+
 def check_installed() -> None:
     """Raise an error that says how to install Spark, if it is missing."""
     missing = [name for name in ("pyarrow", "pyspark") if find_spec(name) is None]
@@ -122,41 +140,66 @@ def check_installed() -> None:
         )
 
 
+def state_directory() -> Path:
+    """The directory for files that the next run of a command needs."""
+    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(home) / "headrace"
+
+
 # --- Spark --------------------------------------------------------------------------------------------
 @contextmanager
 def started(
-    name: str, master: str | None, settings: dict[str, Any], **more: Any
+    name: str,
+    master: str | None,
+    settings: dict[str, Any],
+    *,
+    in_background: bool = False,
+    **more: Any,
 ) -> Iterator[SparkSession]:
     """A session. It is stopped at the end, unless it was active before."""
+    from headrace.spark.error_sentences import SPARK_GONE
     from headrace.spark.sessions.builder import is_active, session
 
     is_ours = not is_active()
-    with errors.status("starting Spark"):
+    with nullcontext() if in_background else errors.status("starting Spark"):
         spark = session(f"headrace {name}", master, **more, **settings)
     try:
         yield spark
     finally:
         if is_ours:
-            spark.stop()
+            with suppress(*SPARK_GONE):  # it may have ended before
+                spark.stop()
 
 
 @contextmanager
-def sparkling(name: str, place: SparkPlace, log: Path | None = None) -> Iterator[SparkSession]:
-    """The same, with a temporary folder, and with Spark's log in a file."""
+def sparkling(
+    name: str, place: SparkPlace, log: Path | None = None, *, in_background: bool = False
+) -> Iterator[SparkSession]:
+    """The same, with a temporary folder, and with Spark's log in a file.
+
+    If Spark itself fails, the log is kept, and the error names it. ``in_background``: the terminal is left to
+    another thread.
+    """
     settings = place.spark_settings()
     folder = Path(tempfile.mkdtemp(prefix="headrace-"))
-    log_file = log or (folder / "spark.log" if errors.is_terminal else None)
+    remove = partial(shutil.rmtree, folder, ignore_errors=True)
+    atexit.register(remove)  # for a thread that does not get to the end
+    log_file = log or (folder / "spark.log" if in_background or errors.is_terminal else None)
+    more: dict[str, Any] = {"log_file": log_file, "log_level": "ERROR"}
     keeps = False
     try:
         settings.setdefault("spark.sql.warehouse.dir", str(folder / "warehouse"))
-        with started(name, place.master, settings, log_file=log_file, log_level="ERROR") as spark:
+        with started(name, place.master, settings, in_background=in_background, **more) as spark:
             yield spark
     except HeadraceError as error:
-        keeps = error.code in ("spark_ended", "no_spark") and log is None and log_file is not None
+        if error.code in ("spark_ended", "no_spark") and log_file is not None and log_file.exists():
+            keeps = log is None
+            error.message += f". The end of its log is in {log_file}"
         raise
     finally:
+        atexit.unregister(remove)
         if not keeps:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove()
 
 
 def with_bar(spark: SparkSession, text: str, work: Callable[[], Result]) -> Result:

@@ -9,29 +9,26 @@ from __future__ import annotations
 
 import logging
 import re
-import shutil
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from headrace import limits
 from headrace.cli.printing import count_of, errors, progress_bar, size
 from headrace.cli.spark_work import (
-    FromOffset,
-    Since,
     SparkPlace,
-    ToOffset,
-    Until,
     check_installed,
+    sparkling,
     with_bar,
     with_place,
+    with_range,
 )
 from headrace.errors import HeadraceError, InvalidArgument
 
@@ -41,7 +38,6 @@ if TYPE_CHECKING:
     from headrace.spark.sql.output import Format, ResultRows
     from headrace.spark.sql.topic_sql import TopicSql
 
-Result = TypeVar("Result")
 LIMIT = 100
 """Rows that a table shows without --limit."""
 _LIST = re.compile(r"(?:\\d|SHOW\s+(?:TABLES|TOPICS))\s*\Z", re.IGNORECASE)
@@ -49,6 +45,7 @@ _DESCRIBE = re.compile(r"\\d\s+(\S+)\s*\Z")
 
 
 @with_place
+@with_range
 def sql(
     query: Annotated[
         str | None,
@@ -63,10 +60,6 @@ def sql(
             "object of topics and schemas. May be repeated. Default: inferred.",
         ),
     ] = None,
-    since: Since = None,
-    until: Until = None,
-    from_offset: FromOffset = None,
-    to_offset: ToOffset = None,
     format_: Annotated[
         str | None,
         typer.Option("--format", "-f", metavar="FORMAT", help="table, csv, json or parquet."),
@@ -93,6 +86,7 @@ def sql(
         bool, typer.Option("--quiet", "-q", help="Do not print inferred schemas.")
     ] = False,
     *,
+    bounds: Any,
     place: SparkPlace,
 ) -> None:
     """Query topics with SQL.
@@ -114,11 +108,10 @@ def sql(
     Without a query, a prompt opens. There a statement ends with a semicolon, and \\? prints help.
     Statements from a pipe run one after another.
     """
-    spark_settings = place.spark_settings()
+    place.spark_settings()  # a mistake in --conf is an error before anything else
     if as_json and format_ not in (None, "json"):
         raise InvalidArgument("--json means --format json: give only one of them")
     check_installed()
-    from headrace.spark.notation import RecordRange
     from headrace.spark.sql.catalog import Catalog
     from headrace.spark.sql.output import format_of
     from headrace.spark.sql.text import Schemas, statements
@@ -133,7 +126,6 @@ def sql(
     schemas = Schemas()
     for each in schema or ():
         schemas.add(each)
-    bounds = RecordRange(since, until, from_offset, to_offset)
     given = None if query is None else statements(query)
     if given == []:
         raise InvalidArgument("the query is empty; without a query, headrace sql opens a prompt")
@@ -142,9 +134,7 @@ def sql(
     catalog = Catalog(place.source(path), schemas)
     if limit is None and shape == "table":
         limit = LIMIT
-    with StatementRunner(
-        catalog, bounds, shape, output, limit or None, quiet, place.master, spark_settings
-    ) as work:
+    with StatementRunner(catalog, bounds, shape, output, limit or None, quiet, place) as work:
         catalog.names()  # fails now if no broker answers
         try:
             _run(work, given)
@@ -178,35 +168,22 @@ class StatementRunner:
     limit: int | None
     """None: no limit."""
     quiet: bool
-    master: str | None
-    settings: dict[str, Any]
+    place: SparkPlace
     shows_time: bool = False
-    _folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="headrace-sql-")))
     _starting: threading.Thread | None = None
     _started: TopicSql | HeadraceError | None = None
-    _is_ours: bool = False
-    _keeps_log: bool = False
-    _silence: logging.Handler = field(default_factory=logging.NullHandler)
+    _ending: ExitStack = field(default_factory=ExitStack)
 
     def __enter__(self) -> StatementRunner:
         # When the JVM dies, py4j logs a traceback for every call; our one line is enough.
-        logging.getLogger().addHandler(self._silence)
+        silence = logging.NullHandler()
+        logging.getLogger().addHandler(silence)
+        self._ending.callback(logging.getLogger().removeHandler, silence)
+        self._ending.callback(self.catalog.close)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: Any, trace: Any) -> None:
-        logging.getLogger().removeHandler(self._silence)
-        self.catalog.close()
-        if self._keeps_log:
-            return
-        if self._started is not None and not isinstance(self._started, HeadraceError):
-            self._started.close()
-            if self._is_ours:
-                self._started.spark.stop()
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-    @property
-    def _log(self) -> Path:
-        return self._folder / "spark.log"
+        self._ending.__exit__(kind, error, trace)
 
     def say(self, text: str) -> None:
         """Print a line for people, on standard error."""
@@ -220,22 +197,12 @@ class StatementRunner:
             self._starting.start()
 
     def _start(self) -> None:
-        from headrace.spark.sessions.builder import is_active, session
         from headrace.spark.sql.topic_sql import TopicSql
 
+        # A query that fails is not retried: a person waits for it.
+        place = self.place._replace(master=self.place.master or f"local[{limits.cores()},1]")
         try:
-            self._is_ours = not is_active()
-            cores = limits.cores()
-            settings: dict[str, Any] = {"spark.sql.warehouse.dir": str(self._folder / "warehouse")}
-            settings |= self.settings
-            spark = session(
-                "headrace sql",
-                # A query that fails is not retried: a person waits for it.
-                self.master or f"local[{cores},1]",
-                log_level="ERROR",
-                log_file=self._log,
-                **settings,
-            )
+            spark = self._ending.enter_context(sparkling("sql", place, in_background=True))
             self._started = TopicSql(
                 spark, {}, bounds=self.bounds, note=self._note, catalog=self.catalog
             )
@@ -258,20 +225,9 @@ class StatementRunner:
                 while self._starting.is_alive():
                     self._starting.join(0.1)
         if isinstance(self._started, HeadraceError):
-            self._keeps_log = self._log.exists()
             raise self._started
         assert self._started is not None
         return self._started
-
-    def _watched(self, work: Callable[[], Result]) -> Result:
-        """Run ``work`` in Spark, with a progress bar. Ctrl-C cancels it."""
-        try:
-            return with_bar(self.topics().spark, "query", work)
-        except HeadraceError as error:
-            if error.code == "spark_ended":
-                self._keeps_log = True
-                error.message += f". The end of its log is in {self._log}"
-            raise
 
     # --- statements -------------------------------------------------------------------------
     def run(self, statement: str) -> None:
@@ -294,11 +250,11 @@ class StatementRunner:
 
         topics = self.topics()
         limit = self.limit
-        rows = self._watched(lambda: fetch(topics.query(statement), limit))
+        rows = with_bar(topics.spark, "query", lambda: fetch(topics.query(statement), limit))
         self._print(rows, statement)
         if not rows.is_all:
             self.say(
-                f"only the first {count_of(rows.height, 'row')} are shown; --limit 0 shows all"
+                f"only the first {count_of(rows.batch.num_rows, 'row')} are shown; --limit 0 shows all"
             )
 
     def _run_rows(self, statement: str) -> None:
@@ -311,7 +267,7 @@ class StatementRunner:
             check_names(frame.columns, self.format)
             return spool(frame, self.limit)
 
-        found = self._watched(work)
+        found = with_bar(topics.spark, "query", work)
         try:
             self._write(found.batches())
         finally:
@@ -336,14 +292,14 @@ class StatementRunner:
         if not rows.names:
             return
         if self.format != "table":
-            self._write(iter([rows.batch()]))
+            self._write(iter([rows.batch]))
             return
         asked_for = {part for parts, _, _ in names(statement) for part in parts}
         left_out = print_table_of(rows, asked_for)
         if left_out:
             self.say(f"not shown, because NULL in all rows: {', '.join(left_out)}")
         if self.shows_time:
-            self.say(count_of(rows.height, "row"))
+            self.say(count_of(rows.batch.num_rows, "row"))
 
     def _list(self) -> None:
         from headrace.spark.sql.output import ResultRows

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headrace.cli.spark_work import state_directory
 from headrace.errors import HeadraceError
 
 if TYPE_CHECKING:
@@ -121,8 +120,7 @@ def _readline(work: StatementRunner) -> Any:
         import readline
     except ImportError:
         return None
-    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    path = state / "headrace" / "sql_history"
+    path = state_directory() / "sql_history"
     readline.set_history_length(HISTORY_LINES)
     with contextlib.suppress(OSError):  # the first time, there is no history
         readline.read_history_file(path)

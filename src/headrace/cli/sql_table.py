@@ -26,19 +26,17 @@ _QUIET = ("_key", "_headers", "_corrupt")
 
 def print_table_of(rows: ResultRows, asked_for: set[str]) -> list[str]:
     """Print rows, and return the names of the columns that were left out."""
-    from headrace.spark.sql.output import texts
+    from headrace.spark.sql.output import cells as texts_of
 
-    if rows.names == ["plan"] and rows.height == 1 and str(rows.columns[0][0]).startswith("== "):
+    texts, height = texts_of(rows.batch), rows.batch.num_rows
+    if rows.names == ["plan"] and height == 1 and str(texts[0][0]).startswith("== "):
         # EXPLAIN prints lines of its own.
-        print(text_of(str(rows.columns[0][0]).encode(errors="replace"), lines=True).strip())
+        print(text_of(str(texts[0][0]).encode(errors="replace"), lines=True).strip())
         return []
-    cells = [
-        [_cell(text) for text in texts(column, type_)]
-        for column, type_ in zip(rows.columns, rows.types, strict=True)
-    ]
+    cells = [[_cell(text) for text in column] for column in texts]
     left_out: list[str] = []
     shown = list(range(len(rows.names)))
-    if console.is_terminal and rows.height:
+    if console.is_terminal and height:
         left_out = [
             name
             for name, column in zip(rows.names, cells, strict=True)
@@ -48,7 +46,7 @@ def print_table_of(rows: ResultRows, asked_for: set[str]) -> list[str]:
     names = [rows.names[number] for number in shown]
     columns = [cells[number] for number in shown]
     if console.is_terminal and _is_too_wide(names, columns, console.width):
-        _print_records(names, columns, rows.height)
+        _print_records(names, columns, height)
         return left_out
     table = new_table(
         [(text_of(rows.names[number].encode()), _is_number(rows, number)) for number in shown]
@@ -74,7 +72,7 @@ def _text(cell: str | None) -> Text:
 
 
 def _is_number(rows: ResultRows, number: int) -> bool:
-    name = str(rows.types[number])
+    name = str(rows.batch.schema.types[number])
     return name.startswith(("int", "float", "double", "decimal", "halffloat"))
 
 

@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 from headrace.clock import Clock, Loop
 from headrace.errors import Closed, OffsetOutOfRange
-from headrace.log.batch import Batch
 from headrace.log.commit import CommitGroup, gather
 from headrace.log.interface import Append
 from headrace.log.producers import Producers
@@ -105,11 +104,3 @@ class BaseLog:
 def out_of_range(offset: int, start: int, end: int) -> OffsetOutOfRange:
     holds = f"holds {start} to {end - 1}" if end > start else f"is empty (next offset {end})"
     return OffsetOutOfRange(f"offset {offset} does not exist: the partition {holds}")
-
-
-def offset_in(batch: Batch, timestamp_ms: int) -> int:
-    """The first offset of the batch whose record is not older than the time."""
-    times = batch.times() or [batch.base_timestamp]
-    return batch.base_offset + next(
-        (number for number, time in enumerate(times) if time >= timestamp_ms), 0
-    )

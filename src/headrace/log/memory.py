@@ -12,10 +12,11 @@ from collections.abc import Callable
 from headrace import limits
 from headrace.clock import Clock, Loop
 from headrace.errors import Closed
-from headrace.log.base import BaseLog, offset_in, out_of_range
+from headrace.log.base import BaseLog, out_of_range
 from headrace.log.batch import Batch
 from headrace.log.interface import Append, ClosedSegment
 from headrace.log.producers import Producers
+from headrace.log.segment import offset_in
 from headrace.model import TopicSettings
 
 DECODED_KEPT = 64

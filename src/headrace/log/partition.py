@@ -33,14 +33,14 @@ from headrace.errors import (
     refused_by_disk,
 )
 from headrace.files import Files, Handle
-from headrace.log.base import BaseLog, offset_in, out_of_range
+from headrace.log.base import BaseLog, out_of_range
 from headrace.log.batch import AFTER_SYNC, Batch
 from headrace.log.cache import BatchCache
 from headrace.log.commit import CommitGroup
 from headrace.log.index import Index
 from headrace.log.interface import Append, ClosedSegment, Whereabouts
 from headrace.log.recovery import recover
-from headrace.log.segment import Readers, Segment, log_name
+from headrace.log.segment import Readers, Segment, log_name, offset_at_time
 from headrace.log.workers import Lane, SyncFailed, Workers
 from headrace.model import TopicSettings
 
@@ -428,29 +428,10 @@ class PartitionLog(BaseLog):
         while True:
             end, segments = self.end_offset, self._segments
             try:
-                return self._find_time(timestamp_ms, end, segments)
+                return offset_at_time(segments, end, timestamp_ms)
             except FileNotFoundError:
                 if segments is self._segments:  # retention dropped nothing: the file is missing
                     raise
-
-    def _find_time(self, timestamp_ms: int, end: int, all_segments: tuple[Segment, ...]) -> int:
-        segments = [s for s in all_segments if s.base_offset < end]
-        low, high = 0, len(segments)
-        while low < high:  # the first segment that reaches the time
-            middle = probe = (low + high) // 2
-            while probe > low and not segments[probe].index().batches:
-                probe -= 1  # that segment is empty and has no time
-            if segments[probe].index().max_timestamp < timestamp_ms:
-                low = middle + 1
-            else:
-                high = probe
-        for number in range(low, len(segments)):
-            following = segments[number + 1 : number + 2]
-            limit = following[0].base_offset if following else end
-            batch = segments[number].batch_at_time(timestamp_ms, limit)
-            if batch is not None:
-                return offset_in(batch, timestamp_ms)
-        return end
 
     def size_bytes(self) -> int:
         return sum(segment.size for segment in self._segments)

@@ -116,37 +116,42 @@ def _is_stray(files: Files, directory: Path, segments: list[tuple[int, int]]) ->
 def _open_last(files: Files, path: Path, base: int, producers: Producers) -> LastSegment:
     handle = files.open(path, write=True)
     try:
-        size = files.size(handle)
-        last = LastSegment(path, base, 0, Index(base))
-        parts = list(scan(files, handle, size, base_offset=base))
-        # Everything before the last batch with AFTER_SYNC was on disk once, even if it is damaged now.
-        vouched = max(
-            (number for number, part in enumerate(parts) if _after_sync(part)), default=-1
-        )
-        for part in parts:
-            if isinstance(part, Damage):
-                _refuse_newer(files, handle, path, part)
-        torn = False
-        for number, part in enumerate(parts):
-            if isinstance(part, Found):
-                last.index.add(part.batch, part.position, part.size)
-                producers.add_batch(part.batch)
-            elif number < vouched:
-                following = parts[number + 1]
-                assert isinstance(following, Found)
-                last.damage.append((last.index.end_offset, following.batch.base_offset))
-            else:
-                torn = not part.zeros or number + 1 < len(parts)
-                break
-        last.size = last.index.log_bytes
-        last.last_timestamp = last.index.max_timestamp
+        last, torn = read_last(files, handle, path, base, producers)
         if torn:
-            last.torn_bytes = _cut(files, handle, path, last.size, size)
+            last.torn_bytes = _cut(files, handle, path, last.size, files.size(handle))
         # Records that were written but not synced before a crash become visible now.
         files.sync(handle)
         return last
     finally:
         handle.close()
+
+
+def read_last(
+    files: Files, handle: Handle, path: Path, base: int, producers: Producers
+) -> tuple[LastSegment, bool]:
+    """The last segment, and whether it has a torn tail. Nothing is changed."""
+    last = LastSegment(path, base, 0, Index(base))
+    parts = list(scan(files, handle, files.size(handle), base_offset=base))
+    # Everything before the last batch with AFTER_SYNC was on disk once, even if it is damaged now.
+    vouched = max((number for number, part in enumerate(parts) if _after_sync(part)), default=-1)
+    for part in parts:
+        if isinstance(part, Damage):
+            _refuse_newer(files, handle, path, part)
+    torn = False
+    for number, part in enumerate(parts):
+        if isinstance(part, Found):
+            last.index.add(part.batch, part.position, part.size)
+            producers.add_batch(part.batch)
+        elif number < vouched:
+            following = parts[number + 1]
+            assert isinstance(following, Found)
+            last.damage.append((last.index.end_offset, following.batch.base_offset))
+        else:
+            torn = not part.zeros or number + 1 < len(parts)
+            break
+    last.size = last.index.log_bytes
+    last.last_timestamp = last.index.max_timestamp
+    return last, torn
 
 
 def _after_sync(part: Found | Damage) -> bool:

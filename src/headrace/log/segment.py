@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -342,3 +342,33 @@ class Segment:
             if isinstance(part, Found) and part.batch.base_offset > offset:
                 return part.batch.base_offset
         return end_offset
+
+
+# --- times ----------------------------------------------------------------------------------------
+def offset_in(batch: Batch, timestamp_ms: int) -> int:
+    """The first offset of the batch whose record is not older than the time."""
+    times = batch.times() or [batch.base_timestamp]
+    return batch.base_offset + next(
+        (number for number, time in enumerate(times) if time >= timestamp_ms), 0
+    )
+
+
+def offset_at_time(segments: Sequence[Segment], end: int, timestamp_ms: int) -> int:
+    """The first offset of a partition whose record is not older than the time; ``end`` if there is none."""
+    segments = [s for s in segments if s.base_offset < end]
+    low, high = 0, len(segments)
+    while low < high:  # the first segment that reaches the time
+        middle = probe = (low + high) // 2
+        while probe > low and not segments[probe].index().batches:
+            probe -= 1  # that segment is empty and has no time
+        if segments[probe].index().max_timestamp < timestamp_ms:
+            low = middle + 1
+        else:
+            high = probe
+    for number in range(low, len(segments)):
+        following = segments[number + 1 : number + 2]
+        limit = following[0].base_offset if following else end
+        batch = segments[number].batch_at_time(timestamp_ms, limit)
+        if batch is not None:
+            return offset_in(batch, timestamp_ms)
+    return end

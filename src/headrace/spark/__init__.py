@@ -14,7 +14,10 @@
     notation               how users write times, durations, ranges and schemas
     error_sentences        errors of Spark, and of Python in its workers, as one sentence
     mentioned_columns      which columns a statement can read, by the names in its text
-    checkpoints  durable   what Spark wrote about a batch, on disk before the batch is committed
+    json_texts             Arrow columns as JSON, for the sink and for results of SQL
+    record_headers         headers of records as a column
+    checkpoints            what Spark wrote about a batch, on disk before the batch is committed
+    durable                files that survive a power cut, and locks
 
 Rules: only the command line imports this room, and it does so late. PySpark is imported where it is used,
 so that ``import headrace.spark`` costs nothing and never fails; the public names are imported when they

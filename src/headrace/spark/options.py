@@ -51,6 +51,13 @@ def wrong(name: str, why: str) -> InvalidArgument:
     return InvalidArgument(f"option {name}: {why}", code="invalid_option")
 
 
+def suggestion(given: str, known: Iterable[str]) -> str:
+    """Which of the known names a user may have meant."""
+    names = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(given.lower(), names, 1)
+    return f"is it {names[close[0]]}?" if close else "there are " + ", ".join(names.values())
+
+
 class Given:
     """The options that were given, read by name."""
 
@@ -62,7 +69,7 @@ class Given:
 
     def check_names(self, known: Iterable[str]) -> None:
         """Every name is one of ``known``, or the error says which was meant."""
-        names = {name.lower(): name for name in known}
+        names = {name.lower() for name in known}
         for given in self._values:
             if given.startswith("kafka.") or given in MEANINGLESS:
                 logger.warning("option %s is for Kafka and has no meaning here", given)
@@ -71,8 +78,7 @@ class Given:
                     f"option {given} is Kafka's; {INSTEAD[given]}", code="unknown_option"
                 )
             elif given not in names:
-                close = difflib.get_close_matches(given, names, 1)
-                hint = f"is it {names[close[0]]}?" if close else "there are " + ", ".join(known)
+                hint = suggestion(given, known)
                 raise InvalidArgument(f"there is no option {given}; {hint}", code="unknown_option")
 
     def text(self, name: str) -> str | None:

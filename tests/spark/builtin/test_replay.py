@@ -17,9 +17,8 @@ from headrace.spark.builtin.replay import (
     ReplayPlan,
     ReplayRequest,
     count,
-    default_state,
-    parse_rate,
 )
+from headrace.spark.durable import locked
 from headrace.spark.notation import RecordRange
 from headrace.spark.sessions.stop_flag import StopFlag
 from headrace.testing import RunningServer
@@ -31,20 +30,6 @@ pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
 
 
 # --- what users write -----------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("text", "rate"),
-    [("1000/s", 1000), ("1000", 1000), ("5k/s", 5000), ("60/m", 1), ("1.5/s", 1.5), ("36/h", 0.01)],
-)
-def test_rates(text: str, rate: float) -> None:
-    assert parse_rate(text) == pytest.approx(rate)
-
-
-@pytest.mark.parametrize("text", ["", "fast", "-5/s", "0/s", "5/day", "1e3"])
-def test_no_rate(text: str) -> None:
-    with pytest.raises(InvalidArgument, match="--rate"):
-        parse_rate(text)
-
-
 @pytest.mark.parametrize(
     ("source", "to"),
     [("orders", "no topic"), ("orders", "copies.*"), ("two words", "copy"), ("s3://a/b", "copy")],
@@ -89,13 +74,6 @@ def test_nothing_to_replay() -> None:
     assert plan.part(0, 1) == []
 
 
-def test_plans_are_kept_in_the_state_directory(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    assert default_state() == tmp_path / "headrace" / "replays"
-
-
 # --- through Spark --------------------------------------------------------------------------------
 def everything(client: BrokerClient, topic: str) -> list[Message]:
     """All messages, partition by partition."""
@@ -133,7 +111,7 @@ def test_a_topic_interrupted_and_resumed(
             **{"request": request, "connection": where, "name": "again", "state": tmp_path, **given}
         )
 
-    first = replay(rate="20/s").run(spark, tell, stop)
+    first = replay(rate=20).run(spark, tell, stop)
     assert (first.done, first.steps, count(first.offsets)) == (2, 3, 300)
     assert len(everything(client, "copy")) == first.rows == 300 - first.left < 300
     client.publish("orders", b"too late")
@@ -141,7 +119,7 @@ def test_a_topic_interrupted_and_resumed(
     # As after a crash between a commit and the note of it: the step is tried again.
     note = tmp_path / "again.json"
     note.write_text(note.read_text().replace('"done": 2', '"done": 1'))
-    assert replay(rate="1M/s").run(spark).is_finished
+    assert replay(rate=1e6).run(spark).is_finished
     assert replay().run(spark).is_finished
     found = everything(client, "copy")
     assert sorted(int(m.value.split()[1]) for m in found) == list(range(300))
@@ -155,7 +133,8 @@ def test_a_topic_interrupted_and_resumed(
         assert (headers[ID_HEADER], headers["kind"]) == (str(origin.id), "test")
         assert (message.key, message.value) == (origin.key, origin.value)
 
-    with replay()._alone(), pytest.raises(Conflict, match="is running already"):
+    busy = Conflict("it is free")
+    with locked(tmp_path / "again.lock", busy), pytest.raises(Conflict, match="is running already"):
         replay().run(spark)
     with pytest.raises(Conflict, match="began with --where None") as caught:
         replay(request=ReplayRequest("orders", "copy", where="offset > 3"))

@@ -45,8 +45,6 @@ def test_a_number_is_committed_once(tmp_path: Path, kind: str) -> None:
     assert not add(table_at(tmp_path, kind), 7, rows(0, 10))
     assert not add(table_at(tmp_path, kind), 6, rows(10, 20))
     assert offsets_of(table) == list(range(10))
-    assert table.last_number("query") == 7
-    assert table.last_number("another") is None
 
 
 def test_writers_are_told_apart(tmp_path: Path, kind: str) -> None:

@@ -139,5 +139,5 @@ def test_a_broker_that_does_not_answer(caplog: pytest.LogCaptureFixture) -> None
     reporter.report_all()
     reporter.close()
     assert [record.message for record in caplog.records] == [
-        "how revenue gets on was not reported: nobody there"
+        "the progress of revenue was not reported: nobody there"
     ]

@@ -60,7 +60,7 @@ def test_json_needs_a_schema() -> None:
 
 
 def rows_of(schema: StructType, *values: bytes, **options: str) -> list[dict[str, object]]:
-    rows = BatchMaker.of(schema, SourceOptions.of({"topic": "orders", **options}))
+    rows = BatchMaker(schema, SourceOptions.of({"topic": "orders", **options}).value_format)
     rows = pickle.loads(pickle.dumps(rows))
     batch = batches.encode(Columns(list(values)))
     batch.base_offset = 100

@@ -157,7 +157,7 @@ def _ends(held: lake.Offsets, known: Known, directory: Path) -> dict[str, dict[s
 
 
 class ArchiveJob:
-    """An archive as something that a :class:`~headrace.spark.pipelines.running.Runner` runs."""
+    """An archive as a job of a :class:`~headrace.spark.pipelines.running.Runner`."""
 
     restarts = 3
 

@@ -22,6 +22,7 @@ from typing import Any
 import orjson
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import DateType, StructField, StructType
 
 from headrace.spark.lake.sink import LakeStreamWriter
@@ -42,16 +43,9 @@ for _name in ("topic", "partition", "offset", "timestamp", "key", "value", "head
     RECORDS.add(_name, RECORD[_name])
 ARCHIVE = StructType([*RECORDS.fields, StructField("date", DateType())])
 """The columns of an archive: a record's own, and the day (UTC) of its timestamp."""
-_SPANS = "topic STRING, partition INT, start BIGINT, end BIGINT, incarnation BIGINT"
-_SPANS_ARROW = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("start", pa.int64()),
-        ("end", pa.int64()),
-        ("incarnation", pa.int64()),
-    ]
-)
+_SPANS = StructType().add("topic", "string").add("partition", "integer")
+for _name in ("start", "end", "incarnation"):
+    _SPANS.add(_name, "long")
 
 
 class ArchiveSource(DataSource):
@@ -61,7 +55,7 @@ class ArchiveSource(DataSource):
     def name(cls) -> str:
         return FORMAT
 
-    def schema(self) -> str:
+    def schema(self) -> StructType:
         return _SPANS
 
     def streamReader(self, schema: StructType) -> SpanReader:
@@ -92,7 +86,9 @@ class SpanReader(HeadraceStreamReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if isinstance(partition, SpanPartition):
-            yield pa.RecordBatch.from_pylist([partition.span._asdict()], schema=_SPANS_ARROW)
+            yield pa.RecordBatch.from_pylist(
+                [partition.span._asdict()], schema=to_arrow_schema(_SPANS)
+            )
 
 
 class SpanWriter(LakeStreamWriter):
@@ -103,7 +99,7 @@ class SpanWriter(LakeStreamWriter):
         self._source = source
 
     def rows(self, iterator: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        rows = BatchMaker.of(RECORDS, self._source)
+        rows = BatchMaker(RECORDS, self._source.value_format)
         store = open_store(self._source)
         for batch in iterator:
             for each in batch.to_pylist():

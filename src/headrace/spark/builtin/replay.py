@@ -19,15 +19,13 @@ cannot be interrupted).
 
 from __future__ import annotations
 
-import os
-import re
-import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import orjson
 from pyspark.sql import Observation
@@ -35,17 +33,19 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructType
 
 from headrace.clock import Clock
-from headrace.errors import Conflict, DataCorrupt, InvalidArgument, TopicNotFound
+from headrace.errors import Conflict, DataCorrupt, InvalidArgument, TopicNotFound, refused_by_disk
 from headrace.files import Files
 from headrace.model import check_subscription_name, check_topic_name
 from headrace.spark import lake
 from headrace.spark.builtin.offset_ranges import is_within, topic_rows
 from headrace.spark.connection import ConnectionOptions, connect
+from headrace.spark.durable import locked
 from headrace.spark.error_sentences import in_words
 from headrace.spark.lake import Span
 from headrace.spark.lake.table import directory_of
 from headrace.spark.notation import RecordRange
 from headrace.spark.options import Given
+from headrace.spark.record_headers import with_headers
 from headrace.spark.sessions.arrow_batches import unmeasured
 from headrace.spark.sessions.stop_flag import StopFlag
 from headrace.spark.source.data_source import HeadraceReader, SpanPartition
@@ -54,7 +54,7 @@ from headrace.spark.source.positions import Known
 from headrace.spark.source.stores import topics_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 FROM_HEADER = "headrace-replayed-from"
 ID_HEADER = "headrace-replayed-id"
@@ -64,20 +64,6 @@ STEP_RECORDS_MAX = 500_000
 STEP_BYTES_MAX = 64 << 20
 """A step is one commit; a broker in memory has 256 MiB for records that are staged."""
 NEEDED = ("topic", "partition", "offset", "timestamp", "value")
-_RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([km]?)(?:\s*/\s*(s|m|min|h))?\Z", re.IGNORECASE)
-_UNIT_S = {"s": 1, "m": 60, "min": 60, "h": 3600}
-
-
-def parse_rate(text: str) -> float:
-    """Records a second: ``1000/s``, ``5k/s``, ``60/m``; a number alone is per second."""
-    found = _RATE.match(text.strip())
-    if found is None:
-        raise InvalidArgument(f"--rate {text!r} is not a rate: write 1000/s, 5k/s, 60/m or 100/h")
-    number = float(found[1]) * {"": 1, "k": 1_000, "m": 1_000_000}[found[2].lower()]
-    rate = number / _UNIT_S[(found[3] or "s").lower()]
-    if not rate > 0:
-        raise InvalidArgument("--rate 0 would never end; leave it out for full speed")
-    return rate
 
 
 @dataclass(frozen=True)
@@ -116,8 +102,8 @@ class ReplayPlan:
     """The offsets of a replay, and how many steps are done: the file ``<state>/<name>.json``."""
 
     request: dict[str, Any]
-    token: str
-    """Part of the name of the commits, so that a new plan under an old name is a new replay."""
+    app_id: str
+    """The name of the commits. It has a random part, so a new plan under an old name is a new replay."""
     offsets: list[Span]
     steps: int
     done: int = 0
@@ -148,15 +134,11 @@ def count(offsets: list[Span]) -> int:
     return sum(end - start for _, _, start, end in offsets)
 
 
-def default_state() -> Path:
-    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(home) / "headrace" / "replays"
-
-
 class Replay:
     """One replay. Run again under its name, it continues; only the rate may then differ.
 
-    ``connection`` holds options of ``format("headrace")`` (``servers``, ``token``, …).
+    ``connection`` holds options of ``format("headrace")`` (``servers``, ``token``, …); ``rate`` is records a
+    second; ``state`` is the directory for plans.
     """
 
     def __init__(
@@ -164,16 +146,15 @@ class Replay:
         request: ReplayRequest,
         connection: Mapping[str, str],
         *,
-        rate: str | None = None,
+        state: Path,
+        rate: float | None = None,
         name: str | None = None,
-        state: str | os.PathLike[str] | None = None,
     ):
-        self.name = check_subscription_name(name or f"replay-{secrets.token_hex(4)}")
-        self._request, self._connection = request, dict(connection)
-        self._rate = None if rate is None else parse_rate(rate)
-        self._path = Path(state or default_state()) / f"{self.name}.json"
+        self.name = check_subscription_name(name or f"replay-{uuid4().hex[:8]}")
+        self._request, self._connection, self._rate = request, dict(connection), rate
+        self._path = state / f"{self.name}.json"
         self._load()  # another request under this name is an error now, not when Spark has started
-        if request.is_table:  # that there is no source is said before Spark starts
+        if request.is_table:  # a source that does not exist is an error before Spark starts, too
             lake.describe(request.source)
         else:
             self._known()
@@ -184,9 +165,13 @@ class Replay:
         tell: Callable[[ReplayPlan], None] = lambda plan: None,
         stop: StopFlag | None = None,
     ) -> ReplayPlan:
-        """Write all that is left, step by step. ``tell`` hears of each step; ``stop`` ends it after one."""
-        with self._alone():
-            return self._run(spark, tell, stop or StopFlag())
+        """Write the rest, step by step. ``tell`` is called after each step; ``stop`` ends it after the current one."""
+        busy = Conflict(f"the replay {self.name} is running already", code="replay_running")
+        try:
+            with locked(self._path.with_suffix(".lock"), busy):  # two plans would be two replays
+                return self._run(spark, tell, stop or StopFlag())
+        except OSError as error:
+            raise refused_by_disk(error) from error
 
     def _run(
         self, spark: SparkSession, tell: Callable[[ReplayPlan], None], stop: StopFlag
@@ -203,22 +188,6 @@ class Replay:
             self._save(plan)
             tell(plan)
         return plan
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Two processes that begin one replay would make two plans of it."""
-        files = Files()
-        try:
-            files.make_directory(self._path.parent)
-            handle = files.open(self._path.with_suffix(".lock"), write=True, create=True)
-        except OSError as error:
-            raise self._not_written(error) from None
-        try:
-            if not files.lock(handle):
-                raise Conflict(f"the replay {self.name} is running already", code="replay_running")
-            yield
-        finally:
-            handle.close()
 
     # --- the plan ---------------------------------------------------------------------------------
     def _load(self) -> ReplayPlan | None:
@@ -243,18 +212,8 @@ class Replay:
         return plan
 
     def _save(self, plan: ReplayPlan) -> None:
-        try:
-            Files().replace(
-                self._path, [orjson.dumps(plan, default=list, option=orjson.OPT_INDENT_2)]
-            )
-        except OSError as error:
-            raise self._not_written(error) from None
-
-    def _not_written(self, error: OSError) -> InvalidArgument:
-        return InvalidArgument(
-            f"{self._path} cannot be written: {error.strerror}; give a directory with --state",
-            code="invalid_path",
-        )
+        text = orjson.dumps(plan, default=list, option=orjson.OPT_INDENT_2)
+        Files().replace(self._path, [text])
 
     def _begin(self, spark: SparkSession) -> ReplayPlan:
         request = self._request
@@ -268,7 +227,8 @@ class Replay:
         steps = -(-count(offsets) // max(1, int(size)))
         if request.same_partition:
             self._create_target(1 + max((partition for _, partition, _, _ in offsets), default=0))
-        plan = ReplayPlan(request.options(), secrets.token_hex(4), offsets, steps)
+        app_id = f"replay.{self.name}.{uuid4().hex[:8]}"
+        plan = ReplayPlan(request.options(), app_id, offsets, steps)
         self._save(plan)
         return plan
 
@@ -326,11 +286,10 @@ class Replay:
         written = Observation()
         rows = self._rows(spark, offsets).observe(written, F.count(F.lit(1)).alias("rows"))
         writer = rows.write.format("headrace").mode("append").options(**self._connection)
-        writer = writer.option("topic", self._request.to)
         # A number that was committed before is not written again.
-        writer = writer.option("appId", f"replay.{self.name}.{plan.token}")
+        step = {"topic": self._request.to, "appId": plan.app_id, "batchId": str(plan.done + 1)}
         with in_words(), unmeasured(spark):
-            writer.option("batchId", plan.done + 1).save()
+            writer.options(**step).save()
             return int(written.get["rows"])
 
     def _rows(self, spark: SparkSession, offsets: list[Span]) -> DataFrame:
@@ -345,23 +304,13 @@ class Replay:
         if request.is_table:  # a task that reads a topic has one partition, in order
             rows = rows.repartition("topic", "partition")
             rows = rows.sortWithinPartitions("topic", "partition", "offset")
-        return rows.selectExpr(*self._columns(rows.columns))
-
-    def _columns(self, there: list[str]) -> list[str]:
-        """The columns that are written, as SQL."""
-        header = "named_struct('key', '{}', 'value', cast({} AS BINARY))"
-        added = [header.format(FROM_HEADER, "concat(topic, '/', partition, '@', offset)")]
-        if "id" in there:
-            added.append(header.format(ID_HEADER, "id"))
-        headers = f"filter(array({', '.join(added)}), h -> h.value IS NOT NULL)"
-        if "headers" in there:
-            kept = f"filter(headers, h -> h.key NOT IN ('{FROM_HEADER}', '{ID_HEADER}'))"
-            headers = f"concat(coalesce({kept}, array()), {headers})"
-        columns = ["value", f"{headers} AS headers"]
-        if "key" in there:
-            columns.append("key")
-        if self._request.keep_timestamps:
-            columns.append("timestamp")
-        if self._request.same_partition:
-            columns.append("partition")
-        return columns
+        added: dict[str, Column] = {
+            FROM_HEADER: F.concat("topic", F.lit("/"), "partition", F.lit("@"), "offset")
+        }
+        if "id" in rows.columns:
+            added[ID_HEADER] = F.col("id")
+        own = F.col("headers") if "headers" in rows.columns else None
+        kept = ["value", *(["key"] if "key" in rows.columns else [])]
+        kept += ["timestamp"] if request.keep_timestamps else []
+        kept += ["partition"] if request.same_partition else []
+        return rows.select(*kept, with_headers(own, added).alias("headers"))

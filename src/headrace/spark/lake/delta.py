@@ -11,8 +11,8 @@ file beside the log can disagree with it.
 Small files are joined by Delta's own ``optimize``. A query may commit meanwhile: Delta orders the two
 by itself.
 
-deltalake does not sync the files that it writes. They are synced here after the commit and before Spark
-hears of it. A power cut between the two (not a crash of the process) may lose the log entry, and then
+deltalake does not sync the files that it writes. They are synced here after the commit, before Spark
+gets an answer. A power cut between the two (not a crash of the process) may lose the log entry, and then
 the batch is repeated; it may also leave an empty entry, or one whose joined files are incomplete, which
 Delta reports as damage. The files that were joined are kept for a day, so ``restore`` to the version
 before brings all rows back.
@@ -122,20 +122,19 @@ class DeltaLakeTable(Table):
         sync(log / f"{version:020d}.json")
         sync(log)
 
-    def last_number(self, app_id: str) -> int | None:
-        return self._load().transaction_version(app_id)
-
     # --- reading --------------------------------------------------------------------------------
     def paths(self) -> list[str]:
         return list(self._load().file_uris())
 
     def shape(self) -> tuple[StructType, tuple[str, ...]]:
-        return _shape(self._load())
+        table = self._load()
+        schema = schemas.to_spark(pa.schema(table.schema()))
+        return schema, tuple(table.metadata().partition_columns)
 
     def describe(self) -> Description:
         table = self._load()
         actions = pa.table(table.get_add_actions())
-        schema, partition_by = _shape(table)
+        schema, partition_by = self.shape()
         return Description(
             str(self.path),
             self.kind,
@@ -179,11 +178,6 @@ class DeltaLakeTable(Table):
 
 def _note(offsets: Offsets) -> dict[str, Any]:
     return {NOTE: offsets.as_text()} if offsets else {}
-
-
-def _shape(table: DeltaTable) -> tuple[StructType, tuple[str, ...]]:
-    schema = schemas.to_spark(pa.schema(table.schema()))
-    return schema, tuple(table.metadata().partition_columns)
 
 
 def _offsets(table: DeltaTable) -> Offsets:

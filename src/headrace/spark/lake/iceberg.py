@@ -163,11 +163,6 @@ class IcebergLakeTable(Table):
                 f"Iceberg cannot hold these columns: {error}", code="invalid_schema"
             ) from error
 
-    @staticmethod
-    def _partition_by(table: IcebergTable) -> list[str]:
-        schema = table.schema()
-        return [schema.find_column_name(each.source_id) or "" for each in table.spec().fields]
-
     def commit(self, app_id: str, number: int, written: Sequence[WrittenFiles]) -> bool:
         with self.locked(), self._opened() as table:
             if int(table.properties.get(WRITER + app_id, -1)) >= number:
@@ -200,11 +195,6 @@ class IcebergLakeTable(Table):
                 f"another writer changed {self.path} at the same time: {error}", retryable=True
             ) from error
 
-    def last_number(self, app_id: str) -> int | None:
-        with self._opened() as table:
-            number = table.properties.get(WRITER + app_id)
-        return None if number is None else int(number)
-
     # --- reading --------------------------------------------------------------------------------
     def _data_files(self, table: IcebergTable) -> list[Any]:
         found = []
@@ -224,11 +214,12 @@ class IcebergLakeTable(Table):
 
     def shape(self) -> tuple[StructType, tuple[str, ...]]:
         with self._opened() as table:
-            return schemas.to_spark(table.schema().as_arrow()), tuple(self._partition_by(table))
+            return _shape(table)
 
     def describe(self) -> Description:
         with self._opened() as table:
             files = self._data_files(table)
+            schema, partition_by = _shape(table)
             return Description(
                 str(self.path),
                 self.kind,
@@ -236,9 +227,9 @@ class IcebergLakeTable(Table):
                 len(files),
                 sum(each.record_count for each in files),
                 sum(each.file_size_in_bytes for each in files),
-                tuple(self._partition_by(table)),
+                partition_by,
                 _offsets(table),
-                schemas.to_spark(table.schema().as_arrow()),
+                schema,
             )
 
     # --- upkeep ---------------------------------------------------------------------------------
@@ -332,6 +323,12 @@ def small_files(files: Sequence[Any], target_bytes: int) -> list[list[Any]]:
 
 def _path_of(file: Any) -> Path:
     return Path(file.file_path.removeprefix("file://"))
+
+
+def _shape(table: IcebergTable) -> tuple[StructType, tuple[str, ...]]:
+    schema = table.schema()
+    by = [schema.find_column_name(each.source_id) or "" for each in table.spec().fields]
+    return schemas.to_spark(schema.as_arrow()), tuple(by)
 
 
 def _offsets(table: IcebergTable) -> Offsets:

@@ -19,6 +19,7 @@ from pyspark.sql.types import (
 )
 
 from headrace.errors import InvalidArgument
+from headrace.spark.lake.table import Options
 
 PARTITION_TYPES = (
     StringType, DateType, BooleanType, ByteType, ShortType, IntegerType, LongType,
@@ -83,17 +84,12 @@ def check_columns(schema: StructType, partition_by: Sequence[str], *, offsets: b
                 )
 
 
-def merged(
-    table: StructType,
-    table_partition_by: Sequence[str],
-    new: StructType,
-    partition_by: Sequence[str],
-    *,
-    merge: bool,
-    path: object,
-) -> StructType:
-    """The table's schema after rows of ``new`` were added; or an error says why they cannot be."""
-    if list(table_partition_by) != list(partition_by):
+def new_columns(
+    table: StructType, table_partition_by: tuple[str, ...], new: StructType, options: Options
+) -> list[str]:
+    """The columns that rows of ``new`` add to a table; or an error says why the rows cannot be added."""
+    path, partition_by = options.directory, options.partition_by
+    if table_partition_by != partition_by:
         raise InvalidArgument(
             f"{path} is partitioned by {', '.join(table_partition_by) or 'nothing'}, not by "
             f"{', '.join(partition_by) or 'nothing'}: give the same partition_by, or another path",
@@ -112,11 +108,11 @@ def merged(
                 "to another path",
                 code="schema_changed",
             )
-    if added and not merge:
+    if added and not options.merge_schema:
         names = ", ".join(f"{each.name} {each.dataType.simpleString()}" for each in added)
         raise InvalidArgument(
             f"{path} has no column {names}: select the columns it has, or set merge_schema to add "
             "them to the table",
             code="schema_changed",
         )
-    return StructType([*table.fields, *added])
+    return [each.name for each in added]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from msgspec import Meta
 
 from headrace.errors import Conflict, InvalidArgument
 from headrace.files import Files
+from headrace.spark.durable import locked
 from headrace.spark.lake.offsets import Offsets
 from headrace.spark.options import Given, option_name, wrong
 
@@ -38,7 +38,6 @@ KEEP_S = 24 * 3600.0
 """How long a file that no reader should want any more is kept for one that still reads it."""
 
 LOCK_WAIT_S = 60.0
-LOCK_POLL_S = 0.02
 
 
 OPTIONS = (
@@ -236,10 +235,6 @@ class Table(ABC):
         """Add all files in one step; False when this number was committed before."""
 
     @abstractmethod
-    def last_number(self, app_id: str) -> int | None:
-        """The number of the last commit by this writer."""
-
-    @abstractmethod
     def paths(self) -> list[str]:
         """Every file of the table, absolute. Partition columns are read off the directories."""
 
@@ -265,16 +260,8 @@ class Table(ABC):
                 self._refuse_foreign_files()
                 self._create(wanted)
                 return
-            have, partition_by = self.shape()
-            merged = schemas.merged(
-                have,
-                partition_by,
-                schema,
-                options.partition_by,
-                merge=options.merge_schema,
-                path=self.path,
-            )
-            if new := merged.fieldNames()[len(have) :]:
+            new = schemas.new_columns(*self.shape(), schema, options)
+            if new:
                 self._add_columns(wanted, new)
 
     def _refuse_foreign_files(self) -> None:
@@ -311,22 +298,14 @@ class Table(ABC):
         a driver that was replaced and still commits. It must not get between the look at the last
         number and the commit of the next.
         """
-        self._disk.make_directory(self._home)
-        handle = self._disk.open(self._home / name, write=True, create=True)
-        try:
-            deadline = time.monotonic() + (LOCK_WAIT_S if wait_s is None else wait_s)
-            while not self._disk.lock(handle):
-                if time.monotonic() > deadline:
-                    doing = "writing to" if name == "lock" else "joining files of"
-                    raise Conflict(
-                        f"another process is {doing} {self.path}: wait for it, or stop it",
-                        code="table_locked",
-                        retryable=True,
-                    )
-                time.sleep(LOCK_POLL_S)
+        doing = "writing to" if name == "lock" else "joining files of"
+        busy = Conflict(
+            f"another process is {doing} {self.path}: wait for it, or stop it",
+            code="table_locked",
+            retryable=True,
+        )
+        with locked(self._home / name, busy, LOCK_WAIT_S if wait_s is None else wait_s):
             yield
-        finally:
-            handle.close()
 
 
 def check_offsets(had: Offsets, written: Sequence[WrittenFiles], path: Path) -> Offsets:

@@ -44,7 +44,7 @@ BATCH_ROWS_ENOUGH = 10_000
 GATHERED_BYTES_MAX = 256 * 1024 * 1024
 OPEN_FILES_MAX = 64
 PARTITIONS_MAX = 1_000_000
-"""Of one write; ``write_dataset`` stops at 1,024 unless it is told another number."""
+"""Of one write; the default of ``write_dataset`` is 1,024."""
 
 
 class FileWriter:
@@ -95,7 +95,7 @@ class FileWriter:
             gathered: list[pa.RecordBatch] = []
             size = 0
             for batch in batches:
-                gathered.append(conform(batch, self._schema))
+                gathered.append(batch.cast(self._schema))
                 size += batch.nbytes
                 if size >= self._gathered_bytes_max:
                     self._write(gathered)
@@ -183,21 +183,6 @@ class FileWriter:
 
 
 # --- rows -----------------------------------------------------------------------------------------
-def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The same rows with exactly these columns and types; a column that is missing is null."""
-    if batch.schema.equals(schema):
-        return batch
-    columns = []
-    for field in schema:
-        index = batch.schema.get_field_index(field.name)
-        if index < 0:
-            columns.append(pa.nulls(batch.num_rows, field.type))
-        else:
-            column = batch.column(index)
-            columns.append(column if column.type == field.type else column.cast(field.type))
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
 def offsets_of(batch: pa.RecordBatch) -> Offsets:
     """The offsets of a batch. As the source gives them they are one range."""
     found = Offsets()

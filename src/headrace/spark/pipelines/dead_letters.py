@@ -13,13 +13,13 @@ from pyspark.sql import functions as F
 
 from headrace.model import DEAD_LETTER_HEADERS
 from headrace.spark.pipelines.inputs import REASON
+from headrace.spark.record_headers import with_headers
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 TOPIC, PARTITION, OFFSET, ID, SUBSCRIPTION, REASON_HEADER, ATTEMPTS = DEAD_LETTER_HEADERS
 REASON_CHARS_MAX = 1000
-HEADERS = "array<struct<key:string,value:binary>>"
 
 
 def letters_of_input(bad: DataFrame, subscription: str, topic: str) -> DataFrame:
@@ -41,20 +41,13 @@ def letter_headers(
     named: dict[str, Column] | None = None,
 ) -> Column:
     """The message's own headers, and after them those of a dead letter."""
-    ours = [_header(name, value) for name, value in (named or {}).items()]
-    ours.append(_header(SUBSCRIPTION, F.lit(subscription)))
-    ours.append(_header(REASON_HEADER, one_line(reason)))
-    ours.append(_header(ATTEMPTS, F.lit("1")))
-    added = F.array(*ours)
-    if headers is None:
-        return added.cast(HEADERS)
-    all_headers = F.coalesce(headers, F.array().cast(HEADERS))
-    own = F.filter(all_headers, lambda header: ~header["key"].isin(*DEAD_LETTER_HEADERS))
-    return F.concat(own, added).cast(HEADERS)
-
-
-def _header(name: str, value: Column) -> Column:
-    return F.struct(F.lit(name).alias("key"), value.cast("string").cast("binary").alias("value"))
+    added = {
+        **(named or {}),
+        SUBSCRIPTION: F.lit(subscription),
+        REASON_HEADER: one_line(reason),
+        ATTEMPTS: F.lit("1"),
+    }
+    return with_headers(headers, added, DEAD_LETTER_HEADERS)
 
 
 def one_line(reason: Column) -> Column:

@@ -24,9 +24,8 @@ from headrace.model import (
 )
 from headrace.spark.lake.table import KINDS, check_kind
 from headrace.spark.options import ValueFormat
-from headrace.spark.pipelines.sections import Section
+from headrace.spark.pipelines.sections import Section, Settings, Text, Texts
 
-StaticFormat = Literal["parquet", "csv", "json", "orc", "delta", "iceberg"]
 INPUT = "input"
 """The view of a pipeline that has one input only."""
 RESTARTS = 3
@@ -51,17 +50,17 @@ class TopicInput:
     """Topics that are read as they grow."""
 
     name: str
-    topics: tuple[str, ...]
+    topics: Texts
     section: Section = field(repr=False, compare=False)
-    format: str = "binary"
-    schema: str | None = None
-    starting: str = "earliest"
+    format: ValueFormat = "binary"
+    schema: Text | None = None
+    starting: Text = "earliest"
     watermark: Watermark | None = None
-    deduplicate: tuple[str, ...] = ()
-    expect: tuple[str, ...] = ()
+    deduplicate: Texts = ()
+    expect: Texts = ()
     group: str | None = None
     """The subscription that shows in the broker how far this has come."""
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Settings = field(default_factory=dict)
 
     @property
     def views(self) -> tuple[str, ...]:
@@ -82,9 +81,9 @@ class TableInput:
     name: str
     path: str
     section: Section = field(repr=False, compare=False)
-    format: str = "parquet"
-    schema: str | None = None
-    options: Mapping[str, str] = field(default_factory=dict)
+    format: Literal["parquet", "csv", "json", "orc", "delta", "iceberg"] = "parquet"
+    schema: Text | None = None
+    options: Settings = field(default_factory=dict)
 
     @property
     def views(self) -> tuple[str, ...]:
@@ -100,10 +99,10 @@ class TopicOutput:
     topic: str | None
     """None: the column ``topic_from`` says it."""
     section: Section = field(repr=False, compare=False)
-    topic_from: str | None = None
+    topic_from: Text | None = None
     columns: Mapping[str, str] = field(default_factory=dict)
     """key, value, headers, … -> the column that holds it, where the file says so."""
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Settings = field(default_factory=dict)
 
     def __str__(self) -> str:
         return self.topic or f"by {self.topic_from}"
@@ -114,8 +113,8 @@ class TableOutput:
     path: str
     section: Section = field(repr=False, compare=False)
     format: str = KINDS[0]
-    partition_by: tuple[str, ...] = ()
-    options: Mapping[str, str] = field(default_factory=dict)
+    partition_by: Texts = ()
+    options: Settings = field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"{self.path} ({self.format})"
@@ -130,18 +129,18 @@ class Pipeline:
     section: Section = field(repr=False, compare=False)
     folder: Path = field(repr=False)
     """Where its file lies: modules and paths are looked for from there."""
-    sql: str | None = None
+    sql: Text | None = None
     function: str | Callable[..., Any] | None = None
-    mode: str = "append"
+    mode: Literal["append", "complete"] = "append"
     trigger: Mapping[str, Any] = field(default_factory=dict)
-    """What ``DataStreamWriter.trigger`` takes; empty: as soon as there is something."""
-    checkpoint: str | None = None
+    """The arguments of ``DataStreamWriter.trigger``; empty: a batch begins as soon as records exist."""
+    checkpoint: Text | None = None
     failed: str | None = None
     """The topic for rows that failed."""
-    ensure: tuple[str, ...] = ()
-    restarts: int = RESTARTS
+    ensure: Texts = ()
+    restarts: Annotated[int, Meta(ge=0)] = RESTARTS
     """How often in a row it is started again after an error."""
-    spark: Mapping[str, str] = field(default_factory=dict)
+    spark: Settings = field(default_factory=dict)
 
     @property
     def topics(self) -> tuple[TopicInput, ...]:
@@ -174,28 +173,20 @@ def read_pipeline(
 ) -> Pipeline:
     """A pipeline from its table in a file; :class:`InvalidPipeline` names a mistake."""
     section.checked("name", check_subscription_name, name)
-    inputs = _inputs(name, section, folder)
-    sql = section.text("sql")
     named = section.text("function")
-    failed = _failed(name, section)
-    pipeline = Pipeline(
-        name,
-        inputs,
-        _output(section, folder),
-        section,
-        folder,
-        sql,
-        function or named,
-        section.value("mode", Literal["append", "complete"], "append"),
-        _trigger(section),
-        section.text("checkpoint"),
-        failed,
-        section.texts("ensure"),
-        section.value("restarts", Annotated[int, Meta(ge=0)], RESTARTS),
-        section.options("spark", "spark."),
+    pipeline = section.read(
+        Pipeline,
+        name=name,
+        inputs=_inputs(name, section, folder),
+        to=_output(section, folder),
+        folder=folder,
+        function=function or named,
+        trigger=_trigger(section),
+        failed=_failed(name, section),
+        spark=section.options("spark", "spark."),
     )
     section.end()
-    _check_transformation(pipeline, [sql, named, function])
+    _check_transformation(pipeline, [pipeline.sql, named, function])
     _check_failing(pipeline)
     _check_loops(pipeline)
     if pipeline.mode == "complete" and isinstance(pipeline.to, TableOutput):
@@ -265,7 +256,8 @@ def _inputs(pipeline: str, section: Section, folder: Path) -> tuple[TopicInput |
         if "from" in inner:
             found.append(_topic_input(name, inner, f"{pipeline}.{name}"))
         else:
-            found.append(_table_input(name, inner, folder))
+            path = path_from(folder, inner.text("table"))
+            found.append(inner.read(TableInput, name=name, path=path))
         inner.end()
     return tuple(found)
 
@@ -275,37 +267,28 @@ def _topic_input(name: str, section: Section, group: str) -> TopicInput:
     for topic in topics:
         check = check_pattern if is_pattern(topic) else _topic_name
         section.checked("from", check, topic)
-    kind = section.value("format", ValueFormat, "binary")
-    schema = section.text("schema")
-    if (kind == "json") != (schema is not None):
+    found = section.read(
+        TopicInput,
+        name=name,
+        topics=topics,
+        watermark=_watermark(section),
+        group=_group(section, group),
+    )
+    if (found.format == "json") != (found.schema is not None):
         raise section.wrong(
             "schema",
             "JSON needs one, such as 'id STRING, amount DOUBLE'"
-            if schema is None
-            else f"it is for format = 'json', and this is {kind}",
+            if found.schema is None
+            else f"it is for format = 'json', and this is {found.format}",
         )
-    watermark = _watermark(section)
-    deduplicate = section.texts("deduplicate")
-    if deduplicate and watermark is None:
-        time = "_timestamp" if kind == "json" else "timestamp"
+    if found.deduplicate and found.watermark is None:
+        time = "_timestamp" if found.format == "json" else "timestamp"
         raise section.wrong(
             "deduplicate",
             "without a watermark every id would be kept for ever; add, for example, "
             f"watermark = '{time} 1 hour'",
         )
-    return TopicInput(
-        name,
-        topics,
-        section,
-        kind,
-        schema,
-        section.text("starting", "earliest"),
-        watermark,
-        deduplicate,
-        section.texts("expect"),
-        _group(section, group),
-        section.options("options"),
-    )
+    return found
 
 
 def _topic_name(topic: str) -> str:
@@ -340,18 +323,6 @@ def _watermark(section: Section) -> Watermark | None:
     return Watermark(column, section.duration("watermark", delay.strip()))
 
 
-def _table_input(name: str, section: Section, folder: Path) -> TableInput:
-    path = section.text("table")
-    return TableInput(
-        name,
-        path_from(folder, path),
-        section,
-        section.value("format", StaticFormat, "parquet"),
-        section.text("schema"),
-        section.options("options"),
-    )
-
-
 def _output(section: Section, folder: Path) -> TopicOutput | TableOutput:
     given = section.take("to")
     if given is None:
@@ -364,23 +335,16 @@ def _output(section: Section, folder: Path) -> TopicOutput | TableOutput:
         raise section.wrong("to", "it has a topic, a topic_from (a column), or a table")
     found: TopicOutput | TableOutput
     if "table" in inner:
-        found = TableOutput(
-            path_from(folder, inner.text("table")),
-            inner,
-            inner.checked("format", check_kind, inner.text("format", KINDS[0])),
-            inner.texts("partition_by"),
-            inner.options("options"),
-        )
+        path = path_from(folder, inner.text("table"))
+        kind = inner.checked("format", check_kind, inner.text("format", KINDS[0]))
+        found = inner.read(TableOutput, path=path, format=kind)
     else:
-        for key in MESSAGE_KEYS:
-            inner.text(key)  # a known key, given or not
+        columns = {key: inner.text(key) for key in MESSAGE_KEYS}
         topic = inner.text("topic")
-        found = TopicOutput(
-            None if topic is None else inner.checked("topic", check_topic_name, topic),
-            inner,
-            inner.text("topic_from"),
-            {key: inner.text(key) for key in MESSAGE_KEYS if key in inner},
-            inner.options("options"),
+        found = inner.read(
+            TopicOutput,
+            topic=None if topic is None else inner.checked("topic", check_topic_name, topic),
+            columns={key: column for key, column in columns.items() if column is not None},
         )
     inner.end()
     return found

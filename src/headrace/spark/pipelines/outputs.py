@@ -16,11 +16,12 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType
 
 from headrace import limits
-from headrace.spark.pipelines.dead_letters import HEADERS, letter_headers
+from headrace.spark.pipelines.dead_letters import letter_headers
 from headrace.spark.pipelines.declaration import Pipeline, TableOutput, TopicOutput
 from headrace.spark.pipelines.functions import FAILED, FAILED_VALUE
 from headrace.spark.pipelines.inputs import unless
 from headrace.spark.pipelines.sections import analysed
+from headrace.spark.record_headers import HEADERS
 from headrace.spark.source.rows import RECORD
 
 if TYPE_CHECKING:

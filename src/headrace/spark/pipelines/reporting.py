@@ -216,7 +216,7 @@ class Reporter:
             answer = self._client.report_pipeline(job.name, cast(PipelineReport, job.document()))
         except HeadraceError as error:
             if self.failure != error.message:
-                logger.warning("how %s gets on was not reported: %s", job.name, error.message)
+                logger.warning("the progress of %s was not reported: %s", job.name, error.message)
             self.failure = error.message
             return
         self.failure = None

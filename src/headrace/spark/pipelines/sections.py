@@ -7,10 +7,9 @@ is how a pipeline does the wrong thing for a year. Every error names the file, t
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 from msgspec import Meta
 
@@ -18,9 +17,15 @@ from headrace.checking import check
 from headrace.errors import HeadraceError, InvalidArgument
 from headrace.spark.error_sentences import be_quiet, sentence
 from headrace.spark.notation import spark_duration
+from headrace.spark.options import suggestion
 
 _MISSING = object()
 Text = Annotated[str, Meta(min_length=1)]
+Texts = tuple[Text, ...]
+"""A list, or a single text."""
+Settings = Mapping[str, str]
+"""A table of settings for Spark or for a format."""
+Declared = TypeVar("Declared")
 
 
 class InvalidPipeline(InvalidArgument):
@@ -55,8 +60,7 @@ class Section:
         """Whatever is left is a mistake."""
         for key in self._values:
             if key not in self._known:
-                close = difflib.get_close_matches(key, self._known, 1)
-                hint = f"is it {close[0]}?" if close else f"there are {_listed(self._known)}"
+                hint = suggestion(key, sorted(self._known))
                 raise self.wrong(key, f"there is no such key; {hint}")
 
     # --- values -----------------------------------------------------------------------------
@@ -81,12 +85,27 @@ class Section:
 
     def texts(self, key: str) -> tuple[str, ...]:
         """A list, or a single text."""
-        found = self.value(key, Text | tuple[Text, ...], ())
+        found = self.value(key, Text | Texts, ())
         return (found,) if isinstance(found, str) else tuple(each.strip() for each in found)
 
     def duration(self, key: str, value: str) -> str:
         """As Spark takes it."""
         return str(self.checked(key, spark_duration, value))
+
+    def read(self, kind: type[Declared], **given: Any) -> Declared:
+        """A declaration. A field that is not ``given`` gets the value of the key with its name."""
+        for name, hint in get_type_hints(kind, include_extras=True).items():
+            if name == "section":
+                given[name] = self
+            elif name not in given:
+                default = getattr(kind, name, None)
+                if hint == Texts:
+                    given[name] = self.texts(name)
+                elif hint == Settings:
+                    given[name] = self.options(name)
+                else:
+                    given[name] = self.value(name, hint, default)
+        return kind(**given)
 
     def section(self, key: str) -> Section | None:
         value = self.take(key, _MISSING)
@@ -135,8 +154,3 @@ def _flattened(values: Mapping[str, Any], before: str) -> Iterable[tuple[str, An
             yield from _flattened(value, f"{before}{name}.")
         else:
             yield before + name, value
-
-
-def _listed(names: Iterable[str]) -> str:
-    *most, last = sorted(names)
-    return f"{', '.join(most)} and {last}" if most else last

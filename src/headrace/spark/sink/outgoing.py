@@ -14,7 +14,7 @@ Where a row goes:
 - The option ``topic`` is for all rows and wins over a column ``topic``, as in Spark's Kafka sink: a job
   that copies one topic into another carries the column of its source, and must not write back into it.
 - A row with a partition goes there; else one with a key goes where every Headrace client puts that key
-  (``crc32c(key) % partitions``); else the broker takes its partitions in turn, one piece after the other.
+  (``partitioning.py``); else the broker takes its partitions in turn, one piece after the other.
 - Only topics with keys are asked for their number of partitions, once in a task.
 
 Nothing here works record by record but the hash of each *distinct* key.
@@ -35,9 +35,11 @@ import pyarrow.compute as pc
 
 from headrace import limits
 from headrace.errors import InvalidArgument, TooLarge
-from headrace.log.batch import Batch, crc32c
+from headrace.log.batch import Batch
 from headrace.model import check_topic_name
-from headrace.spark.sink import encoding, json_rows
+from headrace.partitioning import partition_of_key
+from headrace.spark import json_texts
+from headrace.spark.sink import encoding
 
 PIECE_BYTES = limits.BATCH_BYTES_TARGET
 ENOUGH_BYTES = PIECE_BYTES * 3 // 4
@@ -87,7 +89,7 @@ def layout_of(
         if not fields:
             raise InvalidArgument("the DataFrame has no columns to write", code="no_columns")
         for name, data_type in fields.items():
-            json_rows.check(name, data_type)
+            json_texts.check(name, data_type)
         if topic is None:
             raise InvalidArgument(
                 "all columns are written as JSON, and no option says where to; add "
@@ -254,7 +256,10 @@ class Outgoing:
 
     def _records(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """value, and if the rows have them: key, headers, time."""
-        values = json_rows.to_json(batch) if self._layout.is_json else self._column(batch, "value")
+        if self._layout.is_json:
+            values = json_texts.LIKE_SPARK.rows(batch)
+        else:
+            values = self._column(batch, "value")
         assert values is not None
         if values.null_count:
             name = self._layout.columns["value"]
@@ -312,7 +317,7 @@ class Outgoing:
     def _places(
         self, topic: str, records: pa.RecordBatch, numbers: pa.Array | None, delayed: bool
     ) -> pa.Array | None:
-        """The partition of each row; None: whichever."""
+        """The partition of each row; None: the broker chooses."""
         # The broker chooses the partition of a key when the record's time has come.
         by_key = None if delayed else self._by_key(topic, records)
         if numbers is None or numbers.null_count == len(numbers):
@@ -339,7 +344,7 @@ class Outgoing:
         if count == 1:
             return None
         coded = records.column("key").dictionary_encode()
-        hashed = [int(crc32c(key)) % count for key in coded.dictionary.to_pylist()]
+        hashed = [partition_of_key(key, count) for key in coded.dictionary.to_pylist()]
         return pc.fill_null(pa.array(hashed, pa.int32()).take(coded.indices), ANY)
 
     # --- lanes ------------------------------------------------------------------------------

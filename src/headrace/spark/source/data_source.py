@@ -99,7 +99,7 @@ def read_span(
 class HeadraceReader(DataSourceReader):
     def __init__(self, options: SourceOptions, schema: StructType):
         self._options = options
-        self._rows = BatchMaker.of(schema, options)
+        self._rows = BatchMaker(schema, options.value_format)
         self._store = open_store(options)
         self._narrowing = Narrowing("_" if options.value_format == "json" else "")
         starting, ending = options.starting, options.ending

@@ -16,26 +16,28 @@ from __future__ import annotations
 import errno
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import orjson
 
-from headrace.errors import DataCorrupt, InvalidArgument, OffsetOutOfRange, TopicNotFound
+from headrace.errors import InvalidArgument, OffsetOutOfRange, TopicNotFound
 from headrace.files import Files, Handle
-from headrace.log.batch import AFTER_SYNC, HEADER_BYTES, Batch, is_newer
+from headrace.log.batch import Batch
+from headrace.log.directory import JOURNAL, TOPIC_SETTINGS
 from headrace.log.index import Index
 from headrace.log.journal import entries_in
-from headrace.log.recovery import segments_of
-from headrace.log.segment import Found, Readers, Segment, log_name, scan
+from headrace.log.producers import Producers
+from headrace.log.recovery import read_last, segments_of
+from headrace.log.segment import Found, Readers, Segment, log_name, offset_at_time, scan
 from headrace.model import check_topic_name, is_pattern, pattern_matches
 from headrace.spark.source.positions import Extent, Known, TaskSpan, TopicExtents
 
 READ_BYTES = 2 << 20
 LOOK_AGAIN_S = 0.25
 """How often a directory is checked for new records."""
-JOURNAL = "@subscriptions.journal"
 
 
 class ReadOnlyFiles(Files):
@@ -72,18 +74,6 @@ class _StoredPartition:
     def ends(self) -> list[int]:
         """Where each segment ends: where the next one begins."""
         return [*(segment.base_offset for segment in self.segments[1:]), self.end]
-
-    def offset_at(self, time_ms: int) -> int:
-        for segment, end in zip(self.segments, self.ends(), strict=True):
-            index = segment.index()
-            if index.batches and index.max_timestamp < time_ms:
-                continue
-            batch = segment.batch_at_time(time_ms, end)
-            if batch is not None:
-                times = batch.times() or [batch.base_timestamp]
-                later = (number for number, each in enumerate(times) if each >= time_ms)
-                return batch.base_offset + next(later, 0)
-        return self.end
 
 
 class _StagedCommit(NamedTuple):
@@ -160,7 +150,9 @@ class DirectoryStore:
         check_topic_name(name, internal=True)
         directory = self.path / name
         try:
-            incarnation = int(orjson.loads((directory / "topic.json").read_bytes())["incarnation"])
+            incarnation = int(
+                orjson.loads((directory / TOPIC_SETTINGS).read_bytes())["incarnation"]
+            )
         except (OSError, ValueError, KeyError, TypeError):
             incarnation = 0  # the directories are the truth; a broker would adopt it as well
         numbers = sorted(
@@ -170,7 +162,7 @@ class DirectoryStore:
         for number in numbers:
             found = self._partition(name, number)
             end = hidden.get((name, number), found.end)
-            at = None if at_ms is None else min(found.offset_at(at_ms), end)
+            at = None if at_ms is None else offset_at_time(found.segments, end, at_ms)
             extents[number] = Extent(found.start, end, found.bytes, at)
         return TopicExtents(incarnation, extents)
 
@@ -236,26 +228,10 @@ class DirectoryStore:
         known = self._last.get(path)
         if known is not None and known[:2] == (status.st_size, status.st_mtime_ns):
             return known[2], known[3]
-        handle = self._files.open(path)
-        parts = list(scan(self._files, handle, self._files.size(handle), base_offset=base))
-        vouched = [
-            number
-            for number, part in enumerate(parts)
-            if isinstance(part, Found) and part.batch.flags & AFTER_SYNC
-        ]
-        index = Index(base)
-        for number, part in enumerate(parts):
-            if isinstance(part, Found):
-                index.add(part.batch, part.position, part.size)
-            elif is_newer(self._files.read_at(handle, part.position, HEADER_BYTES)):
-                raise DataCorrupt(
-                    f"{path} was written by a newer version of Headrace; read it with that version",
-                    code="newer_format",
-                )
-            elif number > max(vouched, default=-1):
-                break
-        self._last[path] = (status.st_size, status.st_mtime_ns, index.log_bytes, index)
-        return index.log_bytes, index
+        with closing(self._files.open(path)) as handle:
+            found, _ = read_last(self._files, handle, path, base, Producers())
+        self._last[path] = (status.st_size, status.st_mtime_ns, found.size, found.index)
+        return found.size, found.index
 
     def wait(self, known: Known, wanted: Sequence[str], seconds: float) -> bool:
         deadline = time.monotonic() + seconds

@@ -79,7 +79,7 @@ class Decoder:
         self._whole = whole or (lambda values: pa.array(values, type_))
 
     def column(self, values: list[Any], bad: set[int], rows: Sequence[int]) -> pa.Array:
-        """The column. ``rows`` says which record a value is of; those that are bad are noted."""
+        """The column. ``rows`` holds the record of each value; bad records are added to ``bad``."""
         if set(map(type, values)) <= self._types:
             try:
                 return self._whole(values)

@@ -111,20 +111,10 @@ class BatchMaker:
     """Makes Arrow batches of one schema. It is pickled with the reader as its schema alone."""
 
     def __init__(self, schema: StructType, value_format: ValueFormat):
-        self._struct = schema
-        self._value_format = value_format
-        self._plan()
-
-    @classmethod
-    def of(cls, schema: StructType, options: SourceOptions) -> BatchMaker:
         if not schema.fields:
             raise InvalidArgument("a schema has at least one column", code="invalid_schema")
-        return cls(schema, options.value_format)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (BatchMaker, (self._struct, self._value_format))
-
-    def _plan(self) -> None:
+        self._struct = schema
+        self._value_format = value_format
         self._schema: pa.Schema = to_arrow_schema(self._struct, timezone="UTC")
         self._columns: list[Column | None] = []
         """None: a field of the JSON value."""
@@ -140,6 +130,9 @@ class BatchMaker:
                 if column is None and field.name != CORRUPT
             ]
             self._json = JsonValues(fields)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (BatchMaker, (self._struct, self._value_format))
 
     def _column(self, field: pa.Field) -> Column | None:
         name = field.name

@@ -72,7 +72,7 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 options.starting.option, "to begin where a group is, name it (option group)"
             )
         self._options = options
-        self._rows = BatchMaker.of(schema, options)
+        self._rows = BatchMaker(schema, options.value_format)
         self._store = open_store(options)
         self._known: Known = {}
         self._initial: dict[str, Any] | None = None

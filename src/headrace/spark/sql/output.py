@@ -21,29 +21,23 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 import os
 import shutil
 import tempfile
-from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, date, datetime
-from decimal import Decimal
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple
 
-import orjson
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType
 
 from headrace.errors import InvalidArgument
-from headrace.log.batch import no_collection
+from headrace.spark.json_texts import EXACT
 
 Format = Literal["table", "csv", "json", "parquet"]
 ENDINGS: dict[str, Format] = {
@@ -64,40 +58,29 @@ _PLAIN = {
 class ResultRows(NamedTuple):
     """Some rows, to be shown."""
 
-    names: list[str]
-    types: list[pa.DataType]
-    columns: list[list[Any]]
-    is_all: bool
+    batch: pa.RecordBatch
+    is_all: bool = True
 
     @property
-    def height(self) -> int:
-        return len(self.columns[0]) if self.columns else 0
+    def names(self) -> list[str]:
+        return list(self.batch.schema.names)
 
     @classmethod
     def of(cls, columns: dict[str, list[Any]]) -> ResultRows:
         """Rows that do not come from Spark."""
-        types = [pa.array(values).type for values in columns.values()]
-        return cls(list(columns), types, list(columns.values()), True)
-
-    def batch(self) -> pa.RecordBatch:
-        arrays = [pa.array(*each) for each in zip(self.columns, self.types, strict=True)]
-        return pa.RecordBatch.from_arrays(arrays, names=self.names)
+        return cls(pa.RecordBatch.from_pydict(columns))
 
 
 # --- fetching -----------------------------------------------------------------------------------------
 def fetch(frame: DataFrame, limit: int | None) -> ResultRows:
     """The first rows, or all of them."""
-    names = frame.columns
-    if not names:
-        return ResultRows([], [], [], True)
+    if not frame.columns:
+        return ResultRows.of({})
     plain = _plain(frame)
     found = (plain if limit is None else plain.limit(limit + 1)).toArrow()
     is_all = limit is None or found.num_rows <= limit
-    if not is_all:
-        found = found.slice(0, limit)
-    return ResultRows(
-        names, found.schema.types, [each.to_pylist() for each in found.columns], is_all
-    )
+    columns = [each.combine_chunks() for each in found.slice(0, limit).columns]
+    return ResultRows(pa.RecordBatch.from_arrays(columns, names=frame.columns), is_all)
 
 
 def _plain(frame: DataFrame) -> DataFrame:
@@ -178,90 +161,13 @@ def _exact_times(frame: DataFrame) -> Iterator[None]:
         conf.set(name, before)
 
 
-# --- one value ----------------------------------------------------------------------------------------
-Convert = Callable[[Any], Any]
-
-
-def moment(value: datetime) -> str:
-    """``2026-01-31T12:00:00Z``, with what it has of a second, and a Z if it has a zone."""
-    text = value.replace(tzinfo=None).isoformat(timespec="microseconds")
-    text = text[:-3] if text.endswith("000") else text
-    text = text.removesuffix(".000")
-    return text if value.tzinfo is None else text + "Z"
-
-
-def _float(value: float) -> Any:
-    if math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-
-
-def converter(type_: pa.DataType) -> Convert | None:
-    """A function that turns a value of the type into one that JSON knows. None: it is one."""
-    is_ = pa.types
-    if is_.is_timestamp(type_):
-        return lambda value: moment(value.astimezone(UTC) if value.tzinfo else value)
-    if is_.is_date(type_):
-        return date.isoformat
-    if is_.is_decimal(type_):
-        return lambda value: orjson.Fragment(format(value, "f"))
-    if is_.is_binary(type_) or is_.is_large_binary(type_):
-        return lambda value: b64encode(value).decode()
-    if is_.is_floating(type_):
-        return _float
-    if is_.is_struct(type_):
-        fields = {field.name: _nullable(field.type) for field in type_}
-        return lambda value: {name: convert(value[name]) for name, convert in fields.items()}
-    if is_.is_map(type_):
-        key, item = _nullable(type_.key_type), _nullable(type_.item_type)
-        return lambda value: {_key(key(name)): item(inner) for name, inner in value}
-    if is_.is_list(type_) or is_.is_large_list(type_):
-        inner = _nullable(type_.value_type)
-        return lambda value: [inner(each) for each in value]
-    return None
-
-
-def _nullable(type_: pa.DataType) -> Convert:
-    convert = converter(type_)
-    if convert is None:
-        return lambda value: value
-    return lambda value: None if value is None else convert(value)
-
-
-def _key(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    return as_json(value)
-
-
-def as_json(value: Any) -> str:
-    """The result of a converter, as a text."""
-    return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS).decode()
-
-
-def texts(column: Sequence[Any], type_: pa.DataType) -> list[str | None]:
-    """A column as text: what CSV has, and what a table shows."""
-    convert = converter(type_)
-    is_nested = pa.types.is_nested(type_)
-    found: list[str | None] = []
-    for value in column:
-        if value is None:
-            found.append(None)
-        elif isinstance(value, bool):
-            found.append("true" if value else "false")
-        elif isinstance(value, Decimal):
-            found.append(format(value, "f"))
-        elif convert is None:
-            found.append(str(value))
-        elif is_nested:
-            found.append(as_json(convert(value)))
-        else:
-            found.append(str(convert(value)))
-    return found
-
-
 # --- formats ------------------------------------------------------------------------------------------
 Batches = Iterable[pa.RecordBatch]
+
+
+def cells(batch: pa.RecordBatch) -> list[list[str | None]]:
+    """The columns as texts: what CSV has, and what a table shows."""
+    return [EXACT.cells(column).to_pylist() for column in batch.columns]
 
 
 def _write_csv(batches: Batches, stream: IO[bytes]) -> None:
@@ -270,11 +176,7 @@ def _write_csv(batches: Batches, stream: IO[bytes]) -> None:
     for number, batch in enumerate(batches):
         if not number:
             writer.writerow(batch.schema.names)
-        columns = [
-            texts(column.to_pylist(), type_)
-            for column, type_ in zip(batch.columns, batch.schema.types, strict=True)
-        ]
-        writer.writerows(zip(*columns, strict=True))
+        writer.writerows(zip(*cells(batch), strict=True))
         stream.write(text.getvalue().encode())
         text.seek(0)
         text.truncate()
@@ -282,26 +184,8 @@ def _write_csv(batches: Batches, stream: IO[bytes]) -> None:
 
 def _write_json(batches: Batches, stream: IO[bytes]) -> None:
     """A row is an object on a line of its own; a null is written, so that all rows have all columns."""
-    option = orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS
     for batch in batches:
-        names = batch.schema.names
-        columns = [_json_values(column) for column in batch.columns]
-        with no_collection(batch.num_rows):
-            lines = [
-                orjson.dumps(dict(zip(names, row, strict=False)), option=option)
-                for row in zip(*columns, strict=True)
-            ]
-        stream.write(b"".join(lines))
-
-
-def _json_values(column: pa.Array) -> list[Any]:
-    convert = converter(column.type)
-    values: list[Any] = column.to_pylist()
-    if convert is None:
-        return values
-    if convert is _float and pc.all(pc.is_finite(column)).as_py() is not False:
-        return values
-    return [None if value is None else convert(value) for value in values]
+        stream.writelines([f"{row}\n".encode() for row in EXACT.rows(batch).to_pylist()])
 
 
 def _write_parquet(batches: Batches, stream: IO[bytes]) -> None:

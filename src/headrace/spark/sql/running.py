@@ -71,7 +71,7 @@ def run(
     work: Callable[[], Result],
     tell: Callable[[TaskProgress], None] | None = None,
 ) -> Result:
-    """The result of ``work``. ``tell`` hears of its progress; Ctrl-C cancels it: :class:`QueryCancelled`."""
+    """The result of ``work``. ``tell`` is called with its progress; Ctrl-C raises :class:`QueryCancelled`."""
     group = f"headrace-sql-{uuid.uuid4()}"
     thread = _Work(spark, work, group)
     with interrupts() as seen:

@@ -18,7 +18,7 @@ a declared schema, says what is meant.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -63,10 +63,6 @@ class Sample:
     keys: list[bytes] = field(default_factory=list)
     total: int = 0
     """How many records there are."""
-
-    @property
-    def is_all(self) -> bool:
-        return len(self.values) == self.total
 
 
 def take_sample(store: Store, known: Known, count: int = SAMPLE_RECORDS) -> Sample:
@@ -252,11 +248,11 @@ def _is_text(value: bytes) -> bool:
 
 
 # --- columns ------------------------------------------------------------------------------------------
-def columns(shape: Shape, fields: Sequence[StructField] | None = None) -> StructType:
+def columns(shape: Shape) -> StructType:
     """The columns of a topic's view: its fields, or its value, then what every record has."""
     text = StringType()
     if shape.values == "json":
-        first = [*(shape.fields if fields is None else fields), StructField(CORRUPT, text)]
+        first = [*shape.fields, StructField(CORRUPT, text)]
     else:
         first = [StructField("value", text if shape.values == "text" else RECORD["value"])]
     own = {name: type_ for name, type_ in RECORD.items() if name != "value"}

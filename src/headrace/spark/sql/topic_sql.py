@@ -83,7 +83,7 @@ class TopicSql:
     """Statements over topics, in a Spark session.
 
     ``options`` say where the topics are, as the source takes them: servers, token, ca, … or path.
-    ``note`` is told what was inferred of a topic, once.
+    ``note`` is called with the schema that was inferred for a topic, once.
     """
 
     def __init__(

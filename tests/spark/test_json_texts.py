@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from pyspark.sql import types as T
 
 from headrace.errors import InvalidArgument
-from headrace.spark.sink import json_rows
+from headrace.spark import json_texts
 
 NAN, INFINITY = float("nan"), float("inf")
 
 
 def texts(**columns: pa.Array) -> list[str]:
-    return json_rows.to_json(pa.record_batch(columns)).to_pylist()
+    return json_texts.LIKE_SPARK.rows(pa.record_batch(columns)).to_pylist()
 
 
 def column(kind: Any, *items: Any) -> list[str]:
@@ -82,7 +82,7 @@ def test_each_type_has_its_text(kind: Any, item: Any, text: str) -> None:
     """Alone, beside a null, and in a slice."""
     assert column(kind, item) == [text]
     batch = pa.record_batch({"x": pa.array([None, item, None, item], kind)})
-    assert json_rows.to_json(batch.slice(2)).to_pylist() == ["{}", '{"x":' + text + "}"]
+    assert json_texts.LIKE_SPARK.rows(batch.slice(2)).to_pylist() == ["{}", '{"x":' + text + "}"]
     json.loads(text)
 
 
@@ -118,7 +118,7 @@ def test_what_is_written_reads_back_the_same(items: list[Any], data: st.DataObje
         None if i is None else {**i, "map": i["map"] and list(i["map"].items())} for i in items
     ]
     batch = pa.record_batch({"x": pa.array(pairs, SHAPE)}).slice(start)
-    found = [json.loads(text) for text in json_rows.to_json(batch).to_pylist()]
+    found = [json.loads(text) for text in json_texts.LIKE_SPARK.rows(batch).to_pylist()]
     assert found == [
         {} if item is None else {"x": {n: v for n, v in item.items() if v is not None}}
         for item in items[start:]
@@ -138,7 +138,7 @@ def test_what_is_written_reads_back_the_same(items: list[Any], data: st.DataObje
 def test_what_json_has_no_word_for_is_refused_when_it_is_planned(data_type: Any, name: str) -> None:
     """With the name of the column, however deep it lies."""
     with pytest.raises(InvalidArgument, match="column") as refused:
-        json_rows.check("x", data_type)
+        json_texts.check("x", data_type)
     assert refused.value.code == "unsupported_column"
     assert f"'{name}'" in refused.value.message
 
@@ -151,4 +151,24 @@ def test_everything_else_can_be_planned() -> None:
         T.BinaryType(), T.DateType(), T.TimestampType(), T.TimestampNTZType(), T.NullType(),
         T.ArrayType(T.MapType(T.IntegerType(), T.StructType([T.StructField("a", T.DateType())]))),
     ):  # fmt: skip
-        json_rows.check("x", data_type)
+        json_texts.check("x", data_type)
+
+
+@pytest.mark.parametrize(
+    ("kind", "item", "text"),
+    [
+        (pa.timestamp("us"), datetime(2026, 1, 31), "2026-01-31T00:00:00"),
+        (pa.timestamp("us", "UTC"), datetime(2026, 1, 31), "2026-01-31T00:00:00Z"),
+        (pa.timestamp("us", "Europe/Vienna"), datetime(2026, 1, 31), "2026-01-31T00:00:00Z"),
+        (pa.timestamp("us"), datetime(2026, 1, 31, 1, 2, 3, 4000), "2026-01-31T01:02:03.004"),
+        (pa.timestamp("us"), datetime(2026, 1, 31, 1, 2, 3, 4), "2026-01-31T01:02:03.000004"),
+        (pa.timestamp("us"), datetime(1, 1, 1, 1, 2, 3, 4000), "0001-01-01T01:02:03.004"),
+        (pa.string(), 'say "no"', 'say "no"'),
+        (pa.float64(), NAN, "NaN"),
+        (pa.struct([("a", pa.int32()), ("b", pa.string())]), {"a": None, "b": "c"}, '{"a":null,"b":"c"}'),
+        (pa.map_(pa.date32(), pa.bool_()), [(date(2026, 1, 31), None)], '{"2026-01-31":null}'),
+    ],
+)  # fmt: skip
+def test_cells_of_a_result(kind: Any, item: Any, text: str) -> None:
+    """Times with as much of a second as they have, nulls as nulls, and no quotes around a text."""
+    assert json_texts.EXACT.cells(pa.array([item, None], kind)).to_pylist() == [text, None]
