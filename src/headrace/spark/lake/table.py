@@ -21,7 +21,7 @@ from urllib.parse import unquote, urlsplit
 from msgspec import Meta
 
 from headrace.errors import Conflict, InvalidArgument
-from headrace.files import Files
+from headrace.files import SharedFiles
 from headrace.spark.lake.offsets import Offsets
 from headrace.spark.options import Given, option_name, wrong
 
@@ -210,7 +210,7 @@ class Table(ABC):
         self.options = options
         self.path = options.directory
         self._home = self.path / "_headrace"
-        self._disk = Files()
+        self._disk = SharedFiles()
 
     @property
     @abstractmethod
