@@ -8,6 +8,8 @@ Rules:
 - A rename is durable only after ``sync_directory`` of its directory; ``replace`` does both.
 - A :class:`Handle` closes its descriptor with its last reference, so a reader that still has a handle
   never reads from a recycled descriptor.
+- Files and directories are for their owner alone: they hold messages, and whoever can open the lock can keep
+  a broker from starting.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import errno
 import fcntl
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import cache
@@ -67,12 +70,15 @@ class Handle:
 class Files:
     """The real file system."""
 
+    file_mode = 0o600
+    directory_mode = 0o700
+
     # --- files -----------------------------------------------------------------------------
     def open(self, path: Path, *, write: bool = False, create: bool = False) -> Handle:
         flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC
         if create:
             flags |= os.O_CREAT
-        return Handle(os.open(path, flags, 0o644), path)
+        return Handle(os.open(path, flags, self.file_mode), path)
 
     def size(self, handle: Handle) -> int:
         return os.fstat(handle.fd).st_size
@@ -152,8 +158,22 @@ class Files:
             missing.append(probe)
             probe = probe.parent
         for directory in reversed(missing):
-            directory.mkdir(exist_ok=True)
+            directory.mkdir(self.directory_mode, exist_ok=True)
             self.sync_directory(directory.parent)
+
+    def make_private(self, path: Path) -> int:
+        """Take the rights of other users from a directory and all that is in it; returns how many had any.
+
+        Nobody gets past a directory that is private already, so nothing in it is looked at.
+        """
+        path = path.resolve()
+        if not _take_rights(path):
+            return 0
+        changed = 1
+        for folder, directories, names in os.walk(path):
+            for name in (*directories, *names):
+                changed += _take_rights(Path(folder, name))
+        return changed
 
     def names(self, path: Path) -> list[str]:
         return sorted(os.listdir(path))
@@ -215,3 +235,18 @@ class Files:
         finally:
             handle.close()
         return temporary
+
+
+class SharedFiles(Files):
+    """For tables, which other users and programs read: the rights are those of the umask."""
+
+    file_mode = 0o666
+    directory_mode = 0o777
+
+
+def _take_rights(path: Path) -> bool:
+    mode = path.lstat().st_mode
+    if stat.S_ISLNK(mode) or not mode & 0o077:
+        return False
+    path.chmod(stat.S_IMODE(mode) & 0o700)
+    return True

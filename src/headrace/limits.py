@@ -39,6 +39,8 @@ MESSAGE_BYTES_CEILING = 64 << 20
 """The largest value of the setting ``max_message_size``: a batch must hold one message."""
 KEY_BYTES_MAX = 64 << 10
 HEADERS_PER_MESSAGE_MAX = 1_000
+HEADERS_PER_BATCH_MAX = 250_000
+"""In a batch from a client: checking more would hold up everybody. Stored batches may have more."""
 HEADER_BYTES_MAX = 64 << 10
 """All header names and values of one message together."""
 
@@ -133,8 +135,12 @@ PIPELINE_STALE_S = 30.0
 """A running pipeline that has not reported for this long may be dead."""
 
 # --- the process ----------------------------------------------------------------------------------
+OPEN_FILES_MAX = 1 << 20
+"""The limit of open files is raised to this, or to what the system allows."""
 OPEN_FILES_SPARE = 2_000
-"""Besides connections: logs, readers, listeners."""
+"""Kept from connections: logs, readers, listeners."""
+OPEN_FILES_BASE = 700
+"""Kept from connections and partitions: closed segments that are being read, journals, listeners."""
 
 
 def allow_open_files(wanted: int) -> int:

@@ -104,6 +104,8 @@ _Heartbeat = Annotated[float, Meta(ge=0.1, le=3600)]
 _Connections = Annotated[int, Meta(ge=1, le=1_000_000)]
 _MessageBytes = Annotated[int, Meta(ge=1, le=limits.MESSAGE_BYTES_CEILING)]
 _DiskBytes = Annotated[int, Meta(ge=0, le=1 << 50)]
+_Deadline = Annotated[float, Meta(ge=0.1, le=86_400)]
+_Rate = Annotated[int, Meta(ge=1, le=1 << 30)]
 _EventsInterval = Annotated[float, Meta(ge=0, le=limits.EVENTS_INTERVAL_S_MAX)]
 _Timeout = Annotated[float, Meta(ge=0.001, le=86_400)]
 
@@ -113,6 +115,10 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("http_port", "server", 8080, _Port, "HTTP and WebSocket port; 0 picks a free one", ("PORT",)),
     Setting("heartbeat_interval", "server", 30.0, _Heartbeat, "seconds of silence after which a client that sends heartbeats is disconnected"),
     Setting("max_connections", "server", 15_000, _Connections, "most open connections; further ones are refused"),
+    Setting("handshake_timeout", "server", 10.0, _Deadline, "seconds that a TLS handshake may take"),
+    Setting("head_timeout", "server", 20.0, _Deadline, "seconds in which the head of an HTTP request must arrive"),
+    Setting("body_rate", "server", 1024, _Rate, "bytes per second at which the body of an HTTP request must arrive, at least", notation=_size),
+    Setting("idle_timeout", "server", 75.0, _Deadline, "seconds after which an HTTP connection without a request is closed"),
     Setting("token", "server", None, _Text | None, "secret that clients must present"),
     Setting("tls_cert", "server", None, _Text | None, "certificate chain (PEM); together with tls_key it turns on TLS on every port"),
     Setting("tls_key", "server", None, _Text | None, "private key of the certificate (PEM)"),

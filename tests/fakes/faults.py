@@ -191,6 +191,9 @@ class FaultyFiles(Files):
                 self.inner.make_directory(directory)
                 self._pass("sync_directory", directory.parent)
 
+    def make_private(self, path: Path) -> int:
+        return self.inner.make_private(path)
+
     def names(self, path: Path) -> list[str]:
         return self.inner.names(path)
 

@@ -356,6 +356,9 @@ class SimulatedFiles(Files):
                 raise _error(errno.ENOTDIR, path)
             directory = node
 
+    def make_private(self, path: Path) -> int:
+        return 0  # there are no other users here
+
     def names(self, path: Path) -> list[str]:
         return sorted(self._directory(path).entries)
 

@@ -196,8 +196,19 @@ def test_beyond_this_machine_only_with_a_token(host: str) -> None:
         check_exposure(load({"host": host}))
     assert caught.value.code == "authentication_required"
     assert "--insecure" in caught.value.message
-    check_exposure(load({"host": host, "token": "secret"}))
+    check_exposure(load({"host": host, "token": "a" * 16}))
     check_exposure(load({"host": host, "insecure": True}))
+
+
+@pytest.mark.parametrize("insecure", [False, True])
+@pytest.mark.parametrize("token", ["a", "secret", "x" * 15])
+def test_beyond_this_machine_a_token_must_be_hard_to_guess(token: str, insecure: bool) -> None:
+    """The sentence says how to make a good one; on this machine any token will do."""
+    with pytest.raises(InvalidArgument) as caught:
+        check_exposure(load({"host": "0.0.0.0", "token": token, "insecure": insecure}))
+    assert caught.value.code == "weak_token"
+    assert "openssl rand" in caught.value.message
+    check_exposure(load({"host": "127.0.0.1", "token": token}))
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1", "localhost"])

@@ -119,6 +119,7 @@ def test_a_mistake_is_answered_by_class_and_code_and_the_conversation_goes_on(
     code: str,
 ) -> None:
     """The answer has the number of the request; the next request is understood."""
+    frames.ask(HEARTBEAT)
     error = refused(frames, type_, properties, body)
     assert isinstance(error, kind)
     assert error.code == code

@@ -15,7 +15,6 @@ from websockets.sync.client import connect
 
 from headrace.server import connection as one_connection
 from headrace.server import flow
-from headrace.server import http as http_server
 from headrace.server.connection import Connection
 from headrace.server.http import HttpSession
 from headrace.testing import RunningServer, running_server, wait_until
@@ -435,33 +434,6 @@ def test_a_stop_does_not_wait_for_idle_connections() -> None:
             assert raw.is_ended()
             raw.close()
         kept.close()
-
-
-def test_half_a_request_is_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """408 for who begins and does not go on; not for who is slow, and not for who is idle."""
-    monkeypatch.setattr(http_server, "STALLED_REQUEST_S", 0.2)
-    with running_server(memory=True) as server:
-        idle, slow = RawHttp(server.http_address), RawHttp(server.http_address)
-        stalled = [RawHttp(server.http_address) for _ in range(3)]
-        stalled[0].send("GET /health HTTP/1.1\r\nHost: local")
-        stalled[1].send(
-            "POST /publish/orders HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n1"
-        )
-        stalled[2].send(PUBLISH, PUBLISH[:-1])
-        assert stalled[2].answer().status == 200
-        for byte in each_byte(PUBLISH[:40]):
-            slow.send(byte)
-            assert server.call(lambda: True)
-        for raw in stalled:
-            answer = raw.answer()
-            assert (answer.status, answer.code) == (408, "request_stalled")
-            raw.socket.shutdown(socket.SHUT_WR)
-            assert raw.is_ended()
-            raw.close()
-        slow.close()
-        idle.send(HEALTH)
-        assert idle.answer().status == 200
-        idle.close()
 
 
 # --- TLS ------------------------------------------------------------------------------------------

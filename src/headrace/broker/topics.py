@@ -25,6 +25,8 @@ class Topics:
         self._topics: dict[str, Topic] = {}
         self._by_hash: dict[int, Topic] = {}
         self._partitions = 0
+        self.file_room: Callable[[], int] = lambda: limits.PARTITIONS_TOTAL_MAX
+        """How many more partitions may have an open file each; the server knows."""
         self.watchers: list[Callable[[], None]] = []
         """Called when a topic or a partition is created, or a topic deleted."""
 
@@ -33,6 +35,10 @@ class Topics:
 
     def __len__(self) -> int:
         return len(self._topics)
+
+    @property
+    def partition_count(self) -> int:
+        return self._partitions
 
     def get(self, name: object) -> Topic | None:
         return self._topics.get(name) if isinstance(name, str) else None
@@ -124,6 +130,12 @@ class Topics:
             raise InvalidArgument(
                 f"the broker has {self._partitions} partitions; {more} more would be above the "
                 f"limit of {limits.PARTITIONS_TOTAL_MAX}",
+                code="too_many_partitions",
+            )
+        if more > self.file_room():
+            raise InvalidArgument(
+                f"the broker has no files left for {more} more partitions (Too many open files); raise its "
+                "limit (ulimit -n), or close connections",
                 code="too_many_partitions",
             )
 

@@ -6,7 +6,6 @@ import asyncio
 import os
 import secrets
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -23,7 +22,7 @@ from headrace.cli.connecting import (
     usable_certificate,
     with_options,
 )
-from headrace.cli.printing import AsJson, count_of, print_json, progress_bar, say
+from headrace.cli.printing import AsJson, complain, count_of, print_json, progress_bar, say
 from headrace.client.aio import AsyncClient, make_tls
 from headrace.client.link import ConnectFailed
 from headrace.clock import new_loop
@@ -161,7 +160,7 @@ def _run(plan: LoadPlan, new_client: Callable[[], AsyncClient], as_json: bool) -
         _print(document, kept=plan.keep or not test.topic_is_ours)
     if test.left_over is not None:
         text = f"headrace: the topic {plan.topic} could not be deleted: {test.left_over}"
-        print(text, file=sys.stderr)
+        complain(text)
     if figures.interrupted:
         return 130
     missing = plan.consume and figures.delivered < figures.published

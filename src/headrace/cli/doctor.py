@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -14,7 +13,17 @@ from rich.console import Console
 from rich.text import Text
 
 from headrace.cli.connecting import Yes
-from headrace.cli.printing import AsJson, count_of, new_table, print_json, progress_bar, size
+from headrace.cli.printing import (
+    AsJson,
+    SafeConsole,
+    count_of,
+    json_text,
+    new_table,
+    print_json,
+    progress_bar,
+    size,
+    visible,
+)
 from headrace.doctor.commands import examine, repair
 from headrace.doctor.dump import DumpedBatch, dump
 from headrace.doctor.findings import PartitionState, Report, Severity
@@ -142,7 +151,7 @@ def _dump(path: Path, as_json: bool) -> bool:
         whole = whole and piece.state in ("whole", "zeros")
         if number == 0 and not as_json:
             typer.echo(_DUMP_ROW.format(*_DUMP_HEAD))
-        typer.echo(json.dumps(asdict(piece)) if as_json else _dump_row(piece))
+        typer.echo(json_text(asdict(piece)) if as_json else visible(_dump_row(piece)))
     return whole
 
 
@@ -160,7 +169,7 @@ def _confirmed(report: Report) -> bool:
 
 # --- printing -----------------------------------------------------------------------------------
 def _console() -> Console:
-    return Console(highlight=False, soft_wrap=True)
+    return SafeConsole(highlight=False, soft_wrap=True)
 
 
 def _watched_examination(data_dir: Path) -> Report:

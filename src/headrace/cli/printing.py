@@ -1,4 +1,11 @@
-"""How commands print: sentences, JSON, tables, messages and progress bars."""
+"""How commands print: sentences, JSON, tables, messages and progress bars.
+
+What others wrote (messages, names, reasons, errors) must not control the reader's terminal: an escape
+sequence can rewrite what is on the screen, and a bidirectional mark can turn a name around. So everything
+that is printed passes ``visible`` or ``json_text``, which escape control, C1, bidirectional and other
+characters that cannot be printed. ``console`` and ``errors`` do that themselves, and no other module of
+this room makes a console or calls ``print`` with text from elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +14,12 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, BinaryIO
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -20,9 +28,58 @@ from headrace.model import Message
 from headrace.operations import documents
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
-console = Console()
-errors = Console(stderr=True)
 _PIPE_CHARS = 10_000
+
+
+# --- what others wrote ----------------------------------------------------------------------------
+def visible(text: str, *, kept: str = "\t\n") -> str:
+    """The text with all characters escaped that cannot be printed, except the ``kept`` ones."""
+    if text.isprintable():
+        return text
+    return "".join([c if c.isprintable() or c in kept else repr(c)[1:-1] for c in text])
+
+
+def json_text(value: Any, indent: int | None = None) -> str:
+    """JSON in which the same characters are escaped, as JSON escapes them: it means the same."""
+    text = json.dumps(value, indent=indent, ensure_ascii=False, default=str)
+    lines = text.split("\n")
+    return "\n".join([line if line.isprintable() else _json_escaped(line) for line in lines])
+
+
+def _json_escaped(line: str) -> str:
+    return "".join([c if c.isprintable() else json.dumps(c)[1:-1] for c in line])
+
+
+class SafeConsole(Console):
+    """A console whose text cannot control the terminal; its own colours and cursor can."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            text, style, control = segment
+            if control or text.isprintable():
+                yield segment
+            else:
+                yield Segment(visible(text), style)
+
+
+class SafeStream:
+    """Standard output as bytes, for text that others wrote."""
+
+    def __init__(self, stream: BinaryIO):
+        self._stream = stream
+
+    def write(self, data: bytes) -> int:
+        self._stream.write(visible(data.decode(errors="backslashreplace"), kept="\t\r\n").encode())
+        return len(data)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+
+console = SafeConsole()
+errors = SafeConsole(stderr=True)
 
 
 def say(text: str) -> None:
@@ -30,12 +87,17 @@ def say(text: str) -> None:
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
+def complain(text: str) -> None:
+    """Print one line to standard error."""
+    print(visible(text), file=sys.stderr)
+
+
 def print_error(error: HeadraceError) -> None:
-    print(f"headrace: {error.message} [{error.code}]", file=sys.stderr)
+    complain(f"headrace: {error.message} [{error.code}]")
 
 
 def print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+    print(json_text(value, indent=2))
 
 
 # --- tables ---------------------------------------------------------------------------------------
@@ -89,7 +151,7 @@ def new_table(columns: Iterable[tuple[str, bool]]) -> Table:
 
 def print_table(table: Table) -> None:
     """Print a table as wide as the terminal; into a pipe, each row is one line."""
-    (console if console.is_terminal else Console(width=_PIPE_CHARS)).print(table)
+    (console if console.is_terminal else SafeConsole(width=_PIPE_CHARS)).print(table)
 
 
 def _cell(value: Any) -> str:
@@ -97,7 +159,7 @@ def _cell(value: Any) -> str:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    return f"{value:,}" if isinstance(value, int) else visible(str(value))
 
 
 # --- values ---------------------------------------------------------------------------------------
@@ -128,10 +190,7 @@ def text_of(value: bytes, *, lines: bool = False) -> str:
         text = value.decode()
     except UnicodeDecodeError:
         return repr(value)
-    if text.isprintable():
-        return text
-    kept = "\t\n" if lines else "\t"
-    return "".join([c if c.isprintable() or c in kept else repr(c)[1:-1] for c in text])
+    return visible(text, kept="\t\n" if lines else "\t")
 
 
 def place_of(message: Message) -> str:
@@ -141,7 +200,7 @@ def place_of(message: Message) -> str:
 def print_message(message: Message, as_json: bool) -> None:
     """Print a message on one line, and flush: the reader may be a pipe."""
     if as_json:
-        line = json.dumps(documents.message(message), ensure_ascii=False)
+        line = json_text(documents.message(message))
     else:
         line = f"{place_of(message)}  {text_of(message.value)}"
     sys.stdout.write(line + "\n")

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from headrace.cli.connecting import given_as, with_options
-from headrace.cli.printing import AsJson, print_listing
+from headrace.cli.printing import AsJson, print_listing, visible
 from headrace.settings import BY_NAME, SETTINGS, Settings, load
 
 ConfigFile = Annotated[
@@ -49,7 +49,7 @@ def serve(
     Examples:
       headrace serve
       headrace serve --port 0 --data-dir /var/lib/headrace
-      HEADRACE_TOKEN=secret headrace serve --host 0.0.0.0
+      HEADRACE_TOKEN=$(openssl rand -hex 32) headrace serve --host 0.0.0.0
     """
     flags["persistence_enabled"] = False if memory else None
     settings = load(flags, os.environ, config)
@@ -72,7 +72,7 @@ def _say_ready(server: Any) -> None:
     schemes = {"tcp": "tls", "http": "https"} if server.is_tls else {"tcp": "tcp", "http": "http"}
     where = "in memory" if server.engine.directory is None else str(server.engine.directory.path)
     places = [f"{schemes[name]}://{host}:{port}" for name, (host, port) in server.addresses.items()]
-    print(f"Headrace is ready: {', '.join(places)} (data: {where})", flush=True)
+    print(visible(f"Headrace is ready: {', '.join(places)} (data: {where})"), flush=True)
 
 
 def config(file: ConfigFile = None, as_json: AsJson = False) -> None:

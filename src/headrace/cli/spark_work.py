@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -25,7 +24,7 @@ from headrace.cli.connecting import (
     with_options,
 )
 from headrace.cli.job_progress import Signals, display, signals
-from headrace.cli.printing import errors, progress_bar
+from headrace.cli.printing import complain, errors, progress_bar
 from headrace.errors import HeadraceError, InvalidArgument
 
 if TYPE_CHECKING:
@@ -246,7 +245,7 @@ def end_with(ended: Sequence[RunningJob], noun: str = "") -> None:
     """Exit with code 1 if a job failed, after naming each one that did."""
     failed = [job for job in ended if job.state == "failed"]
     for job in failed:
-        print(f"headrace: {noun}{job.name} failed: {job.error}", file=sys.stderr)
+        complain(f"headrace: {noun}{job.name} failed: {job.error}")
     if failed:
         raise typer.Exit(1)
 

@@ -16,12 +16,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from headrace import limits
-from headrace.cli.printing import count_of, errors, progress_bar, size
+from headrace.cli.printing import SafeStream, count_of, errors, progress_bar, size
 from headrace.cli.spark_work import (
     SparkPlace,
     check_installed,
@@ -278,7 +278,9 @@ class StatementRunner:
 
         if self.output is None:
             sys.stdout.flush()
-            write(batches, sys.stdout.buffer, self.format)
+            is_text = self.format != "parquet" and sys.stdout.isatty()
+            out = SafeStream(sys.stdout.buffer) if is_text else sys.stdout.buffer
+            write(batches, cast(IO[bytes], out), self.format)
             return
         with replacing(self.output) as stream:
             count = write(batches, stream, self.format)

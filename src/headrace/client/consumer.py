@@ -25,7 +25,6 @@ from headrace.wire import binary
 from headrace.wire.binary import Frame, Type
 
 logger = logging.getLogger("headrace.client")
-SETTLE_RUNS_MAX = 10_000
 _FRAMES = {NACK: Type.NACK, EXTEND: Type.EXTEND, UP_TO: Type.ACK}
 
 
@@ -225,8 +224,8 @@ class Feed:
         wire = self._link.wire
         if not runs or wire is None:
             return
-        for start in range(0, len(runs), SETTLE_RUNS_MAX):
-            part = runs[start : start + SETTLE_RUNS_MAX]
+        for start in range(0, len(runs), binary.RUNS_MAX):
+            part = runs[start : start + binary.RUNS_MAX]
             body = binary.encode_runs([(run[0], run[1], run[2]) for run in part])
             self._unanswered += 1
             wire.send(Type.SETTLE, {}, body, self._settle_answered)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from headrace import limits
 from headrace.errors import DataCorrupt, InvalidArgument
 from headrace.files import Files, Handle
 from headrace.log.batch import (
@@ -143,7 +144,7 @@ def _state_of(files: Files, handle: Handle, found: Survey, part: Found) -> State
     if batch is None:  # the disk does not read the same twice
         return "checksum"
     try:
-        check_columns(batch)
+        check_columns(batch, headers_max=limits.BATCH_BYTES_MAX)
     except InvalidArgument:
         pass  # a limit was lower when it was checked; it can be read all the same
     except DataCorrupt:

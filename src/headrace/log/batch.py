@@ -68,7 +68,8 @@ import zstandard
 from headrace import limits
 from headrace.errors import DataCorrupt, TooLarge
 from headrace.log.columns import Columns, Headers
-from headrace.model import Message, Settling, check_headers
+from headrace.log.header_columns import check_count, check_texts
+from headrace.model import Message, Settling
 
 if sys.byteorder != "little":  # pragma: no cover
     raise ImportError("Headrace's columns are little-endian and this machine is not")
@@ -611,17 +612,21 @@ def check(raw: bytes, *, message_bytes_max: int) -> Batch:
     return batch
 
 
-def check_columns(batch: Batch, message_bytes_max: int = limits.MESSAGE_BYTES_CEILING) -> None:
+def check_columns(
+    batch: Batch,
+    message_bytes_max: int = limits.MESSAGE_BYTES_CEILING,
+    headers_max: int = limits.HEADERS_PER_BATCH_MAX,
+) -> None:
     """Check that the body has the columns that the flags name, whole and in bounds. Raises as above."""
     try:
-        _check_columns(batch, message_bytes_max)
+        _check_columns(batch, message_bytes_max, headers_max)
     except (ValueError, IndexError, struct.error) as error:
         raise DataCorrupt(f"the batch makes no sense: {error}", code="invalid_batch") from None
     except DataCorrupt as error:
         raise DataCorrupt(error.message, code="invalid_batch") from None
 
 
-def _check_columns(batch: Batch, message_bytes_max: int) -> None:
+def _check_columns(batch: Batch, message_bytes_max: int, headers_max: int) -> None:
     plain, count = batch.plain(), batch.count
     end = batch.column(-1)
     if end != len(plain):
@@ -641,27 +646,28 @@ def _check_columns(batch: Batch, message_bytes_max: int) -> None:
             raise TooLarge(f"a key has at most {limits.KEY_BYTES_MAX} bytes", code="key_too_large")
     if batch.flags & HAS_HEADERS:
         start = batch.column(HAS_HEADERS)
-        # Count here, because a repeated name is only one item in the dict that is checked below.
+        size = 4 * (count + 1)
+        total = int.from_bytes(plain[start + size - 4 : start + size], "little")
+        check_count(total, headers_max)
         most = limits.HEADERS_PER_MESSAGE_MAX
         if _check_offsets(plain, start, count, most, binary=False) > most:
             raise TooLarge(
                 f"a message has at most {limits.HEADERS_PER_MESSAGE_MAX} headers",
                 code="headers_too_large",
             )
-        size = 4 * (count + 1)
-        total = int.from_bytes(plain[start + size - 4 : start + size], "little")
+        lists = memoryview(plain)[start : start + size].cast("i")
         start += size + (-size & 7)
         _check_offsets(plain, start, total)
-        _check_offsets(plain, _binary_end(plain, start, total), total)
-        for headers in batch.headers() or ():  # decodes: invalid UTF-8 is a ValueError
-            if headers:
-                check_headers(headers)
+        texts = _binary_end(plain, start, total)
+        _check_offsets(plain, texts, total)
+        check_texts(plain, lists, start, texts, total)
     if batch.flags & HAS_TIMES and not min(times := batch._longs(HAS_TIMES)) >= 0:
         raise DataCorrupt(f"a record has the time {min(times)}")
     if batch.flags & HAS_EXPIRY and not min(batch._longs(HAS_EXPIRY)) >= 0:
         raise DataCorrupt("a record has a negative time to live")
     if batch.flags & HAS_TARGETS:
         _check_offsets(plain, batch.column(HAS_TARGETS), count)
+        b"".join(batch.targets() or ()).decode("ascii")  # they are names
 
 
 def _check_offsets(

@@ -66,6 +66,25 @@ class DataDirectory:
         watch(self)
         if writable:
             self._name_holder(handle)
+        if writable and not to_read:
+            self._make_private()
+
+    def _make_private(self) -> None:
+        """Earlier versions made directories that every user of the machine could read."""
+        try:
+            changed = self._files.make_private(self.path)
+        except OSError as error:
+            logger.warning(
+                "other users may be able to read the data directory %s: %s", self.path, error
+            )
+            return
+        if changed:
+            logger.warning(
+                "other users could read the data directory %s; now only its owner can (%d files and "
+                "directories changed)",
+                self.path,
+                changed,
+            )
 
     def _name_holder(self, handle: Handle) -> None:
         content = orjson.dumps(

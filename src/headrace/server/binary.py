@@ -31,6 +31,7 @@ from headrace.log.columns import pick
 from headrace.log.interface import Log, ReadPending, completed
 from headrace.model import Receipt, parse_position, split_position
 from headrace.operations import documents
+from headrace.server import exact_json
 from headrace.server.arguments import number_of, publish_arguments, seconds_of
 from headrace.server.connection import Connection, RequestSession
 from headrace.server.members import Memberships, WireSink
@@ -94,9 +95,15 @@ class BinarySession(RequestSession[Frame]):
     def begin(self, item: Frame) -> None:
         handler = TYPES.get(item.type)
         if handler is None:
-            raise InvalidArgument(
+            error = InvalidArgument(
                 f"there is no request of type {item.type}", code="unknown_command"
             )
+            self.fail(item, error)
+            if self.connection.is_stranger:  # this is some other protocol
+                self.connection.close()
+            return
+        if self.connection.is_stranger and self.connection.authenticated:
+            self.connection.meet()
         handler(self, item)
 
     def fail(self, item: Frame, error: HeadraceError) -> None:
@@ -236,6 +243,8 @@ class BinarySession(RequestSession[Frame]):
             )
         except HeadraceError as error:
             done(None, error)
+        except Exception:
+            done(None, self.connection.bug())
 
     # --- reading ----------------------------------------------------------------------------
     def on_fetch(self, frame: Frame) -> None:
@@ -469,6 +478,7 @@ _INDEPENDENT = {
 
 
 def _object_in(frame: Frame, name: str) -> dict[str, Any]:
+    exact_json.check_cost(frame.body)
     try:
         value = orjson.loads(frame.body)
     except orjson.JSONDecodeError as error:

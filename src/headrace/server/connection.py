@@ -26,13 +26,15 @@ import asyncio
 import hmac
 import logging
 import socket
+import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
+from headrace import limits
 from headrace.broker.engine import Engine
 from headrace.broker.publishing import Publish, PublishDone
-from headrace.errors import HeadraceError, Unauthenticated
+from headrace.errors import HeadraceError, InvalidArgument, Unauthenticated
 from headrace.operations.declaring import Operation
 from headrace.server.flow import Outbox, RequestQueue
 from headrace.server.operations import ServedOperations
@@ -72,23 +74,45 @@ class Hub:
     origins: Origins
     known_heads: KnownHeads = field(default_factory=KnownHeads)
     connections: set[Connection] = field(default_factory=set)
+    opening: set[Connection] = field(default_factory=set)
+    """Accepted, but not made yet: their TLS handshakes are under way."""
+    watched: set[Connection] = field(default_factory=set)
+    """Those of ``connections`` that have deadlines (``deadlines``)."""
     max_connections: int = 15_000
+    open_files: int = limits.OPEN_FILES_MAX
+    """That the process may have; ``files_kept`` of them are for neither connections nor partitions."""
+    files_kept: int = 0
     heartbeat_s: float = 30.0
+    head_s: float = 20.0
+    idle_s: float = 75.0
+    body_bytes_per_s: int = 1024
     accepted: int = 0
     refused: int = 0
+    failed_handshakes: int = 0
+    overdue: int = 0
+    """Connections that were closed because they were too slow, or idle."""
     draining: bool = False
-    metrics: Callable[[], tuple[bytes, str]] = lambda: (b"", "text/plain")
+    metrics: Callable[[], Awaitable[tuple[bytes, str]]] = None  # type: ignore[assignment]
     _empty: asyncio.Event | None = None
 
     def admits(self) -> bool:
         """Whether another connection may come; it is counted either way."""
-        admitted = not self.draining and len(self.connections) < self.max_connections
+        open_now = len(self.connections) + len(self.opening)
+        admitted = not self.draining and open_now < self.max_connections and self.file_room() > 0
         self.accepted += admitted
         self.refused += not admitted
         return admitted
 
+    def file_room(self) -> int:
+        """How many more connections or partitions may have an open file."""
+        taken = len(self.connections) + len(self.opening) + self.files_kept
+        if self.engine.directory is not None:
+            taken += self.engine.topics.partition_count
+        return self.open_files - taken
+
     def left(self, connection: Connection) -> None:
         self.connections.discard(connection)
+        self.watched.discard(connection)
         if self._empty is not None and not self.connections:
             self._empty.set()
 
@@ -120,6 +144,11 @@ class Session:
 
     def lost(self) -> None:
         """The connection is gone: give back everything it held."""
+
+    def check_deadline(self, now: float) -> None:
+        """About once a second, while the connection is watched: is the client too slow?"""
+        if now - self.connection.since > self.hub.idle_s:
+            self.connection.overdue()
 
     def say_goodbye(self) -> bool:
         """The server closes. True if the protocol has a last word, and the client answers it."""
@@ -213,6 +242,8 @@ class Connection(asyncio.Protocol):
         self.outbox: Outbox = None  # type: ignore[assignment]
         self._transport: asyncio.Transport = None  # type: ignore[assignment]
         self.authenticated = hub.token is None
+        self.is_stranger = True
+        """It has sent no valid command yet. A web page can make a browser talk to us, but not in our language."""
         self.peer = "?"
         self.closing = False
         self.leaving = False
@@ -222,6 +253,8 @@ class Connection(asyncio.Protocol):
         self.long_polls: dict[Callable[[], None], None] = {}
         """Calling one ends its waiting. (An empty dict is smaller than an empty set.)"""
         self._tasks: dict[asyncio.Task[None], None] = {}
+        self.since = 0.0
+        """The loop's time from which its present deadline counts."""
         self._patience: asyncio.TimerHandle | None = None
 
     @property
@@ -233,10 +266,14 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         loop = asyncio.get_running_loop()
         self.outbox = Outbox(self._transport, loop)
-        if not self.hub.admits():
+        hub = self.hub
+        hub.opening.discard(self)
+        if hub.draining:
             self._transport.abort()
             return
-        self.hub.connections.add(self)
+        hub.connections.add(self)
+        hub.watched.add(self)
+        self.since = loop.time()
         address = transport.get_extra_info("peername")
         self.peer = f"{address[0]}:{address[1]}" if address else "?"
         _keep_alive(transport.get_extra_info("socket"))
@@ -246,6 +283,25 @@ class Connection(asyncio.Protocol):
     def _give_up(self) -> None:
         if not self.authenticated:
             self._transport.abort()
+
+    def meet(self) -> None:
+        """It has sent a valid command."""
+        self.is_stranger = False
+        self.hub.watched.discard(self)
+
+    def check_deadline(self, now: float) -> None:
+        """See ``deadlines``."""
+        if self.closing:
+            return
+        if self.session is not None:
+            self.session.check_deadline(now)
+        elif now - self.since > (self.hub.head_s if self._port == "http" else self.hub.idle_s):
+            self.overdue()
+
+    def overdue(self) -> None:
+        """Close a connection that has let a deadline pass."""
+        self.hub.overdue += 1
+        self.close()
 
     def data_received(self, data: bytes) -> None:
         session = self.session
@@ -335,6 +391,8 @@ class Connection(asyncio.Protocol):
 
     def bug(self) -> HeadraceError:
         """Log the exception that is being handled. The client gets this error instead."""
+        if isinstance(sys.exception(), RecursionError):  # only nested JSON goes that deep
+            return InvalidArgument("the JSON is nested too deeply", code="invalid_json")
         logger.exception("a command of %s failed", self.peer)
         return HeadraceError("the broker has a bug here; its log says more", code="bug")
 

@@ -58,8 +58,8 @@ def readiness(session: HttpSession) -> list[str]:
     return reasons
 
 
-def on_metrics(session: HttpSession, request: Request) -> Answer:
-    content, content_type = session.hub.metrics()
+async def on_metrics(session: HttpSession, request: Request) -> Answer:
+    content, content_type = await session.hub.metrics()
     return Answer(200, content, content_type)
 
 

@@ -11,8 +11,6 @@ admitted, its route, the headers of its answer (CORS), and what it says about a 
 
 from __future__ import annotations
 
-import asyncio
-
 from headrace.errors import (
     HeadraceError,
     InvalidArgument,
@@ -27,9 +25,8 @@ from headrace.server.schemas import OPEN_PATHS
 from headrace.wire import http
 from headrace.wire.http import Answer, HttpParser, Request
 
-BODY_BYTES_MAX = 64 << 20
-STALLED_REQUEST_S = 60.0
-"""A client that sends nothing more of an incomplete request for this long is dropped."""
+BODY_BYTES_MAX = 65 << 20
+"""Of any request; each route has a limit of its own, known before the body is read."""
 TOKEN_IN_ADDRESS = ("ws", "stream")
 """Paths for which a browser cannot set headers. Addresses are never logged."""
 
@@ -38,10 +35,11 @@ class HttpSession(RequestSession[Request]):
     protocol = "http"
 
     def __init__(self, connection: Connection):
-        self._http = HttpParser(BODY_BYTES_MAX, self._admit, connection.hub.known_heads)
+        self._http = HttpParser(BODY_BYTES_MAX, self._admit_body, connection.hub.known_heads)
         super().__init__(connection, self._http)
         self._heard = False
-        self._watch = asyncio.get_running_loop().call_later(STALLED_REQUEST_S, self._look)
+        self._number = -1
+        """Of the request that was incomplete at the last look."""
 
     # --- in ---------------------------------------------------------------------------------
     def feed(self, data: bytes) -> None:
@@ -64,24 +62,30 @@ class HttpSession(RequestSession[Request]):
             self._http.expects_continue = False
             self.outbox.write(http.CONTINUE)
 
-    def _look(self) -> None:
-        """Now and then: does an incomplete request go on?"""
-        if self.connection.session is not self or self.connection.closing:
-            return
-        if self._http.is_inside and not self._heard and self.outbox.reading:
-            self._requests.add(
-                RequestTimeout("the rest of the request did not come", code="request_stalled"),
-                True,
-            )
-        self._heard = False
-        self._watch = asyncio.get_running_loop().call_later(STALLED_REQUEST_S, self._look)
-
-    def lost(self) -> None:
-        self._watch.cancel()
+    def check_deadline(self, now: float) -> None:
+        """A head must come within a time, a body at a rate, and the next request within a longer time."""
+        connection, parser, hub = self.connection, self._http, self.hub
+        heard, self._heard = self._heard, False
+        if not self.outbox.reading or self.outbox.busy:  # it is we who are slow
+            connection.since = now
+        elif parser.is_inside:
+            if parser.number != self._number:
+                self._number, connection.since = parser.number, now
+            elif now - connection.since > hub.head_s + parser.buffered / hub.body_bytes_per_s:
+                hub.overdue += 1
+                hub.watched.discard(connection)
+                self._requests.add(
+                    RequestTimeout("the request came too slowly", code="request_stalled"),
+                    True,
+                )
+        elif heard:
+            connection.since = now
+        elif now - connection.since > hub.idle_s:
+            connection.overdue()
 
     def hand_over(self) -> bytes:
         """Another session takes the connection; returns what came after the last request."""
-        self._watch.cancel()
+        self.hub.watched.discard(self.connection)
         # Nothing may hold on to this session: ten thousand parsers are 20 MB.
         self.outbox.on_idle, self.outbox.before_idle = None, lambda: None
         return self._http.rest or b""
@@ -113,8 +117,14 @@ class HttpSession(RequestSession[Request]):
                 lambda error: self._error(item, error),
             )
 
+    def _admit_body(self, request: Request) -> int:
+        """How large a request's body may be. The parser asks before it keeps any of it."""
+        self._admit(request)
+        message_max = self.engine.max_message_size
+        return self.hub.routes.body_limit(request.method, request.words, message_max)
+
     def _admit(self, request: Request) -> None:
-        """Check page and token, once for each head. The parser asks before it keeps any of a body."""
+        """Check page and token, once for each head."""
         memo = request.memo
         if "admitted" not in memo:
             if request.version == "1.0" and request.keep_alive:

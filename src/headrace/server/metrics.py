@@ -1,19 +1,25 @@
 """What an operator asks for, in Prometheus' format.
 
 The hot paths only add to plain numbers that exist anyway; everything here happens when somebody
-scrapes. ``prometheus-client`` writes the format, through a collector that reads the engine.
+scrapes. ``prometheus-client`` writes the format of the families whose size is bounded. Those of topics and
+subscriptions, which may be a hundred thousand, are written here as lines of text: the library's samples
+would take ten times the memory and the time.
+
+A scrape runs in slices, and others are served in between: where ``collect`` yields None it may pause. So its
+numbers are not all of the same moment. Scrapes at the same time share one.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -21,6 +27,7 @@ from prometheus_client.core import (
     Metric,
 )
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
 
 from headrace.broker.subscription import Subscription
 from headrace.model import INTERNAL_PREFIX
@@ -34,6 +41,35 @@ PIPELINES = "headrace_pipeline_"
 BOUNDS_S = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
 )  # fmt: skip
+
+
+SLICE_S = 0.01
+"""A scrape gives way to others after this long."""
+
+
+class Family:
+    """The text of one metric with labels, a line for each sample."""
+
+    def __init__(self, name: str, kind: str, text: str):
+        self._name = PREFIX + name + ("_total" if kind == "counter" else "")
+        self._parts = [f"# HELP {self._name} {text}\n# TYPE {self._name} {kind}\n"]
+
+    def add(self, labels: str, value: float) -> None:
+        """``labels`` is such as ``topic="orders"``."""
+        self._parts.append(f"{self._name}{{{labels}}} {value}\n")
+
+    def encode(self) -> bytes:
+        return "".join(self._parts).encode()
+
+
+class _One(Collector):
+    """One metric, for the library to write."""
+
+    def __init__(self, metric: Metric):
+        self._metric = metric
+
+    def collect(self) -> Iterable[Metric]:
+        return [self._metric]
 
 
 class Histogram:
@@ -63,16 +99,36 @@ class Metrics:
         self._hub = hub
         self.sync = Histogram()
         self.commit = Histogram()
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
+        self._scrape: asyncio.Task[bytes] | None = None
         storage = hub.engine.topics.storage
         storage.on_sync = self.sync.add
         storage.on_commit = self.commit.add
 
-    def render(self) -> tuple[bytes, str]:
-        return generate_latest(self._registry), CONTENT_TYPE_LATEST
+    async def render(self) -> tuple[bytes, str]:
+        if self._scrape is None:
+            self._scrape = asyncio.create_task(self._render())
+            self._scrape.add_done_callback(self._rendered)
+        return await asyncio.shield(self._scrape), CONTENT_TYPE_LATEST
 
-    def collect(self) -> Iterator[Metric]:
+    def _rendered(self, scrape: asyncio.Task[bytes]) -> None:
+        self._scrape = None
+        if not scrape.cancelled():
+            scrape.exception()  # whoever asked may be gone
+
+    async def _render(self) -> bytes:
+        pieces = []
+        begun = monotonic()
+        for found in self.collect():
+            if isinstance(found, Family):
+                pieces.append(found.encode())
+            elif found is not None:
+                pieces.append(generate_latest(_One(found)))
+            if monotonic() - begun > SLICE_S:
+                await asyncio.sleep(0)
+                begun = monotonic()
+        return b"".join(pieces)
+
+    def collect(self) -> Iterator[Metric | Family | None]:
         yield from self._topics()
         yield from self._subscriptions()
         yield from self._pipelines()
@@ -83,51 +139,36 @@ class Metrics:
         )
         yield from self._process()
 
-    def _topics(self) -> Iterator[Metric]:
-        published = CounterMetricFamily(
-            PREFIX + "messages_published", "Messages published since the start", labels=["topic"]
-        )
-        consumed = CounterMetricFamily(
-            PREFIX + "messages_consumed", "Messages consumed since the start", labels=["topic"]
-        )
-        queue = GaugeMetricFamily(
-            PREFIX + "queue_size", "Messages that some subscription has not finished",
-            labels=["topic"],
-        )  # fmt: skip
-        taken = CounterMetricFamily(
-            PREFIX + "published_bytes", "Bytes taken in since the start", labels=["topic"]
-        )
-        refused = CounterMetricFamily(
-            PREFIX + "messages_refused", "Messages refused (queue or disk full)", labels=["topic"]
-        )
-        stored = GaugeMetricFamily(PREFIX + "topic_bytes", "Bytes in the log", labels=["topic"])
-        kept = GaugeMetricFamily(PREFIX + "topic_messages", "Messages in the log", labels=["topic"])
-        mode = GaugeMetricFamily(
-            PREFIX + "topic_durability", "1 for the mode in force", labels=["topic", "mode"]
-        )
-        read_only = GaugeMetricFamily(
-            PREFIX + "topic_read_only", "Partitions that take no publishes", labels=["topic"]
-        )
+    def _topics(self) -> Iterator[Family | None]:
+        published = Family("messages_published", "counter", "Messages published since the start")
+        consumed = Family("messages_consumed", "counter", "Messages consumed since the start")
+        queue = Family("queue_size", "gauge", "Messages that some subscription has not finished")
+        taken = Family("published_bytes", "counter", "Bytes taken in since the start")
+        refused = Family("messages_refused", "counter", "Messages refused (queue or disk full)")
+        stored = Family("topic_bytes", "gauge", "Bytes in the log")
+        kept = Family("topic_messages", "gauge", "Messages in the log")
+        mode = Family("topic_durability", "gauge", "1 for the mode in force")
+        read_only = Family("topic_read_only", "gauge", "Partitions that take no publishes")
         engine = self._hub.engine
         for topic in engine.topics:
+            yield None
             if topic.name.startswith(INTERNAL_PREFIX):
                 continue
-            name = [topic.name]
+            name = f'topic="{topic.name}"'
             logs = [partition.log for partition in topic.partitions]
-            published.add_metric(name, topic.published_total())
-            consumed.add_metric(name, topic.consumed_total())
-            queue.add_metric(name, engine.publishing.backlog(topic))
-            taken.add_metric(name, topic.published_bytes)
-            refused.add_metric(name, topic.refused)
-            stored.add_metric(name, topic.size_bytes())
-            kept.add_metric(name, sum(log.end_offset - log.start_offset for log in logs))
+            published.add(name, topic.published_total())
+            consumed.add(name, topic.consumed_total())
+            queue.add(name, engine.publishing.backlog(topic))
+            taken.add(name, topic.published_bytes)
+            refused.add(name, topic.refused)
+            stored.add(name, topic.size_bytes())
+            kept.add(name, sum(log.end_offset - log.start_offset for log in logs))
             settings = topic.settings
-            mode.add_metric([topic.name, settings.durability if settings.durable else "memory"], 1)
-            read_only.add_metric(name, sum(1 for log in logs if log.read_only))
+            mode.add(f'{name},mode="{settings.durability if settings.durable else "memory"}"', 1)
+            read_only.add(name, sum(1 for log in logs if log.read_only))
         yield from (published, consumed, queue, taken, refused, stored, kept, mode, read_only)
 
-    def _subscriptions(self) -> Iterator[Metric]:
-        labels = ["topic", "group"]
+    def _subscriptions(self) -> Iterator[Metric | Family | None]:
         gauges = {
             "lag": "Messages that are not finished",
             "in_flight": "Messages out with members",
@@ -144,26 +185,20 @@ class Metrics:
             "expired": "Messages passed over because their time to live had ended",
             "lost": "Messages lost to retention or a repair",
         }
-        found_gauges = {
-            name: GaugeMetricFamily(f"{PREFIX}group_{name}", text, labels=labels)
-            for name, text in gauges.items()
-        }
-        found_counters = {
-            name: CounterMetricFamily(f"{PREFIX}group_{name}", text, labels=labels)
-            for name, text in counters.items()
-        }
-        letters = GaugeMetricFamily(
-            PREFIX + "dead_letters", "Dead letters that wait to be dealt with", labels=["topic"]
-        )
+        found_gauges = {n: Family(f"group_{n}", "gauge", text) for n, text in gauges.items()}
+        found_counters = {n: Family(f"group_{n}", "counter", text) for n, text in counters.items()}
+        letters = Family("dead_letters", "gauge", "Dead letters that wait to be dealt with")
         engine = self._hub.engine
         for subscription in engine.subscriptions():
-            values = [subscription.pattern, subscription.name]
+            yield None
+            # Names and patterns have no characters that would need escapes.
+            labels = f'topic="{subscription.pattern}",group="{subscription.name}"'
             for name, value in self._gauges(subscription).items():
-                found_gauges[name].add_metric(values, value)
+                found_gauges[name].add(labels, value)
             for name, counter in found_counters.items():
-                counter.add_metric(values, getattr(subscription.tally, name))
+                counter.add(labels, getattr(subscription.tally, name))
         for topic, count in engine.dead_letters.topics():
-            letters.add_metric([topic], count)
+            letters.add(f'topic="{topic}"', count)
         yield from found_gauges.values()
         yield from found_counters.values()
         yield letters
@@ -238,6 +273,7 @@ class Metrics:
         )
         for protocol in ("text", "binary", "http", "websocket", "sse", "tcp"):
             connections.add_metric([protocol], by_protocol.get(protocol, 0))
+        connections.add_metric(["handshake"], len(hub.opening))
         yield connections
         yield GaugeMetricFamily(
             PREFIX + "active_connections", "Open WebSocket connections",
@@ -249,6 +285,14 @@ class Metrics:
         yield CounterMetricFamily(
             PREFIX + "connections_refused", "Connections refused", value=hub.refused
         )
+        yield CounterMetricFamily(
+            PREFIX + "connections_overdue", "Connections closed because they were too slow or idle",
+            value=hub.overdue,
+        )  # fmt: skip
+        yield CounterMetricFamily(
+            PREFIX + "handshakes_failed", "Connections whose TLS handshake failed or took too long",
+            value=hub.failed_handshakes,
+        )  # fmt: skip
 
     def _process(self) -> Iterator[Metric]:
         engine = self._hub.engine

@@ -19,8 +19,8 @@ from headrace.operations.catalog import OPERATIONS
 from headrace.operations.declaring import SETTINGS, Argument, Http, Operation
 from headrace.server import exact_json, schemas
 from headrace.server.http import HttpSession
-from headrace.server.routes import check_query, read_object
-from headrace.server.routing import Parameter, Route
+from headrace.server.routes import BODY_BYTES_SPARE, check_query, read_object
+from headrace.server.routing import JSON_BYTES_MAX, Parameter, Route
 from headrace.server.views import iso, message_view, value_of
 from headrace.wire.http import Answer, Request
 
@@ -78,6 +78,10 @@ async def _read_edited_letter(
 
 READERS: dict[str, Reader] = {"edit_dead_letter": _read_edited_letter}
 """Operations whose body says something else than their arguments."""
+BODY_LIMITS: dict[str, Callable[[int], int]] = {
+    # A message as JSON: escapes make text longer, and base64 makes bytes longer.
+    "edit_dead_letter": lambda message: max(2 * message + BODY_BYTES_SPARE, JSON_BYTES_MAX),
+}
 
 
 def _merge(operation: Operation, route: Http, given: dict[str, Any], body: dict[str, Any]) -> None:
@@ -173,6 +177,7 @@ def route_of(operation: Operation, route: Http) -> Route:
             word: _one_of(operation.arguments[name].schema)
             for word, name in route.path_arguments.items()
         },
+        body_bytes_max=BODY_LIMITS.get(operation.name) if body is not None else None,
     )
 
 

@@ -17,6 +17,7 @@ from headrace.errors import (
     HeadraceError,
     InvalidArgument,
     SubscriptionNotFound,
+    TooLarge,
 )
 from headrace.log.interface import ReadPending
 from headrace.model import (
@@ -49,9 +50,15 @@ CARRIED = ("traceparent", "tracestate")
 _PUBLISH_QUERY = (
     "key", "key64", "partition", "id", "to", "delay", "deliver_at", "ttl", "timestamp",
 )  # fmt: skip
+_OTHER_TYPE = "; send another Content-Type for other data"
 UNSAID = "application/x-www-form-urlencoded"
 """What ``curl -d`` sends by default: the body is JSON if it parses as JSON, else text."""
 WAIT_MS_MAX = 60_000
+BODY_BYTES_SPARE = 64 << 10
+"""A message that is a little too large is read, so that the connection goes on after its error."""
+BATCH_BYTES_MAX = 16 << 20
+BATCH_ITEMS_MAX = 100_000
+"""Of a batch over HTTP. More in one request would hold up everybody; send several."""
 
 
 # --- publishing ---------------------------------------------------------------------------------
@@ -63,7 +70,7 @@ def on_publish(session: HttpSession, request: Request, topic: str) -> None:
     is_json, headers, options = from_head
     body = request.body
     if is_json:
-        read_json(body)
+        exact_json.check(body, _OTHER_TYPE)
     publish = session.publishing.message(topic, body, headers, options, gather=True)
     slot = session.outbox.reserve(len(body) + 256)
 
@@ -148,19 +155,21 @@ def on_publish_batch(session: HttpSession, request: Request, topic: str) -> None
 def _batch_values(request: Request) -> list[bytes]:
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type in ("application/x-ndjson", "application/jsonl"):
+        if request.body.count(b"\n") > BATCH_ITEMS_MAX:
+            raise TooLarge(
+                f"at most {BATCH_ITEMS_MAX} lines in one batch: send several",
+                code="batch_too_large",
+            )
         lines = [line for line in map(bytes.strip, request.body.split(b"\n")) if line]
         for line in lines:
-            read_json(line)
+            exact_json.check(line, _OTHER_TYPE)
         return lines
     if not is_json_type(content_type) and content_type != UNSAID:
         raise InvalidArgument(
             "a batch is a JSON array (application/json) or lines of JSON (application/x-ndjson)",
             code="unsupported_media_type",
         )
-    items = exact_json.loads(request.body)
-    if not isinstance(items, list):
-        raise InvalidArgument("a batch is a JSON array of messages", code="invalid_json")
-    return list(map(exact_json.dumps, items))
+    return exact_json.split(request.body, BATCH_ITEMS_MAX)
 
 
 def message_headers(request: Request) -> dict[str, str]:
@@ -174,13 +183,11 @@ def message_headers(request: Request) -> dict[str, str]:
 
 
 def read_json(body: bytes) -> Any:
+    exact_json.check_cost(body)
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise InvalidArgument(
-            f"the body is not JSON: {error}; send another Content-Type for other data",
-            code="invalid_json",
-        ) from None
+        raise InvalidArgument(f"the body is not JSON: {error}", code="invalid_json") from None
 
 
 def read_object(body: bytes) -> dict[str, Any]:
@@ -368,6 +375,7 @@ ROUTES = [
         schemas.PUBLISH_PARAMETERS, _ANY_BODY,
         {**schemas.answers("200", schemas.ref("Receipt")),
          **schemas.answers("202", schemas.ref("Receipt"), "Scheduled.")},
+        body_bytes_max=lambda message: message + BODY_BYTES_SPARE,
     ),
     Route(
         "POST", "/publish/batch/{topic}", on_publish_batch, "Publish many messages", "publishing",
@@ -379,6 +387,7 @@ ROUTES = [
         schemas.answers("200", schemas.obj(
             {"published": schemas.WHOLE, "receipts": schemas.array(schemas.ref("Receipt"))},
             ["published", "receipts"])),
+        body_bytes_max=lambda message: max(BATCH_BYTES_MAX, message + BODY_BYTES_SPARE),
     ),
     Route(
         "GET", "/consume/{topic}", on_consume, "Consume a message", "consuming",

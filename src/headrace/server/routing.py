@@ -15,6 +15,10 @@ from headrace.errors import InvalidArgument, NotFound
 from headrace.wire.http import Answer
 
 Handler = Callable[..., Any]
+NO_BODY_BYTES_MAX = 16 << 10
+"""For a request that needs no body; some clients send an empty object."""
+JSON_BYTES_MAX = 2 << 20
+"""Arguments as JSON: the longest are lists of 100,000 offsets. Parsing more would hold up everybody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +45,20 @@ class Route:
     """A GET that takes no messages away: ``HEAD`` is allowed too."""
     path_schemas: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Of the parameters in the path."""
+    body_bytes_max: Callable[[int], int] | None = None
+    """How large a body may be, given the limit of a message; None: ``JSON_BYTES_MAX``, or next to nothing."""
+
+    def body_limit(self, message_bytes_max: int) -> int:
+        if self.body_bytes_max is not None:
+            return self.body_bytes_max(message_bytes_max)
+        return NO_BODY_BYTES_MAX if self.body is None else JSON_BYTES_MAX
 
 
 class RouteTable:
     def __init__(self, routes: list[Route]):
         self.routes = routes
         paths: dict[str, dict[str, Handler]] = {}
+        self._by_handler = {route.handler: route for route in routes}
         for route in routes:
             methods = paths.setdefault(route.path, {})
             methods[route.method] = route.handler
@@ -73,6 +85,12 @@ class RouteTable:
         raise InvalidArgument(
             f"{path} does not allow {method}; it allows {allowed}", code="method_not_allowed"
         )
+
+    def body_limit(self, method: str, words: list[str], message_bytes_max: int) -> int:
+        """The most bytes of a request's body; an error if there is no such route."""
+        handler, _ = self.find(method, words)
+        route = self._by_handler.get(handler)
+        return NO_BODY_BYTES_MAX if route is None else route.body_limit(message_bytes_max)
 
     def _match(self, words: list[str]) -> tuple[dict[str, Handler], list[str]]:
         """The methods of the path, and the values of its parameters."""

@@ -28,7 +28,9 @@ from headrace.errors import HeadraceError, InvalidArgument
 from headrace.server import health_routes, operation_routes, routes, stream, websocket
 from headrace.server.binary import BinarySession
 from headrace.server.connection import Connection, Hub, Session
+from headrace.server.deadlines import Deadlines
 from headrace.server.http import HttpSession
+from headrace.server.listening import Listener
 from headrace.server.metrics import Metrics
 from headrace.server.operations import ServedOperations
 from headrace.server.origins import Origins
@@ -42,6 +44,8 @@ SWITCH_INTERVAL_S = 0.0005
 """The loop must not wait 5 ms for the interpreter while a disk thread computes."""
 COLLECT_AFTER = (20_000, 20, 20)
 EXIT_FAILED = 70
+TOKEN_CHARS_MIN = 16
+"""Of a token that other machines may try. A random one of 16 characters has at least 64 bits."""
 
 
 ALL_ROUTES: list[Route] = [
@@ -66,7 +70,8 @@ class Server:
     def __init__(self, settings: Settings):
         check_exposure(settings)
         self._settings = settings
-        self._listeners: list[asyncio.Server] = []
+        self._listeners: list[Listener] = []
+        self.deadlines: Deadlines | None = None
         self._stopping = asyncio.Event()
         self.failed: HeadraceError | None = None
         self.addresses: dict[str, tuple[str, int]] = {}
@@ -94,6 +99,9 @@ class Server:
         )
         self.hub.max_connections = settings.max_connections
         self.hub.heartbeat_s = settings.heartbeat_interval
+        self.hub.head_s = settings.head_timeout
+        self.hub.idle_s = settings.idle_timeout
+        self.hub.body_bytes_per_s = settings.body_rate
         self.hub.metrics = Metrics(self.hub).render
 
     @property
@@ -103,10 +111,12 @@ class Server:
     # --- starting ---------------------------------------------------------------------------
     async def start(self) -> None:
         self.engine.open()
+        self.deadlines = Deadlines(self.hub)
         try:
             await self._listen("tcp", self._settings.port, text_or_binary)
             await self._listen("http", self._settings.http_port, lambda c, _: HttpSession(c))
         except BaseException:
+            self._stop_listening()
             await self.broker.close()
             raise
 
@@ -117,9 +127,9 @@ class Server:
             return Connection(self.hub, name, open_session)
 
         host = self._settings.host
-        loop = asyncio.get_running_loop()
+        listener = Listener(self.hub, factory, self._tls, self._settings.handshake_timeout)
         try:
-            listener = await loop.create_server(factory, host, port, ssl=self._tls, backlog=1024)
+            await listener.listen(host, port)
         except OSError as error:
             raise InvalidArgument(
                 f"cannot listen on {host}:{port} ({name}): {error.strerror or error}; is another "
@@ -142,10 +152,15 @@ class Server:
         """Wait until ``stop`` is called."""
         await self._stopping.wait()
 
-    async def close(self) -> None:
-        """Drain, then close. This takes seconds at most, whatever the clients do."""
+    def _stop_listening(self) -> None:
         for listener in self._listeners:
             listener.close()
+        if self.deadlines is not None:
+            self.deadlines.close()
+
+    async def close(self) -> None:
+        """Drain, then close. This takes seconds at most, whatever the clients do."""
+        self._stop_listening()
         self.hub.draining = self.engine.stopping = True
         connections = list(self.hub.connections)
         for connection in connections:
@@ -161,8 +176,9 @@ class Server:
 
 
 def check_exposure(settings: Settings) -> None:
-    """Refuse to listen beyond this machine without a token, unless told to."""
-    if settings.token or settings.insecure:
+    """Refuse to listen beyond this machine without a token that is hard to guess, unless told to."""
+    is_weak = settings.token and len(settings.token) < TOKEN_CHARS_MIN
+    if (settings.token or settings.insecure) and not is_weak:
         return
     try:
         infos = socket.getaddrinfo(settings.host, None)
@@ -171,6 +187,12 @@ def check_exposure(settings: Settings) -> None:
         raise InvalidArgument(
             f"host {settings.host!r} cannot be resolved: {error}", code="cannot_listen"
         ) from None
+    if not loopback and is_weak:
+        raise InvalidArgument(
+            f"{settings.host} can be reached from other machines, and a token of fewer than "
+            f"{TOKEN_CHARS_MIN} characters can be guessed; this makes a good one: openssl rand -hex 32",
+            code="weak_token",
+        )
     if not loopback:
         raise InvalidArgument(
             f"{settings.host} can be reached from other machines: set a token "
@@ -194,9 +216,28 @@ def make_tls(settings: Settings) -> ssl.SSLContext | None:
     return context
 
 
-def _allow_connections(wanted: int) -> int:
+def reserve_files(server: Server) -> None:
+    """Share the open files of the process between connections, partitions and the rest.
+
+    A connection too many is refused before the log lacks a file, and a partition too many before a
+    segment cannot roll.
+    """
+    files = limits.allow_open_files(limits.OPEN_FILES_MAX)
+    hub, topics = server.hub, server.engine.topics
+    hub.open_files, hub.files_kept = files, min(limits.OPEN_FILES_BASE, files // 4)
+    hub.max_connections = allow_connections(hub.max_connections, files)
+    if server.engine.directory is not None:
+        topics.file_room = hub.file_room
+    logger.info(
+        "the process may open %d files: at most %d are for connections, at least %d for the log",
+        files,
+        hub.max_connections,
+        files - hub.max_connections,
+    )
+
+
+def allow_connections(wanted: int, files: int) -> int:
     """How many connections are allowed. Each is an open file, and the log needs some, too."""
-    files = limits.allow_open_files(wanted + limits.OPEN_FILES_SPARE)
     allowed = min(wanted, files - min(limits.OPEN_FILES_SPARE, files // 2))
     if allowed < wanted:
         logger.warning(
@@ -222,7 +263,7 @@ async def serve(settings: Settings, ready: Any = None) -> int:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     limits.keep_freed_memory()
     server = Server(settings)
-    server.hub.max_connections = _allow_connections(settings.max_connections)
+    reserve_files(server)
     await server.start()
     _collect_seldom()
     loop = asyncio.get_running_loop()

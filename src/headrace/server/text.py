@@ -2,6 +2,11 @@
 
 Publishes come as runs; a run is one entry in the log and one place among the answers. A command that has
 to wait for something runs as a task and keeps its place in the order.
+
+The first command of a connection must be one of ours. A web page can make the browser of somebody on this
+machine send an HTTP request to this port, with commands in its body; if the lines before them were answered
+as mistakes, the broker would carry the commands out. So a connection ends at a first line that is HTTP, or
+whose verb is unknown. Later a mistake is only answered: a person is typing.
 """
 
 from __future__ import annotations
@@ -23,8 +28,8 @@ from headrace.model import Receipt, parse_position, split_position
 from headrace.server.arguments import number_of, publish_arguments, seconds_of
 from headrace.server.connection import Connection, RequestSession
 from headrace.server.members import Memberships, WireSink
-from headrace.wire import text
-from headrace.wire.text import Command, PublishRun, TextParser
+from headrace.wire import http, text
+from headrace.wire.text import Command, PublishRun, TextParser, is_http
 
 HELP = (
     "PUB <topic> <size> [key=] [h.<name>=] [id=] [to=] [delay=] [ttl=] [partition=]  then the payload",
@@ -55,16 +60,30 @@ class TextSession(RequestSession[PublishRun | Command]):
         return isinstance(item, Command) and item.verb in ("AUTH", "PING", "HELP", "QUIT")
 
     def begin(self, item: PublishRun | Command) -> None:
+        if self.connection.is_stranger and not self._meet(item):
+            return
         if isinstance(item, PublishRun):
             self._publish_run(item)
         else:
             handler = VERBS.get(item.verb)
             if handler is None:
-                raise InvalidArgument(
-                    f"there is no command {item.verb[:40]!r}; HELP lists them",
-                    code="unknown_command",
-                )
+                raise _unknown(item)
             handler(self, item)
+
+    def _meet(self, item: PublishRun | Command) -> bool:
+        """The first command: whether the connection goes on."""
+        if isinstance(item, Command):
+            if is_http(item):
+                self.connection.unread = True  # a body may follow; the answer must arrive
+                self.outbox.send(_HTTP_REFUSED.encode(keep_alive=False))
+                self.connection.close()
+                return False
+            if item.verb not in VERBS:
+                self.end(_unknown(item))
+                return False
+        if self.connection.authenticated:
+            self.connection.meet()
+        return True
 
     def fail(self, item: PublishRun | Command, error: HeadraceError) -> None:
         count = len(item.values) if isinstance(item, PublishRun) else 1
@@ -306,6 +325,22 @@ VERBS: dict[str, Callable[[TextSession, Command], None]] = {
     for name, handler in vars(TextSession).items()
     if name.startswith("on_")
 }
+
+
+_HTTP_REFUSED = http.error_answer(
+    InvalidArgument(
+        "this port has the text and the binary protocol; HTTP has a port of its own (http_port, 8080 by "
+        "default)",
+        code="not_http",
+    ),
+    "invalid_argument",
+)
+
+
+def _unknown(command: Command) -> InvalidArgument:
+    return InvalidArgument(
+        f"there is no command {command.verb[:40]!r}; HELP lists them", code="unknown_command"
+    )
 
 
 def _word(command: Command, usage: str) -> str:

@@ -43,9 +43,12 @@ def data_of(message: Message) -> dict[str, Any]:
     value = message.value
     if is_json_type(message.headers.get(CONTENT_TYPE)):
         try:
-            orjson.loads(value)
+            if len(value) > exact_json.DECODED_BYTES_MAX:
+                exact_json.check(value)
+            else:
+                orjson.loads(value)
             return {"data": orjson.Fragment(value)}
-        except orjson.JSONDecodeError:
+        except (orjson.JSONDecodeError, InvalidArgument):
             pass
     try:
         return {"data": value.decode()}

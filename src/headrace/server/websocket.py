@@ -29,6 +29,7 @@ from websockets.protocol import Protocol, Side, State
 from websockets.server import ServerProtocol
 
 from headrace.broker.delivery import Delivery
+from headrace.checking import shown
 from headrace.errors import HeadraceError, InvalidArgument
 from headrace.model import Message, PublishOptions, Receipt
 from headrace.server import exact_json, schemas
@@ -53,6 +54,7 @@ logger = logging.getLogger("headrace.server")
 PING_S = 20.0
 FRAME_BYTES_SPARE = 64 << 10
 COMMANDS_PER_FRAME_MAX = 10_000
+MESSAGE_ID_BYTES_MAX = 4 << 10
 
 
 def text_frame(content: bytes) -> bytes:
@@ -189,12 +191,12 @@ class WebSocketSession(Session):
         try:
             if not isinstance(command, dict):
                 raise InvalidArgument("a command is a JSON object", code="invalid_json")
-            message_id = command.get("messageId")
-            handler = TYPES.get(str(command.get("type")))
+            message_id = _message_id(command)
+            kind = command.get("type")
+            handler = TYPES.get(kind) if isinstance(kind, str) else None
             if handler is None:
                 raise InvalidArgument(
-                    f"there is no type {str(command.get('type'))[:40]!r}; the types are "
-                    f"{', '.join(sorted(TYPES))}",
+                    f"there is no type {shown(kind)}; the types are {', '.join(sorted(TYPES))}",
                     code="unknown_command",
                 )
             handler(self, command, message_id)
@@ -321,7 +323,8 @@ class WebSocketSession(Session):
         return {"type": "subscribed", "topic": topic, "group": group}
 
     def on_unsubscribe(self, command: dict[str, Any], message_id: object) -> None:
-        topic, group = _topic(command), command.get("group")
+        topic = _topic(command)
+        group = None if command.get("group") is None else text_in(command, "group", "")
 
         def leave() -> dict[str, Any]:
             self._memberships.leave(topic, group)
@@ -383,6 +386,20 @@ def _is_utf8(content: bytes) -> bool:
     return True
 
 
+def _message_id(command: dict[str, Any]) -> object:
+    """What the answer repeats. It may be any JSON, but must fit into the answer."""
+    message_id = command.get("messageId")
+    if isinstance(message_id, (dict, list)):
+        size = len(
+            exact_json.dumps([[message_id]])
+        )  # as deep as it will be in the answer, and more
+    else:
+        size = len(message_id) if isinstance(message_id, str) else 0
+    if size > MESSAGE_ID_BYTES_MAX:
+        raise InvalidArgument(f"a messageId has at most {MESSAGE_ID_BYTES_MAX} bytes")
+    return message_id
+
+
 def _topic(command: dict[str, Any]) -> str:
     topic = command.get("topic")
     if not isinstance(topic, str):
@@ -412,7 +429,7 @@ def _options(command: dict[str, Any]) -> PublishOptions:
             no_key = name == "idempotency_key" and not value
             if isinstance(value, bool) or not isinstance(value, kinds) or no_key:
                 kind = "a string" if kinds == (str,) else "a number"
-                raise InvalidArgument(f"{name} is {kind}, not {str(value)[:40]!r}")
+                raise InvalidArgument(f"{name} is {kind}, not {shown(value)}")
             options[name] = str(value)
     return publish_options(options)
 

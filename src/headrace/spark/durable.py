@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from headrace.errors import HeadraceError
-from headrace.files import Files
+from headrace.files import SharedFiles
 
 LOCK_POLL_S = 0.02
 
@@ -26,7 +26,7 @@ def sync(path: Path) -> None:
 @contextmanager
 def locked(path: Path, busy: HeadraceError, wait_s: float = 0.0) -> Iterator[None]:
     """Hold the lock of this file; raise ``busy`` if another process holds it for longer than ``wait_s``."""
-    files = Files()
+    files = SharedFiles()
     files.make_directory(path.parent)
     handle = files.open(path, write=True, create=True)
     try:

@@ -245,6 +245,8 @@ def _wrong_length() -> InvalidArgument:
 
 # --- bulk settling ------------------------------------------------------------------------------
 _RUN = struct.Struct(">QQQ")
+RUNS_MAX = 10_000
+"""In one SETTLE: each run is looked up, and while that lasts nobody else is served."""
 
 
 def encode_runs(runs: list[tuple[int, int, int]]) -> bytes:
@@ -255,4 +257,9 @@ def encode_runs(runs: list[tuple[int, int, int]]) -> bytes:
 def decode_runs(raw: bytes) -> list[tuple[int, int, int]]:
     if len(raw) % _RUN.size:
         raise InvalidArgument("a SETTLE body is made of 24-byte entries", code="bad_frame")
+    if len(raw) > RUNS_MAX * _RUN.size:
+        raise TooLarge(
+            f"a SETTLE has at most {RUNS_MAX} entries, this one {len(raw) // _RUN.size}: send several",
+            code="frame_too_large",
+        )
     return list(_RUN.iter_unpack(raw))

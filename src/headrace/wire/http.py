@@ -131,16 +131,17 @@ class KnownHeads:
 class HttpParser:
     """Feed it bytes; it returns requests. After an error it returns nothing more.
 
-    ``check`` is called with the head of each request that has a body, before any of the body is kept.
+    ``check`` is called with the head of each request that has a body, before any of the body is kept. It
+    returns how many bytes that body may have, or raises why the request is refused.
     """
 
     def __init__(
         self,
         body_bytes_max: int,
-        check: Callable[[Request], None] | None = None,
+        check: Callable[[Request], int] | None = None,
         heads: KnownHeads | None = None,
     ):
-        self._body_max = body_bytes_max
+        self._default_max = self._body_max = body_bytes_max
         self._check = check
         self._heads = heads or KnownHeads()
         self._parser = httptools.HttpRequestParser(self)
@@ -150,6 +151,8 @@ class HttpParser:
         self._body: bytes | bytearray = b""
         self._head_size = 0
         self._in_head = self._in_body = False
+        self.number = 0
+        """Of the request that is being parsed."""
         self._between = True
         """The next bytes begin a request."""
         self._last = _NOT_KNOWN
@@ -253,6 +256,7 @@ class HttpParser:
         self._body = b""
         self._head_size = self._quiet = 0
         self._in_head, self._in_body = True, False
+        self.number += 1
         self._between = False
         self.expects_continue = False
 
@@ -303,9 +307,10 @@ class HttpParser:
             self._fail(InvalidArgument("the address cannot be read", code="bad_request"))
         self._in_head, self._in_body = False, True
         if request.has_body:
+            self._body_max = self._default_max
             if self._check is not None:
                 try:
-                    self._check(request)
+                    self._body_max = min(self._check(request), self._default_max)
                 except HeadraceError as error:
                     self._fail(error)
             length = headers.get("content-length")
@@ -354,7 +359,10 @@ class HttpParser:
 
     def _too_large(self) -> None:
         self._fail(
-            TooLarge(f"the body has more than {self._body_max} bytes", code="body_too_large")
+            TooLarge(
+                f"the body has more than {self._body_max} bytes, the most for this request",
+                code="body_too_large",
+            )
         )
 
     def _fail(self, error: HeadraceError) -> None:
@@ -377,6 +385,10 @@ _json_heads: dict[int, bytes] = {}
 _date = ""
 _date_s = 0
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_FOR_BROWSERS = (
+    "\r\nX-Content-Type-Options: nosniff\r\nX-Frame-Options: DENY\r\nCache-Control: no-store"
+)
+"""Messages come from strangers: no browser may guess a type for them, frame them or keep them."""
 
 
 def _status_line(status: int) -> str:
@@ -386,7 +398,7 @@ def _status_line(status: int) -> str:
     if now != _date_s:
         _date, _date_s = formatdate(now, usegmt=True), now
         _json_heads.clear()
-    return f"HTTP/1.1 {status} {_REASONS.get(status, '')}\r\nDate: {_date}"
+    return f"HTTP/1.1 {status} {_REASONS.get(status, '')}\r\nDate: {_date}{_FOR_BROWSERS}"
 
 
 def _json_head(status: int) -> bytes:
@@ -422,7 +434,7 @@ class Answer:
             return b"%b%d%b%b" % (_json_head(self.status), len(content), end, content)
         lines = [_status_line(self.status)]
         if self.endless:
-            lines += [f"Content-Type: {self.content_type}", "Cache-Control: no-store"]
+            lines.append(f"Content-Type: {self.content_type}")
         elif content or self.status not in (204, 304):
             lines += [f"Content-Type: {self.content_type}", f"Content-Length: {len(content)}"]
         for headers in (self.headers, extra):

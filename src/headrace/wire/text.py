@@ -174,6 +174,12 @@ class TextParser:
         return words[1], size
 
 
+def is_http(command: Command) -> bool:
+    """Whether the line is the first one of an HTTP request, with whatever method."""
+    last = command.words[-1] if command.words else ""
+    return last[:5].upper() == "HTTP/" and last[5:6].isdigit()
+
+
 def _after_line_end(buffer: bytes, at: int) -> int:
     """The position after a line end, or ``at`` if there is none; -1 if that is not known yet."""
     if buffer[at : at + 1] == b"\n":

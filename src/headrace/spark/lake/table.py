@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 from msgspec import Meta
 
 from headrace.errors import Conflict, InvalidArgument
-from headrace.files import Files
+from headrace.files import SharedFiles
 from headrace.spark.durable import locked
 from headrace.spark.lake.offsets import Offsets
 from headrace.spark.options import Given, option_name, wrong
@@ -209,7 +209,7 @@ class Table(ABC):
         self.options = options
         self.path = options.directory
         self._home = self.path / "_headrace"
-        self._disk = Files()
+        self._disk = SharedFiles()
 
     @property
     @abstractmethod

@@ -31,7 +31,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from headrace.errors import refused_by_disk
-from headrace.files import Files
+from headrace.files import SharedFiles
 from headrace.spark.durable import sync
 from headrace.spark.lake.offsets import Offsets
 from headrace.spark.lake.table import DataFile, WrittenFiles
@@ -130,7 +130,7 @@ class FileWriter:
             partitioning = self._partitioning
         group_rows = max(1, rows.num_rows * ROW_GROUP_BYTES // max(rows.nbytes, ROW_GROUP_BYTES))
         are_small = rows.num_rows < BATCH_ROWS_ENOUGH * len(batches)
-        Files().make_directory(self._root)
+        SharedFiles().make_directory(self._root)
         done: list[ds.WrittenFile] = []
         ds.write_dataset(
             rows,
