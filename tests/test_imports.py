@@ -18,8 +18,8 @@ LINE_COUNTED = {".py", ".html", ".css", ".js"}
 
 BASICS = frozenset(
     {
-        "model", "errors", "limits", "settings", "checking", "channels", "clock", "files", "forking",
-        "partitioning", "publication", "shell",
+        "budget", "model", "errors", "limits", "settings", "checking", "channels", "clock", "files",
+        "forking", "partitioning", "publication", "shell",
     }
 )  # fmt: skip
 ANYTHING = frozenset({"*"})

@@ -126,6 +126,7 @@ def test_the_variables_of_the_seeds_work(
 def test_every_setting_has_its_own_variable(setting: Any) -> None:
     """HEADRACE_<NAME> is read for each of them."""
     examples = {"tls_cert": "cert.pem", "tls_key": "key.pem", "fsync_on_write": "true"}
+    examples["memory_limit"] = "1GB"
     text = examples.get(setting.name) or str(setting.default or 7).lower()
     environment = {f"HEADRACE_{setting.name.upper()}": text}
     if setting.name.startswith("tls_"):

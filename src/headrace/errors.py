@@ -111,6 +111,13 @@ class QueueFull(HeadraceError):
     retryable = True
 
 
+class MemoryFull(HeadraceError):
+    """The broker holds as much memory as it may (``memory_limit``). Nothing was done."""
+
+    code = "memory_full"
+    retryable = True
+
+
 class StorageFull(HeadraceError):
     """The disk is full. Nothing was stored; consuming continues."""
 

@@ -39,7 +39,7 @@ from headrace.channels import (
     check_prefetch,
 )
 from headrace.errors import Closed, HeadraceError, NotFound
-from headrace.log.batch import LOST, Batch, no_collection
+from headrace.log.batch import COMPRESSION, LOST, Batch, no_collection
 from headrace.model import (
     Message,
     PublishManyOptions,
@@ -518,7 +518,7 @@ def readable(pages: Iterable[list[Batch]], at: int) -> Iterator[tuple[Batch, int
             if batch.flags & LOST:
                 if not first:
                     return
-                batch.values()
+                batch.plain()
             yield batch, max(at - batch.base_offset, 0) if first else 0
             first = False
 
@@ -526,14 +526,17 @@ def readable(pages: Iterable[list[Batch]], at: int) -> Iterator[tuple[Batch, int
 def messages_of(
     pages: Pages, topic: str, partition: int, limit: int, max_bytes: int
 ) -> list[Message]:
+    """Messages of about ``max_bytes`` together, however small they are when they are packed."""
     found: list[Message] = []
     size = 0
     with no_collection(limit):
         for batch, start in pages:
             stop = min(batch.count, start + limit - len(found))
-            found += batch.messages(topic, partition, start, stop)
-            size += batch.stored_bytes
-            if len(found) >= limit or size >= max_bytes:
+            fits = batch.fitting(start, stop, max_bytes - size)
+            found += batch.messages(topic, partition, start, fits)
+            size += max(batch.value_bytes(start, fits), batch.stored_bytes)
+            _let_go(batch)
+            if fits < stop or len(found) >= limit or size >= max_bytes:
                 break
     return found
 
@@ -542,11 +545,19 @@ def values_of(pages: Pages, max_bytes: int) -> list[bytes]:
     found: list[bytes] = []
     size = 0
     for batch, start in pages:
-        found += batch.values()[start:] if start else batch.values()
-        size += batch.stored_bytes
-        if size >= max_bytes:
+        fits = batch.fitting(start, batch.count, max_bytes - size)
+        found += batch.values(start, fits)
+        size += max(batch.value_bytes(start, fits), batch.stored_bytes)
+        _let_go(batch)
+        if fits < batch.count or size >= max_bytes:
             break
     return found
+
+
+def _let_go(batch: Batch) -> None:
+    """The caller has its records. A page of packed batches must not stay unpacked until its end."""
+    if batch.flags & COMPRESSION:
+        batch.forget()
 
 
 # --- workers ----------------------------------------------------------------------------------------

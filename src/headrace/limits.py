@@ -39,8 +39,6 @@ MESSAGE_BYTES_CEILING = 64 << 20
 """The largest value of the setting ``max_message_size``: a batch must hold one message."""
 KEY_BYTES_MAX = 64 << 10
 HEADERS_PER_MESSAGE_MAX = 1_000
-HEADERS_PER_BATCH_MAX = 250_000
-"""In a batch from a client: checking more would hold up everybody. Stored batches may have more."""
 HEADER_BYTES_MAX = 64 << 10
 """All header names and values of one message together."""
 
@@ -48,6 +46,12 @@ HEADER_BYTES_MAX = 64 << 10
 BATCH_RECORDS_MAX = 1 << 20
 BATCH_BYTES_MAX = 128 << 20
 """Of the stored or unpacked body. Offsets in a batch are int32, so the format allows 2 GiB; this is less."""
+CLIENT_BATCH_RECORDS_MAX = 100_000
+"""Of one batch that a client made. The broker looks at all of them in one turn of its loop."""
+BATCH_HEADERS_MAX = 250_000
+"""Of all messages of one batch that a client made, for the same reason."""
+UNPACKED_BYTES_MAX = 16 << 20
+"""Of one packed batch, besides one message of any size: unpacking more takes the loop too long."""
 BATCH_BYTES_TARGET = 1 << 20
 """The size at which the group commit closes a gathered batch and begins the next one."""
 BATCH_RECORDS_TARGET = 10_000
@@ -86,6 +90,10 @@ PREFETCH_MAX = 2_000_000
 PREFETCH_BYTES_MAX = 32 << 20
 """Unsettled bytes per member; one message is always allowed."""
 LEASE_RECORDS_MAX = 1024
+LEASE_BYTES_MAX = 4 << 20
+"""Of the values that are handed out in one step, besides one of any size."""
+SETTLED_AT_ONCE_MAX = 10_000
+"""Deliveries that one request in JSON may settle."""
 ORDERED_PARKED_MAX = 10_000
 """Messages an ordered group may set aside while their key is busy, per partition."""
 ACK_TIMEOUT_S_MAX = 12 * 3600.0
@@ -133,6 +141,9 @@ PIPELINE_TEXT_CHARS_MAX = 200
 """The name of a query, which is a label of metrics, and the id of a run."""
 PIPELINE_STALE_S = 30.0
 """A running pipeline that has not reported for this long may be dead."""
+
+MEMORY_BYTES_MIN = 16 << 20
+"""The smallest ``memory_limit``: one batch of any size must fit."""
 
 # --- the process ----------------------------------------------------------------------------------
 OPEN_FILES_MAX = 1 << 20

@@ -103,6 +103,7 @@ _Level = Literal["debug", "info", "warning", "error"]
 _Heartbeat = Annotated[float, Meta(ge=0.1, le=3600)]
 _Connections = Annotated[int, Meta(ge=1, le=1_000_000)]
 _MessageBytes = Annotated[int, Meta(ge=1, le=limits.MESSAGE_BYTES_CEILING)]
+_MemoryBytes = Annotated[int, Meta(ge=limits.MEMORY_BYTES_MIN, le=1 << 50)]
 _DiskBytes = Annotated[int, Meta(ge=0, le=1 << 50)]
 _Deadline = Annotated[float, Meta(ge=0.1, le=86_400)]
 _Rate = Annotated[int, Meta(ge=1, le=1 << 30)]
@@ -135,6 +136,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("retain_unread", "storage", True, bool, "never delete messages that a subscription has not finished", notation=_word),
     Setting("max_message_size", "storage", limits.MESSAGE_BYTES_DEFAULT, _MessageBytes, "largest message, in bytes", ("MAX_MESSAGE_SIZE",), notation=_size),
     Setting("max_queue_size", "storage", None, _TOPIC["max_queue_size"], "most unread messages per topic; further publishes are refused", ("MAX_QUEUE_SIZE",)),
+    Setting("memory_limit", "storage", None, _MemoryBytes | None, "most memory for requests, answers, queues and caches; further requests are refused; none: a quarter of the machine's", notation=_size),
     Setting("auto_create_topics", "storage", True, bool, "true: the first publish creates its topic", notation=_word),
     Setting("disk_reserve_bytes", "storage", limits.DISK_RESERVE_BYTES_DEFAULT, _DiskBytes, "free disk space below which publishes are refused", notation=_size),
     Setting("events_interval", "storage", limits.EVENTS_INTERVAL_S_DEFAULT, _EventsInterval, "seconds between the broker's own events in the topic __events; 0: no events"),

@@ -83,7 +83,7 @@ def waits_until(
                 if not broker.engine.closing:
                     assert broker.engine.topics.watchers == []
                     for topic in broker.engine.topics:
-                        assert all(partition.watchers == [] for partition in topic.partitions)
+                        assert all(not partition.watchers for partition in topic.partitions)
 
     return asyncio.run(run())
 

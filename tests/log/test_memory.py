@@ -4,9 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.budget import Budget
 from headrace.errors import Closed, OffsetOutOfRange, SequenceGap
-from headrace.log.batch import Batch
+from headrace.log.batch import Batch, encode
 from headrace.log.cache import BatchCache
+from headrace.log.columns import Columns
 from headrace.log.interface import Append
 from headrace.log.memory import MemoryLog
 from tests.fakes import FakeClock, FakeLoop
@@ -166,18 +168,40 @@ def sized(offset: int, size: int) -> Batch:
 
 
 def test_the_cache_is_bounded_in_bytes() -> None:
-    """The oldest batches go when the bound is reached; one too large is not kept at all."""
-    cache = BatchCache(1_000)
+    """The oldest batches go when the bound is reached; one too large stays until the next one comes."""
+    budget = Budget()
+    cache = BatchCache(5 * sized(0, 200).memory_bytes, budget=budget)
     for offset in range(10):
         cache.put(1, sized(offset, 200))
     assert [offset for offset in range(10) if cache.get(1, offset)] == [5, 6, 7, 8, 9]
-    cache.put(1, sized(50, 500))
-    assert cache.get(1, 50) is None
+    cache.put(1, sized(50, 50_000))
+    assert [offset for offset in range(60) if cache.get(1, offset)] == [50]
+    cache.put(1, sized(51, 200))
+    assert [offset for offset in range(60) if cache.get(1, offset)] == [51]
+    cache.forget(1)
+    assert budget.used == 0
+
+
+def test_the_cache_counts_what_batches_become_when_they_are_read() -> None:
+    """Packed batches of a few hundred bytes do not stay unpacked by the hundred."""
+    batches = [encode(Columns([bytes(1 << 20)])) for _ in range(20)]
+    budget = Budget()
+    cache = BatchCache(8 << 20, budget=budget)
+    for number, batch in enumerate(batches):
+        batch.pack()
+        batch.base_offset = number
+        assert batch.stored_bytes < 1_000
+        cache.put(1, batch)
+    kept = [batch for number, batch in enumerate(batches) if cache.get(1, number)]
+    assert 1 <= len(kept) <= 4
+    for batch in kept:
+        batch.values()
+    assert sum(len(batch.plain()) + len(batch.values()[0]) for batch in kept) <= budget.used
 
 
 def test_the_cache_replaces_and_forgets() -> None:
     """A batch put twice counts once, and a log that is closed takes its batches along."""
-    cache = BatchCache(1_000)
+    cache = BatchCache(5 * sized(0, 200).memory_bytes)
     for _ in range(20):
         cache.put(1, sized(0, 200))
     cache.put(2, sized(0, 200))

@@ -21,7 +21,8 @@ from headrace.channels import AsyncChannel, check_count
 from headrace.checking import check
 from headrace.errors import Closed, DataCorrupt, HeadraceError, InvalidArgument
 from headrace.facade import Asked, AsyncFacade, Pages, messages_of, readable, settle
-from headrace.log.batch import Batch, check_columns
+from headrace.log.admission import check_columns
+from headrace.log.batch import Batch
 from headrace.log.interface import completed
 from headrace.model import (
     Message,
@@ -39,10 +40,12 @@ _ENGINE_OPTIONS = (
     "max_message_size",
     "disk_reserve_bytes",
     "events_interval",
+    "memory_limit",
 )
 _CHECKED = {
     "max_message_size": Annotated[int, Meta(ge=1, le=limits.MESSAGE_BYTES_CEILING)],
     "events_interval": Annotated[float, Meta(ge=0, le=limits.EVENTS_INTERVAL_S_MAX)],
+    "memory_limit": Annotated[int, Meta(ge=limits.MEMORY_BYTES_MIN)] | None,
 }
 
 

@@ -12,12 +12,13 @@ once.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace import limits
+from headrace.broker.pace import Pace
 from headrace.errors import HeadraceError
 from headrace.log.batch import Batch
 from headrace.model import Message, Settling
@@ -79,6 +80,18 @@ class Delivery:
 
     def __len__(self) -> int:
         return len(self.indexes)
+
+    def parts(self, count: int) -> Iterator[Delivery]:
+        """The same records, ``count`` at a time."""
+        if len(self.indexes) <= count:
+            yield self
+            return
+        for start in range(0, len(self.indexes), count):
+            attempts = self.attempts
+            if not isinstance(attempts, int):
+                attempts = attempts[start : start + count]
+            some = self.indexes[start : start + count]
+            yield Delivery(self.topic, self.partition, self.batch, some, self.lease, attempts)
 
     def messages(self, settling: Settling | None = None) -> list[Message]:
         batch, indexes, lease = self.batch, self.indexes, self.lease
@@ -177,11 +190,11 @@ class Tally:
 class Context(Protocol):
     """The part of the engine that a subscription uses."""
 
+    pace: Pace
+
     def time(self) -> float: ...
 
     def now_ms(self) -> int: ...
-
-    def call_soon(self, callback: Any, *args: Any) -> Any: ...
 
     def call_later(self, delay: float, callback: Any, *args: Any) -> Any: ...
 

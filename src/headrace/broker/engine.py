@@ -28,6 +28,7 @@ from headrace.broker.dead_letters import DeadLetters
 from headrace.broker.delivery import Sink
 from headrace.broker.events import Events
 from headrace.broker.follower import Follower
+from headrace.broker.pace import Pace
 from headrace.broker.pipelines import Pipelines
 from headrace.broker.publishing import Publishing
 from headrace.broker.retention import DiskGuard, Retention
@@ -37,6 +38,7 @@ from headrace.broker.state import Loaded, StateJournal
 from headrace.broker.subscription import Subscription
 from headrace.broker.topic import Partition, Topic
 from headrace.broker.topics import Topics
+from headrace.budget import Budget
 from headrace.clock import Clock, Loop
 from headrace.errors import (
     BrokerFailed,
@@ -47,6 +49,7 @@ from headrace.errors import (
     MessageNotFound,
     OffsetOutOfRange,
     OutcomeUnknown,
+    QueueFull,
     StorageFailed,
     SubscriptionNotFound,
     TopicNotFound,
@@ -90,6 +93,7 @@ class Engine:
         max_message_size: int = limits.MESSAGE_BYTES_DEFAULT,
         disk_reserve_bytes: int = limits.DISK_RESERVE_BYTES_DEFAULT,
         events_interval: float = limits.EVENTS_INTERVAL_S_DEFAULT,
+        memory_limit: int | None = None,
         files: Files | None = None,
         clock: Clock | None = None,
         random: Random | None = None,
@@ -103,6 +107,8 @@ class Engine:
         self._clock = clock or Clock()
         self._random = random or SystemRandom()
         self.workers = workers or Workers(loop)
+        self.pace = Pace(loop, self._clock)
+        self.budget = Budget(memory_limit)
         self.now_ms = self._clock.now_ms
         self.auto_create_topics = auto_create_topics
         self.max_message_size = max_message_size
@@ -116,7 +122,7 @@ class Engine:
         if storage is not None:
             pass
         elif data_dir is None:
-            storage = MemoryStorage(clock=self._clock, loop=loop)
+            storage = MemoryStorage(clock=self._clock, loop=loop, budget=self.budget)
         else:
             storage = DiskStorage(
                 data_dir,
@@ -126,6 +132,7 @@ class Engine:
                 random=self._random,
                 workers=self.workers,
                 on_failure=self.fail,
+                budget=self.budget,
             )
         defaults = topic_defaults or TopicSettings()
         self.topics = Topics(storage, defaults, clock=self._clock, random=self._random)
@@ -526,7 +533,7 @@ class Engine:
                 f"the broker has {limits.SUBSCRIPTIONS_MAX} subscriptions, the limit",
                 code="too_many_subscriptions",
             )
-        topics = [t for t in self.topics if pattern_matches(pattern, t.name)]
+        topics = self.topics.matching(pattern)
         partitions = [partition for topic in topics for partition in topic.partitions]
         # A bad start is refused before anything is created.
         offsets = self.resolve_all(partitions, start, time_ms=start_time_ms)
@@ -625,18 +632,26 @@ class Engine:
             subscription.seek(cursor, targets[cursor.partition])
         self.state.flush(done)
 
-    def follow(self, pattern: str, sink: Sink) -> Follower:
+    def follow(self, pattern: str, sink: Sink, *, places_max: int | None = None) -> Follower:
         """An ephemeral subscription: everything from now on."""
         self.check_open()
         check_pattern(pattern)
         if not is_pattern(pattern):
             self.topic_for_publish(pattern)
+        is_full = places_max is not None and places_max <= 0
+        topics = [] if is_full else self.topics.matching(pattern)
+        places = sum(len(topic.partitions) for topic in topics)
+        if is_full or (places_max is not None and places > places_max):
+            raise QueueFull(
+                f"{pattern!r} matches more partitions than the {max(places_max or 0, 0)} that this "
+                "connection may still follow; name fewer topics, or use another connection",
+                code="too_many_on_connection",
+            )
         follower = Follower(self, pattern, sink)
         self._followers.add(follower)
-        for topic in self.topics:
-            if pattern_matches(pattern, topic.name):
-                for partition in topic.partitions:
-                    follower.attach(partition, partition.log.end_offset)
+        for topic in topics:
+            for partition in topic.partitions:
+                follower.attach(partition, partition.log.end_offset)
         return follower
 
     def _open_followers(self) -> tuple[Follower, ...]:

@@ -41,8 +41,16 @@ class Follower:
 
     def attach(self, partition: Partition, offset: int) -> None:
         self._places[(partition.topic, partition.number)] = (partition, offset)
-        partition.watchers.append(self)
-        self.on_advance(partition.topic, partition.number, False)
+        partition.watchers[self] = None
+        if offset < partition.log.end_offset:
+            self.on_advance(partition.topic, partition.number, False)
+
+    def __len__(self) -> int:
+        """The number of partitions that it follows."""
+        return len(self._places)
+
+    def __bool__(self) -> bool:
+        return True
 
     def follows(self, topic: str, partition: int) -> bool:
         return (topic, partition) in self._places
@@ -60,7 +68,7 @@ class Follower:
         for key in [key for key in self._places if key[0] == topic]:
             partition, _ = self._places.pop(key)
             self._behind.pop(key, None)
-            partition.watchers.remove(self)
+            partition.watchers.pop(self, None)
 
     def on_advance(self, topic: str, partition: int, at_once: bool) -> None:
         self._behind[(topic, partition)] = None
@@ -73,20 +81,25 @@ class Follower:
         """The sink may have room again, or there is something new."""
         if not self._pumping and self._behind and not self.closed:
             self._pumping = True
-            self._context.call_soon(self.pump)
+            self._context.pace.soon(self.pump)
 
     def pump(self) -> None:
         self._pumping = True  # a wake-up during a delivery waits for the next turn
         try:
-            self._pump()
+            unfinished = self._pump()
         finally:
             self._pumping = False
+        if unfinished:
+            self.wake()
 
-    def _pump(self) -> None:
+    def _pump(self) -> bool:
+        """Deliver for a while; returns whether there is more to deliver now."""
+        pace = self._context.pace
+        deadline = pace.deadline()
         while self._behind and not self.closed:
             room = self.sink.room()
             if room <= 0:
-                return
+                return False
             key = next(iter(self._behind))
             del self._behind[key]
             partition, offset = self._places[key]
@@ -97,6 +110,9 @@ class Follower:
                 self._places[key] = (partition, moved)
                 if moved < partition.log.end_offset:
                     self._behind[key] = None
+            if pace.is_past(deadline):
+                return True
+        return False
 
     def _deliver(self, partition: Partition, offset: int, room: int) -> int | None:
         """Hand over what fits; returns the next offset, or None when the log still fetches."""
@@ -123,6 +139,7 @@ class Follower:
         if batch.flags & LOST:
             self.missed += batch.count - start
             return batch.end_offset
+        stop = batch.fitting(start, stop, limits.LEASE_BYTES_MAX)
         chosen = select(
             batch,
             range(start, stop),
@@ -148,6 +165,6 @@ class Follower:
             return
         self.closed = True
         for partition, _ in self._places.values():
-            partition.watchers.remove(self)
+            partition.watchers.pop(self, None)
         self._places.clear()
         self.sink.closed(error)

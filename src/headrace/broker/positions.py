@@ -116,7 +116,7 @@ async def news_in(
     bell = _Bell()
     watchers = [] if topics is None else topics.watchers
     for partition in partitions:
-        partition.watchers.append(bell)
+        partition.watchers[bell] = None
     watchers.append(bell.rung.set)
     try:
         async with asyncio.timeout(seconds):
@@ -127,7 +127,7 @@ async def news_in(
     finally:
         watchers.remove(bell.rung.set)
         for partition in partitions:
-            partition.watchers.remove(bell)
+            partition.watchers.pop(bell, None)
 
 
 async def wait_for(engine: Engine, positions: Positions, topics: object, seconds: float) -> bool:

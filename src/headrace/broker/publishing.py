@@ -282,7 +282,13 @@ class Publishing:
         producer: ProducerBatch | None,
     ) -> None:
         context = (topic.name, number, publishes)
-        self.append(topic, number, _entry(records, self._stored, producer, context))
+        entry = _entry(records, self._stored, producer, context)
+        budget = self._engine.budget
+        if budget.used + entry.bytes > budget.limit:
+            topic.refused += entry.count
+            entry.fail(budget.refusal(entry.bytes))
+        else:
+            self.append(topic, number, entry)
 
     def _stored(self, entry: Append) -> None:
         topic, number, publishes = cast(tuple[str, int, list[Publish]], entry.context)
@@ -306,7 +312,8 @@ class Publishing:
             self._engine.guard.hit_the_wall()
 
     def append(self, topic: Topic, partition: int, entry: Append) -> None:
-        """Append an entry to a partition, or refuse it, now. The broker's own records enter here."""
+        """Append an entry to a partition, or refuse it, now. The broker's own records enter here: they
+        count against ``memory_limit`` but are not refused, because storing them sets memory free."""
         refusal = self.refusal(topic, entry.count)
         if refusal is not None:
             topic.refused += entry.count
@@ -315,7 +322,15 @@ class Publishing:
         if self.queue_limit(topic) is not None:
             self._count(topic, entry)
         topic.published_bytes += entry.bytes
+        self._engine.budget.used += entry.bytes
+        entry.then, entry.done = entry.done, self._let_go
         topic.partitions[partition].log.append(entry)
+
+    def _let_go(self, entry: Append) -> None:
+        """The entry is answered: the log has its records, or nobody does."""
+        self._engine.budget.used -= entry.bytes
+        assert entry.then is not None
+        entry.then(entry)
 
     def refusal(self, topic: Topic, count: int) -> HeadraceError | None:
         """Why the topic does not take ``count`` more records now, or None."""
@@ -414,21 +429,27 @@ class _Spread:
         self._error: HeadraceError | None = None
 
     def start(self) -> None:
-        refusal = self._refusal()
+        entries = [
+            (number, _entry(part, self._stored, self._publish.producer, number))
+            for number, part in self._parts
+        ]
+        refusal = self._refusal(sum(entry.bytes for _, entry in entries))
         if refusal is not None:
             self._topic.refused += self._publish.count
             self._publish.done([], refusal)
             return
-        for number, part in self._parts:
-            entry = _entry(part, self._stored, self._publish.producer, number)
+        for number, entry in entries:
             self._publishing.append(self._topic, number, entry)
 
-    def _refusal(self) -> HeadraceError | None:
+    def _refusal(self, size: int) -> HeadraceError | None:
         """All of the partitions get their records or, as far as is known, none of them does."""
         for number, _ in self._parts:
             why = self._topic.partitions[number].log.read_only
             if why is not None:
                 return ReadOnly(why)
+        budget = self._publishing._engine.budget
+        if budget.used + size > budget.limit:
+            return budget.refusal(size)
         return self._publishing.refusal(self._topic, self._publish.count)
 
     def _stored(self, entry: Append) -> None:

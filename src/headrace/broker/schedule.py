@@ -33,7 +33,7 @@ from headrace.broker.cursor import Cursor
 from headrace.broker.publishing import SCHEDULE_PRODUCER as PRODUCER_ID
 from headrace.broker.topic import Topic
 from headrace.errors import HeadraceError, InvalidArgument, MessageNotFound, QueueFull
-from headrace.log.batch import LOST, Batch, encode
+from headrace.log.batch import HAS_TIMES, LOST, Batch, encode
 from headrace.log.columns import NO_ID, Columns, time_of
 from headrace.log.interface import Append, Log, ReadPending
 from headrace.model import (
@@ -54,6 +54,11 @@ TOPIC = "__scheduled"
 KEEPER = "__schedule"
 CONTROL = "headrace-schedule"
 ROUND_MAX = 1000
+READ_AT_ONCE = 200
+PREPARING_BYTES = 1_500
+"""What it takes to prepare one delayed message for its commit, besides its own bytes."""
+WAITING_BYTES = 700
+"""What the broker holds in memory for a message that waits; the message itself is in the log."""
 LOOK_AGAIN_S = 60.0
 """The wall clock may jump, so no timer trusts it for longer than this."""
 
@@ -161,6 +166,7 @@ class Schedule:
     def _add(self, offset: int, control: dict[str, Any]) -> _Waiting:
         waiting = _Waiting(offset, control)
         self._waiting[offset] = waiting
+        self._engine.budget.used += WAITING_BYTES
         if control.get("id"):
             self._by_id[waiting.id] = offset
         heapq.heappush(self._heap, (waiting.deliver_at, offset))
@@ -186,6 +192,7 @@ class Schedule:
             again = Receipt(topic, -1, -1, engine.now_ms(), duplicate=True, id=columns.ids[0])  # type: ignore[index]
             engine.call_soon(done, [again], None)
             return
+        engine.budget.check(WAITING_BYTES)
         control = _control(topic, columns, 0, deliver_at, partition)
         kept = _stored_as(columns, [control])
 
@@ -208,22 +215,42 @@ class Schedule:
             self._cursor()
         return home
 
-    def prepare(self, topic: str, partition: int | None, batch: Batch) -> Batch:
+    def prepare(
+        self,
+        topic: str,
+        partition: int | None,
+        batch: Batch,
+        done: Callable[[Batch | None, HeadraceError | None], None],
+    ) -> None:
         """What a batch of delayed messages is staged as; its times say when each is due."""
-        columns = batch.columns()
-        if columns.times is None:
+        if not batch.flags & HAS_TIMES:
             raise InvalidArgument(
                 "a batch of delayed messages has a time for each of them", code="invalid_delay"
             )
         if len(self._waiting) + batch.count > limits.SCHEDULED_MAX:
             raise QueueFull(f"more than {limits.SCHEDULED_MAX} messages would wait for their time")
         self._home()
+        size = batch.plain_bytes + batch.count * PREPARING_BYTES
+        self._engine.budget.take(size)
         now = self._engine.now_ms()
-        controls = [
-            _control(topic, columns, index, time_of(None, at, now), partition)
-            for index, at in enumerate(columns.times)
-        ]
-        return encode(_stored_as(columns, controls))
+
+        def make() -> Batch:
+            """In a worker: ten microseconds for each message are too many for the loop."""
+            columns = batch.columns()
+            controls = [
+                _control(topic, columns, index, time_of(None, at, now), partition)
+                for index, at in enumerate(columns.times or ())
+            ]
+            return encode(_stored_as(columns, controls))
+
+        def made(prepared: Batch | None, error: BaseException | None) -> None:
+            self._engine.budget.give(size)
+            if error is not None and not isinstance(error, HeadraceError):
+                logger.error("delayed messages cannot be staged", exc_info=error)
+                error = HeadraceError("the broker has a bug here; its log says more", code="bug")
+            done(prepared, error)
+
+        self._engine.workers.submit(make, made)
 
     def take_in(self, start: int, stop: int) -> None:
         """Records that a commit has shown here."""
@@ -280,6 +307,7 @@ class Schedule:
         cursor = self._cursor()
         for offset in offsets:
             waiting = self._waiting.pop(offset)
+            self._engine.budget.used -= WAITING_BYTES
             if self._by_id.get(waiting.id) == offset:  # two may have been given the same id
                 del self._by_id[waiting.id]
             cursor.done(offset)
@@ -349,10 +377,16 @@ class Schedule:
         Messages that cannot be read are left out.
         """
         log = self._engine.topics.find(TOPIC).partitions[0].log
+        pace = self._engine.pace
+        deadline = pace.deadline()
         while at < len(offsets):
+            if self._when_loaded is None and pace.is_past(deadline):
+                pace.soon(partial(self._read, offsets, take, done, at))
+                return
             try:
-                batch = log.read(offsets[at], 1)[0]
-                stop = bisect_left(offsets, batch.end_offset, at)
+                batch = log.read_cached(offsets[at])
+                last = min(at + READ_AT_ONCE, len(offsets))
+                stop = bisect_left(offsets, batch.end_offset, at, last)
                 indexes = [offset - batch.base_offset for offset in offsets[at:stop]]
                 messages = []
                 if not batch.flags & LOST:

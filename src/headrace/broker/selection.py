@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from headrace import limits
 from headrace.log.batch import HAS_EXPIRY, HAS_TARGETS, Batch
 
 
@@ -27,16 +28,25 @@ def select(
     """``target``: the subscription that reads, or nothing for a reader that is none."""
     if ttl_ms is None and not batch.flags & (HAS_EXPIRY | HAS_TARGETS):
         return Selection(indexes)
-    targets, expiry, times = batch.targets(), batch.expiry(), batch.times()
+    targets = batch.some(batch.targets, indexes)
+    expiry, times = batch.some(batch.expiry, indexes), batch.some(batch.times, indexes)
     wanted: list[int] = []
     foreign: list[int] = []
     expired: list[int] = []
-    for index in indexes:
-        if targets is not None and targets[index] not in (b"", target):
+    for place, index in enumerate(indexes):
+        if targets is not None and targets[place] not in (b"", target):
             foreign.append(index)
             continue
-        ends = expiry[index] if expiry is not None else 0
+        ends = expiry[place] if expiry is not None else 0
         if not ends and ttl_ms is not None:
-            ends = (batch.base_timestamp if times is None else times[index]) + ttl_ms
+            ends = (batch.base_timestamp if times is None else times[place]) + ttl_ms
         (expired if ends and ends <= now_ms else wanted).append(index)
     return Selection(wanted, foreign, expired)
+
+
+def bytes_each(batch: Batch, indexes: Sequence[int]) -> int:
+    """The average size of the records; it bounds what a member holds."""
+    if batch.plain_bytes <= limits.LEASE_BYTES_MAX:
+        return batch.plain_bytes // batch.count
+    low, high = indexes[0], indexes[-1] + 1
+    return batch.value_bytes(low, high) // (high - low)

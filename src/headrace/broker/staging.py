@@ -181,15 +181,36 @@ class Staging:
         if name is not None:
             check_commit(name, number)
         target = engine.topic_for_publish(topic)
+        engine.budget.check(batch.stored_bytes)
         if delayed:
             if partition is not None:
                 target.partition(partition)
-            batch = engine.schedule.prepare(topic, partition, batch)
-            topic, place = SCHEDULED, 0
-        elif partition is None:
-            place = target.next_partition()
-        else:
-            place = target.partition(partition).number
+
+            def prepared(made: Batch | None, error: HeadraceError | None) -> None:
+                try:
+                    if made is None:
+                        raise error or InvalidArgument("there is nothing to stage")
+                    engine.check_open()
+                    self._keep(SCHEDULED, 0, made, done, name, number)
+                except HeadraceError as refusal:
+                    done(None, refusal)
+
+            engine.schedule.prepare(topic, partition, batch, prepared)
+            return
+        place = target.next_partition() if partition is None else target.partition(partition).number
+        self._keep(topic, place, batch, done, name, number)
+
+    def _keep(
+        self,
+        topic: str,
+        place: int,
+        batch: Batch,
+        done: StageDone,
+        name: str | None,
+        number: int | None,
+    ) -> None:
+        """Store a piece for a partition of a topic."""
+        engine = self._engine
         home = self._home() or self._make_home()
         self._cursor()
         if not home.settings.durable:

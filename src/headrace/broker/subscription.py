@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -36,18 +36,22 @@ from headrace.broker.activity import Activity
 from headrace.broker.cursor import Cursor
 from headrace.broker.deadlines import Deadlines
 from headrace.broker.delivery import Context, Delivery, Lease, Member, Tally
+from headrace.broker.endings import Ending, Endings
 from headrace.broker.members import Members
 from headrace.broker.ordering import KeyOrder
 from headrace.broker.reading import Reading
 from headrace.broker.retries import Retries
-from headrace.broker.selection import select
+from headrace.broker.selection import bytes_each, select
 from headrace.errors import Closed, DataCorrupt, HeadraceError, OffsetOutOfRange, StaleDelivery
-from headrace.log.batch import LOST, Batch
+from headrace.log.batch import HAS_KEYS, LOST, Batch
 from headrace.log.interface import ReadPending
 from headrace.model import SubscriptionSettings, check_reason, check_seconds
 from headrace.operations.results import SubscriptionStats
 
 logger = logging.getLogger("headrace.broker")
+TIMED_OUT = "ack timeout"
+SHARED_LEASES_MAX = 4
+"""Full leases that are dealt out to members in one step; more members get fewer messages each."""
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -69,6 +73,7 @@ class Subscription:
     _reading: Reading = field(init=False)
     _retries: Retries = field(default_factory=Retries)
     _deadlines: Deadlines = field(init=False)
+    _endings: Endings = field(init=False)
     _burying: dict[tuple[int, int], str] = field(default_factory=dict)
     """(cursor number, offset) of what is on its way to the dead letters, and why."""
     _now_ms: int = 0
@@ -81,6 +86,7 @@ class Subscription:
         self._target = self.name.encode()
         self._reading = Reading(self.name, self._context, self.tally, self.wake)
         self._deadlines = Deadlines(self.leases)
+        self._endings = Endings(self._context.pace, self._end)
 
     @property
     def key(self) -> tuple[str, str]:
@@ -105,7 +111,7 @@ class Subscription:
     def attach(self, cursor: Cursor) -> None:
         partition = cursor.partition
         self.cursors[(partition.topic, partition.number)] = cursor
-        partition.watchers.append(self)
+        partition.watchers[self] = None
         self._reading.advanced(cursor)
 
     def detach(self, topic: str) -> list[Cursor]:
@@ -113,7 +119,7 @@ class Subscription:
         gone = [cursor for (name, _), cursor in self.cursors.items() if name == topic]
         for cursor in gone:
             del self.cursors[(topic, cursor.partition.number)]
-            cursor.partition.watchers.remove(self)
+            cursor.partition.watchers.pop(self, None)
             self._forget(cursor)
         return gone
 
@@ -144,8 +150,8 @@ class Subscription:
         if self.closed or member not in self.members:
             return
         self.members.remove(member)
-        for lease in list(member.leases.values()):
-            self._end(lease, "member left", at_once=True, count=count_attempt)
+        leases = list(member.leases.values())
+        self._endings.add(leases, "member left", at_once=True, counts=count_attempt)
         self.wake()
 
     def withdraw(self, member: Member) -> None:
@@ -156,7 +162,7 @@ class Subscription:
     def wake(self) -> None:
         if not self._pumping and not self.closed:
             self._pumping = True
-            self._context.call_soon(self.pump)
+            self._context.pace.soon(self.pump)
 
     # --- handing out ------------------------------------------------------------------------
     def pump(self) -> None:
@@ -165,12 +171,17 @@ class Subscription:
         if self.closed:
             return
         self._retries.collect(self._context.time())
+        pace = self._context.pace
+        deadline = pace.deadline()
         while self.members.have_room():
             if self._retries.ready:
                 self._hand_out_retries()
             elif (found := self._reading.next(self._order.has_room)) is not None:
                 self._hand_out_fresh(*found)
             else:
+                break
+            if pace.is_past(deadline):
+                self.wake()  # the rest in a later turn
                 break
 
     @property
@@ -184,9 +195,12 @@ class Subscription:
 
     def _hand_out_fresh(self, cursor: Cursor, batch: Batch) -> None:
         start = cursor.next - batch.base_offset
-        stop = min(batch.count, start + limits.LEASE_RECORDS_MAX * max(len(self.members), 1))
+        most = limits.LEASE_RECORDS_MAX * min(max(len(self.members), 1), SHARED_LEASES_MAX)
+        stop = min(batch.count, start + most)
+        if not batch.flags & LOST:
+            stop = batch.fitting(start, stop, limits.LEASE_BYTES_MAX)
         indexes = self._deliverable(cursor, batch, start, stop)
-        if self._ordered and batch.keys() is not None:
+        if self._ordered and batch.flags & HAS_KEYS:
             stop = self._hand_out_ordered(cursor, batch, indexes, stop)
         else:
             left = self._share(cursor, batch, indexes)
@@ -225,7 +239,9 @@ class Subscription:
 
     def _share(self, cursor: Cursor, batch: Batch, indexes: Sequence[int]) -> Sequence[int]:
         """Deal the records out, one to each member in turn; returns those that found no room."""
-        each = batch.stored_bytes // batch.count
+        if not indexes:
+            return indexes
+        each = bytes_each(batch, indexes)
         while indexes:
             members, room = self.members.next(len(indexes), each)
             if not members:
@@ -290,16 +306,15 @@ class Subscription:
 
     # --- order by key -----------------------------------------------------------------------
     def _hand_out_ordered(
-        self, cursor: Cursor, batch: Batch, indexes: Iterable[int], stop: int
+        self, cursor: Cursor, batch: Batch, indexes: Sequence[int], stop: int
     ) -> int:
         """Records whose key is free go out, the others are parked. Returns where reading stopped."""
-        keys = batch.keys()
+        keys = batch.some(batch.keys, indexes)
         assert keys is not None
-        each = batch.stored_bytes // batch.count
+        each = bytes_each(batch, indexes) if indexes else 0
         shares: dict[int, tuple[Member, list[int]]] = {}
         room: dict[int, int] = {}
-        for index in indexes:
-            key = keys[index]
+        for index, key in zip(indexes, keys, strict=True):
             offset = batch.base_offset + index
             if key is not None and key in self._order.busy:
                 if not self._order.has_room(cursor):
@@ -327,6 +342,8 @@ class Subscription:
     # --- retries ----------------------------------------------------------------------------
     def _hand_out_retries(self) -> None:
         """Give the waiting ones out again, those of one batch together."""
+        pace = self._context.pace
+        deadline = pace.deadline()
         room = self.members.room()
         ready = self._retries.ready
         taken: list[tuple[Cursor, int]] = []
@@ -341,6 +358,9 @@ class Subscription:
             offsets = [offset for _, offset in items]
             while offsets:
                 offsets = self._retry_batch(cursor, offsets)
+                if pace.is_past(deadline):  # they may be in a thousand different batches
+                    ready.extendleft([(cursor, offset) for offset in reversed(offsets)])
+                    break
 
     def _retry_batch(self, cursor: Cursor, offsets: list[int]) -> list[int]:
         """Hand out those that lie in the batch of the first; returns the rest."""
@@ -543,9 +563,7 @@ class Subscription:
         if self.closed:
             return
         now = self._context.time()
-        for lease in self._deadlines.expired(now):
-            self.tally.timeouts += lease.mask.bit_count()
-            self._end(lease, "ack timeout", at_once=False, count=True)
+        self._endings.add(self._deadlines.expired(now), TIMED_OUT, at_once=False, counts=True)
         self._retries.collect(now)
         if self._retries.ready:
             self.wake()
@@ -555,15 +573,19 @@ class Subscription:
         if upcoming:
             self._arm(min(upcoming))
 
-    def _end(self, lease: Lease, reason: str, *, at_once: bool, count: bool) -> None:
+    def _end(self, ending: Ending) -> None:
         """Take back the messages of the lease that are still out."""
+        lease, reason, at_once, counts = ending
+        if reason is TIMED_OUT and lease.deadline > self._context.time():
+            return  # it was extended while it waited for its end
         out = lease.out()
+        self.tally.timeouts += len(out) if reason is TIMED_OUT else 0
         lease.mask = 0
         self._settled(lease, len(out))
         for index in out:
             offset = lease.offsets[index]
             attempt = lease.attempt_at(index)
-            if not count:
+            if not counts:
                 self._retries.add(lease.cursor, offset)
                 continue
             delay = 0.0 if at_once else self.settings.delay_after(attempt)
@@ -629,7 +651,7 @@ class Subscription:
             self._timer.cancel()
             self._timer = None
         for cursor in self.cursors.values():
-            cursor.partition.watchers.remove(self)
+            cursor.partition.watchers.pop(self, None)
         for member in list(self.members):  # a sink may leave when it is told
             member.sink.closed(error)
         self.members.clear()

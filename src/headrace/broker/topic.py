@@ -30,7 +30,8 @@ class Partition:
     number: int
     log: Log
     message_ttl_ms: int | None = None
-    watchers: list[Watcher] = field(default_factory=list)
+    watchers: dict[Watcher, None] = field(default_factory=dict)
+    """In the order in which they came; a list would take as long to leave as there are others."""
     first_end: int = field(init=False)
     """Where the log ended when it was opened; later records were published since."""
     consumed: int = 0

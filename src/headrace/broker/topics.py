@@ -14,7 +14,7 @@ from headrace.broker.topic import Topic
 from headrace.clock import Clock
 from headrace.errors import Conflict, InvalidArgument, TopicNotFound, refused_by_disk
 from headrace.log.interface import Deletion, Log, Storage, TopicRecord
-from headrace.model import TopicSettings, check_topic_name
+from headrace.model import TopicSettings, check_topic_name, is_pattern, pattern_matches
 
 
 class Topics:
@@ -49,6 +49,13 @@ class Topics:
             check_topic_name(name, internal=True)
             raise TopicNotFound(f"there is no topic {name!r}; create it, or publish to it")
         return topic
+
+    def matching(self, pattern: str) -> list[Topic]:
+        """The topics that a name or a wildcard stands for."""
+        if not is_pattern(pattern):
+            found = self._topics.get(pattern)
+            return [] if found is None else [found]
+        return [t for name, t in self._topics.items() if pattern_matches(pattern, name)]
 
     def by_hash(self, number: int) -> Topic | None:
         return self._by_hash.get(number)

@@ -20,6 +20,7 @@ from typing import Literal
 from headrace import limits
 from headrace.errors import DataCorrupt, InvalidArgument
 from headrace.files import Files, Handle
+from headrace.log.admission import check_columns
 from headrace.log.batch import (
     AFTER_SYNC,
     COLUMNS,
@@ -29,7 +30,6 @@ from headrace.log.batch import (
     LOST,
     STAGED,
     Batch,
-    check_columns,
     is_newer,
     parse,
     parse_header,

@@ -40,7 +40,7 @@ columns and stands for ``count`` records that were destroyed and that ``headrace
 times, if any, is as the client made it.
 
 Rules:
-- A batch from outside is hostile until :func:`check` has passed it. A batch that we wrote is trusted
+- A batch from outside is hostile until ``admission.check`` has passed it. A batch that we wrote is trusted
   after its checksums match.
 - The body never changes after it was made, except in ``commit.clamp_times``. Stamping writes a new header;
   it does not touch or copy the body, or compute its checksum.
@@ -55,20 +55,28 @@ import gc
 import struct
 import sys
 from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from itertools import accumulate, chain, pairwise, repeat
-from operator import sub
-from typing import Any
+from itertools import accumulate, chain, repeat
+from typing import Any, cast
 
 import google_crc32c
 import zstandard
 
 from headrace import limits
 from headrace.errors import DataCorrupt, TooLarge
+from headrace.log import body as bodies
+from headrace.log.body import COMPRESSION as COMPRESSION
+from headrace.log.body import HAS_EXPIRY as HAS_EXPIRY
+from headrace.log.body import HAS_HEADERS as HAS_HEADERS
+from headrace.log.body import HAS_IDS as HAS_IDS
+from headrace.log.body import HAS_KEYS as HAS_KEYS
+from headrace.log.body import HAS_TARGETS as HAS_TARGETS
+from headrace.log.body import HAS_TIMES as HAS_TIMES
+from headrace.log.body import ZSTD as ZSTD
 from headrace.log.columns import Columns, Headers
-from headrace.log.header_columns import check_count, check_texts
 from headrace.model import Message, Settling
 
 if sys.byteorder != "little":  # pragma: no cover
@@ -81,15 +89,7 @@ HEADER_BYTES = HEADER.size
 _STAMPED = struct.Struct("<IIQIHHqqQII")  # the header from body_crc on
 _PREFIX = struct.Struct("<II")
 
-HAS_KEYS = 0x01
-HAS_HEADERS = 0x02
-HAS_TIMES = 0x04
-HAS_IDS = 0x08
-HAS_EXPIRY = 0x10
-HAS_TARGETS = 0x20
-COLUMNS = 0x3F
-COMPRESSION = 0x0300
-ZSTD = 0x0100
+COLUMNS = HAS_KEYS | HAS_HEADERS | HAS_TIMES | HAS_IDS | HAS_EXPIRY | HAS_TARGETS
 STAGED = 0x2000
 LOST = 0x4000
 AFTER_SYNC = 0x8000
@@ -100,6 +100,8 @@ APART_BYTES_MIN = 64 << 10
 """A batch of this size has a read of its own, so that its body is not copied out of a larger read."""
 
 crc32c = google_crc32c.value
+ColumnReader = Callable[[int, int], list[Any] | None]
+"""A method such as ``Batch.keys``."""
 
 
 def _pad(size: int) -> bytes:
@@ -229,7 +231,9 @@ class Batch:
     def pack(self) -> None:
         """Compress the body of a new batch, if that makes it smaller."""
         body = self._body
-        if self.flags & (COMPRESSION | LOST) or len(body) < limits.COMPRESS_BYTES_MIN:
+        if self.flags & (COMPRESSION | LOST) or not (
+            limits.COMPRESS_BYTES_MIN <= len(body) <= limits.UNPACKED_BYTES_MAX
+        ):
             return
         packed = zstandard.ZstdCompressor(level=1).compress(body)
         if len(packed) + 16 < len(body):
@@ -240,6 +244,27 @@ class Batch:
             self.flags |= ZSTD
 
     # --- columns ----------------------------------------------------------------------------
+    # Each method takes ``low`` and ``high`` and decodes these records only.
+    @property
+    def plain_bytes(self) -> int:
+        """The size of the body when it is unpacked, by its own word; nothing is unpacked."""
+        return bodies.plain_bytes(self._body, self.flags)
+
+    @property
+    def memory_bytes(self) -> int:
+        """The most memory that this batch holds, now or after its columns were read."""
+        plain = self.plain_bytes
+        size = len(self._body) + (plain if self.flags & COMPRESSION else 0) + _OBJECT_BYTES
+        if self._keeps_decoded:
+            columns = 2 if self.flags & HAS_KEYS else 1
+            size += plain + columns * self.count * _ITEM_BYTES
+        return size
+
+    @property
+    def _keeps_decoded(self) -> bool:
+        """Whether values and keys stay decoded for the next reader; other batches are read in slices."""
+        return self.count <= _DECODED_RECORDS_MAX and self.plain_bytes <= _DECODED_BYTES_MAX
+
     def plain(self) -> bytes:
         """The body, unpacked. A lost batch has no body; this raises an explicit error."""
         if not self.flags & (COMPRESSION | LOST):
@@ -250,14 +275,19 @@ class Batch:
                 "by a repair; continue at the next offset",
                 code="records_lost",
             )
-        if self._plain is None:
-            self._plain = _unpack(self._body, self.flags)
-        return self._plain
+        plain = self._plain
+        if plain is None:
+            plain = self._plain = bodies.unpack(self._body, self.flags)
+        return plain
 
-    def values(self) -> list[bytes]:
-        if self._values is None:
-            self._values = _read_binary(self.plain(), 0, self.count)[0]
-        return self._values
+    def values(self, low: int = 0, high: int | None = None) -> list[bytes]:
+        high = self.count if high is None else high
+        values = self._values
+        if values is None:
+            if not self._keeps_decoded:
+                return bodies.binary(self.plain(), 0, self.count, low, high)
+            values = self._values = bodies.binary(self.plain(), 0, self.count, 0, self.count)
+        return values if high - low == self.count else values[low:high]
 
     def forget(self) -> None:
         """Drop the decoded columns; they are decoded again on request."""
@@ -266,74 +296,109 @@ class Batch:
     def column(self, flag: int) -> int:
         """Where the column begins in the plain body."""
         if self._ends is None:
-            self._ends = _layout(self.plain(), self.count, self.flags)
+            self._ends = bodies.layout(self.plain(), self.count, self.flags)
         return self._ends[flag]
 
-    def keys(self) -> list[bytes | None] | None:
+    def keys(self, low: int = 0, high: int | None = None) -> list[bytes | None] | None:
         if not self.flags & HAS_KEYS:
             return None
-        if self._keys is None:
-            start = self.column(HAS_KEYS)
-            size = (self.count + 7) // 8
-            bits = int.from_bytes(self.plain()[start : start + size], "little")
-            bits &= (1 << self.count) - 1
-            start += size + (-size & 7)
-            keys = _read_binary(self.plain(), start, self.count)[0]
-            if bits == (1 << self.count) - 1:
-                self._keys = list(keys)
-            else:
-                valid = bin(bits | 1 << self.count)[:2:-1]
-                self._keys = [
-                    key if bit == "1" else None for key, bit in zip(keys, valid, strict=True)
-                ]
-        return self._keys
+        high = self.count if high is None else high
+        keys = self._keys
+        if keys is None:
+            plain, start = self.plain(), self.column(HAS_KEYS)
+            if not self._keeps_decoded:
+                return bodies.keys(plain, start, self.count, low, high)
+            keys = self._keys = bodies.keys(plain, start, self.count, 0, self.count)
+        return keys if high - low == self.count else keys[low:high]
 
-    def headers(self) -> list[Headers] | None:
+    def headers(self, low: int = 0, high: int | None = None) -> list[Headers] | None:
         """A new dict for each record that has headers, None for each other record."""
         if not self.flags & HAS_HEADERS:
             return None
-        plain = self.plain()
-        start = self.column(HAS_HEADERS)
-        size = 4 * (self.count + 1)
-        lists = memoryview(plain)[start : start + size].cast("i")
-        total = lists[-1]
-        names, start = _read_binary(plain, start + size + (-size & 7), total)
-        texts, _ = _read_binary(plain, start, total)
-        pairs = [(name.decode(), text.decode()) for name, text in zip(names, texts, strict=True)]
-        return [dict(pairs[a:b]) if a != b else None for a, b in pairwise(lists)]
+        start, high = self.column(HAS_HEADERS), self.count if high is None else high
+        return cast(list[Headers], bodies.headers(self.plain(), start, self.count, low, high))
 
-    def _longs(self, flag: int) -> list[int]:
+    def _longs(self, flag: int, low: int = 0, high: int | None = None) -> list[int]:
         start = self.column(flag)
-        return memoryview(self.plain())[start : start + 8 * self.count].cast("q").tolist()
+        return bodies.longs(self.plain(), start, low, self.count if high is None else high)
 
-    def times(self) -> list[int] | None:
-        return self._longs(HAS_TIMES) if self.flags & (HAS_TIMES | STAGED) == HAS_TIMES else None
+    def times(self, low: int = 0, high: int | None = None) -> list[int] | None:
+        if self.flags & (HAS_TIMES | STAGED) != HAS_TIMES:
+            return None
+        return self._longs(HAS_TIMES, low, high)
 
-    def expiry(self) -> list[int] | None:
-        return self._longs(HAS_EXPIRY) if self.flags & HAS_EXPIRY else None
+    def expiry(self, low: int = 0, high: int | None = None) -> list[int] | None:
+        return self._longs(HAS_EXPIRY, low, high) if self.flags & HAS_EXPIRY else None
 
-    def ids(self) -> list[bytes] | None:
+    def ids(self, low: int = 0, high: int | None = None) -> list[bytes] | None:
         if not self.flags & HAS_IDS:
             return None
         start = self.column(HAS_IDS)
-        plain = self.plain()
-        return [plain[at : at + 16] for at in range(start, start + 16 * self.count, 16)]
+        return bodies.identities(self.plain(), start, low, self.count if high is None else high)
 
-    def targets(self) -> list[bytes] | None:
+    def targets(self, low: int = 0, high: int | None = None) -> list[bytes] | None:
         if not self.flags & HAS_TARGETS:
             return None
-        return _read_binary(self.plain(), self.column(HAS_TARGETS), self.count)[0]
+        high = self.count if high is None else high
+        return bodies.binary(self.plain(), self.column(HAS_TARGETS), self.count, low, high)
 
-    def columns(self) -> Columns:
-        """All columns, decoded, as the client gave them (except the times, which the broker sets)."""
+    def some(self, column: ColumnReader, indexes: Sequence[int]) -> list[Any] | None:
+        """``column`` at the indexes, which are in order; None if the batch does not have it.
+
+        ``batch.some(batch.keys, [3, 5])``. Neighbours are decoded together, far ones one by one.
+        """
+        if not indexes:
+            return []
+        first, end = indexes[0], indexes[-1] + 1
+        if end - first <= _SPARSE * len(indexes):
+            part = column(first, end)
+            if part is None or end - first == len(indexes):
+                return part
+            if isinstance(indexes, range):
+                return part[:: indexes.step]
+            return [part[index - first] for index in indexes]
+        found = []
+        for index in indexes:
+            one = column(index, index + 1)
+            if one is None:
+                return None
+            found += one
+        return found
+
+    def index_at(self, timestamp_ms: int) -> int:
+        """The first record that is not older than the time, which the batch reaches."""
+        if self.flags & (HAS_TIMES | STAGED) != HAS_TIMES:
+            return 0
+        start = self.column(HAS_TIMES)
+        times = memoryview(self.plain())[start : start + 8 * self.count].cast("q")
+        at = bisect_left(times, timestamp_ms)
+        return at if at < self.count else 0
+
+    def value_bytes(self, low: int, high: int) -> int:
+        """The size of the values ``low:high``; for a packed batch that nobody has unpacked, on average."""
+        if self.flags & COMPRESSION and self._plain is None:
+            return self.plain_bytes * (high - low) // self.count
+        offsets = bodies.offsets_of(self.plain(), 0, self.count)
+        return int(offsets[high] - offsets[low])
+
+    def fitting(self, low: int, high: int, bytes_max: int) -> int:
+        """How far the values from ``low`` on have at most so many bytes; one is always allowed."""
+        if self.plain_bytes <= bytes_max:
+            return high
+        return bodies.fitting(bodies.offsets_of(self.plain(), 0, self.count), low, high, bytes_max)
+
+    def columns(self, indexes: Sequence[int] | None = None) -> Columns:
+        """All columns, decoded, as the client gave them (except the times, which the broker sets);
+        of the records at ``indexes``, if they are given."""
+        wanted = range(self.count) if indexes is None else indexes
         return Columns(
-            self.values(),
-            self.keys(),
-            self.headers(),
-            self.times(),
-            self.ids(),
-            self.expiry(),
-            self.targets(),
+            self.some(self.values, wanted) or [],
+            self.some(self.keys, wanted),
+            self.some(self.headers, wanted),
+            self.some(self.times, wanted),
+            self.some(self.ids, wanted),
+            self.some(self.expiry, wanted),
+            self.some(self.targets, wanted),
         )
 
     def messages(
@@ -350,11 +415,11 @@ class Batch:
     ) -> list[Message]:
         """Message objects for the records ``start:stop:step``."""
         stop = self.count if stop is None else stop
-        cut = slice(start, stop, step)
+        indexes = range(start, stop, step)
         offsets = range(self.base_offset + start, self.base_offset + stop, step)
         with no_collection(stop - start):
             return self._messages(
-                topic, partition, offsets, lambda c: c[cut], repeat(attempt), settling, lease
+                topic, partition, offsets, indexes, repeat(attempt), settling, lease
             )
 
     def message(self, topic: str, partition: int, offset: int) -> Message:
@@ -372,36 +437,37 @@ class Batch:
         lease: Any = None,
         offsets: Sequence[int] | None = None,
     ) -> list[Message]:
-        """Message objects for some records, each with its own attempt (and offset, if given)."""
+        """Message objects for some records, in order, each with its own attempt (and offset, if given)."""
         if offsets is None:
             offsets = [self.base_offset + index for index in indexes]
-        return self._messages(
-            topic, partition, offsets, lambda c: [c[i] for i in indexes], attempts, settling, lease
-        )
+        return self._messages(topic, partition, offsets, indexes, attempts, settling, lease)
 
     def _messages(
         self,
         topic: str,
         partition: int,
         offsets: Sequence[int],
-        some: Callable[[Sequence[Any]], Sequence[Any]],
+        indexes: Sequence[int],
         attempts: Iterable[int],
         settling: Settling | None,
         lease: Any,
     ) -> list[Message]:
-        """``some`` takes the wanted records out of a column."""
-        keys, headers, times, ids = self.keys(), self.headers(), self.times(), self.ids()
+        if not indexes:
+            return []
+        some = self.some
+        keys, headers = some(self.keys, indexes), some(self.headers, indexes)
+        times, ids = some(self.times, indexes), some(self.ids, indexes)
         return list(
             map(
                 Message,
                 repeat(topic),
                 repeat(partition),
                 offsets,
-                repeat(self.base_timestamp) if times is None else some(times),
-                repeat(None) if keys is None else some(keys),
-                some(self.values()),
-                repeat(None) if headers is None else some(headers),
-                repeat(None) if ids is None else some(ids),
+                repeat(self.base_timestamp) if times is None else times,
+                repeat(None) if keys is None else keys,
+                some(self.values, indexes) or (),
+                repeat(None) if headers is None else headers,
+                repeat(None) if ids is None else ids,
                 attempts,
                 repeat(settling),
                 repeat(lease),
@@ -433,88 +499,18 @@ def _without_collection() -> Iterator[None]:
 
 _COLLECTION_MATTERS = 256
 _VALUES_KEPT_MAX = 256
+_DECODED_RECORDS_MAX = limits.BATCH_RECORDS_TARGET
+_DECODED_BYTES_MAX = 2 * limits.BATCH_BYTES_TARGET
+"""A batch that the broker gathered stays decoded for the next reader. One that a client made may be far
+larger; each reader decodes its own slice of that."""
+_SPARSE = 4
+"""If a reader wants fewer than every fourth record, they are decoded one by one."""
+_ITEM_BYTES = 48
+"""A decoded value or key without its bytes: the object and its place in the list."""
+_OBJECT_BYTES = 1024
 
 
-# --- decoding -----------------------------------------------------------------------------------
-def _read_binary(plain: bytes, start: int, count: int) -> tuple[list[bytes], int]:
-    """The items of a binary column and where the next column begins."""
-    size = 4 * (count + 1)
-    offsets = memoryview(plain)[start : start + size].cast("i")
-    base = start + size + (-size & 7)
-    total = offsets[count]
-    items: list[bytes] = []
-    append = items.append
-    data = plain[base : base + total]
-    low = 0
-    for high in offsets[1:]:
-        append(data[low:high])
-        low = high
-    return items, base + total + (-total & 7)
-
-
-def _binary_end(plain: bytes, start: int, count: int) -> int:
-    """Where a binary column ends, checked against the body but not item by item."""
-    size = 4 * (count + 1)
-    base = start + size + (-size & 7)
-    if base > len(plain):
-        raise DataCorrupt("a column of the batch ends after its body")
-    total = int.from_bytes(plain[start + size - 4 : start + size], "little", signed=True)
-    end = base + total + (-total & 7)
-    if total < 0 or end > len(plain):
-        raise DataCorrupt("a column of the batch ends after its body")
-    return end
-
-
-def _layout(plain: bytes, count: int, flags: int) -> dict[int, int]:
-    """Column flag -> where it begins; 0 is the values, -1 the end of the last column."""
-    starts = {0: 0}
-    at = _binary_end(plain, 0, count)
-    if flags & HAS_KEYS:
-        starts[HAS_KEYS] = at
-        at += (count + 7) // 8
-        at = _binary_end(plain, at + (-at & 7), count)
-    if flags & HAS_HEADERS:
-        starts[HAS_HEADERS] = at
-        size = 4 * (count + 1)
-        if at + size > len(plain):
-            raise DataCorrupt("the header column of the batch ends after its body")
-        total = int.from_bytes(plain[at + size - 4 : at + size], "little", signed=True)
-        if not 0 <= total <= len(plain):
-            raise DataCorrupt("the header column of the batch makes no sense")
-        at = _binary_end(plain, at + size + (-size & 7), total)
-        at = _binary_end(plain, at, total)
-    for flag, width in ((HAS_TIMES, 8), (HAS_IDS, 16), (HAS_EXPIRY, 8)):
-        if flags & flag:
-            starts[flag] = at
-            at += width * count
-            if at > len(plain):
-                raise DataCorrupt("a column of the batch ends after its body")
-    if flags & HAS_TARGETS:
-        starts[HAS_TARGETS] = at
-        at = _binary_end(plain, at, count)
-    starts[-1] = at
-    return starts
-
-
-def _unpack(body: bytes, flags: int) -> bytes:
-    if flags & COMPRESSION != ZSTD or len(body) < 8:
-        raise DataCorrupt(f"the batch is compressed in a way that is not known ({flags:#06x})")
-    plain_len, packed_len = _PREFIX.unpack_from(body)
-    if plain_len > limits.BATCH_BYTES_MAX or 8 + packed_len > len(body):
-        raise DataCorrupt("the compressed batch claims impossible lengths")
-    packed = body[8 : 8 + packed_len]
-    try:
-        # Check this first: zstd trusts a size in the frame itself, whatever max_output_size is.
-        if zstandard.frame_content_size(packed) not in (-1, plain_len):
-            raise DataCorrupt("the compressed batch has another length than it says")
-        plain = zstandard.ZstdDecompressor().decompress(packed, max_output_size=plain_len)
-    except zstandard.ZstdError as error:
-        raise DataCorrupt(f"the compressed batch cannot be unpacked: {error}") from None
-    if len(plain) != plain_len:
-        raise DataCorrupt("the compressed batch has another length than it says")
-    return plain
-
-
+# --- parsing ------------------------------------------------------------------------------------
 def parse_header(raw: bytes, at: int = 0) -> tuple[Batch, int] | None:
     """A batch without its body, and the body's length; None if there is no valid header."""
     if len(raw) - at < HEADER_BYTES:
@@ -591,100 +587,6 @@ def complete(batch: Batch, body_len: int, body: bytes) -> Batch | None:
         return None
     batch._body = body
     return batch
-
-
-# --- batches from outside ----------------------------------------------------------------------
-def check(raw: bytes, *, message_bytes_max: int) -> Batch:
-    """Parse and check a batch from a client. Raises :class:`DataCorrupt` or :class:`TooLarge`."""
-    if len(raw) > HEADER_BYTES + limits.BATCH_BYTES_MAX:
-        raise TooLarge(
-            f"a batch has at most {limits.BATCH_BYTES_MAX} bytes", code="batch_too_large"
-        )
-    parsed = parse_header(raw)
-    if parsed is None or HEADER_BYTES + parsed[1] != len(raw):
-        raise DataCorrupt("these bytes are not one whole batch", code="invalid_batch")
-    batch = parse(raw)
-    if batch is None:
-        raise DataCorrupt("the batch fails its checksum", code="invalid_batch")
-    if batch.flags & ~(COLUMNS | COMPRESSION):
-        raise DataCorrupt(f"the batch has unknown flags {batch.flags:#06x}", code="invalid_batch")
-    check_columns(batch, message_bytes_max)
-    return batch
-
-
-def check_columns(
-    batch: Batch,
-    message_bytes_max: int = limits.MESSAGE_BYTES_CEILING,
-    headers_max: int = limits.HEADERS_PER_BATCH_MAX,
-) -> None:
-    """Check that the body has the columns that the flags name, whole and in bounds. Raises as above."""
-    try:
-        _check_columns(batch, message_bytes_max, headers_max)
-    except (ValueError, IndexError, struct.error) as error:
-        raise DataCorrupt(f"the batch makes no sense: {error}", code="invalid_batch") from None
-    except DataCorrupt as error:
-        raise DataCorrupt(error.message, code="invalid_batch") from None
-
-
-def _check_columns(batch: Batch, message_bytes_max: int, headers_max: int) -> None:
-    plain, count = batch.plain(), batch.count
-    end = batch.column(-1)
-    if end != len(plain):
-        raise DataCorrupt("the body has bytes after the last column")
-    size = _check_offsets(plain, 0, count, message_bytes_max)
-    if size > message_bytes_max:
-        raise TooLarge(
-            f"a message in the batch has {size} bytes, the limit is {message_bytes_max} "
-            "(max_message_size)",
-            code="message_too_large",
-        )
-    if batch.flags & HAS_KEYS:
-        start = batch.column(HAS_KEYS)
-        size = (count + 7) // 8
-        most = limits.KEY_BYTES_MAX
-        if _check_offsets(plain, start + size + (-size & 7), count, most) > most:
-            raise TooLarge(f"a key has at most {limits.KEY_BYTES_MAX} bytes", code="key_too_large")
-    if batch.flags & HAS_HEADERS:
-        start = batch.column(HAS_HEADERS)
-        size = 4 * (count + 1)
-        total = int.from_bytes(plain[start + size - 4 : start + size], "little")
-        check_count(total, headers_max)
-        most = limits.HEADERS_PER_MESSAGE_MAX
-        if _check_offsets(plain, start, count, most, binary=False) > most:
-            raise TooLarge(
-                f"a message has at most {limits.HEADERS_PER_MESSAGE_MAX} headers",
-                code="headers_too_large",
-            )
-        lists = memoryview(plain)[start : start + size].cast("i")
-        start += size + (-size & 7)
-        _check_offsets(plain, start, total)
-        texts = _binary_end(plain, start, total)
-        _check_offsets(plain, texts, total)
-        check_texts(plain, lists, start, texts, total)
-    if batch.flags & HAS_TIMES and not min(times := batch._longs(HAS_TIMES)) >= 0:
-        raise DataCorrupt(f"a record has the time {min(times)}")
-    if batch.flags & HAS_EXPIRY and not min(batch._longs(HAS_EXPIRY)) >= 0:
-        raise DataCorrupt("a record has a negative time to live")
-    if batch.flags & HAS_TARGETS:
-        _check_offsets(plain, batch.column(HAS_TARGETS), count)
-        b"".join(batch.targets() or ()).decode("ascii")  # they are names
-
-
-def _check_offsets(
-    plain: bytes, start: int, count: int, most: int | None = None, *, binary: bool = True
-) -> int:
-    """Check that offsets begin at 0, never fall and stay inside. Returns the size of the largest item, or
-    a bound for it that is at most ``most``; without ``most``, any number."""
-    offsets = memoryview(plain)[start : start + 4 * (count + 1)].cast("i").tolist()
-    # To sort a sorted list takes one comparison per item, so this is the fastest check.
-    if offsets[0] != 0 or sorted(offsets) != offsets:
-        raise DataCorrupt("the offsets of a column are not in order")
-    if binary:
-        _binary_end(plain, start, count)
-    total = offsets[-1]
-    if most is None or total <= most:
-        return total
-    return max(map(sub, offsets[1:], offsets), default=0)
 
 
 def lost(base_offset: int, count: int, timestamp: int) -> Batch:

@@ -1,7 +1,9 @@
 """Recently written and read batches, decoded once for all readers.
 
-All partitions of a broker share the cache. It is bounded in bytes and in number; batches used longest ago
-are dropped first. ``find`` returns the batch that holds an offset: a member with room for five hundred
+All partitions of a broker share the cache. It is bounded in number and in bytes of memory: a batch counts
+with all that it can become when it is unpacked and decoded, so reading it does not change the sum. Batches
+used longest ago are dropped first. The newest one stays even if it is larger than the cache, because it is
+read in slices, and unpacking all of it for each slice would take far longer. ``find`` returns the batch that holds an offset: a member with room for five hundred
 messages needs the same batch of ten thousand twenty times, and it is read and decoded once. Only the event
 loop's thread uses the cache, except for ``get``.
 """
@@ -12,6 +14,7 @@ from bisect import bisect_right, insort
 from collections import OrderedDict
 
 from headrace import limits
+from headrace.budget import Budget
 from headrace.log.batch import Batch
 
 
@@ -20,28 +23,38 @@ class BatchCache:
         self,
         bytes_max: int = limits.BATCH_CACHE_BYTES,
         count_max: int = limits.BATCH_CACHE_COUNT,
+        budget: Budget | None = None,
     ):
         self._bytes_max, self._count_max = bytes_max, count_max
+        self._budget = budget or Budget()
         self._bytes = 0
+        self._sizes: dict[tuple[int, int], int] = {}
+        """As they were counted: the log may pack a batch after it was put here."""
         self._batches: OrderedDict[tuple[int, int], Batch] = OrderedDict()
         self._bases: dict[int, list[int]] = {}
         """Log -> base offsets of its batches here, in order."""
 
     def put(self, log: int, batch: Batch) -> None:
-        if batch.stored_bytes * 4 > self._bytes_max:
-            return
         key = (log, batch.base_offset)
         if key in self._batches:
             self._drop(key)
-        self._bytes += batch.stored_bytes
+        size = self._sizes[key] = batch.memory_bytes
         self._batches[key] = batch
+        self._add(size)
         insort(self._bases.setdefault(log, []), batch.base_offset)
-        while self._bytes > self._bytes_max or len(self._batches) > self._count_max:
+        while len(self._batches) > 1 and (
+            self._bytes > self._bytes_max or len(self._batches) > self._count_max
+        ):
             self._drop(next(iter(self._batches)))
+
+    def _add(self, size: int) -> None:
+        self._bytes += size
+        self._budget.used += size
 
     def _drop(self, key: tuple[int, int]) -> None:
         log, base = key
-        self._bytes -= self._batches.pop(key).stored_bytes
+        del self._batches[key]
+        self._add(-self._sizes.pop(key))
         bases = self._bases[log]
         del bases[bisect_right(bases, base) - 1]
         if not bases:

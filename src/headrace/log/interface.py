@@ -65,6 +65,8 @@ class Append:
     timestamp: int = 0
     duplicate: bool = False
     error: HeadraceError | None = None
+    then: Callable[[Append], None] | None = None
+    """The caller's ``done``, while the broker counts the entry's memory."""
 
     def __post_init__(self) -> None:
         if self.batch is not None:

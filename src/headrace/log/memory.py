@@ -10,8 +10,9 @@ from bisect import bisect_right
 from collections.abc import Callable
 
 from headrace import limits
+from headrace.budget import Budget, Share
 from headrace.clock import Clock, Loop
-from headrace.errors import Closed
+from headrace.errors import Closed, MemoryFull
 from headrace.log.base import BaseLog, out_of_range
 from headrace.log.batch import Batch
 from headrace.log.interface import Append, ClosedSegment
@@ -29,8 +30,9 @@ class MemoryLog(BaseLog):
     durable = False
     thread_safe_reads = False
 
-    def __init__(self, *, clock: Clock, loop: Loop):
+    def __init__(self, *, clock: Clock, loop: Loop, budget: Budget | None = None):
         super().__init__(clock, loop, Producers())
+        self._held_memory = Share(budget or Budget())
         self._batches: list[Batch] = []
         self._bases: list[int] = []
         self._bytes = 0
@@ -43,8 +45,16 @@ class MemoryLog(BaseLog):
     def append(self, entry: Append) -> None:
         if self._closed:
             entry.fail(Closed("the log is closed"))
-        else:
-            self._put(entry)
+            return
+        try:
+            # A batch counts as it is when it is decoded, which is how readers keep it here.
+            batch = entry.batch
+            size = entry.bytes if batch is None else batch.memory_bytes
+            self._held_memory.check(size)
+        except MemoryFull as error:
+            entry.fail(error)
+            return
+        self._put(entry)
 
     def _enqueue(self, entry: Append) -> None:
         if not self._waiting:
@@ -68,6 +78,7 @@ class MemoryLog(BaseLog):
                     self._batches[-1 - DECODED_KEPT].forget()
                 self._bases.append(batch.base_offset)
                 self._bytes += batch.stored_bytes
+                self._held_memory.add(batch.memory_bytes)
             self._last_timestamp = group.timestamp
             self._next_offset = group.offset
             if not self._held:
@@ -114,6 +125,7 @@ class MemoryLog(BaseLog):
             return
         at = bisect_right(self._batches, offset, key=lambda batch: batch.end_offset)
         self._bytes -= sum(batch.stored_bytes for batch in self._batches[:at])
+        self._held_memory.add(-sum(batch.memory_bytes for batch in self._batches[:at]))
         del self._batches[:at]
         del self._bases[:at]
         self.start_offset = min(offset, self.end_offset)
@@ -139,4 +151,5 @@ class MemoryLog(BaseLog):
         self._commit()
         self._refuse_parked()
         self._batches, self._bases = [], []
+        self._held_memory.clear()
         done()

@@ -34,11 +34,11 @@ from headrace.errors import (
 )
 from headrace.files import Files, Handle
 from headrace.log.base import BaseLog, out_of_range
-from headrace.log.batch import AFTER_SYNC, Batch
+from headrace.log.batch import AFTER_SYNC, COMPRESSION, Batch
 from headrace.log.cache import BatchCache
 from headrace.log.commit import CommitGroup
 from headrace.log.index import Index
-from headrace.log.interface import Append, ClosedSegment, Whereabouts
+from headrace.log.interface import Append, ClosedSegment, ReadPending, Whereabouts
 from headrace.log.recovery import recover
 from headrace.log.segment import Readers, Segment, log_name, offset_at_time
 from headrace.log.workers import Lane, SyncFailed, Workers
@@ -107,6 +107,11 @@ class PartitionLog(BaseLog):
         self.settings = settings
         self._files = files
         self._readers, self._cache = readers, cache
+        self._workers = workers
+        self._unpacking: dict[int, list[Callable[[], None]]] = {}
+        """Base offset of a batch that is being unpacked -> who waits for it."""
+        self._large: Batch | None = None
+        """The last one that was unpacked so; the cache may be too small for it."""
         self._on_failure = on_failure
         self.number = next(_numbers)
         self.on_sync: Callable[[float], None] = lambda seconds: None
@@ -408,10 +413,31 @@ class PartitionLog(BaseLog):
         if not start <= offset < end:
             raise out_of_range(offset, start, end)
         batch = self._cache.find(self.number, offset)
+        if batch is None and self._large is not None:
+            large, self._large = self._large, None
+            if large.base_offset <= offset < large.end_offset:
+                batch = self._large = large
         if batch is None:
             batch = self.read(offset, 1)[0]
             self._cache.put(self.number, batch)
+            if batch.flags & COMPRESSION and batch.plain_bytes > limits.UNPACKED_BYTES_MAX * 2:
+                self._unpack(batch)
+        if batch.base_offset in self._unpacking:
+            raise ReadPending(self._unpacking[batch.base_offset].append)
         return batch
+
+    def _unpack(self, batch: Batch) -> None:
+        """In a worker: an earlier version accepted batches that take the loop too long."""
+        waiting: list[Callable[[], None]] = []
+        self._unpacking[batch.base_offset] = waiting
+
+        def unpacked(_result: object, _error: BaseException | None) -> None:
+            del self._unpacking[batch.base_offset]
+            self._large = batch
+            for callback in waiting:  # they read again, and get the error, if there was one
+                callback()
+
+        self._workers.submit(batch.plain, unpacked)
 
     def _segment_for(self, offset: int, end: int) -> tuple[Segment, int]:
         """The segment that holds the offset, and the offset after its last record."""

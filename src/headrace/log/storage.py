@@ -20,6 +20,7 @@ from random import Random
 
 import orjson
 
+from headrace.budget import Budget
 from headrace.clock import Clock, Loop
 from headrace.errors import (
     DataCorrupt,
@@ -47,8 +48,9 @@ class MemoryStorage:
 
     durable = False
 
-    def __init__(self, *, clock: Clock, loop: Loop):
+    def __init__(self, *, clock: Clock, loop: Loop, budget: Budget | None = None):
         self._clock, self._loop = clock, loop
+        self.budget = budget or Budget()
         self.on_sync: Callable[[float], None] = lambda seconds: None
         self.on_commit: Callable[[float, int], None] = lambda seconds, count: None
 
@@ -62,7 +64,7 @@ class MemoryStorage:
         pass
 
     def open(self, topic: TopicRecord, number: int, *, suspect: bool = False) -> Log:
-        log = MemoryLog(clock=self._clock, loop=self._loop)
+        log = MemoryLog(clock=self._clock, loop=self._loop, budget=self.budget)
         log.on_commit = lambda seconds, count: self.on_commit(seconds, count)
         return log
 
@@ -85,13 +87,14 @@ class DiskStorage(MemoryStorage):
         random: Random,
         workers: Workers,
         on_failure: Callable[[HeadraceError], None],
+        budget: Budget | None = None,
     ):
-        super().__init__(clock=clock, loop=loop)
+        super().__init__(clock=clock, loop=loop, budget=budget)
         self._directory = directory
         self._files, self._random, self._workers = files, random, workers
         self._on_failure = on_failure
         self._readers = Readers(files)
-        self.cache = BatchCache()
+        self.cache = BatchCache(budget=self.budget)
 
     # --- listing ----------------------------------------------------------------------------
     def topics(self, defaults: TopicSettings) -> list[TopicRecord]:

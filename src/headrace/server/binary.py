@@ -26,8 +26,8 @@ from headrace.errors import (
 )
 from headrace.files import machine
 from headrace.log import batch as batches
+from headrace.log.admission import check
 from headrace.log.batch import Batch
-from headrace.log.columns import pick
 from headrace.log.interface import Log, ReadPending, completed
 from headrace.model import Receipt, parse_position, split_position
 from headrace.operations import documents
@@ -72,9 +72,8 @@ class BinarySession(RequestSession[Frame]):
     def __init__(self, connection: Connection):
         super().__init__(connection, BinaryParser())
         self._memberships = Memberships(
-            self.engine, self.outbox, self._deliver, self._subscription_closed
+            self.engine, self.outbox, self._delivered, self._subscription_closed
         )
-        self._batched: set[WireSink] = set()
         self._waiting = 0
         """Requests that are answered out of order, whenever they are ready."""
         self._client = connection.peer
@@ -132,7 +131,11 @@ class BinarySession(RequestSession[Frame]):
             self._expect_life()
 
     def _later(
-        self, sequence: int, work: Coroutine[Any, Any, bytes], *, ordered: bool = True
+        self,
+        sequence: int,
+        work: Coroutine[Any, Any, bytes | list[bytes]],
+        *,
+        ordered: bool = True,
     ) -> None:
         """Answer when the work is done."""
         if not ordered and self._waiting >= WAITING_MAX:
@@ -142,12 +145,22 @@ class BinarySession(RequestSession[Frame]):
                 code="too_many_waiting",
             )
         self._waiting += not ordered
-        fill = self.outbox.reserve().fill if ordered else self._answer_out_of_order
+        slot = self.outbox.reserve() if ordered else None
+
+        def fill(answer: bytes | list[bytes]) -> None:
+            if slot is None:
+                self._answer_out_of_order(answer)
+            else:
+                slot.fill(answer if isinstance(answer, bytes) else b"".join(answer))
+
         self.connection.answer_later(work, fill, lambda error: failure(sequence, error))
 
-    def _answer_out_of_order(self, answer: bytes) -> None:
+    def _answer_out_of_order(self, answer: bytes | list[bytes]) -> None:
         self._waiting -= 1
-        self.outbox.write(answer)
+        if isinstance(answer, list):
+            self.outbox.write_pieces(answer)
+        else:
+            self.outbox.write(answer)
 
     # --- topics and administration --------------------------------------------------------------
     def on_create_topic(self, frame: Frame) -> None:
@@ -208,7 +221,7 @@ class BinarySession(RequestSession[Frame]):
         """(topic, partition, batch) of a frame whose body is a batch."""
         properties = frame.properties
         topic = _need(properties, "topic")
-        batch = batches.check(frame.body, message_bytes_max=self.engine.max_message_size)
+        batch = check(frame.body, message_bytes_max=self.engine.max_message_size)
         return topic, _number_in(properties, "partition"), batch
 
     def _publish(self, frame: Frame, publish: Publish) -> None:
@@ -264,18 +277,22 @@ class BinarySession(RequestSession[Frame]):
         size = min(max(size, 1), FETCH_BYTES_MAX)
         position, time_ms = split_position(parse_position(properties.get("offset", "earliest")))
         log = partition.log
+        self.engine.budget.check(size)
 
         def resolve() -> int:
             if isinstance(position, int) and time_ms is None:
                 return position
             return self.engine.resolve(partition, position, time_ms=time_ms)
 
-        async def fetch_later() -> bytes:
+        async def fetch_later() -> list[bytes]:
             offset = await completed(resolve)
             if offset == log.end_offset and wait:
                 await news_in([partition], wait)
-            pieces = await completed(lambda: self._batches(frame.sequence, log, offset, size))
-            return b"".join(pieces)
+                # One answer after the other: a publish may wake a thousand of these at once.
+                await self.engine.pace.turn()
+                await self.outbox.when_writable()
+                self.engine.budget.check(size)
+            return await completed(lambda: self._batches(frame.sequence, log, offset, size))
 
         try:
             offset = resolve()
@@ -342,8 +359,7 @@ class BinarySession(RequestSession[Frame]):
             prefetch = number_of(properties.get("prefetch", "100"), "prefetch")
             auto = properties.get("ack", "auto") == "auto"
             sink = self._memberships.join(subscription, self._client, prefetch, auto)
-        if batched:
-            self._batched.add(sink)
+        sink.batched = batched
         answer = {} if sink.subscription is None else {"topic": sink.subscription.pattern}
         self.outbox.send(success(frame.sequence, answer))
 
@@ -365,14 +381,12 @@ class BinarySession(RequestSession[Frame]):
         self._memberships.grant(topic, properties.get("channel", ""), count)
 
     def _subscription_closed(self, sink: WireSink, error: HeadraceError | None) -> None:
-        self._batched.discard(sink)
         properties = _source(sink) | ({} if error is None else _error(error))
         self.outbox.deliver(binary.encode(Type.CLOSED, 0, properties))
 
-    def _deliver(self, sink: WireSink, delivery: Delivery) -> None:
-        if sink in self._batched:
-            self._deliver_batch(sink, delivery)
-            return
+    def _delivered(self, sink: WireSink, delivery: Delivery) -> bytes:
+        if sink.batched:
+            return self._delivered_batch(sink, delivery)
         source = _source(sink)
         parts = []
         for message in delivery.messages():
@@ -391,9 +405,9 @@ class BinarySession(RequestSession[Frame]):
                     Type.DATA, message.offset, properties, message.value, message.timestamp
                 )
             )
-        self.outbox.deliver(b"".join(parts))
+        return b"".join(parts)
 
-    def _deliver_batch(self, sink: WireSink, delivery: Delivery) -> None:
+    def _delivered_batch(self, sink: WireSink, delivery: Delivery) -> bytes:
         """One frame with a batch; it is sent as it is in the log unless records must be left out."""
         batch, indexes = delivery.batch, delivery.indexes
         base = batch.base_offset
@@ -408,14 +422,14 @@ class BinarySession(RequestSession[Frame]):
         if len(indexes) == batch.count:
             raw = batch.raw()
         else:
-            part = batches.encode(pick(batch.columns(), indexes))
+            part = batches.encode(batch.columns(indexes))
             part.base_offset = base + indexes[0]
             part.base_timestamp, part.max_timestamp = batch.base_timestamp, batch.max_timestamp
             raw = part.raw()
             if not (isinstance(indexes, range) and indexes.step == 1):
                 offsets = ",".join([str(base + index) for index in indexes])
                 properties["offsets"] = offsets
-        self.outbox.deliver(binary.encode(Type.DELIVER, base + indexes[0], properties, raw))
+        return binary.encode(Type.DELIVER, base + indexes[0], properties, raw)
 
     # --- settling ---------------------------------------------------------------------------
     def on_ack(self, frame: Frame) -> None:

@@ -36,13 +36,14 @@ from headrace.broker.engine import Engine
 from headrace.broker.publishing import Publish, PublishDone
 from headrace.errors import HeadraceError, InvalidArgument, Unauthenticated
 from headrace.operations.declaring import Operation
-from headrace.server.flow import Outbox, RequestQueue
+from headrace.server.flow import COUNTED_BYTES_MIN, Outbox, RequestQueue
 from headrace.server.operations import ServedOperations
 from headrace.server.origins import Origins
 from headrace.wire.http import KnownHeads
 
 if TYPE_CHECKING:
     from headrace.server.routing import RouteTable
+    from headrace.server.watchdog import Watchdog
 
 logger = logging.getLogger("headrace.server")
 KEEPALIVE = (
@@ -93,6 +94,7 @@ class Hub:
     """Connections that were closed because they were too slow, or idle."""
     draining: bool = False
     metrics: Callable[[], Awaitable[tuple[bytes, str]]] = None  # type: ignore[assignment]
+    watchdog: Watchdog | None = None
     _empty: asyncio.Event | None = None
 
     def admits(self) -> bool:
@@ -177,12 +179,23 @@ class RequestSession(Session, Generic[Item]):
     def __init__(self, connection: Connection, parser: Parser[Item]):
         super().__init__(connection)
         self._parser = parser
-        self._requests: RequestQueue[Item | HeadraceError] = RequestQueue(self.outbox, self._handle)
+        self._requests: RequestQueue[Item | HeadraceError] = RequestQueue(
+            self.outbox, self._handle, self.engine.pace
+        )
 
     def feed(self, data: bytes) -> None:
         add, depends = self._requests.add, self.depends
+        self._requests.begin_turn()
         for item in self._parser.feed(data):
             add(item, depends(item))
+        held, incomplete = self._parser.buffered, self.outbox.incomplete
+        if held >= COUNTED_BYTES_MIN or incomplete.size:
+            budget = self.engine.budget
+            refused = held > incomplete.size and budget.used + held > budget.limit + incomplete.size
+            incomplete.set(held if held >= COUNTED_BYTES_MIN and not self.outbox.closed else 0)
+            if refused:
+                add(budget.refusal(held), True)
+                return
         if self._parser.error is not None:
             add(self._parser.error, True)
         elif (
@@ -265,7 +278,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         loop = asyncio.get_running_loop()
-        self.outbox = Outbox(self._transport, loop)
+        self.outbox = Outbox(self._transport, loop, self.hub.engine.budget)
         hub = self.hub
         hub.opening.discard(self)
         if hub.draining:

@@ -82,15 +82,19 @@ def split(content: bytes, items_max: int) -> list[bytes]:
     except (ValueError, RecursionError) as error:
         raise _not_json(error) from None
     if len(items) > items_max:
-        raise TooLarge(
-            f"at most {items_max} items in one array: send several", code="batch_too_large"
-        )
+        raise too_many(items_max)
     found = list(map(bytes, items))
     digits = content.translate(_DIGITS)
     if any(each in digits for each in _OVERFLOW):
         for item in found:
             check(item)
     return found
+
+
+def too_many(most: int) -> TooLarge:
+    return TooLarge(
+        f"a request has at most {most} messages; publish fewer at once", code="batch_too_large"
+    )
 
 
 def _check_text(content: bytes) -> None:

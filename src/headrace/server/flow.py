@@ -8,6 +8,10 @@ exceed a hard bound.
 :class:`Outbox` keeps the answers in the order of the requests. :class:`RequestQueue` keeps the requests
 in order: publishes follow each other without waiting, which makes pipelining fast, and any other request
 waits until everything before it is answered. A fetch after a publish sees the published message.
+
+What a connection holds counts against the broker's ``memory_limit`` (``headrace/budget.py``): requests that
+are incomplete, that wait, or that are not answered, and answers that the client has not read. Only large
+ones are counted one by one; the small ones have the bounds below.
 """
 
 from __future__ import annotations
@@ -16,6 +20,9 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
+
+from headrace.broker.pace import Pace
+from headrace.budget import Budget, Share
 
 UNANSWERED_BYTES_HIGH = 8 << 20
 UNANSWERED_BYTES_LOW = 2 << 20
@@ -27,6 +34,12 @@ WRITE_BYTES_HARD = 192 << 20
 """One answer may be a whole fetch of 128 MiB; more than this is never held for one client."""
 PIECE_BYTES_MIN = 16 << 10
 """Pieces of this size on average are written one by one; smaller pieces are joined first."""
+COUNTED_BYTES_MIN = 16 << 10
+"""A request of this size or more counts against the broker's memory by itself."""
+UNSENT_BYTES_MIN = 256 << 10
+"""Unsent answers of one client count against the broker's memory from this size on."""
+RECOUNT_S = 1.0
+"""How long a count of unsent answers may be out of date, after the client has read them."""
 STALLED_S = 30.0
 STALLED_BYTES_MIN = 64 << 10
 """A client that has taken this much in the meantime is slow, not gone."""
@@ -53,13 +66,27 @@ class Outbox:
     """Sends answers in the order of their requests, whenever they are ready."""
 
     __slots__ = (
-        "_held", "_late", "_loop", "_sending", "_slots", "_stalled", "_stalled_bytes", "_transport",
-        "before_idle", "closed", "on_idle", "on_writable", "reading", "unanswered_bytes", "writable",
+        "_drained", "_held", "_late", "_loop", "_recounting", "_sending", "_slots", "_stalled",
+        "_stalled_bytes", "_transport", "_unsent", "before_idle", "closed", "incomplete", "on_idle",
+        "on_writable", "reading", "requests", "unanswered_bytes", "writable",
     )  # fmt: skip
 
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop):
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        loop: asyncio.AbstractEventLoop,
+        budget: Budget | None = None,
+    ):
         self._transport = transport
         self._loop = loop
+        budget = budget or Budget()
+        self.incomplete = Share(budget)
+        """Of a request that has not arrived completely."""
+        self.requests = Share(budget)
+        """Of large requests that wait, or are not answered."""
+        self._unsent = Share(budget)
+        self._recounting: asyncio.TimerHandle | None = None
+        self._drained: list[asyncio.Future[None]] = []
         self._slots: deque[Slot] = deque()
         self.unanswered_bytes = 0
         self.reading = True
@@ -96,10 +123,20 @@ class Outbox:
 
     # --- answers ----------------------------------------------------------------------------
     def reserve(self, cost: int = 64) -> Slot:
-        """A place for an answer that is not ready; ``cost`` is the memory its request holds."""
+        """A place for an answer that is not ready; ``cost`` is the memory its request holds.
+
+        Raises :class:`MemoryFull` if the broker has no room for so much; then nothing was reserved.
+        """
+        if cost >= COUNTED_BYTES_MIN:
+            self.requests.check(cost)
+        return self._place(cost)
+
+    def _place(self, cost: int) -> Slot:
         slot = Slot(self, cost)
         self._slots.append(slot)
         self.unanswered_bytes += cost
+        if cost >= COUNTED_BYTES_MIN:
+            self.requests.add(cost)
         if (
             self.unanswered_bytes > UNANSWERED_BYTES_HIGH
             or len(self._slots) > UNANSWERED_COUNT_HIGH
@@ -137,7 +174,7 @@ class Outbox:
     def send(self, data: bytes) -> None:
         """Send an answer that is ready: at once, or after those that are not ready yet."""
         if self._slots:
-            self.reserve(len(data)).fill(data)
+            self._place(len(data)).fill(data)
         else:
             if self._late:
                 self._send_late()
@@ -146,22 +183,28 @@ class Outbox:
     def send_pieces(self, pieces: list[bytes]) -> None:
         """Send one large answer in pieces. They are joined only where writing them one by one costs
         more."""
-        if self._slots or self._late or sum(map(len, pieces)) < PIECE_BYTES_MIN * len(pieces):
+        if self._slots or self._late:
             self.send(b"".join(pieces))
+        else:
+            self.write_pieces(pieces)
+
+    def write_pieces(self, pieces: list[bytes]) -> None:
+        """Like ``send_pieces``, past the order."""
+        if sum(map(len, pieces)) < PIECE_BYTES_MIN * len(pieces):
+            self.write(b"".join(pieces))
         elif not self.closed:
             self._transport.writelines(pieces)
-            if self._transport.get_write_buffer_size() > WRITE_BYTES_HARD:
-                self.abort()
+            self._count_unsent()
 
     def filled(self, slot: Slot) -> None:
         if self.closed or self._sending or slot is not self._slots[0]:
             return
         if len(self._slots) == 1:
             self._slots.clear()
-            self.unanswered_bytes -= slot.cost
+            self._answered(slot)
             self.write(slot.data or b"")
             if self._held or self.on_idle is not None:
-                self._rest()
+                self.rest()
             if not self.reading:
                 self._regulate()
         else:  # others are often ready in the same turn of the loop: one system call for all
@@ -175,13 +218,19 @@ class Outbox:
         ready = []
         while self._slots and self._slots[0].data is not None:
             first = self._slots.popleft()
-            self.unanswered_bytes -= first.cost
+            self._answered(first)
             ready.append(first.data)
         self.write(b"".join([data for data in ready if data]))
-        self._rest()
+        self.rest()
         self._regulate()
 
-    def _rest(self) -> None:
+    def _answered(self, slot: Slot) -> None:
+        cost = slot.cost
+        self.unanswered_bytes -= cost
+        if cost >= COUNTED_BYTES_MIN:
+            self.requests.add(-cost)
+
+    def rest(self) -> None:
         """Tell those who wait until everything is answered."""
         if not self._slots:
             if self._held:
@@ -209,8 +258,37 @@ class Outbox:
         if self.closed or not data:
             return
         self._transport.write(data)
-        if self._transport.get_write_buffer_size() > WRITE_BYTES_HARD:
-            self.abort()
+        self._count_unsent()
+
+    def _count_unsent(self) -> None:
+        size = self._transport.get_write_buffer_size()
+        if size > UNSENT_BYTES_MIN or self._unsent.size:
+            if size > WRITE_BYTES_HARD:
+                self.abort()
+            self._unsent.set(size)
+            if self._recounting is None:
+                self._recounting = self._loop.call_later(RECOUNT_S, self._recount)
+
+    def _recount(self) -> None:
+        """Nobody tells how much of a buffer below its limit is left, so look now and then."""
+        self._recounting = None
+        size = self._transport.get_write_buffer_size()
+        self._unsent.set(size if size > UNSENT_BYTES_MIN else 0)
+        if self._unsent.size:
+            self._recounting = self._loop.call_later(RECOUNT_S, self._recount)
+
+    async def when_writable(self) -> None:
+        """Wait until the client has read its earlier answers."""
+        while not self.writable and not self.closed:
+            future: asyncio.Future[None] = self._loop.create_future()
+            self._drained.append(future)
+            await future
+
+    def _wake_drained(self) -> None:
+        drained, self._drained = self._drained, []
+        for future in drained:
+            if not future.done():
+                future.set_result(None)
 
     # --- the transport's word ---------------------------------------------------------------
     def pause_writing(self) -> None:
@@ -235,9 +313,12 @@ class Outbox:
         if self._stalled is not None:
             self._stalled.cancel()
             self._stalled = None
+        if self._unsent.size:
+            self._unsent.set(self._transport.get_write_buffer_size())
         self._regulate()
         self.on_writable()
-        self._rest()
+        self._wake_drained()
+        self.rest()
 
     def abort(self) -> None:
         """Drop a client that does not read, with everything that is buffered for it."""
@@ -246,9 +327,13 @@ class Outbox:
     def close(self) -> None:
         self.closed = True
         self._slots.clear()
-        if self._stalled is not None:
-            self._stalled.cancel()
-            self._stalled = None
+        for share in (self.incomplete, self.requests, self._unsent):
+            share.clear()
+        self._wake_drained()
+        for timer in (self._stalled, self._recounting):
+            if timer is not None:
+                timer.cancel()
+        self._stalled = self._recounting = None
 
 
 class RequestQueue(Generic[Item]):
@@ -258,12 +343,20 @@ class RequestQueue(Generic[Item]):
     everything is answered and until the client reads, so that no large answer is made for a client that
     does not take it; and all later requests wait with it. While it is under way, nothing passes it. While
     requests wait, the socket is not read, so the queue holds no more than what had already arrived.
+
+    A client may send thousands of such requests at once, so after a few milliseconds the rest waits for
+    later turns of the loop (``pace``). Publishes are not measured: a measurement costs as much as one of them.
     """
 
-    __slots__ = ("_barrier", "_handle", "_outbox", "_resuming", "_waiting")
+    __slots__ = (
+        "_barrier", "_deadline", "_handle", "_outbox", "_pace", "_resuming", "_waiting",
+    )  # fmt: skip
 
-    def __init__(self, outbox: Outbox, handle: Callable[[Item], None]):
+    def __init__(self, outbox: Outbox, handle: Callable[[Item], None], pace: Pace):
         self._outbox = outbox
+        self._pace = pace
+        self._deadline = 0.0
+        """When this turn of the loop has done enough for this connection; 0: it has just begun."""
         self._handle = handle
         self._waiting: deque[tuple[Item, bool]] | None = None
         """Made when it is needed: an empty deque has 760 bytes, and idle connections are many."""
@@ -272,30 +365,66 @@ class RequestQueue(Generic[Item]):
         self._resuming = False
         outbox.before_idle = self._resume
 
+    def begin_turn(self) -> None:
+        """New data has come."""
+        self._deadline = 0.0
+
     def add(self, item: Item, depends: bool) -> None:
         if self._waiting or ((depends or self._barrier) and self._outbox.is_occupied):
-            if self._waiting is None:
-                self._waiting = deque()
-            self._waiting.append((item, depends))
-            self._outbox.hold(True)
+            self._wait(item, depends)
+        elif depends and self._is_late():
+            self._wait(item, depends)
+            self._pace.soon(self._go_on)
         else:
             self._handle(item)
             self._barrier = depends and self._outbox.is_occupied
 
+    def _wait(self, item: Item, depends: bool) -> None:
+        if self._waiting is None:
+            self._waiting = deque()
+        self._waiting.append((item, depends))
+        self._outbox.hold(True)
+        size = _body_bytes(item)
+        if size >= COUNTED_BYTES_MIN:
+            self._outbox.requests.add(size)
+
+    def _is_late(self) -> bool:
+        if not self._deadline:
+            self._deadline = self._pace.deadline()
+            return False
+        return self._pace.is_past(self._deadline)
+
+    def _go_on(self) -> None:
+        """It is this connection's turn again."""
+        if not self._outbox.unanswered:
+            self._outbox.rest()
+
     def _resume(self) -> None:
         """Everything is answered: begin the next requests, up to one that must wait again."""
-        if self._resuming:  # by a request below that is answered at once
+        if self._resuming or self._outbox.closed:  # by a request below that is answered at once
             return
         self._resuming = True
+        self._deadline = self._pace.deadline()
         try:
             while self._waiting:
                 item, depends = self._waiting[0]
                 if (depends or self._barrier) and self._outbox.is_occupied:
                     break
+                if self._is_late():
+                    self._pace.soon(self._go_on)
+                    break
                 self._waiting.popleft()
+                size = _body_bytes(item)
+                if size >= COUNTED_BYTES_MIN and not self._outbox.closed:
+                    self._outbox.requests.add(-size)
                 self._handle(item)
                 self._barrier = depends and self._outbox.is_occupied
         finally:
             self._resuming = False
         if not self._waiting:
             self._outbox.hold(False)
+
+
+def _body_bytes(item: object) -> int:
+    body = getattr(item, "body", b"")
+    return len(body) if isinstance(body, bytes) else 0

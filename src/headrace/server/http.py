@@ -46,6 +46,7 @@ class HttpSession(RequestSession[Request]):
         self._heard = True
         known = self._http.known(data)
         if known is not None:
+            self._requests.begin_turn()
             self._requests.add(known, not known.publishes)
             return
         super().feed(data)
@@ -110,7 +111,11 @@ class HttpSession(RequestSession[Request]):
         if isinstance(answer, Answer):
             self.finish(item, answer)
         else:  # a coroutine
-            slot = self.reserve(item)
+            try:
+                slot = self.reserve(item)
+            except HeadraceError:
+                answer.close()
+                raise
             self.connection.answer_later(
                 answer,
                 lambda answer: self.finish(item, answer, slot),

@@ -6,6 +6,7 @@ Protocols differ in how a delivery looks on the wire; everything else about subs
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from headrace import limits
 from headrace.broker.delivery import Delivery, Lease, Member
@@ -20,44 +21,57 @@ from headrace.errors import (
     QueueFull,
     StaleDelivery,
 )
+from headrace.model import is_pattern
 from headrace.server.flow import Outbox
+from headrace.server.writing import DeliveryWriter
 
 FOLLOW_AT_ONCE = 1000
 SUBSCRIPTIONS_PER_CONNECTION_MAX = 10_000
+WILDCARDS_PER_CONNECTION_MAX = 100
+"""Each of them is compared with every topic."""
+PLACES_PER_CONNECTION_MAX = 100_000
+"""Partitions that the plain subscriptions of one connection follow, all together: a wildcard over thousands
+of topics follows each of them."""
+MEMORY_FULL_S = 0.25
+"""How long deliveries pause while the broker has no memory for them."""
 
 
 class WireSink:
     """One subscription's deliveries into a connection."""
 
-    def __init__(
-        self,
-        outbox: Outbox,
-        write: Callable[[WireSink, Delivery], None],
-        on_closed: Callable[[WireSink, HeadraceError | None], None],
-    ):
-        self._outbox = outbox
-        self._write = write
-        self._on_closed = on_closed
+    def __init__(self, memberships: Memberships):
+        self._memberships = memberships
+        self._outbox = memberships.outbox
+        self._is_starved = False
+        """It had no room when messages were there for it."""
         self.follower: Follower | None = None
         self.subscription: Subscription | None = None
         self.member: Member | None = None
         self.channel = ""
         """The client's own name for it, when one connection follows a topic more than once."""
+        self.batched = False
+        """Whether a delivery is one frame with a batch, which is made in one step."""
         self.credit: int | None = None
         """How many messages of a plain subscription the client has room for; None: no limit."""
 
     def room(self) -> int:
-        if not self._outbox.writable or self._outbox.closed:
+        if not self._memberships.has_room():
+            self._is_starved = True
             return 0
         return FOLLOW_AT_ONCE if self.credit is None else min(self.credit, FOLLOW_AT_ONCE)
 
     def deliver(self, delivery: Delivery) -> None:
         if self.credit is not None:
             self.credit -= len(delivery)
-        self._write(self, delivery)
+        self._memberships.write(self, delivery)
 
     def closed(self, error: HeadraceError | None) -> None:
-        self._on_closed(self, error)
+        self._memberships.closed(self, error)
+
+    def wake_if_starved(self) -> None:
+        if self._is_starved:
+            self._is_starved = False
+            self.wake()
 
     def wake(self) -> None:
         if self.follower is not None:
@@ -67,31 +81,68 @@ class WireSink:
 
 
 class Memberships:
-    __slots__ = ("_engine", "_leases", "_notify", "_outbox", "_sinks", "_write")
+    __slots__ = (
+        "_encode", "_engine", "_is_waiting", "_leases", "_notify", "_sinks", "_writer", "outbox",
+    )  # fmt: skip
 
     def __init__(
         self,
         engine: Engine,
         outbox: Outbox,
-        write: Callable[[WireSink, Delivery], None],
+        encode: Callable[[WireSink, Delivery], bytes],
         on_closed: Callable[[WireSink, HeadraceError | None], None],
     ):
         self._engine = engine
-        self._outbox = outbox
-        self._write = write
+        self.outbox = outbox
+        self._encode = encode
         self._notify = on_closed
+        self._writer = DeliveryWriter(outbox, engine.pace, self._wake)
+        self._is_waiting = False
+        """For memory."""
         self._sinks: dict[tuple[str, str | None, str], WireSink] = {}
         self._leases: dict[int, Lease] = {}
         """By id, what this connection's members hold."""
-        outbox.on_writable = self._on_writable
+        outbox.on_writable = self._wake
 
     def __len__(self) -> int:
         return len(self._sinks)
 
-    def _on_writable(self) -> None:
+    def _wake(self) -> None:
         for sink in tuple(self._sinks.values()):
-            sink.wake()
+            sink.wake_if_starved()
 
+    # --- what sinks need ----------------------------------------------------------------------
+    def has_room(self) -> bool:
+        """Whether this connection takes another delivery now."""
+        outbox, budget = self.outbox, self._engine.budget
+        if not outbox.writable or outbox.closed or self._writer.is_busy:
+            return False
+        if budget.used < budget.limit:
+            return True
+        if not self._is_waiting:
+            self._is_waiting = True
+            self._engine.call_later(MEMORY_FULL_S, self._look_again)
+        return False
+
+    def _look_again(self) -> None:
+        self._is_waiting = False
+        self._wake()
+
+    def write(self, sink: WireSink, delivery: Delivery) -> None:
+        if sink.batched:
+            self.outbox.deliver(self._encode(sink, delivery))
+        else:
+            self._writer.write(delivery, partial(self._encode, sink))
+
+    def closed(self, sink: WireSink, error: HeadraceError | None) -> None:
+        """The broker ends it, and the client hears why."""
+        self._writer.flush()
+        for key, known in list(self._sinks.items()):
+            if known is sink:
+                del self._sinks[key]
+                self._notify(sink, error)
+
+    # --- what clients ask for -----------------------------------------------------------------
     def follow(self, pattern: str, channel: str = "", credit: int | None = None) -> WireSink:
         """A plain subscription: every message from now on."""
         key = (pattern, None, channel)
@@ -101,11 +152,25 @@ class Memberships:
         sink.channel, sink.credit = channel, credit
         self._sinks[key] = sink
         try:
-            sink.follower = self._engine.follow(pattern, sink)
+            left = self._places_left(pattern)
+            sink.follower = self._engine.follow(pattern, sink, places_max=left)
         except HeadraceError:
             del self._sinks[key]
             raise
         return sink
+
+    def _places_left(self, pattern: str) -> int | None:
+        if not is_pattern(pattern):
+            return None  # SUBSCRIPTIONS_PER_CONNECTION_MAX bounds these
+        wildcards = sum(1 for key in self._sinks if key[1] is None and is_pattern(key[0]))
+        if wildcards > WILDCARDS_PER_CONNECTION_MAX:
+            raise QueueFull(
+                f"this connection follows {WILDCARDS_PER_CONNECTION_MAX} wildcards already; use "
+                "another connection",
+                code="too_many_on_connection",
+            )
+        followers = [sink.follower for sink in self._sinks.values() if sink.follower is not None]
+        return PLACES_PER_CONNECTION_MAX - sum(map(len, followers))
 
     def grant(self, pattern: str, channel: str, count: int) -> None:
         """The client has room for this many more."""
@@ -139,18 +204,13 @@ class Memberships:
                 "use a wildcard, or another connection",
                 code="too_many_on_connection",
             )
-        return WireSink(self._outbox, self._write, self._closed)
-
-    def _closed(self, sink: WireSink, error: HeadraceError | None) -> None:
-        for key, known in list(self._sinks.items()):
-            if known is sink:
-                del self._sinks[key]
-                self._notify(sink, error)
+        return WireSink(self)
 
     def leave(self, pattern: str | None, name: str | None, channel: str = "") -> None:
         """End one of them: by topic, by subscription name, or by both."""
         for key, sink in list(self._sinks.items()):
             if pattern in (None, key[0]) and key[1:] == (name, channel):
+                self._writer.flush()
                 del self._sinks[key]
                 self._end(sink)
                 return
@@ -165,6 +225,7 @@ class Memberships:
         raise NotFound("this connection has no such subscription", code="not_subscribed")
 
     def leave_all(self) -> None:
+        self._writer.flush()
         sinks, self._sinks = list(self._sinks.values()), {}
         for sink in sinks:
             self._end(sink)

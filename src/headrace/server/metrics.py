@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from headrace.server.connection import Hub
 
 PREFIX = "message_broker_"
+LOOP = "headrace_loop_"
+MEMORY = "headrace_memory_"
 PIPELINES = "headrace_pipeline_"
 """Not of the broker itself: what pipelines say of themselves."""
 BOUNDS_S = (
@@ -83,13 +85,20 @@ class Histogram:
         self._counts[bisect_left(BOUNDS_S, seconds)] += weight
         self._sum += seconds * weight
 
-    def family(self, name: str, text: str) -> HistogramMetricFamily:
+    def buckets(self) -> list[tuple[str, float]]:
         total = 0
         buckets = []
         for bound, count in zip((*BOUNDS_S, float("inf")), self._counts, strict=True):
             total += count
             buckets.append(("+Inf" if bound == float("inf") else repr(bound), float(total)))
-        return HistogramMetricFamily(name, text, buckets=buckets, sum_value=self._sum)
+        return buckets
+
+    @property
+    def sum(self) -> float:
+        return self._sum
+
+    def family(self, name: str, text: str) -> HistogramMetricFamily:
+        return HistogramMetricFamily(name, text, buckets=self.buckets(), sum_value=self._sum)
 
 
 class Metrics:
@@ -137,7 +146,24 @@ class Metrics:
         yield self.commit.family(
             PREFIX + "processing_duration", "Seconds from a message's arrival to its being stored"
         )
+        yield from self._loop()
         yield from self._process()
+
+    def _loop(self) -> Iterator[Metric]:
+        """What kept the loop from everybody else for too long (``watchdog.py``)."""
+        blocked = HistogramMetricFamily(
+            LOOP + "blocked_seconds", "How long all clients waited for one thing", labels=["what"]
+        )
+        longest = GaugeMetricFamily(
+            LOOP + "blocked_max_seconds", "The longest of these since the start", labels=["what"]
+        )
+        watchdog = self._hub.watchdog
+        if watchdog is not None:
+            for what, histogram in tuple(watchdog.blocked.items()):
+                blocked.add_metric([what], buckets=histogram.buckets(), sum_value=histogram.sum)
+            for what, found in tuple(watchdog.longest.items()):
+                longest.add_metric([what], found.seconds)
+        yield from (blocked, longest)
 
     def _topics(self) -> Iterator[Family | None]:
         published = Family("messages_published", "counter", "Messages published since the start")
@@ -296,6 +322,15 @@ class Metrics:
 
     def _process(self) -> Iterator[Metric]:
         engine = self._hub.engine
+        budget = engine.budget
+        yield GaugeMetricFamily(
+            MEMORY + "used_bytes", "What counts against memory_limit", value=budget.used
+        )
+        yield GaugeMetricFamily(MEMORY + "limit_bytes", "memory_limit", value=budget.limit)
+        yield CounterMetricFamily(
+            MEMORY + "refused", "Requests refused because the memory was full",
+            value=budget.refused,
+        )  # fmt: skip
         yield GaugeMetricFamily(PREFIX + "open_files", "Open file descriptors", value=_open_files())
         yield GaugeMetricFamily(
             PREFIX + "resident_memory_bytes", "Resident memory", value=_resident_bytes()

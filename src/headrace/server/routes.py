@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any
 
 import orjson
@@ -11,6 +12,7 @@ from headrace import limits
 from headrace.broker.aio import fetch_messages
 from headrace.broker.delivery import Delivery
 from headrace.broker.engine import Engine
+from headrace.broker.publishing import Publish
 from headrace.broker.pull import Pull
 from headrace.broker.subscription import Subscription
 from headrace.errors import (
@@ -19,7 +21,7 @@ from headrace.errors import (
     SubscriptionNotFound,
     TooLarge,
 )
-from headrace.log.interface import ReadPending
+from headrace.log.interface import ReadPending, completed
 from headrace.model import (
     PublishManyOptions,
     PublishOptions,
@@ -36,8 +38,10 @@ from headrace.server.routing import Parameter, Route
 from headrace.server.settling import deliveries_in, settle_each, settling, text_in
 from headrace.server.views import (
     CONTENT_TYPE,
-    delivery_views,
+    delivery_array,
     is_json_type,
+    json_array,
+    message_array,
     message_view,
     receipt_json,
     receipt_view,
@@ -57,8 +61,6 @@ WAIT_MS_MAX = 60_000
 BODY_BYTES_SPARE = 64 << 10
 """A message that is a little too large is read, so that the connection goes on after its error."""
 BATCH_BYTES_MAX = 16 << 20
-BATCH_ITEMS_MAX = 100_000
-"""Of a batch over HTTP. More in one request would hold up everybody; send several."""
 
 
 # --- publishing ---------------------------------------------------------------------------------
@@ -122,44 +124,46 @@ def first_receipt(engine: Engine, receipt: Receipt) -> Receipt:
 
 def on_publish_batch(session: HttpSession, request: Request, topic: str) -> None:
     """Many messages: a JSON array, or a line each (application/x-ndjson)."""
-    engine = session.engine
-    query = check_query(request, "key", "partition", "to", "ttl")
-    values = _batch_values(request)
-    partition = whole_in(query, "partition") if "partition" in query else None
-    options: PublishManyOptions = {
-        "keys": [query["key"]] * len(values) if "key" in query else None,
-        "partition": partition,
-        "to": query.get("to"),
-        "ttl": seconds_of(query["ttl"], "ttl") if "ttl" in query else None,
-    }
-    key = request.headers.get("idempotency-key")
-    publish = session.publishing.messages(
-        topic, values, message_headers(request), options, idempotency_key=key
-    )
+    publish = _batch(session, request, topic, _batch_values(request))
     slot = session.reserve(request)
 
     def done(receipts: list[Receipt], error: HeadraceError | None) -> None:
         if error is not None:
             session.fail(request, error, slot)
-            return
-        firsts = [first_receipt(engine, r) if r.duplicate else r for r in receipts]
-        content = {
-            "published": sum(receipt.count for receipt in firsts),
-            "receipts": [{**receipt_view(receipt), "count": receipt.count} for receipt in firsts],
-        }
-        session.finish(request, Answer(200, orjson.dumps(content)), slot)
+        else:
+            session.finish(request, _batch_published(session.engine, receipts), slot)
 
     session.connection.publish(publish, done)
+
+
+def _batch(session: HttpSession, request: Request, topic: str, values: list[bytes]) -> Publish:
+    query = check_query(request, "key", "partition", "to", "ttl")
+    headers, key, target = message_headers(request), query.get("key"), query.get("to")
+    _check_shared(len(values), (*headers, *headers.values(), key or "", target or ""))
+    options: PublishManyOptions = {
+        "keys": None if key is None else [key] * len(values),
+        "partition": whole_in(query, "partition") if "partition" in query else None,
+        "to": target,
+        "ttl": seconds_of(query["ttl"], "ttl") if "ttl" in query else None,
+    }
+    identity = request.headers.get("idempotency-key")
+    return session.publishing.messages(topic, values, headers, options, idempotency_key=identity)
+
+
+def _batch_published(engine: Engine, receipts: list[Receipt]) -> Answer:
+    firsts = [first_receipt(engine, r) if r.duplicate else r for r in receipts]
+    content = {
+        "published": sum(receipt.count for receipt in firsts),
+        "receipts": [{**receipt_view(receipt), "count": receipt.count} for receipt in firsts],
+    }
+    return Answer(200, orjson.dumps(content))
 
 
 def _batch_values(request: Request) -> list[bytes]:
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type in ("application/x-ndjson", "application/jsonl"):
-        if request.body.count(b"\n") > BATCH_ITEMS_MAX:
-            raise TooLarge(
-                f"at most {BATCH_ITEMS_MAX} lines in one batch: send several",
-                code="batch_too_large",
-            )
+        if request.body.count(b"\n") > limits.CLIENT_BATCH_RECORDS_MAX:
+            raise exact_json.too_many(limits.CLIENT_BATCH_RECORDS_MAX)
         lines = [line for line in map(bytes.strip, request.body.split(b"\n")) if line]
         for line in lines:
             exact_json.check(line, _OTHER_TYPE)
@@ -169,7 +173,19 @@ def _batch_values(request: Request) -> list[bytes]:
             "a batch is a JSON array (application/json) or lines of JSON (application/x-ndjson)",
             code="unsupported_media_type",
         )
-    return exact_json.split(request.body, BATCH_ITEMS_MAX)
+    return exact_json.split(request.body, limits.CLIENT_BATCH_RECORDS_MAX)
+
+
+def _check_shared(count: int, shared: Iterable[str]) -> None:
+    """Headers and keys of the request are stored with each message: together they must fit in a batch."""
+    texts = list(shared)
+    size = count * sum(map(len, texts))
+    if size > limits.UNPACKED_BYTES_MAX or count * len(texts) > limits.BATCH_HEADERS_MAX:
+        raise TooLarge(
+            f"the key and the headers are stored with each of the {count} messages, which makes "
+            f"{size >> 10} KiB; publish fewer at once",
+            code="batch_too_large",
+        )
 
 
 def message_headers(request: Request) -> dict[str, str]:
@@ -229,7 +245,7 @@ async def on_consume(session: HttpSession, request: Request, topic: str) -> Answ
     views = await _pull(session, query, topic, limit=1)
     if not views:
         return Answer(204)
-    return Answer(200, orjson.dumps(views[0]))
+    return Answer(200, views[0])
 
 
 async def on_consume_batch(session: HttpSession, request: Request, topic: str) -> Answer:
@@ -237,12 +253,13 @@ async def on_consume_batch(session: HttpSession, request: Request, topic: str) -
     query = check_query(request, "group", "wait", "ack", "limit")
     limit = whole_in(query, "limit", 10, 1, 10_000)
     views = await _pull(session, query, topic, limit=limit)
-    return Answer(200, orjson.dumps(views))
+    return Answer(200, json_array(views))
 
 
 async def _pull(
     session: HttpSession, query: dict[str, str], topic: str, *, limit: int
-) -> list[dict[str, Any]]:
+) -> list[bytes]:
+    """The JSON of each message."""
     wait = whole_in(query, "wait", 0, 0, WAIT_MS_MAX)
     ack = query.get("ack", "auto")
     if ack not in ("auto", "manual"):
@@ -263,11 +280,7 @@ async def _pull(
     try:
         pull.start(0 if session.connection.leaving else wait / 1000)
         deliveries = await future
-        views = [
-            view
-            for delivery in deliveries
-            for view in delivery_views(delivery, settle=ack == "manual")
-        ]
+        views = await delivery_array(deliveries, session.engine.pace, settle=ack == "manual")
         if ack == "auto":
             pull.ack()  # from here to the socket nothing is awaited
         return views
@@ -325,16 +338,15 @@ def refuse_the_rest(body: dict[str, Any]) -> None:
 
 
 # --- reading ------------------------------------------------------------------------------------
-def on_fetch(session: HttpSession, request: Request, topic: str) -> Answer:
+async def on_fetch(session: HttpSession, request: Request, topic: str) -> Answer:
     """Messages from an offset or a time on. Nothing is consumed."""
     query = check_query(request, "from", "limit", "partition")
     limit = whole_in(query, "limit", 100, 1, 10_000)
     partition = whole_in(query, "partition")
     start = parse_position(query.get("from", "earliest"))
     engine = session.engine
-    found = fetch_messages(engine, topic, start, limit, partition, 4 << 20)
-    content = orjson.dumps([message_view(message) for message in found])
-    return Answer(200, content)
+    found = await completed(lambda: fetch_messages(engine, topic, start, limit, partition, 4 << 20))
+    return Answer(200, json_array(await message_array(found, engine.pace)))
 
 
 async def on_find(session: HttpSession, request: Request, message_id: str) -> Answer:

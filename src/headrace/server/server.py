@@ -36,6 +36,7 @@ from headrace.server.operations import ServedOperations
 from headrace.server.origins import Origins
 from headrace.server.routing import Route, RouteTable
 from headrace.server.text import TextSession
+from headrace.server.watchdog import Watchdog
 from headrace.settings import Settings
 
 logger = logging.getLogger("headrace.server")
@@ -86,6 +87,7 @@ class Server:
             max_message_size=settings.max_message_size,
             disk_reserve_bytes=settings.disk_reserve_bytes,
             events_interval=settings.events_interval,
+            memory_limit=settings.memory_limit,
             on_failed=self._on_failed,
         )
         self.broker = AsyncBroker.around(self.engine)
@@ -112,11 +114,14 @@ class Server:
     async def start(self) -> None:
         self.engine.open()
         self.deadlines = Deadlines(self.hub)
+        watchdog = self.hub.watchdog = Watchdog(asyncio.get_running_loop())
+        watchdog.start()
         try:
             await self._listen("tcp", self._settings.port, text_or_binary)
             await self._listen("http", self._settings.http_port, lambda c, _: HttpSession(c))
         except BaseException:
             self._stop_listening()
+            watchdog.stop()
             await self.broker.close()
             raise
 
@@ -173,6 +178,8 @@ class Server:
         await asyncio.sleep(0)
         if self.failed is None:
             await self.broker.close()
+        if self.hub.watchdog is not None:
+            self.hub.watchdog.stop()
 
 
 def check_exposure(settings: Settings) -> None:

@@ -42,8 +42,12 @@ def deliveries_in(body: dict[str, Any]) -> list[tuple[int, int]]:
     if single is not None and several is None:
         return [_parse(single)]
     if single is None and isinstance(several, list) and several:
-        if len(several) > limits.LISTED_MAX:
-            raise InvalidArgument(f"at most {limits.LISTED_MAX} deliveries in one request")
+        if len(several) > limits.SETTLED_AT_ONCE_MAX:
+            raise InvalidArgument(
+                f"{len(several)} deliveries are too many, the limit is "
+                f"{limits.SETTLED_AT_ONCE_MAX}; settle them in several requests",
+                code="too_many_deliveries",
+            )
         return [_parse(delivery) for delivery in several]
     raise _no_delivery()
 

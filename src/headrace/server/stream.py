@@ -30,9 +30,11 @@ from headrace.operations.arguments import PLACE
 from headrace.server import schemas
 from headrace.server.connection import Connection, Session
 from headrace.server.http import HttpSession
+from headrace.server.members import MEMORY_FULL_S
 from headrace.server.routes import check_query
 from headrace.server.routing import Parameter, Route
 from headrace.server.views import message_view
+from headrace.server.writing import DeliveryWriter
 from headrace.wire import http
 from headrace.wire.http import Answer, Request
 
@@ -56,6 +58,9 @@ class EventStream(Session):
         self._topic = topic
         self.follower: Follower | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._writer: DeliveryWriter | None = None
+        self._is_waiting = False
+        """For memory."""
 
     def start(self, known: dict[str, int] | None, start: Any) -> None:
         """Begin at the positions of the last event, else at ``start``, else now."""
@@ -76,6 +81,7 @@ class EventStream(Session):
         for partition, offset in places:
             self.follower.move(partition, offset)
         self.outbox.on_writable = self.follower.wake
+        self._writer = DeliveryWriter(self.outbox, engine.pace, self.follower.wake)
         self._timer = asyncio.get_running_loop().call_later(COMMENT_S, self._comment)
 
     def _place(self, partition: Partition, known: dict[str, int] | None, start: Any) -> int:
@@ -94,14 +100,33 @@ class EventStream(Session):
 
     # --- Sink -------------------------------------------------------------------------------
     def room(self) -> int:
-        return AT_ONCE if self.outbox.writable and not self.connection.closing else 0
+        is_ready = self.outbox.writable and not self.connection.closing
+        if not is_ready or (self._writer is not None and self._writer.is_busy):
+            return 0
+        budget = self.engine.budget
+        if budget.used >= budget.limit:
+            if not self._is_waiting:
+                self._is_waiting = True
+                self.engine.call_later(MEMORY_FULL_S, self._look_again)
+            return 0
+        return AT_ONCE
+
+    def _look_again(self) -> None:
+        self._is_waiting = False
+        if self.follower is not None:
+            self.follower.wake()
 
     def deliver(self, delivery: Delivery) -> None:
-        parts = []
         key = f"{delivery.topic}/{delivery.partition}"
         if key not in self._positions and len(self._id()) > EVENT_ID_BYTES_MAX:
             self.closed(_too_many())
             return
+        assert self._writer is not None, "a follower delivers in a later turn than it was made"
+        self._writer.write(delivery, self._encode)
+
+    def _encode(self, delivery: Delivery) -> bytes:
+        parts = []
+        key = f"{delivery.topic}/{delivery.partition}"
         for message in delivery.messages():
             self._positions[key] = message.offset + 1
             data = orjson.dumps(message_view(message))
@@ -109,13 +134,15 @@ class EventStream(Session):
                 # JSON has line ends only between its tokens; in an event each line needs a prefix.
                 data = _LINE_END.sub(b"\ndata: ", data)
             parts.append(b"id: %b\ndata: %b\n\n" % (self._id(), data))
-        self.outbox.write(b"".join(parts))
+        return b"".join(parts)
 
     def _id(self) -> bytes:
         parts = [f"{key}:{offset}" for key, offset in self._positions.items()]
         return (",".join(parts) or NO_PARTITION).encode()
 
     def closed(self, error: HeadraceError | None) -> None:
+        if self._writer is not None:
+            self._writer.flush()
         if error is not None:
             data = orjson.dumps(http.error_document(error))
             self.outbox.write(b"event: error\ndata: %b\n\n" % data)

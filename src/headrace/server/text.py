@@ -31,6 +31,10 @@ from headrace.server.members import Memberships, WireSink
 from headrace.wire import http, text
 from headrace.wire.text import Command, PublishRun, TextParser, is_http
 
+FETCHED_AT_ONCE = 1_000
+"""Messages of one fetch that are made in one turn of the loop."""
+FETCHED_BYTES_MAX = 8 << 20
+"""Of all messages of one fetch, besides the last one."""
 HELP = (
     "PUB <topic> <size> [key=] [h.<name>=] [id=] [to=] [delay=] [ttl=] [partition=]  then the payload",
     "FETCH <topic> <offset> [partition=] [count=] [wait=<ms>]",
@@ -49,7 +53,7 @@ class TextSession(RequestSession[PublishRun | Command]):
     def __init__(self, connection: Connection):
         super().__init__(connection, TextParser(connection.hub.engine.max_message_size))
         self._memberships = Memberships(
-            self.engine, self.outbox, self._deliver, self._subscription_closed
+            self.engine, self.outbox, self._delivered, self._subscription_closed
         )
 
     # --- in ---------------------------------------------------------------------------------
@@ -163,15 +167,17 @@ class TextSession(RequestSession[PublishRun | Command]):
             return await completed(lambda: self._one(partition, offset))
         parts: list[bytes] = []
         size = 0
-        while len(parts) < min(count, limits.BATCH_RECORDS_MAX) and size < 8 << 20:
+        while len(parts) < min(count, limits.BATCH_RECORDS_MAX) and size < FETCHED_BYTES_MAX:
             if offset >= log.end_offset:
                 break
             batch = await completed(partial(log.read_cached, offset))
-            values = batch.values()[offset - batch.base_offset :]
-            for value in values[: count - len(parts)]:
+            start = offset - batch.base_offset
+            stop = min(batch.count, start + count - len(parts), start + FETCHED_AT_ONCE)
+            for value in batch.values(start, batch.fitting(start, stop, FETCHED_BYTES_MAX)):
                 parts.append(text.message(offset, value))
                 size += len(value)
                 offset += 1
+            await self.engine.pace.turn()
         parts.append(f"END {offset}\r\n".encode())
         return b"".join(parts)
 
@@ -182,7 +188,8 @@ class TextSession(RequestSession[PublishRun | Command]):
                 f"offset {offset} does not exist yet: the next message gets {log.end_offset}"
             )
         batch = log.read_cached(offset)
-        return text.message(offset, batch.values()[offset - batch.base_offset])
+        index = offset - batch.base_offset
+        return text.message(offset, batch.values(index, index + 1)[0])
 
     # --- subscribing ------------------------------------------------------------------------
     def on_sub(self, command: Command) -> None:
@@ -210,17 +217,17 @@ class TextSession(RequestSession[PublishRun | Command]):
         self._memberships.leave(_word(command, "UNSUB <topic>"), command.options.get("group"))
         self.outbox.send(text.done())
 
-    def _deliver(self, sink: WireSink, delivery: Delivery) -> None:
+    def _delivered(self, sink: WireSink, delivery: Delivery) -> bytes:
         lease, batch, attempts = delivery.lease, delivery.batch, delivery.attempts
         topic, partition = delivery.topic, delivery.partition
-        values = batch.values()
+        values = batch.some(batch.values, delivery.indexes) or ()
         parts = []
-        for place, index in enumerate(delivery.indexes):
+        for place, (index, value) in enumerate(zip(delivery.indexes, values, strict=True)):
             offset = batch.base_offset + index
             token = "-" if lease is None else f"{lease.id}.{offset}"
             attempt = attempts if isinstance(attempts, int) else attempts[place]
-            parts.append(text.delivered(offset, values[index], topic, partition, token, attempt))
-        self.outbox.deliver(b"".join(parts))
+            parts.append(text.delivered(offset, value, topic, partition, token, attempt))
+        return b"".join(parts)
 
     def _subscription_closed(self, sink: WireSink, error: HeadraceError | None) -> None:
         if error is not None:

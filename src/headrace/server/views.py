@@ -11,6 +11,7 @@ untouched value: a message that fans out is encoded once (:class:`Views`).
 from __future__ import annotations
 
 import base64
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -19,11 +20,15 @@ from typing import Any
 import orjson
 
 from headrace.broker.delivery import Delivery
+from headrace.broker.pace import Pace
+from headrace.budget import Budget, Share
 from headrace.errors import InvalidArgument
 from headrace.model import Message, Receipt, check_key, topic_hash
 from headrace.server import exact_json
 
 CONTENT_TYPE = "content-type"
+AT_ONCE = 100
+"""Messages that are encoded in one turn of the loop: a millisecond or two, if they are small."""
 
 
 def iso(timestamp_ms: int) -> str:
@@ -148,40 +153,65 @@ def _receipt_end(timestamp: int) -> bytes:
     return f',"timestamp":"{iso(timestamp)}"}}'.encode()
 
 
-def delivery_views(delivery: Delivery, *, settle: bool = True) -> list[dict[str, Any]]:
-    lease = delivery.lease if settle else None
-    return [
-        message_view(message, delivery=None if lease is None else f"{lease.id}.{message.offset}")
-        for message in delivery.messages()
-    ]
+async def delivery_array(
+    deliveries: Sequence[Delivery], pace: Pace, *, settle: bool = True
+) -> list[bytes]:
+    """The JSON of each message. Others have their turn in between: there may be ten thousand."""
+    found: list[bytes] = []
+    for delivery in deliveries:
+        lease = delivery.lease if settle else None
+        for part in delivery.parts(AT_ONCE):
+            if found:
+                await pace.turn()
+            for message in part.messages():
+                token = None if lease is None else f"{lease.id}.{message.offset}"
+                found.append(orjson.dumps(message_view(message, delivery=token)))
+    return found
+
+
+async def message_array(messages: Sequence[Message], pace: Pace) -> list[bytes]:
+    """The same for messages that were read."""
+    found: list[bytes] = []
+    for start in range(0, len(messages), AT_ONCE):
+        if found:
+            await pace.turn()
+        found += [orjson.dumps(message_view(m)) for m in messages[start : start + AT_ONCE]]
+    return found
+
+
+def json_array(items: Sequence[bytes]) -> bytes:
+    return b"[%b]" % b",".join(items)
 
 
 class Views:
-    """Encoded once for many: the bytes of the last delivered piece of each topic."""
+    """Encoded once for many: the bytes of the pieces that were delivered last."""
 
     KEPT_BYTES_MAX = 16 << 20
 
-    def __init__(self, encode: Callable[[Message], bytes]):
+    def __init__(self, encode: Callable[[Message], bytes], budget: Budget):
         self._encode = encode
-        self._kept: dict[tuple[str, int], tuple[Any, Sequence[int], bytes]] = {}
-        self._bytes = 0
+        self._kept: OrderedDict[tuple[Any, ...], bytes] = OrderedDict()
+        self._share = Share(budget)
 
     def of(self, delivery: Delivery) -> bytes:
-        """The delivery's messages, encoded one behind the other. Not for leased ones."""
-        key = (delivery.topic, delivery.partition)
-        kept = self._kept.get(key)
-        if kept is not None and kept[0] is delivery.batch and kept[1] == delivery.indexes:
-            return kept[2]
+        """The delivery's messages, encoded one after the other. Not for leased ones."""
+        batch, indexes = delivery.batch, delivery.indexes
+        # The batch itself would be kept in memory by a reference to it; these tell it as well.
+        stamp = (batch.base_offset, batch.base_timestamp, batch.body_crc)
+        places = indexes if isinstance(indexes, range) else tuple(indexes)
+        key = (delivery.topic, delivery.partition, stamp, places)
+        data = self._kept.get(key)
+        if data is not None:
+            self._kept.move_to_end(key)
+            return data
         data = b"".join([self._encode(message) for message in delivery.messages()])
-        if kept is not None:
-            self._bytes -= self._size(self._kept.pop(key))
-        new = (delivery.batch, delivery.indexes, data)
-        self._bytes += self._size(new)
-        self._kept[key] = new
-        while self._bytes > self.KEPT_BYTES_MAX:  # the oldest topic first, itself last
-            self._bytes -= self._size(self._kept.pop(next(iter(self._kept))))
+        self._kept[key] = data
+        self._share.add(len(data) + _KEPT_OVERHEAD)
+        while self._share.size > self.KEPT_BYTES_MAX:
+            _, gone = self._kept.popitem(last=False)
+            self._share.add(-len(gone) - _KEPT_OVERHEAD)
         return data
 
-    @staticmethod
-    def _size(kept: tuple[Any, Sequence[int], bytes]) -> int:
-        return int(kept[0].stored_bytes) + len(kept[2]) + 200
+
+_KEPT_OVERHEAD = 600
+"""The key and the place of one piece that is kept."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -35,6 +36,7 @@ from headrace.model import Message, PublishOptions, Receipt
 from headrace.server import exact_json, schemas
 from headrace.server.arguments import publish_options
 from headrace.server.connection import Connection, Hub, Session
+from headrace.server.flow import COUNTED_BYTES_MIN
 from headrace.server.http import HttpSession
 from headrace.server.members import Memberships, WireSink
 from headrace.server.routes import first_receipt
@@ -74,6 +76,11 @@ def frame_of(message: Message) -> bytes:
 _views: WeakKeyDictionary[Hub, Views] = WeakKeyDictionary()
 
 
+def _new_views(hub: Hub) -> Views:
+    views = _views[hub] = Views(lambda message: frame_of(message), hub.engine.budget)
+    return views
+
+
 class WebSocketSession(Session):
     protocol = "websocket"
     hears_goodbye = True
@@ -82,14 +89,20 @@ class WebSocketSession(Session):
         super().__init__(connection)
         self._protocol = protocol
         self._frames = PlainFrames()
-        self._views = _views.setdefault(self.hub, Views(lambda message: frame_of(message)))
+        self._views = _views.get(self.hub) or _new_views(self.hub)
         self._memberships = Memberships(
-            self.engine, self.outbox, self._deliver, self._subscription_closed
+            self.engine, self.outbox, self._delivered, self._subscription_closed
         )
         self._last_task: asyncio.Task[None] | None = None
         self._partial: bytearray | None = None
+        self._commands: deque[object] = deque()
+        """Of frames that came, and not run yet."""
+        self._is_held = False
+        """No more is read until they are run."""
         self._ping = asyncio.get_running_loop().call_later(PING_S, self._send_ping)
         self._ponged = True
+        self._unfinished = 0
+        """Bytes that came since the last complete frame with commands."""
 
     # --- frames -----------------------------------------------------------------------------
     @property
@@ -97,13 +110,27 @@ class WebSocketSession(Session):
         return self._protocol.state is State.OPEN and not self.connection.closing
 
     def feed(self, data: bytes) -> None:
+        self._unfinished += len(data)
         for piece, is_text in self._frames.cut(data):
             if not is_text:
                 self._feed_library(piece)
             elif self._is_open:
                 self._text(piece)
         self._flush()
+        if self._unfinished >= COUNTED_BYTES_MIN or self.outbox.incomplete.size:
+            self._count_unfinished()
         self._end_if_over()
+
+    def _count_unfinished(self) -> None:
+        """A large frame that has not come completely counts against the broker's memory."""
+        size, incomplete = self._unfinished, self.outbox.incomplete
+        budget = self.engine.budget
+        is_full = size > incomplete.size and budget.used + size - incomplete.size > budget.limit
+        incomplete.set(size if size >= COUNTED_BYTES_MIN and not self.outbox.closed else 0)
+        if is_full and self._is_open:
+            self._fail(None, budget.refusal(size))
+            self._protocol.fail(1013, "the broker has no memory for this")
+            self._flush()
 
     def _feed_library(self, data: bytes) -> None:
         protocol = self._protocol
@@ -168,6 +195,7 @@ class WebSocketSession(Session):
 
     # --- commands ---------------------------------------------------------------------------
     def _text(self, content: bytes) -> None:
+        self._unfinished = 0
         try:
             commands = exact_json.loads(content)
         except InvalidArgument as error:
@@ -183,8 +211,25 @@ class WebSocketSession(Session):
                 InvalidArgument(f"at most {COMMANDS_PER_FRAME_MAX} commands in one frame"),
             )
             return
-        for command in many:
-            self._command(command)
+        self._commands.extend(many)
+        if len(self._commands) == len(many):
+            self._run_commands()
+
+    def _run_commands(self) -> None:
+        """Run the commands of this frame; after a few milliseconds the rest waits for later turns."""
+        pace, commands = self.engine.pace, self._commands
+        deadline = pace.deadline()
+        while commands and not self.outbox.closed:
+            self._command(commands.popleft())
+            if commands and pace.is_past(deadline):
+                self._is_held = True
+                self.outbox.hold(True)
+                pace.soon(self._run_commands)
+                return
+        if self._is_held and not self.outbox.closed:
+            self._is_held = False
+            self.outbox.hold(False)
+            self.outbox.rest()
 
     def _command(self, command: object) -> None:
         message_id = None
@@ -332,10 +377,9 @@ class WebSocketSession(Session):
 
         self._in_turn(message_id, leave)
 
-    def _deliver(self, sink: WireSink, delivery: Delivery) -> None:
+    def _delivered(self, sink: WireSink, delivery: Delivery) -> bytes:
         if delivery.lease is None and delivery.attempts == 1:
-            self.outbox.deliver(self._views.of(delivery))
-            return
+            return self._views.of(delivery)
         lease = delivery.lease
         parts = []
         for message in delivery.messages():
@@ -344,7 +388,7 @@ class WebSocketSession(Session):
             if sink.subscription is not None:
                 view["group"] = sink.subscription.name
             parts.append(text_frame(orjson.dumps(view)))
-        self.outbox.deliver(b"".join(parts))
+        return b"".join(parts)
 
     def _subscription_closed(self, sink: WireSink, error: HeadraceError | None) -> None:
         if error is not None:

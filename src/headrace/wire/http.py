@@ -352,6 +352,7 @@ class HttpParser:
         self._in_body = False
         request = self._request
         request.body = bytes(self._body)
+        self._body = b""
         self._found.append(request)
         self.expects_continue = False
         self._ended = not request.keep_alive
@@ -459,6 +460,7 @@ _STATUS_BY_KIND = {
     "sequence_gap": 409,
     "producer_fenced": 409,
     "queue_full": 429,
+    "memory_full": 503,
     "storage_full": 503,
     "storage_failed": 503,
     "outcome_unknown": 500,

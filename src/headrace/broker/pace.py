@@ -1,0 +1,76 @@
+"""Long work in short turns of the loop: no delivery may keep everybody else waiting.
+
+A broker has one loop. A subscriber that reads fast can be sent a million messages without a pause, and as
+long as that lasts nobody else is answered. So work that may be long is done in *pieces* of a few
+milliseconds, and between the turns in which they run the loop looks after its sockets::
+
+    turn of the loop:  sockets, timers │ pieces, TURN_S at most │ sockets, timers │ pieces │ ...
+
+Rules:
+- Work is a callable that does one piece and, if there is more to do, calls ``soon`` with itself again. The
+  queue is first in, first out, so everybody advances at the same rate.
+- All pieces of a turn share its time. A thousand subscribers with five milliseconds each would be five
+  seconds.
+- ``deadline`` and ``is_past`` are for a loop inside of one piece; ``turn`` is for a coroutine.
+
+Rejected: a number of messages as the bound (a message may have ten bytes or a thousand headers).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+from headrace.clock import Clock, Loop
+
+PIECE_S = 0.004
+"""How long one piece of work goes on, besides its last step."""
+TURN_S = 0.010
+"""How long pieces run in one turn of the loop, all together."""
+
+
+class Pace:
+    def __init__(self, loop: Loop, clock: Clock):
+        self._loop = loop
+        self.seconds = clock.seconds
+        self._queue: deque[Callable[[], object]] = deque()
+        self._scheduled = False
+
+    def deadline(self) -> float:
+        """When a piece of work that begins now should end."""
+        return self.seconds() + PIECE_S
+
+    def is_past(self, deadline: float) -> bool:
+        return self.seconds() >= deadline
+
+    def soon(self, work: Callable[[], object]) -> None:
+        """Run a piece of work in one of the next turns."""
+        self._queue.append(work)
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._run)
+
+    def _run(self) -> None:
+        queue, end = self._queue, self.seconds() + TURN_S
+        try:
+            while queue:
+                queue.popleft()()
+                if self.seconds() >= end:
+                    break
+        finally:  # also after an error, which is the loop's to report
+            self._scheduled = bool(queue)
+            if queue:
+                self._loop.call_soon(self._run)
+
+    async def turn(self) -> None:
+        """Let the others have their turn."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.soon(partial(_settle, future))
+        await future
+
+
+def _settle(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -1,0 +1,93 @@
+"""Long work in short turns."""
+
+import asyncio
+
+import pytest
+
+from headrace.broker.pace import TURN_S, Pace
+from headrace.clock import Clock
+from tests.fakes import FakeLoop
+
+
+class Ticking(Clock):
+    """A clock that work moves on."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def seconds(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Ticking:
+    return Ticking()
+
+
+def test_work_waits_for_the_next_turn_and_keeps_its_order(clock: Ticking) -> None:
+    loop, done = FakeLoop(), []
+    pace = Pace(loop, clock)
+    for number in range(3):
+        pace.soon(lambda number=number: done.append(number))
+    assert done == []
+    loop.run_until_idle()
+    assert done == [0, 1, 2]
+
+
+def test_all_pieces_of_a_turn_share_its_time(clock: Ticking) -> None:
+    """What the loop has to do besides comes between them, however many want to go on."""
+    loop, done = FakeLoop(), []
+    pace = Pace(loop, clock)
+
+    def work(name: str, pieces: int) -> None:
+        clock.now += TURN_S * 0.6
+        done.append(name)
+        if pieces > 1:
+            pace.soon(lambda: work(name, pieces - 1))
+
+    for name in "abcd":
+        pace.soon(lambda name=name: work(name, 2))
+    loop.call_soon(done.append, "others")
+    loop.run_until_idle()
+    assert "".join(done).replace("others", "|") == "ab|cdabcd"
+
+
+def test_an_error_does_not_stop_the_others(clock: Ticking) -> None:
+    loop, done = FakeLoop(), []
+    pace = Pace(loop, clock)
+    pace.soon(lambda: 1 / 0)
+    pace.soon(lambda: done.append(1))
+    with pytest.raises(ZeroDivisionError):
+        loop.run_until_idle()
+    loop.run_until_idle()
+    assert done == [1]
+
+
+def test_a_piece_knows_when_to_end(clock: Ticking) -> None:
+    pace = Pace(FakeLoop(), clock)
+    deadline = pace.deadline()
+    assert not pace.is_past(deadline)
+    clock.now += TURN_S
+    assert pace.is_past(deadline)
+
+
+def test_a_coroutine_lets_the_others_have_their_turn() -> None:
+    async def run() -> list[str]:
+        pace, done = Pace(asyncio.get_running_loop(), Clock()), []
+        pace.soon(lambda: done.append("other"))
+        await pace.turn()
+        return [*done, "mine"]
+
+    assert asyncio.run(run()) == ["other", "mine"]
+
+
+def test_a_cancelled_coroutine_is_no_error() -> None:
+    async def run() -> None:
+        pace = Pace(asyncio.get_running_loop(), Clock())
+        task = asyncio.create_task(pace.turn())
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        await pace.turn()
+
+    asyncio.run(run())

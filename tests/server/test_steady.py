@@ -1,0 +1,291 @@
+"""Nobody waits for what another client does: deliveries, hostile batches, wildcards, memory.
+
+``steady`` fails a test in which something kept the loop for too long. What counts as held must be given back
+when the clients are gone.
+"""
+
+import json
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import closing
+
+import pytest
+
+from headrace.errors import HeadraceError, MemoryFull, TooLarge
+from headrace.log.batch import Batch, encode
+from headrace.log.columns import Columns
+from headrace.log.interface import Append
+from headrace.testing import RunningServer, running_server
+from tests.contract.over_websocket import WebSocket
+from tests.contract.raw_binary import CREATE_TOPIC, FETCH, STAGE, FrameSocket, frame
+from tests.contract.raw_text import TextSocket
+from tests.server.http_rig import Http, target
+
+PUBLISH_BATCH = 16
+Steady = Callable[[RunningServer], None]
+LIMIT = 32 << 20
+
+
+@pytest.fixture
+def server(steady: Steady) -> Iterator[RunningServer]:
+    with running_server(durability="never", memory_limit=LIMIT) as running:
+        steady(running)
+        yield running
+
+
+def store(server: RunningServer, topic: str, batch: Batch) -> None:
+    """As an earlier version, which had other limits, may have stored it."""
+    done: list[Append] = []
+    engine = server.engine
+
+    def append() -> None:
+        engine.append(engine.topic_for_publish(topic), 0, Append(None, batch, done.append))
+
+    server.call(append)
+    server.wait_until(lambda: bool(done))
+    assert done[0].error is None
+
+
+def used(server: RunningServer) -> int:
+    return server.call(lambda: server.engine.budget.used)
+
+
+# --- deliveries -----------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "batch",
+    [
+        lambda: encode(Columns([b""] * 1_000_000)),
+        lambda: encode(
+            Columns([b"1"] * 20_000, headers=[{f"n{n}": "some text" for n in range(5)}] * 20_000)
+        ),
+    ],
+    ids=["a million empty records", "headers"],
+)
+@pytest.mark.parametrize("kind", ["websocket", "group", "text", "event stream", "pull"])
+def test_a_large_batch_is_delivered_in_turns(
+    server: RunningServer, kind: str, batch: Callable[[], Batch]
+) -> None:
+    """Whoever reads it, in whatever way: others are answered in between."""
+    large = batch()
+    large.pack()
+    with closing(WebSocket(server)) as websocket, closing(TextSocket(server.address)) as text:
+        if kind == "websocket":
+            websocket.ask("subscribe", topic="orders")
+        store(server, "orders", large)
+        if kind == "websocket":
+            offsets = [websocket.message()["offset"] for _ in range(3_000)]
+        elif kind == "group":
+            websocket.ask("subscribe", topic="orders", group="g", prefetch=1_000)
+            offsets = [websocket.message()["offset"] for _ in range(3_000)]
+        elif kind == "text":
+            text.ask("SUB orders group=g ack=auto prefetch=5000")
+            offsets = [text.delivery(10).offset for _ in range(3_000)]
+        elif kind == "event stream":
+            offsets = events(server, "/stream/orders?from=earliest", 2_000)
+        else:
+            with closing(Http(server.http_address)) as http:
+                answer = http.ask("GET", target("consume", "orders", "batch", limit=10_000))
+                offsets = [message["offset"] for message in answer.json]
+                assert len(offsets) == 10_000
+        assert offsets == list(range(len(offsets)))
+
+
+def events(server: RunningServer, path: str, count: int) -> list[int]:
+    with socket.create_connection(server.http_address, 10) as connection:
+        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        lines = connection.makefile("rb")
+        found: list[int] = []
+        while len(found) < count:
+            line = lines.readline()
+            if line.startswith(b"data: {"):
+                found.append(json.loads(line[6:])["offset"])
+        lines.close()
+        return found
+
+
+def test_a_member_that_vanishes_with_many_messages_gives_them_back_in_turns(
+    server: RunningServer,
+) -> None:
+    """Each of them is delivered again, with its attempt counted."""
+    store(server, "orders", encode(Columns([b"x"] * 90_000)))
+    with server.client() as client:
+        client.create_subscription("g", "orders", ack_timeout=60.0)
+    with closing(FrameSocket(server.address)) as member:
+        member.ask(5, {"topic": "orders", "subscription": "g", "prefetch": 90_000, "ack": "manual",
+                       "mode": "batch"})  # fmt: skip
+        subscription = server.engine.subscription("g", "orders")
+        server.wait_until(lambda: subscription.in_flight() == 90_000)
+    server.wait_until(lambda: subscription.in_flight() == 0)
+    assert server.call(subscription.lag) == 90_000
+    assert server.call(lambda: subscription.statistics()["waiting_for_retry"]) == 90_000
+
+
+# --- hostile requests -----------------------------------------------------------------------------
+def test_a_million_empty_records_in_776_bytes_are_refused(server: RunningServer) -> None:
+    batch = encode(Columns([b""] * 1_000_000))
+    batch.pack()
+    with closing(FrameSocket(server.address)) as frames:
+        with pytest.raises(TooLarge) as caught:
+            frames.ask(PUBLISH_BATCH, {"topic": "orders"}, batch.raw())
+        assert caught.value.code == "batch_too_large"
+
+
+def test_thousands_of_wildcards_do_not_hold_up_others(server: RunningServer) -> None:
+    """One connection follows a hundred of them; the rest is refused, and all are answered."""
+    server.call(lambda: [server.engine.create_topic(f"a.b{n}") for n in range(300)])
+    count = 5_000
+    with closing(TextSocket(server.address)) as text:
+        text.send(b"".join(b"SUB a.*.%d\r\nSUB *.b%d\r\n" % (n, n) for n in range(count // 2)))
+        answers = [text.line() for _ in range(count)]
+    assert sum(words[0] == "OK" for words in answers) == 100
+    refusals = {words[1] for words in answers if words[0] == "ERR"}
+    assert refusals == {"too_many_on_connection"}
+
+
+def test_a_wildcard_over_too_many_partitions_is_refused(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.server.members.PLACES_PER_CONNECTION_MAX", 5)
+    server.call(lambda: [server.engine.create_topic(f"a.b{n}") for n in range(3)])
+    with closing(TextSocket(server.address)) as text:
+        assert text.ask("SUB a.*")[0] == "OK"
+        with pytest.raises(HeadraceError) as caught:
+            text.ask("SUB a.>")
+        assert caught.value.code == "too_many_on_connection"
+        assert text.ask("SUB other")[0] == "OK"
+
+
+def test_thousands_of_commands_in_a_frame_do_not_hold_up_others(server: RunningServer) -> None:
+    server.call(lambda: [server.engine.create_topic(f"a.b{n}") for n in range(300)])
+    with closing(WebSocket(server)) as websocket:
+        commands = [
+            {"type": "subscribe", "topic": f"a.*.x{n}", "messageId": n} for n in range(2_000)
+        ]
+        websocket.connection.send(json.dumps([*commands, {"type": "ping", "messageId": "end"}]))
+        answers = [json.loads(websocket.connection.recv(20)) for _ in range(2_001)]
+    assert [answer["messageId"] for answer in answers] == [*range(2_000), "end"]
+    assert sum(answer["type"] == "subscribed" for answer in answers) == 100
+
+
+def test_delayed_messages_are_staged_and_taken_in_in_turns(server: RunningServer) -> None:
+    """The broker answers others while it prepares them, and gives the memory back."""
+    far = server.call(server.engine.now_ms) + 3_600_000
+    batch = encode(Columns([b"x"] * 20_000, times=[far] * 20_000))
+    with closing(FrameSocket(server.address)) as frames, server.client() as client:
+        frames.ask(CREATE_TOPIC, {"topic": "orders"})
+        properties = {"topic": "orders", "delayed": "true", "name": "job", "number": "1"}
+        piece = frames.ask(STAGE, properties, batch.raw()).properties["piece"]
+        client.commit_staged("job", 1, [piece])
+        server.wait_until(lambda: len(server.engine.schedule) == 20_000)
+        client.delete_topic("orders")
+        assert server.call(lambda: len(server.engine.schedule)) == 0
+
+
+def test_a_large_batch_of_json_keeps_its_place_among_publishes(server: RunningServer) -> None:
+    """Publishes that were sent after it on the same connection come after it."""
+    items = json.dumps(["x" * 20] * 40_000).encode()
+    assert len(items) > 512 << 10
+    requests = b"".join(
+        b"POST /publish/%b HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n%b" % (path, len(body), body)
+        for path, body in ((b"orders", b"1"), (b"batch/orders", items), (b"orders", b"2"))
+    )
+    with socket.create_connection(server.http_address, 20) as connection:
+        connection.sendall(requests)
+        read = b""
+        while read.count(b"HTTP/1.1 200") < 3 or not read.endswith(b"}"):
+            data = connection.recv(1 << 16)
+            assert data, read
+            read += data
+    assert b'"published":40000' in read
+    with server.client() as client:
+        assert client.fetch("orders", 40_001)[0].value == b"2"
+
+
+# --- memory ---------------------------------------------------------------------------------------
+def large_frame(size: int) -> bytes:
+    return frame(PUBLISH_BATCH, 1, {"topic": "orders"}, bytes(size))
+
+
+@pytest.mark.parametrize("protocol", ["binary", "http", "websocket"])
+def test_requests_that_are_not_complete_count_and_are_given_back(
+    server: RunningServer, protocol: str
+) -> None:
+    """Beyond the limit the newest one is refused; when the clients are gone, nothing is held."""
+    before = used(server)
+    size = LIMIT * 3 // 4
+    starts = {
+        "binary": (server.address, large_frame(size)[:-1]),
+        "http": (
+            server.http_address,
+            b"POST /publish/orders HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % size
+            + bytes(size - 1),
+        ),
+        "websocket": (server.http_address, b""),
+    }
+    address, data = starts[protocol]
+    if protocol == "websocket":
+        with closing(WebSocket(server)) as one:
+            one.connection.socket.sendall(b"\x81\xfe\xff\xff" + bytes(4) + bytes(60_000))
+            server.wait_until(lambda: server.engine.budget.used >= before)
+        server.wait_until(lambda: server.engine.budget.used == before)
+        return
+    with socket.create_connection(address, 20) as one:
+        one.sendall(data)
+        server.wait_until(lambda: server.engine.budget.used > before + size - (1 << 20))
+        with socket.create_connection(address, 20) as other:
+            try:
+                other.sendall(data)
+                answer = other.recv(1 << 16)
+            except ConnectionError:  # it closed before all was sent, and its answer was overtaken
+                answer = b"memory_full"
+            assert b"memory_full" in answer
+        server.wait_until(lambda: server.engine.budget.used > before + size - (1 << 20))
+    server.wait_until(lambda: server.engine.budget.used == before)
+
+
+def test_a_client_that_does_not_read_is_counted_and_given_back(server: RunningServer) -> None:
+    """Fetches that wait are answered one after the other, as far as the client reads."""
+    with closing(FrameSocket(server.address)) as frames:
+        frames.ask(CREATE_TOPIC, {"topic": "orders"})
+        before = used(server)
+        wanted = {"topic": "orders", "offset": 0, "wait": 60_000, "max_bytes": 1 << 20}
+        for number in range(300):
+            frames.send(frame(FETCH, 100 + number, wanted))
+        partition = server.engine.partition("orders")
+        server.wait_until(lambda: len(partition.watchers) == 300)
+        store(server, "orders", encode(Columns([bytes(1000)] * 1_000)))
+        cached = used(server) - before
+        server.wait_until(lambda: not partition.watchers)
+        assert used(server) - before < cached + (8 << 20)
+    server.wait_until(lambda: server.engine.budget.used <= before + cached)
+
+
+def test_a_publish_beyond_the_limit_is_refused_and_nothing_is_lost(server: RunningServer) -> None:
+    with closing(FrameSocket(server.address)) as frames:
+        frames.ask(CREATE_TOPIC, {"topic": "orders"})
+        before = used(server)
+        server.call(lambda: server.engine.budget.take(LIMIT - before))
+        for body in (encode(Columns([bytes(1000)])), encode(Columns([bytes(100_000)]))):
+            with pytest.raises(MemoryFull):
+                frames.ask(PUBLISH_BATCH, {"topic": "orders"}, body.raw())
+        with closing(Http(server.http_address)) as http:
+            answer = http.ask("POST", "/publish/orders", b'"x"')
+            assert (answer.status, answer.code) == (503, "memory_full")
+            assert answer.headers["retry-after"] == "1"
+        server.call(lambda: server.engine.budget.give(LIMIT - before))
+        frames.ask(PUBLISH_BATCH, {"topic": "orders"}, encode(Columns([b"x"])).raw())
+    with server.client() as client:
+        assert [message.value for message in client.fetch("orders")] == [b"x"]
+
+
+def test_deliveries_pause_while_the_memory_is_full(server: RunningServer) -> None:
+    """And go on when it is not."""
+    with closing(TextSocket(server.address)) as text:
+        text.ask("SUB orders")
+        budget = server.engine.budget
+        server.call(lambda: setattr(budget, "used", budget.used + LIMIT))
+        store(server, "orders", encode(Columns([b"x"])))
+        assert text.ask("PING")[0] == "PONG"
+        server.call(lambda: setattr(budget, "used", budget.used - LIMIT))
+        assert text.delivery(10).value == b"x"
