@@ -80,7 +80,7 @@ def test_too_many_values_are_refused_before_they_are_decoded(
 def test_an_array_may_have_so_many_items() -> None:
     """The one too many is refused with the limit in the sentence."""
     assert len(exact_json.split(b"[" + b"1," * 9 + b"1]", 10)) == 10
-    with pytest.raises(TooLarge, match="10 items") as caught:
+    with pytest.raises(TooLarge, match="10 messages") as caught:
         exact_json.split(b"[" + b"1," * 10 + b"1]", 10)
     assert caught.value.code == "batch_too_large"
     with pytest.raises(InvalidArgument, match="array"):

@@ -181,27 +181,6 @@ def test_delayed_messages_are_staged_and_taken_in_in_turns(server: RunningServer
         assert server.call(lambda: len(server.engine.schedule)) == 0
 
 
-def test_a_large_batch_of_json_keeps_its_place_among_publishes(server: RunningServer) -> None:
-    """Publishes that were sent after it on the same connection come after it."""
-    items = json.dumps(["x" * 20] * 40_000).encode()
-    assert len(items) > 512 << 10
-    requests = b"".join(
-        b"POST /publish/%b HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-        b"Content-Length: %d\r\n\r\n%b" % (path, len(body), body)
-        for path, body in ((b"orders", b"1"), (b"batch/orders", items), (b"orders", b"2"))
-    )
-    with socket.create_connection(server.http_address, 20) as connection:
-        connection.sendall(requests)
-        read = b""
-        while read.count(b"HTTP/1.1 200") < 3 or not read.endswith(b"}"):
-            data = connection.recv(1 << 16)
-            assert data, read
-            read += data
-    assert b'"published":40000' in read
-    with server.client() as client:
-        assert client.fetch("orders", 40_001)[0].value == b"2"
-
-
 # --- memory ---------------------------------------------------------------------------------------
 def large_frame(size: int) -> bytes:
     return frame(PUBLISH_BATCH, 1, {"topic": "orders"}, bytes(size))

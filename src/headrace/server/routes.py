@@ -124,7 +124,7 @@ def first_receipt(engine: Engine, receipt: Receipt) -> Receipt:
 
 def on_publish_batch(session: HttpSession, request: Request, topic: str) -> None:
     """Many messages: a JSON array, or a line each (application/x-ndjson)."""
-    publish = _batch(session, request, topic, _batch_values(request))
+    publish = _batch(session, request, topic)
     slot = session.reserve(request)
 
     def done(receipts: list[Receipt], error: HeadraceError | None) -> None:
@@ -136,8 +136,9 @@ def on_publish_batch(session: HttpSession, request: Request, topic: str) -> None
     session.connection.publish(publish, done)
 
 
-def _batch(session: HttpSession, request: Request, topic: str, values: list[bytes]) -> Publish:
+def _batch(session: HttpSession, request: Request, topic: str) -> Publish:
     query = check_query(request, "key", "partition", "to", "ttl")
+    values = _batch_values(request)
     headers, key, target = message_headers(request), query.get("key"), query.get("to")
     _check_shared(len(values), (*headers, *headers.values(), key or "", target or ""))
     options: PublishManyOptions = {
