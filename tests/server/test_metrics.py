@@ -1,5 +1,6 @@
 """Metrics and health: the numbers agree with what was done, and what is wrong is said."""
 
+import asyncio
 import errno
 import socket
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.errors import HeadraceError
+from headrace.server import metrics as metrics_module
 from headrace.server.metrics import BOUNDS_S, Histogram
 from headrace.testing import RunningServer, running_server, wait_until
 from tests.contract.raw_text import TextSocket
@@ -49,6 +51,59 @@ class Metrics:
     def type_of(self, name: str) -> str:
         lines = [line.split() for line in self.text.splitlines() if line.startswith("# TYPE")]
         return next(kind for _, _, found, kind in lines if found == name)
+
+
+# --- scrapes ----------------------------------------------------------------------------------------
+def test_a_scrape_gives_way_to_others(
+    server: RunningServer, http: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After each topic and subscription if its time is up, however many there are."""
+    with server.client() as client:
+        for number in range(30):
+            client.create_subscription(f"group-{number}", "orders")
+    monkeypatch.setattr(metrics_module, "SLICE_S", -1.0)
+
+    def pauses() -> int:
+        found: metrics_module.Metrics = server.server.hub.metrics.__self__  # type: ignore[attr-defined]
+        scrape, count = found._render(), 0
+        try:
+            while True:
+                scrape.send(None)
+                count += 1
+        except StopIteration:
+            return count
+
+    assert server.call(pauses) > 30
+    metrics = Metrics(http)
+    assert [metrics.value("group_lag", topic="orders", group=f"group-{n}") for n in (0, 29)] == [
+        0,
+        0,
+    ]
+
+
+def test_scrapes_at_the_same_time_share_one(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scrape that many ask for costs no more than one; one who leaves takes nothing from the others."""
+    begun = []
+    collect = metrics_module.Metrics.collect
+
+    def counted(self: metrics_module.Metrics) -> Any:
+        begun.append(self)
+        return collect(self)
+
+    monkeypatch.setattr(metrics_module.Metrics, "collect", counted)
+
+    async def scrape() -> list[bytes]:
+        hub = server.server.hub
+        tasks = [asyncio.ensure_future(hub.metrics()) for _ in range(5)]
+        await asyncio.sleep(0)
+        tasks.pop(0).cancel()
+        return [content for content, _ in await asyncio.gather(*tasks)]
+
+    found = server._begin(scrape()).result(10)
+    assert len(set(found)) == 1
+    assert len(begun) == 1
 
 
 # --- numbers --------------------------------------------------------------------------------------

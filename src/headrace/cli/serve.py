@@ -49,7 +49,7 @@ def serve(
     Examples:
       headrace serve
       headrace serve --port 0 --data-dir /var/lib/headrace
-      HEADRACE_TOKEN=$(openssl rand -hex 32) headrace serve --host 0.0.0.0
+      HEADRACE_TOKEN=correct-horse-battery-staple headrace serve --host 0.0.0.0
     """
     flags["persistence_enabled"] = False if memory else None
     settings = load(flags, os.environ, config)
