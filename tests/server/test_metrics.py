@@ -119,7 +119,7 @@ def test_every_metric_has_a_text_and_a_prefix(http: Http) -> None:
     """Who sees it for the first time can read what it is, and whose: the broker's or a pipeline's."""
     http.publish("orders", 1)
     for family in Metrics(http).families:
-        assert family.name.startswith(("message_broker_", "headrace_pipeline_"))
+        assert family.name.startswith(("message_broker_", "headrace_"))
         assert len(family.documentation) > 5
 
 

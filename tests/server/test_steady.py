@@ -28,7 +28,7 @@ LIMIT = 32 << 20
 
 @pytest.fixture
 def server(steady: Steady) -> Iterator[RunningServer]:
-    with running_server(durability="never", memory_limit=LIMIT) as running:
+    with running_server(memory=True, max_queue_size=10_000_000, memory_limit=LIMIT) as running:
         steady(running)
         yield running
 
@@ -92,14 +92,14 @@ def test_a_large_batch_is_delivered_in_turns(
 
 def events(server: RunningServer, path: str, count: int) -> list[int]:
     with socket.create_connection(server.http_address, 10) as connection:
-        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
-        lines = connection.makefile("rb")
+        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         found: list[int] = []
-        while len(found) < count:
-            line = lines.readline()
-            if line.startswith(b"data: {"):
-                found.append(json.loads(line[6:])["offset"])
-        lines.close()
+        with connection.makefile("rb") as lines:
+            while len(found) < count:
+                line = lines.readline()
+                assert line, "the stream has ended"
+                if line.startswith(b"data: {"):
+                    found.append(json.loads(line[6:])["offset"])
         return found
 
 
@@ -167,11 +167,16 @@ def test_thousands_of_commands_in_a_frame_do_not_hold_up_others(server: RunningS
     assert sum(answer["type"] == "subscribed" for answer in answers) == 100
 
 
-def test_delayed_messages_are_staged_and_taken_in_in_turns(server: RunningServer) -> None:
+def test_delayed_messages_are_staged_and_taken_in_in_turns(steady: Steady) -> None:
     """The broker answers others while it prepares them, and gives the memory back."""
-    far = server.call(server.engine.now_ms) + 3_600_000
-    batch = encode(Columns([b"x"] * 20_000, times=[far] * 20_000))
-    with closing(FrameSocket(server.address)) as frames, server.client() as client:
+    with (
+        running_server(durability="never") as server,
+        closing(FrameSocket(server.address)) as frames,
+        server.client() as client,
+    ):
+        steady(server)
+        far = server.call(server.engine.now_ms) + 3_600_000
+        batch = encode(Columns([b"x"] * 20_000, times=[far] * 20_000))
         frames.ask(CREATE_TOPIC, {"topic": "orders"})
         properties = {"topic": "orders", "delayed": "true", "name": "job", "number": "1"}
         piece = frames.ask(STAGE, properties, batch.raw()).properties["piece"]
@@ -179,6 +184,27 @@ def test_delayed_messages_are_staged_and_taken_in_in_turns(server: RunningServer
         server.wait_until(lambda: len(server.engine.schedule) == 20_000)
         client.delete_topic("orders")
         assert server.call(lambda: len(server.engine.schedule)) == 0
+
+
+def test_a_large_batch_of_json_keeps_its_place_among_publishes(server: RunningServer) -> None:
+    """Publishes that were sent after it on the same connection come after it."""
+    items = json.dumps(["x" * 20] * 40_000).encode()
+    assert len(items) > 512 << 10
+    requests = b"".join(
+        b"POST /publish/%b HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n%b" % (path, len(body), body)
+        for path, body in ((b"orders", b"1"), (b"batch/orders", items), (b"orders", b"2"))
+    )
+    with socket.create_connection(server.http_address, 20) as connection:
+        connection.sendall(requests)
+        read = b""
+        while read.count(b"HTTP/1.1 200") < 3 or not read.endswith(b"}"):
+            data = connection.recv(1 << 16)
+            assert data, read
+            read += data
+    assert b'"published":40000' in read
+    with server.client() as client:
+        assert client.fetch("orders", 40_001)[0].value == b"2"
 
 
 # --- memory ---------------------------------------------------------------------------------------
@@ -197,7 +223,7 @@ def test_requests_that_are_not_complete_count_and_are_given_back(
         "binary": (server.address, large_frame(size)[:-1]),
         "http": (
             server.http_address,
-            b"POST /publish/orders HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % size
+            b"POST /publish/orders HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % size
             + bytes(size - 1),
         ),
         "websocket": (server.http_address, b""),
@@ -245,9 +271,8 @@ def test_a_publish_beyond_the_limit_is_refused_and_nothing_is_lost(server: Runni
         frames.ask(CREATE_TOPIC, {"topic": "orders"})
         before = used(server)
         server.call(lambda: server.engine.budget.take(LIMIT - before))
-        for body in (encode(Columns([bytes(1000)])), encode(Columns([bytes(100_000)]))):
-            with pytest.raises(MemoryFull):
-                frames.ask(PUBLISH_BATCH, {"topic": "orders"}, body.raw())
+        with pytest.raises(MemoryFull):
+            frames.ask(PUBLISH_BATCH, {"topic": "orders"}, encode(Columns([bytes(1000)])).raw())
         with closing(Http(server.http_address)) as http:
             answer = http.ask("POST", "/publish/orders", b'"x"')
             assert (answer.status, answer.code) == (503, "memory_full")
@@ -258,9 +283,12 @@ def test_a_publish_beyond_the_limit_is_refused_and_nothing_is_lost(server: Runni
         assert [message.value for message in client.fetch("orders")] == [b"x"]
 
 
-def test_deliveries_pause_while_the_memory_is_full(server: RunningServer) -> None:
+def test_deliveries_pause_while_the_memory_is_full() -> None:
     """And go on when it is not."""
-    with closing(TextSocket(server.address)) as text:
+    with (
+        running_server(durability="never", memory_limit=LIMIT) as server,
+        closing(TextSocket(server.address)) as text,
+    ):
         text.ask("SUB orders")
         budget = server.engine.budget
         server.call(lambda: setattr(budget, "used", budget.used + LIMIT))

@@ -1,13 +1,13 @@
 """What kept the loop from everybody else, and for how long."""
 
 import asyncio
-import threading
 import time
 
 import pytest
 
-from headrace.server.watchdog import BLOCKED_S, Watchdog, _running
-from headrace.testing import RunningServer, wait_until
+from headrace.server.watchdog import BLOCKED_S, Watchdog
+from headrace.testing import RunningServer, running_server, wait_until
+from tests.fakes.steady import BLOCKED_S_MAX, Steadiness
 from tests.server.http_rig import Http
 
 
@@ -84,38 +84,16 @@ def test_a_server_that_stops_takes_its_watchdog_along(server: RunningServer) -> 
     wait_until(lambda: not thread.is_alive())
 
 
-def test_nothing_runs_in_a_thread_that_is_gone() -> None:
-    assert _running(None) is None
-    thread = threading.Thread(target=lambda: None)
-    thread.start()
-    thread.join()
-
-
-def test_the_fixture_fails_when_the_loop_is_blocked(pytester: pytest.Pytester) -> None:
-    """In processor time, so that a busy machine does not matter."""
-    pytester.makeconftest("from tests.conftest import steady")
-    pytester.makepyfile(
-        """
-        import time
-        from headrace.testing import running_server
-
-        def busy():
-            end = time.thread_time() + 0.5
-            while time.thread_time() < end:
-                pass
-
-        def test_blocked(steady):
-            with running_server(memory=True) as server:
-                steady(server)
-                for _ in range(4):
-                    server.call(busy)
-
-        def test_idle(steady):
-            with running_server(memory=True) as server:
-                steady(server)
-                for _ in range(4):
-                    server.call(time.sleep, 0.3)
-        """
-    )
-    result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
-    result.assert_outcomes(passed=2, errors=1)
+def test_a_test_fails_when_the_loop_is_blocked() -> None:
+    """In processor time: a loop that only waits for something is not blocked by its own work."""
+    with running_server(memory=True) as server:
+        good, bad = Steadiness(), Steadiness()
+        good.watch(server)
+        for _ in range(3):
+            server.call(time.sleep, 2 * BLOCKED_S_MAX)
+        good.check()
+        bad.watch(server)
+        for _ in range(3):
+            server.call(busy, 3 * BLOCKED_S_MAX)
+    with pytest.raises(AssertionError, match="the loop was blocked"):
+        bad.check()

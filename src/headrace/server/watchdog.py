@@ -104,6 +104,8 @@ class Watchdog:
                     seen[found] += 1
                 if self._beaten.wait(LOOK_S):
                     break
+                if self._loop.is_closed():
+                    return
             what, where = seen.most_common(1)[0][0] if seen else (NOTHING, "")
             try:
                 spent = time.clock_gettime(clock) - used
