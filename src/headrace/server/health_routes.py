@@ -6,6 +6,7 @@ from typing import Any
 
 import orjson
 
+from headrace.access.rights import EVERYTHING
 from headrace.server import schemas
 from headrace.server.http import HttpSession
 from headrace.server.routing import Route
@@ -46,6 +47,11 @@ def readiness(session: HttpSession) -> list[str]:
         reasons.append(engine.failed.message)
     if session.hub.draining or engine.closing:
         reasons.append("the broker is stopping")
+    if engine.access.problem is not None:
+        reasons.append(
+            "the access file cannot be used, and the last good rules are in force; the broker's log "
+            "says more"
+        )
     refusal = engine.guard.refusal()
     if refusal is not None:
         reasons.append(refusal.message)
@@ -59,6 +65,9 @@ def readiness(session: HttpSession) -> list[str]:
 
 
 def on_metrics(session: HttpSession, request: Request) -> Answer:
+    caller = session.connection.caller
+    if not caller.may_all("metrics", EVERYTHING, EVERYTHING):  # they name every topic
+        raise caller.refusal("metrics", EVERYTHING)
     content, content_type = session.hub.metrics()
     return Answer(200, content, content_type)
 

@@ -77,6 +77,7 @@ class Metrics:
         yield from self._subscriptions()
         yield from self._pipelines()
         yield from self._connections()
+        yield from self._access()
         yield self.sync.family(PREFIX + "fsync_duration_seconds", "Time of one fdatasync")
         yield self.commit.family(
             PREFIX + "processing_duration", "Seconds from a message's arrival to its being stored"
@@ -249,6 +250,24 @@ class Metrics:
         yield CounterMetricFamily(
             PREFIX + "connections_refused", "Connections refused", value=hub.refused
         )
+
+    def _access(self) -> Iterator[Metric]:
+        logins, access = self._hub.logins, self._hub.engine.access
+        outcomes = CounterMetricFamily(
+            PREFIX + "logins_failed", "Logins that did not succeed at once", labels=["outcome"]
+        )
+        outcomes.add_metric(["wrong"], logins.failed)
+        outcomes.add_metric(["delayed"], logins.delayed)
+        outcomes.add_metric(["refused"], logins.refused)
+        yield outcomes
+        yield GaugeMetricFamily(
+            PREFIX + "access_broken", "1 while the access file cannot be used and older rules stay",
+            value=int(access.problem is not None),
+        )  # fmt: skip
+        yield GaugeMetricFamily(
+            PREFIX + "access_version", "Version of the rules in force; 0 without an access file",
+            value=0 if access.rules is None else access.rules.version,
+        )  # fmt: skip
 
     def _process(self) -> Iterator[Metric]:
         engine = self._hub.engine

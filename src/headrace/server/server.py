@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace import limits
+from headrace.access.file import NAME as ACCESS_FILE
 from headrace.broker.aio import AsyncBroker
 from headrace.broker.engine import Engine
 from headrace.errors import HeadraceError, InvalidArgument
@@ -29,6 +30,7 @@ from headrace.server import health_routes, operation_routes, routes, stream, web
 from headrace.server.binary import BinarySession
 from headrace.server.connection import Connection, Hub, Session
 from headrace.server.http import HttpSession
+from headrace.server.logins import Logins
 from headrace.server.metrics import Metrics
 from headrace.server.operations import ServedOperations
 from headrace.server.origins import Origins
@@ -84,11 +86,12 @@ class Server:
             on_failed=self._on_failed,
         )
         self.broker = AsyncBroker.around(self.engine)
-        local_only = settings.token is None and not settings.insecure
+        self.engine.access.setting = settings.token
+        local_only = not is_guarded(settings) and not settings.insecure
         self.hub = Hub(
             self.engine,
             ServedOperations(self.engine),
-            settings.token,
+            Logins(self.engine),
             RouteTable(ALL_ROUTES),
             Origins(settings.allowed_origins, local_only=local_only),
         )
@@ -103,6 +106,8 @@ class Server:
     # --- starting ---------------------------------------------------------------------------
     async def start(self) -> None:
         self.engine.open()
+        self.engine.access.listeners.append(self.hub.access_changed)
+        self.engine.on_attached = self.hub.attached
         try:
             await self._listen("tcp", self._settings.port, text_or_binary)
             await self._listen("http", self._settings.http_port, lambda c, _: HttpSession(c))
@@ -160,9 +165,16 @@ class Server:
             await self.broker.close()
 
 
+def is_guarded(settings: Settings) -> bool:
+    """Whether clients have to log in: there is a token, or there are users."""
+    return bool(settings.token) or (
+        settings.persistence_enabled and (Path(settings.data_dir) / ACCESS_FILE).exists()
+    )
+
+
 def check_exposure(settings: Settings) -> None:
-    """Refuse to listen beyond this machine without a token, unless told to."""
-    if settings.token or settings.insecure:
+    """Refuse to listen beyond this machine without a token or users, unless told to."""
+    if settings.insecure or is_guarded(settings):
         return
     try:
         infos = socket.getaddrinfo(settings.host, None)
@@ -174,13 +186,17 @@ def check_exposure(settings: Settings) -> None:
     if not loopback:
         raise InvalidArgument(
             f"{settings.host} can be reached from other machines: set a token "
-            "(HEADRACE_TOKEN or --token), or use --insecure",
+            "(HEADRACE_TOKEN or --token), add a user (headrace users add --data), or use --insecure",
             code="authentication_required",
         )
 
 
 def make_tls(settings: Settings) -> ssl.SSLContext | None:
     if not settings.tls_cert:
+        if settings.tls_client_ca:
+            raise InvalidArgument(
+                "tls_client_ca needs TLS: set tls_cert and tls_key, too", code="invalid_setting"
+            )
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -191,6 +207,15 @@ def make_tls(settings: Settings) -> ssl.SSLContext | None:
             f"the certificate {settings.tls_cert} or its key cannot be used: {error}",
             code="invalid_setting",
         ) from None
+    if settings.tls_client_ca:
+        try:
+            context.load_verify_locations(settings.tls_client_ca)
+        except (OSError, ssl.SSLError) as error:
+            raise InvalidArgument(
+                f"the certificate authority {settings.tls_client_ca} cannot be used: {error}",
+                code="invalid_setting",
+            ) from None
+        context.verify_mode = ssl.CERT_OPTIONAL  # a client without a certificate logs in otherwise
     return context
 
 
