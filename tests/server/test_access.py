@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from argon2 import PasswordHasher
 
 from headrace import BrokerClient
+from headrace.access import hashing
 from headrace.access.directory import AccessDirectory
 from headrace.access.file import NAME
 from headrace.access.guessing import FREE
@@ -35,6 +37,12 @@ from tests.server.http_websocket import WebSocket
 
 ROOT = "root-token"
 PASSWORD = "correct horse"
+
+
+@pytest.fixture(autouse=True)
+def _quick_passwords(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real parameters take a tenth of a second for each hash."""
+    monkeypatch.setattr(hashing, "_hasher", PasswordHasher(time_cost=1, memory_cost=8))
 
 
 @pytest.fixture

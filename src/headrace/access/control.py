@@ -26,7 +26,7 @@ from typing import TypeVar
 
 from headrace.access.caller import Caller
 from headrace.access.file import AccessFile, Change, Stamp
-from headrace.access.hashing import NOBODY, hash_password, is_password, token_hash
+from headrace.access.hashing import hash_password, is_password, token_hash
 from headrace.access.quotas import Meter, Meters
 from headrace.access.rights import Grant, is_allowed
 from headrace.access.rules import AccessRules, Quotas, Token, User
@@ -240,8 +240,8 @@ class AccessControl:
         if known is not None:
             return known
         user = self._users.get(name)
-        stored = NOBODY if user is None or user.password is None else user.password
-        if not await self.in_thread(is_password, stored, password) or stored is NOBODY:
+        stored = None if user is None else user.password
+        if not await self.in_thread(is_password, stored, password) or stored is None:
             return None
         if len(self._remembered) >= REMEMBERED_MAX:
             self._remembered.clear()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from functools import cache
 
 from argon2 import PasswordHasher
 from argon2.exceptions import InvalidHashError, VerificationError
@@ -52,18 +53,20 @@ def hash_password(password: str) -> str:
     return _hasher.hash(check_password(password))
 
 
-def is_password(hashed: str, password: str) -> bool:
-    """Slow: call it in a thread."""
+def is_password(hashed: str | None, password: str) -> bool:
+    """Slow: call it in a thread.
+
+    None: the user does not exist, or has no password. That takes as long as a wrong password, so that the
+    time of the answer does not tell who exists.
+    """
     if len(password.encode()) > PASSWORD_BYTES_MAX:
         return False
     try:
-        return _hasher.verify(hashed, password)
+        return _hasher.verify(hashed or _of_nobody(), password) and hashed is not None
     except (VerificationError, InvalidHashError):
         return False
 
 
-NOBODY = (
-    "$argon2id$v=19$m=65536,t=3,p=4$c29tZSBzYWx0IGhlcmUhIQ$"
-    "2MUDlPYBqLyVzpKgUeDEnaIRLFNcPIoPRZHEVGTCu4k"
-)
-"""Checked for a user that does not exist, so that the time of the answer does not tell who exists."""
+@cache
+def _of_nobody() -> str:
+    return _hasher.hash(secrets.token_hex())
