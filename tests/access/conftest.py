@@ -8,5 +8,7 @@ from headrace.access import hashing
 
 @pytest.fixture(autouse=True)
 def _quick_passwords(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hashing, "_hasher", PasswordHasher(time_cost=1, memory_cost=8))
+    monkeypatch.setattr(
+        hashing, "_hasher", PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
+    )
     hashing._of_nobody.cache_clear()

@@ -42,7 +42,9 @@ PASSWORD = "correct horse"
 @pytest.fixture(autouse=True)
 def _quick_passwords(monkeypatch: pytest.MonkeyPatch) -> None:
     """The real parameters take a tenth of a second for each hash."""
-    monkeypatch.setattr(hashing, "_hasher", PasswordHasher(time_cost=1, memory_cost=8))
+    monkeypatch.setattr(
+        hashing, "_hasher", PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
+    )
 
 
 @pytest.fixture

@@ -62,9 +62,10 @@ def is_password(hashed: str | None, password: str) -> bool:
     if len(password.encode()) > PASSWORD_BYTES_MAX:
         return False
     try:
-        return _hasher.verify(hashed or _of_nobody(), password) and hashed is not None
+        _hasher.verify(hashed or _of_nobody(), password)
     except (VerificationError, InvalidHashError):
         return False
+    return hashed is not None
 
 
 @cache

@@ -188,23 +188,21 @@ class RequestSession(Session, Generic[Item]):
     def __init__(self, connection: Connection, parser: Parser[Item]):
         super().__init__(connection)
         self._parser = parser
-        self._requests: RequestQueue[Item | HeadraceError] = RequestQueue(
-            self.outbox, self._handle, self.depends
-        )
+        self._requests: RequestQueue[Item | HeadraceError] = RequestQueue(self.outbox, self._handle)
 
     def feed(self, data: bytes) -> None:
-        add = self._requests.add
+        add, depends = self._requests.add, self.depends
         for item in self._parser.feed(data):
-            add(item)
+            add(item, depends(item))
         if self._parser.error is not None:
-            add(self._parser.error)
+            add(self._parser.error, True)
         elif (
             not self.connection.authenticated
             and not self.connection.logging_in
             and self.login
             and self._parser.buffered > UNAUTHENTICATED_BYTES_MAX
         ):
-            add(Unauthenticated(self.login))
+            add(Unauthenticated(self.login), True)
 
     def _handle(self, item: Item | HeadraceError) -> None:
         connection = self.connection
@@ -224,8 +222,8 @@ class RequestSession(Session, Generic[Item]):
         except Exception:
             self.fail(item, connection.bug())
 
-    def depends(self, item: Item | HeadraceError) -> bool:
-        """Whether everything before it must be answered first; so for the error that ends a stream."""
+    def depends(self, item: Item) -> bool:
+        """Whether everything before the request must be answered first."""
         raise NotImplementedError
 
     def is_open(self, item: Item) -> bool:
@@ -261,7 +259,7 @@ class Connection(asyncio.Protocol):
         self.authenticated = not access.is_on
         self.logging_in = False
         self._certified: Caller | None = None
-        self._meters: list[Meter] = []
+        self._meters: tuple[Meter, ...] = ()
         """Of its address and its principal, where they have quotas."""
         self._resume: asyncio.TimerHandle | None = None
         self.peer = "?"
@@ -271,9 +269,9 @@ class Connection(asyncio.Protocol):
         """The client sends nothing more, or the broker stops: no time for long polls."""
         self.unread = False
         """The client may be sending something that nobody will read."""
-        self.long_polls: set[Callable[[], None]] = set()
-        """Calling one ends its waiting."""
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self.long_polls: dict[Callable[[], None], None] = {}
+        """Calling one ends its waiting. (An empty dict is smaller than an empty set.)"""
+        self._tasks: dict[asyncio.Task[Any], None] = {}
         self._patience: asyncio.TimerHandle | None = None
 
     @property
@@ -347,7 +345,7 @@ class Connection(asyncio.Protocol):
             self._resume.cancel()
         for meter in self._meters:
             meter.disconnect()
-        self._meters = []
+        self._meters = ()
         for task in tuple(self._tasks):
             task.cancel()
         if self.session is not None:
@@ -406,10 +404,10 @@ class Connection(asyncio.Protocol):
         for meter in new:
             if meter not in self._meters:
                 meter.connect()
-                self._meters.append(meter)
+                self._meters = (*self._meters, meter)
         for meter in [meter for meter in self._meters if meter not in new]:
             meter.disconnect()
-            self._meters.remove(meter)
+        self._meters = tuple(new)
 
     def _charge(self, received: int = 0, requests: int = 0) -> None:
         """Count against the quotas; over them, the client is not read for a while."""
@@ -486,8 +484,8 @@ class Connection(asyncio.Protocol):
     def start(self, work: Coroutine[Any, Any, Answered]) -> asyncio.Task[Answered]:
         """A task that ends with the connection."""
         task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
         return task
 
     def bug(self) -> HeadraceError:

@@ -76,7 +76,7 @@ class HttpSession(RequestSession[Request]):
         self._heard = True
         known = self._http.known(data)
         if known is not None:
-            self._requests.add(known)
+            self._requests.add(known, not known.publishes)
             return
         super().feed(data)
         if self._http.expects_continue:
@@ -98,7 +98,8 @@ class HttpSession(RequestSession[Request]):
             return
         if self._http.is_inside and not self._heard and self.outbox.reading:
             self._requests.add(
-                RequestTimeout("the rest of the request did not come", code="request_stalled")
+                RequestTimeout("the rest of the request did not come", code="request_stalled"),
+                True,
             )
         self._heard = False
         self._watch = asyncio.get_running_loop().call_later(STALLED_REQUEST_S, self._look)
@@ -114,10 +115,9 @@ class HttpSession(RequestSession[Request]):
         return self._http.rest or b""
 
     # --- requests ---------------------------------------------------------------------------
-    def depends(self, item: Request | HeadraceError) -> bool:
-        if not isinstance(item, Request) or item.method != "POST" or item.words[0] != "publish":
-            return True
-        return bool(self._logins) and id(item.memo) in self._logins
+    def depends(self, item: Request) -> bool:
+        # While a login is under way, the answer of a request has no place yet.
+        return not item.publishes or bool(self._logins)
 
     def begin(self, item: Request) -> None:
         caller = item.memo.get("caller")
@@ -234,7 +234,7 @@ class HttpSession(RequestSession[Request]):
         elif self._http.is_inside and not self.connection.closing:
             # Nothing more of the body is read.
             failed = error if isinstance(error, HeadraceError) else self.connection.bug()
-            self._requests.add(failed)
+            self._requests.add(failed, True)
 
     @staticmethod
     def _check_readable(request: Request) -> None:

@@ -74,6 +74,8 @@ class WireSink:
 
 
 class Memberships:
+    __slots__ = ("_connection", "_engine", "_leases", "_notify", "_outbox", "_sinks", "_write")
+
     def __init__(
         self,
         connection: Connection,
