@@ -18,17 +18,40 @@ def test_a_bucket_lets_a_second_pass_and_then_slows() -> None:
     assert bucket.take(1000, 1.5) == pytest.approx(10.0)
 
 
+class Held:
+    """A connection that holds some bytes."""
+
+    def __init__(self, size: int = 0):
+        self.size = size
+
+    def held(self) -> int:
+        return self.size
+
+
 def test_connections_are_counted() -> None:
     """One too many is refused, until another ends."""
     meter = Meters(FakeLoop()).of("user:alice", Quotas(connections=2))
     assert meter is not None
-    meter.connect()
-    meter.connect()
+    first = Held()
+    meter.connect(first)
+    meter.connect(Held())
     with pytest.raises(QueueFull) as caught:
-        meter.connect()
+        meter.connect(Held())
     assert caught.value.code == "quota_exceeded"
-    meter.disconnect()
-    meter.connect()
+    meter.disconnect(first)
+    meter.connect(Held())
+
+
+def test_memory_is_that_of_all_connections_together() -> None:
+    """Too much of it slows all of them."""
+    meter = Meters(FakeLoop()).of("user:alice", Quotas(memory=100))
+    assert meter is not None
+    small, large = Held(60), Held(40)
+    meter.connect(small)
+    meter.connect(large)
+    assert meter.crowded() == 0
+    large.size = 41
+    assert meter.crowded() > 0
 
 
 def test_without_quotas_nothing_is_counted() -> None:
@@ -45,9 +68,9 @@ def test_a_changed_quota_holds_for_those_who_are_there() -> None:
     meters = Meters(FakeLoop())
     meter = meters.of("user:alice", Quotas(connections=1))
     assert meter is not None
-    meter.connect()
+    meter.connect(Held())
     assert meters.of("user:alice", Quotas(connections=2)) is meter
-    meter.connect()
+    meter.connect(Held())
     assert meters.of("user:alice", Quotas()) is meter
 
 

@@ -11,6 +11,7 @@ message passes and is paid for afterwards.
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import Protocol
 
 from headrace.access.rules import QUOTAS, Quotas
 from headrace.clock import Loop
@@ -18,6 +19,8 @@ from headrace.errors import QueueFull
 
 PAUSE_S_MAX = 5.0
 """The longest time for which a connection is not read; then it is looked at again."""
+CROWDED_S = 0.05
+"""How long a connection is not read while its principal holds too much memory."""
 ADDRESSES_MAX = 100_000
 """Addresses without a connection that are remembered."""
 
@@ -27,6 +30,13 @@ def exceeded(what: str, bound: float) -> QueueFull:
         f"the quota of {bound:g} {what} is used up; use less, or ask an administrator for more",
         code="quota_exceeded",
     )
+
+
+class Holder(Protocol):
+    """A connection."""
+
+    def held(self) -> int:
+        """The bytes of its requests that are not answered."""
 
 
 class Bucket:
@@ -51,8 +61,7 @@ class Meter:
     def __init__(self, loop: Loop):
         self._loop = loop
         self.quotas = Quotas()
-        self.connections = 0
-        self.memory = 0
+        self._holders: set[Holder] = set()
         self._bytes: Bucket | None = None
         self._requests: Bucket | None = None
 
@@ -64,15 +73,26 @@ class Meter:
             self.quotas = quotas
         return self
 
-    def connect(self) -> None:
+    @property
+    def connections(self) -> int:
+        return len(self._holders)
+
+    def connect(self, holder: Holder) -> None:
         """One more connection, or :class:`QueueFull`."""
         bound = self.quotas.connections
         if bound is not None and self.connections >= bound:
             raise exceeded("connections", bound)
-        self.connections += 1
+        self._holders.add(holder)
 
-    def disconnect(self) -> None:
-        self.connections -= 1
+    def disconnect(self, holder: Holder) -> None:
+        self._holders.discard(holder)
+
+    def crowded(self) -> float:
+        """For how many seconds nothing more should be read, because its connections hold too much."""
+        bound = self.quotas.memory
+        if bound is None or sum(holder.held() for holder in self._holders) <= bound:
+            return 0.0
+        return CROWDED_S
 
     def received(self, size: int) -> float:
         """Bytes came; returns for how many seconds nothing more should be read."""

@@ -218,7 +218,9 @@ class Permissions(NamedTuple):
                 raise caller.refusal("browse")
             if about is None:
                 return  # a list: the implementation leaves out what it may not see
-            if operation.about == "topic":
+            if operation.about == "topic" and arguments.get("create"):
+                caller.need("publish", about)  # as the publish that is to come
+            elif operation.about == "topic":
                 self.need_to_see(about)
             elif operation.about == "subscription":
                 self.subscription(about, arguments.get("topic"))

@@ -344,7 +344,7 @@ class Connection(asyncio.Protocol):
         if self._resume is not None:
             self._resume.cancel()
         for meter in self._meters:
-            meter.disconnect()
+            meter.disconnect(self)
         self._meters = ()
         for task in tuple(self._tasks):
             task.cancel()
@@ -403,17 +403,17 @@ class Connection(asyncio.Protocol):
         new = [meter for meter in meters if meter is not None]
         for meter in new:
             if meter not in self._meters:
-                meter.connect()
+                meter.connect(self)
                 self._meters = (*self._meters, meter)
         for meter in [meter for meter in self._meters if meter not in new]:
-            meter.disconnect()
+            meter.disconnect(self)
         self._meters = tuple(new)
 
     def _charge(self, received: int = 0, requests: int = 0) -> None:
         """Count against the quotas; over them, the client is not read for a while."""
         pause = 0.0
         for meter in self._meters:
-            pause = max(pause, meter.received(received), meter.requested(requests))
+            pause = max(pause, meter.received(received), meter.requested(requests), meter.crowded())
         if pause > 0 and self._resume is None:
             self.outbox.throttle(True)
             self._resume = asyncio.get_running_loop().call_later(pause, self._go_on)
@@ -421,6 +421,11 @@ class Connection(asyncio.Protocol):
     def _go_on(self) -> None:
         self._resume = None
         self.outbox.throttle(False)
+        self._charge()  # others may hold too much still
+
+    def held(self) -> int:
+        """The bytes of its requests that are not answered."""
+        return self.outbox.unanswered_bytes
 
     def access_changed(self) -> None:
         """The rules have changed. What the caller may do has changed by itself; what it holds has not."""
