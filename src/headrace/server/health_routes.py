@@ -55,12 +55,17 @@ def readiness(session: HttpSession) -> list[str]:
     refusal = engine.guard.refusal()
     if refusal is not None:
         reasons.append(refusal.message)
+    sees, hidden = session.connection.caller.sees, 0
     for topic in engine.topics:
         for partition in topic.partitions:
-            if partition.log.read_only:
+            if partition.log.read_only and sees(topic.name):
                 reasons.append(
                     f"{topic.name}/{partition.number} is read-only: {partition.log.read_only}"
                 )
+            elif partition.log.read_only:  # health is asked without a login
+                hidden += 1
+    if hidden:
+        reasons.append(f"{hidden} partitions are read-only; the broker's log says which")
     return reasons
 
 

@@ -120,21 +120,45 @@ class HttpSession(RequestSession[Request]):
         return not item.publishes or bool(self._logins)
 
     def begin(self, item: Request) -> None:
-        caller = item.memo.get("caller")
-        if caller is None or not caller.valid:
-            self._admit(item)
-            login = self._logins.get(id(item.memo))
-            if login is not None:
-                slot = self.reserve(item)
-                self.connection.answer_later(
-                    self._wait_for(login),
-                    lambda error: self._logged_in(item, slot, error),
-                    lambda error: error,
-                )
-                return
-            caller = item.memo.get("caller") or self._certified()
-        self.connection.enter(caller)
-        self._carry_out(item)
+        memo = item.memo
+        caller = memo.get("caller")
+        if (caller is not self.connection.caller or not caller.valid) and not self._identify(item):
+            return  # it begins again when the login is done
+        route = memo.get("route")
+        if route is None:
+            self._check_readable(item)
+            route = memo["route"] = self.hub.routes.find(item.method, item.words)
+        handler, parameters = route
+        try:
+            answer = handler(self, item, *parameters)
+        except ReadPending:  # it has done nothing yet: call it again when the log has the records
+            answer = completed(lambda: handler(self, item, *parameters))
+        if answer is None:
+            return  # the handler answers by itself
+        if isinstance(answer, Answer):
+            self.finish(item, answer)
+        else:  # a coroutine
+            slot = self.reserve(item)
+            self.connection.answer_later(
+                answer,
+                lambda answer: self.finish(item, answer, slot),
+                lambda error: self._error(item, error),
+            )
+
+    def _identify(self, item: Request) -> bool:
+        """The connection's caller is the request's sender, from now on; False if a login is under way."""
+        self._admit(item)
+        login = self._logins.get(id(item.memo))
+        if login is not None:
+            slot = self.reserve(item)
+            self.connection.answer_later(
+                self._wait_for(login),
+                lambda error: self._logged_in(item, slot, error),
+                lambda error: error,
+            )
+            return False
+        self.connection.enter(item.memo.get("caller") or self._certified())
+        return True
 
     async def _wait_for(self, login: asyncio.Task[Caller]) -> HeadraceError | None:
         await asyncio.wait([login])
@@ -153,28 +177,6 @@ class HttpSession(RequestSession[Request]):
         except Exception:
             self.fail(item, self.connection.bug())
         slot.fill(b"")
-
-    def _carry_out(self, item: Request) -> None:
-        route = item.memo.get("route")
-        if route is None:
-            self._check_readable(item)
-            route = item.memo["route"] = self.hub.routes.find(item.method, item.words)
-        handler, parameters = route
-        try:
-            answer = handler(self, item, *parameters)
-        except ReadPending:  # it has done nothing yet: call it again when the log has the records
-            answer = completed(lambda: handler(self, item, *parameters))
-        if answer is None:
-            return  # the handler answers by itself
-        if isinstance(answer, Answer):
-            self.finish(item, answer)
-        else:  # a coroutine
-            slot = self.reserve(item)
-            self.connection.answer_later(
-                answer,
-                lambda answer: self.finish(item, answer, slot),
-                lambda error: self._error(item, error),
-            )
 
     def _admit(self, request: Request) -> None:
         """Check page and token, once for each head. The parser asks before it keeps any of a body."""
