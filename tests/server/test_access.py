@@ -356,8 +356,8 @@ def test_a_dead_letter_topic_is_no_way_to_publish(
 
 def test_pieces_go_only_where_one_may_publish(server: RunningServer, root: BrokerClient) -> None:
     """Staged by somebody else, whose id one has seen."""
-    piece = root.stage("payments", encode(Columns([b"x"])))
     secret = token(root, "job", "publish:orders")
+    piece = root.stage("payments", encode(Columns([b"x"])))
     with server.client(token=secret) as client:
         own = client.stage("orders", encode(Columns([b"x"])))
         for pieces in ([piece], [own, piece]):
@@ -365,7 +365,19 @@ def test_pieces_go_only_where_one_may_publish(server: RunningServer, root: Broke
                 client.commit_staged("job", 1, pieces)
             with pytest.raises(Forbidden):
                 client.abort_staged(pieces)
+        bare = piece.partition("~")[0]
+        for forged in (bare, bare.replace("payments", "orders"), piece.replace("payments", "orders"),
+                       f"{bare}~~orders", own.replace("/1/1/", "/0/1/")):  # fmt: skip
+            with pytest.raises(Forbidden):
+                client.commit_staged("job", 1, [forged])
         assert client.commit_staged("job", 1, [own])
+        due = Columns([b"x"], times=[2_000_000_000_000])
+        later = client.stage("orders", encode(due), delayed=True)
+        assert client.commit_staged("job", 2, [later])
+        hidden = root.stage("payments", encode(due), delayed=True)
+        with pytest.raises(Forbidden):
+            client.commit_staged("job", 3, [hidden])
+    assert [each.topic for each in root.scheduled()] == ["orders"]
 
 
 # --- quotas -----------------------------------------------------------------------------------------

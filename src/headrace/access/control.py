@@ -277,6 +277,27 @@ class AccessControl:
     async def hashed(self, password: str) -> str:
         return await self.in_thread(hash_password, password)
 
+    # --- seals ------------------------------------------------------------------------------------
+    def seal(self, text: str, topic: str) -> str:
+        """A text for a client that nobody else can make: it says for which topic it was given out.
+
+        The id of a staged batch says where the batch goes, but nothing on disk does. Without the seal a
+        client could send somebody else's batch to a topic of its own.
+        """
+        return f"{text}~{self._mac(text, topic)}~{topic}" if self.rules is not None else text
+
+    def unseal(self, sealed: str) -> tuple[str, str | None]:
+        """The text, and the topic for which it was given out; None if that cannot be trusted."""
+        text, mark, rest = sealed.partition("~")
+        mac, _, topic = rest.partition("~")
+        if not mark or not hmac.compare_digest(mac.encode(), self._mac(text, topic).encode()):
+            return text, None
+        return text, topic
+
+    def _mac(self, text: str, topic: str) -> str:
+        key = b"" if self.rules is None else self.rules.key.encode()
+        return hashlib.blake2b(f"{text}~{topic}".encode(), key=key[:64], digest_size=16).hexdigest()
+
     # --- questions --------------------------------------------------------------------------------
     def owner_may_consume(self, owner: str, topic: str, subscription: str) -> bool:
         """Whether a subscription that this principal created gets the messages of a topic."""

@@ -10,6 +10,7 @@ a subscription name them as ``user:alice`` and ``token:ci``.
 
 from __future__ import annotations
 
+import secrets
 from typing import Annotated, Any, get_type_hints
 
 import msgspec
@@ -98,6 +99,8 @@ class AccessRules(
 
     version: int = 0
     """Grows with each change."""
+    key: str = ""
+    """Random: the broker seals with it what it hands out and takes back (``AccessControl.seal``)."""
     users: tuple[User, ...] = ()
     tokens: tuple[Token, ...] = ()
     addresses: Quotas = Quotas()
@@ -156,7 +159,8 @@ class AccessRules(
         return next((token for token in self.tokens if token.name == name), None)
 
     def but(self, **changes: Any) -> AccessRules:
-        return msgspec.structs.replace(self, version=self.version + 1, **changes).check()
+        key = self.key or secrets.token_hex(32)
+        return msgspec.structs.replace(self, version=self.version + 1, key=key, **changes).check()
 
     def with_user(self, user: User) -> AccessRules:
         return self.but(users=(*(u for u in self.users if u.name != user.name), user))

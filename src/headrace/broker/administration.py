@@ -225,11 +225,11 @@ class Administration:
 
     async def commit_staged(self, name: str, number: int, pieces: list[str]) -> bool:
         self.caller.need("publish", name=name)
-        self.permissions.need_pieces(pieces)
+        pieces = self.permissions.pieces(pieces)
         return bool(await answer(self.engine.staging.commit, name, number, pieces))
 
     async def abort_staged(self, pieces: list[str]) -> int:
-        self.permissions.need_pieces(pieces)
+        pieces = self.permissions.pieces(pieces)
         await done(self.engine.staging.abort, pieces)
         return len(pieces)
 

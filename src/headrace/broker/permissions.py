@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace.access.caller import Caller
 from headrace.access.rights import Right
-from headrace.broker.staged_commit import StagedPiece
-from headrace.errors import Conflict, HeadraceError, SubscriptionNotFound, TopicNotFound
+from headrace.errors import Conflict, Forbidden, HeadraceError, SubscriptionNotFound, TopicNotFound
 from headrace.model import DEAD_LETTER_SUFFIX, DeadLetter, is_pattern
 from headrace.operations.declaring import Operation
 
@@ -198,14 +197,20 @@ class Permissions(NamedTuple):
     def may_see_letter(self, right: Right, letter: DeadLetter) -> bool:
         return self.caller.may(right, letter.message.topic, letter.subscription)
 
-    def need_pieces(self, pieces: Iterable[object]) -> None:
-        """Every piece of a commit goes to a topic to which it may publish."""
-        if self.caller.unlimited:
-            return
-        for text in pieces:
-            parsed = StagedPiece.parse(text)
-            if parsed is not None:
-                self.caller.need("publish", parsed[1].topic)
+    def pieces(self, sealed: Iterable[str]) -> list[str]:
+        """The ids of staged batches, each for a topic to which the caller may publish."""
+        found = []
+        for each in sealed:
+            piece, topic = self.engine.access.unseal(each)
+            if not self.caller.unlimited:
+                if topic is None:
+                    raise Forbidden(
+                        f"{each[:80]!r} is not the id of a batch that this broker staged since it has "
+                        "users; stage the batch again"
+                    )
+                self.caller.need("publish", topic)
+            found.append(piece)
+        return found
 
     def check(self, operation: Operation, arguments: dict[str, Any]) -> None:
         """The permission that an operation declares, over what it is about."""

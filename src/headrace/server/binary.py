@@ -246,7 +246,8 @@ class BinarySession(RequestSession[Frame]):
             if error is not None:
                 slot.fill(failure(frame.sequence, error))
             else:
-                slot.fill(success(frame.sequence, {"piece": str(piece)}))
+                sealed = self.engine.access.seal(str(piece), topic)
+                slot.fill(success(frame.sequence, {"piece": sealed}))
 
         slot = self.outbox.reserve(len(frame.body) + 256)
         try:
