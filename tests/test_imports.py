@@ -28,12 +28,13 @@ ANYTHING = frozenset({"*"})
 ALLOWED: dict[str, frozenset[str]] = {
     **dict.fromkeys(BASICS, BASICS),
     "operations": BASICS,
+    "access": BASICS,
     "log": BASICS,
     "doctor": BASICS | {"log"},
     "wire": BASICS,
     "facade": BASICS | {"log.batch", "operations"},
-    "broker": BASICS | {"facade", "log", "operations"},
-    "server": BASICS | {"log", "wire", "broker", "operations"},
+    "broker": BASICS | {"access", "facade", "log", "operations"},
+    "server": BASICS | {"access", "log", "wire", "broker", "operations"},
     "client": BASICS | {"facade", "wire", "operations", "log.batch", "log.columns"},
     "spark": BASICS | {"client", "log", "operations"},
     "bench": BASICS | {"client"},
@@ -45,6 +46,7 @@ ALLOWED: dict[str, frozenset[str]] = {
 # room -> what it may not import from outside
 FORBIDDEN: dict[str, frozenset[str]] = {
     "wire": frozenset({"asyncio", "socket", "ssl"}),
+    "access": frozenset({"socket", "ssl"}),
     "broker": frozenset({"socket", "ssl"}),
     "log": frozenset({"socket", "ssl"}),
 }

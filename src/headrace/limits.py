@@ -128,6 +128,11 @@ EVENTS_INTERVAL_S_MAX = 86_400.0
 EVENTS_KEPT_HOURS = 7 * 24.0
 EVENTS_BYTES_MAX = 256 << 20
 """Of the topic ``__events``; compressed, a week of a hundred busy subscriptions needs far less."""
+GRANTS_MAX = 1_000
+"""Of one user or token."""
+AUDIT_KEPT_HOURS = 365 * 24.0
+AUDIT_BYTES_MAX = 1 << 30
+"""Of the topic ``__audit``."""
 
 # --- pipelines ------------------------------------------------------------------------------------
 PIPELINES_MAX = 1_000

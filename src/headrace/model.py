@@ -70,6 +70,11 @@ def check_pipeline_name(name: object) -> str:
     return _check_name("pipeline", name, limits.SUBSCRIPTION_NAME_CHARS_MAX, internal=False)
 
 
+def check_principal_name(name: object) -> str:
+    """Users and tokens are named like subscriptions, so that a prefix can be a team's."""
+    return _check_name("principal", name, limits.SUBSCRIPTION_NAME_CHARS_MAX, internal=False)
+
+
 def _check_name(kind: str, name: object, chars_max: int, internal: bool) -> str:
     if not isinstance(name, str):
         raise _bad_name(kind, f"a {kind} name is a str, not {type(name).__name__}")

@@ -26,7 +26,7 @@ MADE = {
     "f'invalid_{name}'": {
         "invalid_delay", "invalid_ttl", "invalid_seconds", "invalid_timeout", "invalid_wait",
     },
-    "f'invalid_{kind}'": {"invalid_topic", "invalid_subscription", "invalid_pipeline"},
+    "f'invalid_{kind}'": {"invalid_topic", "invalid_subscription", "invalid_pipeline", "invalid_principal"},
 }  # fmt: skip
 """Codes that are put together."""
 

@@ -1,7 +1,10 @@
-"""The operations of ``operations/catalog.py``, carried out on an engine.
+"""The operations of ``operations/catalog.py``, carried out on an engine for one caller.
 
 Each method has the name of its declaration and takes the arguments by their names on the wire, checked.
-:meth:`Administration.call` is the one place through which every operation of every protocol passes.
+:meth:`Administration.call` is the one place through which every operation of every protocol passes: it
+checks the arguments, then the permission that the operation declares (``permissions.py``), and records
+every administrative change (``audit.py``). What a declaration cannot say, such as the items of a list, is
+checked by the method.
 """
 
 from __future__ import annotations
@@ -12,13 +15,20 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from headrace.access import hashing, management
+from headrace.access.caller import OWNER, Caller
+from headrace.access.management import Authority, quota_values
+from headrace.access.rights import Right, grant_text
+from headrace.access.rules import AccessRules
 from headrace.broker import positions as places
 from headrace.broker.engine import Engine
+from headrace.broker.permissions import Permissions
 from headrace.broker.topic import Topic
-from headrace.errors import MessageNotFound
+from headrace.errors import Forbidden, HeadraceError, MessageNotFound
 from headrace.facade import settle
 from headrace.log.interface import completed
 from headrace.model import (
+    DEAD_LETTER_SUFFIX,
     DeadLetter,
     Message,
     ProducerIdentity,
@@ -29,59 +39,107 @@ from headrace.model import (
 from headrace.operations.declaring import Operation
 from headrace.operations.results import (
     BrokerInfo,
+    CallerInfo,
     DeadLetterCount,
+    NewToken,
     PartitionPosition,
     PartitionStats,
     PipelineReport,
     PipelineStats,
+    QuotaInfo,
     StopWanted,
     SubscriptionStats,
+    TokenInfo,
     TopicStats,
+    UserInfo,
 )
 
 WAIT_S_MAX = 60.0
 """Of one ``wait_for``; a caller that waits longer asks again."""
 LETTER_BYTES_MAX = 16 << 20
 """Of the dead letters of one answer."""
+LETTERS_PAGE = 500
+LEFT_OUT_MAX = 10_000
 
 
 class New(dict[str, Any]):
     """A result that did not exist before. HTTP answers 201 for it."""
 
 
+AUDITED = ("manage", "admin")
+"""Permissions whose operations change something for others."""
+
+
 class Administration:
-    def __init__(self, engine: Engine):
+    def __init__(self, engine: Engine, caller: Caller = OWNER, peer: str = "in process"):
         self.engine = engine
+        self.caller = caller
+        self.permissions = Permissions(engine, caller)
+        self._peer = peer
 
     async def call(
         self, operation: Operation, given: dict[str, Any], *, strict: bool = True
     ) -> Any:
-        """Check the arguments and carry the operation out."""
+        """Check the arguments and the permission, and carry the operation out."""
         checked = operation.check(given, strict=strict)
         self.engine.check_open()
-        return await getattr(self, operation.method)(**checked)
+        if operation.permission not in AUDITED or not self.engine.audit.is_on:
+            self.permissions.check(operation, checked)
+            return await getattr(self, operation.method)(**checked)
+        outcome = "bug"
+        try:
+            self.permissions.check(operation, checked)
+            result = await getattr(self, operation.method)(**checked)
+            outcome = "ok"
+            return result
+        except HeadraceError as error:
+            outcome = error.code
+            raise
+        finally:
+            # A list of users changes nothing.
+            if outcome != "ok" or operation.method not in ("users", "tokens"):
+                target = checked.get(operation.about or "")
+                self.engine.audit.operation(
+                    self.caller.name, self._peer, operation.name, target, checked, outcome
+                )
 
     # --- topics -----------------------------------------------------------------------------
     async def create_topic(self, topic: str, settings: dict[str, Any]) -> TopicStats:
         existing = self.engine.topics.get(topic)
         if existing is not None and existing.settings.but(settings) == existing.settings:
-            return topic_stats(self.engine, existing)
-        made = self.engine.create_topic(topic, self.engine.topics.defaults.but(settings))
-        return New(topic_stats(self.engine, made))  # type: ignore[return-value]
+            return self._topic(existing)
+        chosen = self.engine.topics.defaults.but(settings)
+        self.permissions.need_to_create(topic, chosen.partitions)
+        made = self.engine.create_topic(topic, chosen)
+        return New(self._topic(made))  # type: ignore[return-value]
 
     async def change_topic(self, topic: str, settings: dict[str, Any]) -> TopicStats:
-        return topic_stats(self.engine, self.engine.change_topic(topic, settings))
+        if "partitions" in settings:
+            self.permissions.need_to_create(topic, settings["partitions"])
+        return self._topic(self.engine.change_topic(topic, settings))
+
+    def _topic(self, topic: Topic) -> TopicStats:
+        stats = topic_stats(self.engine, topic)
+        if not self.caller.unlimited:
+            seen = filter(self.permissions.sees, self.engine.subscriptions(topic.name))
+            stats["subscriptions"] = [subscription.name for subscription in seen]
+        return stats
 
     async def delete_topic(self, topic: str) -> None:
         await done(self.engine.delete_topic, topic)
 
     async def list_topics(self) -> list[TopicStats]:
-        found = {t.name: t for t in self.engine.topics if not t.name.startswith("__")}
-        return [topic_stats(self.engine, found[name]) for name in sorted(found)]
+        sees = self.caller.sees
+        found = {
+            t.name: t for t in self.engine.topics if not t.name.startswith("__") and sees(t.name)
+        }
+        return [self._topic(found[name]) for name in sorted(found)]
 
     async def topic_stats(self, topic: str, create: bool) -> TopicStats:
+        if create and not self.caller.unlimited:
+            self.permissions.check_publish(topic)
         found = self.engine.topic_for_publish(topic) if create else self.engine.topics.find(topic)
-        return topic_stats(self.engine, found)
+        return self._topic(found)
 
     async def offset_at(self, topic: str, at: Start, partition: int) -> int:
         position, time_ms = split_position(at)
@@ -89,7 +147,10 @@ class Administration:
         return await completed(lambda: self.engine.resolve(place, position, time_ms=time_ms))
 
     async def find(self, id: uuid.UUID) -> Message:
-        return await completed(lambda: self.engine.find_message(id))
+        found = await completed(lambda: self.engine.find_message(id))
+        if not self.permissions.may("browse", found.topic):
+            raise MessageNotFound(f"there is no message {id}, or you have no right to browse it")
+        return found
 
     # --- subscriptions ------------------------------------------------------------------------
     async def create_subscription(
@@ -105,19 +166,21 @@ class Administration:
                 start_time_ms=time_ms,
                 settings=settings,
                 done=done,
+                owner=None if self.caller.unlimited else self.caller.name,
             )
         )
         stats = self.engine.subscription(subscription, topic).statistics()
         return New(stats) if is_new else stats  # type: ignore[return-value]
 
     async def delete_subscription(self, subscription: str, topic: str | None) -> None:
-        await done(self.engine.unsubscribe, self.engine.subscription(subscription, topic))
+        await done(self.engine.unsubscribe, self.permissions.subscription(subscription, topic))
 
     async def subscriptions(self, topic: str | None) -> list[SubscriptionStats]:
-        return [subscription.statistics() for subscription in self.engine.subscriptions(topic)]
+        seen = filter(self.permissions.sees, self.engine.subscriptions(topic))
+        return [subscription.statistics() for subscription in seen]
 
     async def subscription_stats(self, subscription: str, topic: str | None) -> SubscriptionStats:
-        return self.engine.subscription(subscription, topic).statistics()
+        return self.permissions.subscription(subscription, topic).statistics()
 
     async def seek(
         self, subscription: str, to: Start, topic: str | None, partition: int | None
@@ -126,7 +189,8 @@ class Administration:
         engine = self.engine
         found = None if topic is None else engine.subscription_or_none(subscription, topic)
         if found is None:  # the topic is one of those that a pattern matches
-            found = engine.subscription(subscription)
+            found = self.permissions.subscription(subscription)
+        self.permissions.need_to_use("consume", found)
         only = None if topic == found.pattern else topic
         await done(
             lambda done: engine.seek(
@@ -138,34 +202,50 @@ class Administration:
     async def advance(
         self, subscription: str, positions: places.Positions, topic: str | None
     ) -> None:
-        found = self.engine.subscription(subscription, topic)
+        found = self.permissions.subscription(subscription, topic)
         await done(places.advance, self.engine, found, positions)
 
     # --- jobs of many tasks -------------------------------------------------------------------
     async def positions(
         self, topics: str | list[str], at: int | None
     ) -> dict[str, list[PartitionPosition]]:
-        return await completed(lambda: places.describe(self.engine, topics, at))
+        return await completed(lambda: places.describe(self.engine, topics, at, self._browses))
 
     async def wait_for(
         self, positions: places.Positions, topics: str | list[str] | None, wait: float
     ) -> bool:
-        return await places.wait_for(self.engine, positions, topics, min(wait, WAIT_S_MAX))
+        self.permissions.need_topics("browse", list(positions))
+        seconds = min(wait, WAIT_S_MAX)
+        news = await places.wait_for(self.engine, positions, topics, seconds, self._browses)
+        self.permissions.need_topics("browse", list(positions))  # it has waited
+        return news
+
+    def _browses(self, topic: str) -> bool:
+        return self.permissions.may("browse", topic)
 
     async def commit_staged(self, name: str, number: int, pieces: list[str]) -> bool:
+        self.caller.need("publish", name=name)
+        pieces = self.permissions.pieces(pieces)
         return bool(await answer(self.engine.staging.commit, name, number, pieces))
 
     async def abort_staged(self, pieces: list[str]) -> int:
+        pieces = self.permissions.pieces(pieces)
         await done(self.engine.staging.abort, pieces)
         return len(pieces)
 
     # --- dead letters -----------------------------------------------------------------------
     async def dead_letter_topics(self) -> list[DeadLetterCount]:
         letters = self.engine.dead_letters.topics()
-        return [{"topic": topic, "letters": count} for topic, count in letters]
+        return [
+            {"topic": topic, "letters": count}
+            for topic, count in letters
+            if self.caller.sees(topic) or self.caller.sees(name=_buried_by(topic))
+        ]
 
     async def dead_letters(self, subscription: str, after: int, limit: int) -> list[DeadLetter]:
-        listing = self.engine.dead_letters.listing(subscription, after=after, limit=limit)
+        listing = self.engine.dead_letters.listing(
+            subscription, after=after, limit=limit, where=self._letters_for("browse")
+        )
         found = await completed(listing.collect)
         size = 0
         for count, letter in enumerate(found):  # at least one, and no more than an answer may have
@@ -175,8 +255,18 @@ class Administration:
         return found
 
     async def dead_letter(self, subscription: str, offset: int) -> DeadLetter:
+        return await self._letter("browse", subscription, offset)
+
+    async def _letter(self, right: Right, subscription: str, offset: int) -> DeadLetter:
         letters = self.engine.dead_letters
-        return await completed(lambda: letters.show(subscription, offset))
+        letter = await completed(lambda: letters.show(subscription, offset))
+        if not self.permissions.may_see_letter(right, letter):
+            raise self.caller.refusal(right, letter.message.topic, letter.subscription)
+        return letter
+
+    def _letters_for(self, right: Right) -> Callable[[DeadLetter], bool] | None:
+        """Only letters whose origin the caller has the right over; None: all."""
+        return None if self.caller.unlimited else partial(self.permissions.may_see_letter, right)
 
     async def redrive(
         self,
@@ -188,16 +278,42 @@ class Administration:
         rate: float | None,
         to: str,
     ) -> int:
+        # A letter says itself where it comes from, and anybody can publish one that says anything: it
+        # goes only where the caller could publish it.
+        left_out: list[int] = []
         count: int = await answer(
             self.engine.dead_letters.redrive,
             subscription,
             offsets=offsets,
-            where=_letter_filter(reason, topic),
+            where=self._redrivable(_letter_filter(reason, topic), left_out),
             limit=limit,
             rate=rate,
             to=to,
         )
+        if left_out:
+            raise Forbidden(
+                f"{count} letters were redriven; {len(set(left_out))} were left out, because "
+                f"{self.caller.name} may not publish to the topics they come from"
+            )
         return count
+
+    def _redrivable(
+        self, wanted: Callable[[DeadLetter], bool] | None, left_out: list[int]
+    ) -> Callable[[DeadLetter], bool] | None:
+        if self.caller.unlimited:
+            return wanted
+
+        def may(letter: DeadLetter) -> bool:
+            if wanted is not None and not wanted(letter):
+                return False
+            allowed = any(
+                self.permissions.may_see_letter(right, letter) for right in ("publish", "manage")
+            )
+            if not allowed and len(left_out) < LEFT_OUT_MAX:
+                left_out.append(letter.offset)
+            return allowed
+
+        return may
 
     async def edit_dead_letter(
         self,
@@ -206,10 +322,14 @@ class Administration:
         value: bytes | None,
         headers: Mapping[str, str] | None,
     ) -> int:
+        if not self.caller.unlimited:
+            await self._letter("manage", subscription, offset)
         new: int = await answer(self.engine.dead_letters.edit, subscription, offset, value, headers)
         return new
 
     async def purge_dead_letters(self, subscription: str, offsets: list[int] | None) -> int:
+        if not self.caller.unlimited:
+            offsets = await self._purgeable(subscription, offsets)
         count: int = await answer(self.engine.dead_letters.purge, subscription, offsets)
         if offsets and not count:
             raise MessageNotFound(
@@ -218,11 +338,32 @@ class Administration:
             )
         return count
 
+    async def _purgeable(self, subscription: str, offsets: list[int] | None) -> list[int]:
+        """Those of the letters that the caller may purge."""
+        found: list[int] = []
+        after = -1
+        where = self._letters_for("manage")
+        while True:
+            letters = self.engine.dead_letters
+            listing = letters.listing(subscription, after=after, limit=LETTERS_PAGE, where=where)
+            page = [letter.offset for letter in await completed(listing.collect)]
+            if not page:
+                break
+            found += page
+            after = page[-1]
+            await asyncio.sleep(0)
+        return found if offsets is None else sorted(set(offsets) & set(found))
+
     # --- delayed messages -------------------------------------------------------------------
     async def scheduled(self, topic: str | None, limit: int) -> list[Scheduled]:
-        return await completed(lambda: self.engine.schedule.waiting(topic, limit))
+        may = None if self.caller.unlimited else self._browses
+        return await completed(lambda: self.engine.schedule.waiting(topic, limit, may))
 
     async def cancel(self, id: uuid.UUID) -> None:
+        if not self.caller.unlimited:
+            topic = await completed(lambda: self.engine.schedule.topic_of(id))
+            if topic is not None:  # one that does not wait is refused below, as for everybody
+                self.permissions.need("manage", topic)
         await done(self.engine.schedule.cancel, id)
 
     # --- pipelines --------------------------------------------------------------------------
@@ -230,7 +371,8 @@ class Administration:
         return self.engine.pipelines.report(pipeline, report)
 
     async def pipelines(self) -> list[PipelineStats]:
-        return list(self.engine.pipelines)
+        sees = self.caller.sees
+        return [each for each in self.engine.pipelines if sees(name=each["name"])]
 
     async def pipeline_stats(self, pipeline: str) -> PipelineStats:
         return self.engine.pipelines.stats(pipeline)
@@ -241,8 +383,127 @@ class Administration:
     async def forget_pipeline(self, pipeline: str) -> None:
         self.engine.pipelines.forget(pipeline)
 
+    # --- access -----------------------------------------------------------------------------
+    async def whoami(self) -> CallerInfo:
+        caller = self.caller
+        return {
+            "name": caller.name,
+            "administrator": caller.unlimited,
+            "grants": [grant_text(grant) for grant in caller.grants],
+            "quotas": quota_values(caller.quotas),
+        }
+
+    @property
+    def _authority(self) -> Authority:
+        return Authority.of(self.caller, has_setting=self.engine.access.setting is not None)
+
+    @property
+    def _rules(self) -> AccessRules:
+        return self.engine.access.rules or AccessRules()
+
+    async def users(self) -> list[UserInfo]:
+        return management.users(self._rules, self._authority)  # type: ignore[return-value]
+
+    async def create_user(
+        self, user: str, password: str | None, grants: Any, certificates: Any, quotas: Any
+    ) -> UserInfo:
+        hashed = None if password is None else await self._hashed(password)
+        rules = await self.engine.access.change(
+            lambda rules: management.create_user(
+                rules,
+                self._authority,
+                user,
+                now_ms=self.engine.now_ms(),
+                password=hashed,
+                grants=grants or (),
+                certificates=certificates or (),
+                quotas=quotas,
+            )
+        )
+        return New(_shown(rules, user))  # type: ignore[return-value]
+
+    async def change_user(
+        self,
+        user: str,
+        password: str | None,
+        grants: Any,
+        certificates: Any,
+        quotas: Any,
+        disabled: bool | None,
+    ) -> UserInfo:
+        hashed = None if password is None else await self._hashed(password)
+        rules = await self.engine.access.change(
+            lambda rules: management.change_user(
+                rules,
+                self._authority,
+                user,
+                password=hashed,
+                grants=grants,
+                certificates=certificates,
+                quotas=quotas,
+                disabled=disabled,
+            )
+        )
+        return _shown(rules, user)  # type: ignore[return-value]
+
+    async def _hashed(self, password: str) -> str:
+        return await self.engine.access.hashed(hashing.check_password(password))
+
+    async def delete_user(self, user: str) -> None:
+        await self.engine.access.change(
+            lambda rules: management.delete_user(rules, self._authority, user)
+        )
+
+    async def tokens(self) -> list[TokenInfo]:
+        found = management.tokens(self._rules, self._authority, self.engine.now_ms())
+        return found  # type: ignore[return-value]
+
+    async def create_token(
+        self, token: str, user: str | None, grants: Any, expires: int | None, quotas: Any
+    ) -> NewToken:
+        secret = hashing.new_token()
+        rules = await self.engine.access.change(
+            lambda rules: management.create_token(
+                rules,
+                self._authority,
+                token,
+                now_ms=self.engine.now_ms(),
+                sha256=hashing.token_hash(secret),
+                user=user,
+                grants=grants or (),
+                expires=expires,
+                quotas=quotas,
+            )
+        )
+        made = rules.token(token)
+        assert made is not None
+        shown = management.token_info(made, self.engine.now_ms())
+        return New({**shown, "secret": secret})  # type: ignore[return-value]
+
+    async def revoke_token(self, token: str) -> None:
+        await self.engine.access.change(
+            lambda rules: management.revoke_token(rules, self._authority, token)
+        )
+
+    async def change_quotas(self, addresses: Any, default: Any) -> QuotaInfo:
+        rules = self._rules
+        if not self.caller.unlimited:
+            raise self.caller.refusal("admin", ">")
+        if addresses is not None or default is not None:
+            rules = await self.engine.access.change(
+                lambda rules: management.change_quotas(
+                    rules, self._authority, addresses=addresses, default=default
+                )
+            )
+        return {
+            "addresses": quota_values(rules.addresses),
+            "default": quota_values(rules.default),
+        }
+
     # --- the broker -------------------------------------------------------------------------
     async def producer(self, name: str | None) -> ProducerIdentity:
+        if name is not None:
+            self.caller.need("publish", name=name)
         future: asyncio.Future[ProducerIdentity] = asyncio.get_running_loop().create_future()
         self.engine.publishing.producer(
             name, lambda pid, epoch, error: settle(future, ProducerIdentity(pid, epoch), error)
@@ -256,8 +517,11 @@ class Administration:
         engine = self.engine
         return {
             "server": "headrace",
-            "topics": sum(not topic.name.startswith("__") for topic in engine.topics),
-            "subscriptions": len(engine.subscriptions()),
+            "topics": sum(
+                not topic.name.startswith("__") and self.caller.sees(topic.name)
+                for topic in engine.topics
+            ),
+            "subscriptions": sum(map(self.permissions.sees, engine.subscriptions())),
             "max_message_size": engine.max_message_size,
             "durable": engine.directory is not None,
             "time": engine.now_ms(),
@@ -291,6 +555,17 @@ def _letter_filter(reason: str | None, topic: str | None) -> Callable[[DeadLette
         )
 
     return wanted
+
+
+def _buried_by(topic: str) -> str:
+    """The subscription whose dead letters a topic holds, unless it was told to use another one."""
+    return topic.removesuffix(DEAD_LETTER_SUFFIX)
+
+
+def _shown(rules: AccessRules, name: str) -> dict[str, Any]:
+    user = rules.user(name)
+    assert user is not None
+    return management.user_info(rules, user)
 
 
 def topic_stats(engine: Engine, topic: Topic) -> TopicStats:

@@ -17,12 +17,16 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from random import Random, SystemRandom
 from typing import Any
 
 from headrace import limits
+from headrace.access.control import AccessControl
 from headrace.broker import state as entries
+from headrace.broker.attaching import attaches, reattach
+from headrace.broker.audit import Audit
 from headrace.broker.cursor import Cursor
 from headrace.broker.dead_letters import DeadLetters
 from headrace.broker.delivery import Sink
@@ -118,6 +122,7 @@ class Engine:
         self.stopping = False
         """About to close: members that leave now are sent away."""
         self.directory = None if data_dir is None else DataDirectory(data_dir, files, self._clock)
+        self.access = AccessControl(data_dir, loop, files=files, clock=self._clock)
         self.guard = DiskGuard(data_dir, disk_reserve_bytes, files, loop)
         if storage is not None:
             pass
@@ -147,11 +152,14 @@ class Engine:
         self.staging = Staging(self, self._random)
         self.pipelines = Pipelines(self)
         self.events = Events(self, events_interval)
+        self.audit = Audit(self)
         self.retention.before_run = self.staging.expire_orphans
         self._subscriptions: dict[tuple[str, str], Subscription] = {}
         self._unstored: set[tuple[str, str]] = set()
         """Those whose definition is on its way to the journal, or was refused by the disk."""
         self._followers: set[Follower] = set()
+        self.on_attached: Callable[[Subscription], None] = lambda subscription: None
+        """Told of a subscription with members that gets another topic: not all may have the right."""
         self.lost_positions = False
         """A subscription that is unknown may be one that the journal has lost."""
         self._next_number = 1
@@ -166,6 +174,7 @@ class Engine:
         try:
             if self.directory is not None:
                 suspect = self.directory.is_suspect
+            self.access.open()
             self.topics.load(suspect=suspect)
             loaded = self.state.load()
             self._restore(loaded)
@@ -176,6 +185,7 @@ class Engine:
             self.schedule.load()
             self.pipelines.load()
         except BaseException as error:
+            self.access.close()
             refused = isinstance(error, (OSError, SyncFailed))
             if self.directory is not None:
                 if refused:  # it may have been a sync, which must not be trusted to succeed later
@@ -188,6 +198,7 @@ class Engine:
             raise
         self.retention.start()
         self.events.start()
+        self.access.listeners.append(partial(reattach, self))
 
     def _restore(self, loaded: Loaded) -> None:
         """Make the subscriptions of the journal stand where it says."""
@@ -211,6 +222,7 @@ class Engine:
                 item["topic"],
                 SubscriptionSettings.of(settings),
                 item["created_ms"],
+                item.get("owner"),
             )
             self._subscriptions[subscription.key] = subscription
             by_number[number] = subscription
@@ -241,8 +253,8 @@ class Engine:
             owner.attach(cursor)
         for subscription in self._subscriptions.values():
             for topic in self.topics:
-                if pattern_matches(subscription.pattern, topic.name):
-                    self._attach(subscription, topic, write=False)
+                if attaches(self, subscription, topic.name):
+                    self.attach(subscription, topic, write=False)
 
     def _snapshot(self) -> list[bytes]:
         """Everything the journal has to know, for its rewriting."""
@@ -265,6 +277,7 @@ class Engine:
             subscription.pattern,
             subscription.settings.as_dict(),
             subscription.created_ms,
+            subscription.owner,
         )
 
     def close(self, done: Callable[[], None]) -> None:
@@ -272,6 +285,8 @@ class Engine:
         if self.closing:
             raise Closed("the broker is closing already")
         self.events.close()
+        self.access.close()
+        self.audit.close()
         self.publishing.flush()
         self.closing = True
         self.retention.close()
@@ -310,6 +325,7 @@ class Engine:
         if self.directory is not None:
             self.directory.mark_suspect(error.message)
         self.events.cancel()
+        self.access.close()
         self.retention.close()
         self.schedule.close()
         self._let_go(self.failed)
@@ -328,10 +344,10 @@ class Engine:
         self.check_open()
         topic = self.topics.create(name, settings or self.topics.defaults, internal=internal)
         for subscription in self._subscriptions.values():
-            if pattern_matches(subscription.pattern, name):
-                self._attach(subscription, topic)
+            if attaches(self, subscription, name):
+                self.attach(subscription, topic)
         for follower in self._open_followers():
-            if pattern_matches(follower.pattern, name):
+            if follower.matches(name):
                 for partition in topic.partitions:
                     follower.attach(partition, 0)
         return topic
@@ -343,10 +359,10 @@ class Engine:
         self.topics.change(topic, topic.settings.but(changes))
         if len(topic.partitions) > before:
             for subscription in self._subscriptions.values():
-                if pattern_matches(subscription.pattern, name):
-                    self._attach(subscription, topic)
+                if attaches(self, subscription, name):
+                    self.attach(subscription, topic)
             for follower in self._open_followers():
-                if pattern_matches(follower.pattern, name):
+                if follower.matches(name):
                     for partition in topic.partitions[before:]:
                         follower.attach(partition, 0)
         return topic
@@ -492,6 +508,7 @@ class Engine:
         settings: dict[str, Any] | None = None,
         done: Done | None = None,
         internal: bool = False,
+        owner: str | None = None,
     ) -> Subscription:
         """The subscription, made if it is not there. Settings that are given are applied."""
         self.check_open()
@@ -533,11 +550,14 @@ class Engine:
                 f"the broker has {limits.SUBSCRIPTIONS_MAX} subscriptions, the limit",
                 code="too_many_subscriptions",
             )
-        topics = self.topics.matching(pattern)
+        subscription = Subscription(
+            self, self._next_number, name, pattern, chosen, self.now_ms(), owner
+        )
+        topics = [t for t in self.topics.matching(pattern) if attaches(self, subscription, t.name)]
         partitions = [partition for topic in topics for partition in topic.partitions]
         # A bad start is refused before anything is created.
         offsets = self.resolve_all(partitions, start, time_ms=start_time_ms)
-        subscription = Subscription(self, self._number(), name, pattern, chosen, self.now_ms())
+        self._number()
         self._subscriptions[subscription.key] = subscription
         for partition, offset in offsets.items():
             subscription.attach(Cursor(self._number(), partition, offset))
@@ -559,13 +579,7 @@ class Engine:
 
         self.state.write(self._definition(subscription), stored)
 
-    def _attach(
-        self,
-        subscription: Subscription,
-        topic: Topic,
-        *,
-        write: bool = True,
-    ) -> None:
+    def attach(self, subscription: Subscription, topic: Topic, *, write: bool = True) -> None:
         """Give the subscription a cursor at the start of every partition where it has none."""
         for partition in topic.partitions:
             if (topic.name, partition.number) not in subscription.cursors:
@@ -573,6 +587,8 @@ class Engine:
                 subscription.attach(cursor)
                 if write:
                     self._write_cursor(subscription, cursor)
+        if subscription.members and self.access.is_on:
+            self.on_attached(subscription)
 
     def _write_cursor(self, subscription: Subscription, cursor: Cursor) -> None:
         incarnation = self.topics.find(cursor.partition.topic).incarnation
@@ -632,14 +648,23 @@ class Engine:
             subscription.seek(cursor, targets[cursor.partition])
         self.state.flush(done)
 
-    def follow(self, pattern: str, sink: Sink, *, places_max: int | None = None) -> Follower:
-        """An ephemeral subscription: everything from now on."""
+    def follow(
+        self,
+        pattern: str,
+        sink: Sink,
+        allowed: Callable[[str], bool] | None = None,
+        *,
+        places_max: int | None = None,
+    ) -> Follower:
+        """An ephemeral subscription: everything from now on, in topics that are ``allowed``."""
         self.check_open()
         check_pattern(pattern)
         if not is_pattern(pattern):
             self.topic_for_publish(pattern)
         is_full = places_max is not None and places_max <= 0
+        follower = Follower(self, pattern, sink, allowed or (lambda topic: True))
         topics = [] if is_full else self.topics.matching(pattern)
+        topics = [topic for topic in topics if follower.allowed(topic.name)]
         places = sum(len(topic.partitions) for topic in topics)
         if is_full or (places_max is not None and places > places_max):
             raise QueueFull(
@@ -647,7 +672,6 @@ class Engine:
                 "connection may still follow; name fewer topics, or use another connection",
                 code="too_many_on_connection",
             )
-        follower = Follower(self, pattern, sink)
         self._followers.add(follower)
         for topic in topics:
             for partition in topic.partitions:
@@ -659,9 +683,9 @@ class Engine:
         self._followers = {follower for follower in self._followers if not follower.closed}
         return tuple(self._followers)
 
-    def unfollow(self, follower: Follower) -> None:
+    def unfollow(self, follower: Follower, error: HeadraceError | None = None) -> None:
         self._followers.discard(follower)
-        follower.close()
+        follower.close(error)
 
     # --- what subscriptions need (delivery.Context) ------------------------------------------
     def next_lease_id(self) -> int:

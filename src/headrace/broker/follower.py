@@ -9,6 +9,7 @@ ones it missed.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from headrace.broker.selection import select
 from headrace.errors import DataCorrupt, HeadraceError, OffsetOutOfRange
 from headrace.log.batch import LOST
 from headrace.log.interface import ReadPending
+from headrace.model import pattern_matches
 
 if TYPE_CHECKING:
     from headrace.broker.topic import Partition
@@ -30,6 +32,8 @@ class Follower:
     _context: Context
     pattern: str
     sink: Sink
+    allowed: Callable[[str], bool] = lambda topic: True
+    """Whether its owner may read a topic that the pattern matches."""
     closed: bool = False
     delivered: int = 0
     missed: int = 0
@@ -54,6 +58,13 @@ class Follower:
 
     def follows(self, topic: str, partition: int) -> bool:
         return (topic, partition) in self._places
+
+    def matches(self, topic: str) -> bool:
+        """Whether it gets the messages of a topic."""
+        return pattern_matches(self.pattern, topic) and self.allowed(topic)
+
+    def topics(self) -> set[str]:
+        return {topic for topic, _ in self._places}
 
     def place(self, topic: str, partition: int) -> int:
         """The next offset it will read."""

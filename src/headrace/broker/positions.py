@@ -28,13 +28,19 @@ if TYPE_CHECKING:
 
 Positions = Mapping[str, Mapping[int, int]]
 Done = Callable[[HeadraceError | None], None]
+May = Callable[[str], bool]
+"""Whether the caller may read a topic."""
 
 
-def matching(engine: Engine, topics: object) -> list[Topic]:
+def all_of_them(topic: str) -> bool:
+    return True
+
+
+def matching(engine: Engine, topics: object, may: May = all_of_them) -> list[Topic]:
     """The topics that a name, a wildcard or a list of these stands for, in the order of their names.
 
     A named topic has to exist; a wildcard may match nothing yet. A wildcard never matches internal
-    topics.
+    topics, and only what the caller ``may`` read.
     """
     wanted = [topics] if isinstance(topics, str) else topics
     if not isinstance(wanted, (list, tuple)) or not wanted:
@@ -46,14 +52,16 @@ def matching(engine: Engine, topics: object) -> list[Topic]:
     for name in wanted:
         if isinstance(name, str) and is_pattern(name):
             check_pattern(name)
-            found |= {t.name: t for t in engine.topics if pattern_matches(name, t.name)}
+            found |= {
+                t.name: t for t in engine.topics if pattern_matches(name, t.name) and may(t.name)
+            }
         else:
             found[check_topic_name(name, internal=True)] = engine.topics.find(name)
     return [found[name] for name in sorted(found)]
 
 
 def describe(
-    engine: Engine, topics: object, at_ms: int | None = None
+    engine: Engine, topics: object, at_ms: int | None = None, may: May = all_of_them
 ) -> dict[str, list[PartitionPosition]]:
     """Start, end and size of every partition; with a time also the first offset not older than it.
 
@@ -61,7 +69,7 @@ def describe(
     need it.
     """
     engine.check_open()
-    found = matching(engine, topics)
+    found = matching(engine, topics, may)
     offsets: dict[Partition, int] = {}
     if at_ms is not None:
         partitions = [partition for topic in found for partition in topic.partitions]
@@ -130,12 +138,14 @@ async def news_in(
             partition.watchers.pop(bell, None)
 
 
-async def wait_for(engine: Engine, positions: Positions, topics: object, seconds: float) -> bool:
+async def wait_for(
+    engine: Engine, positions: Positions, topics: object, seconds: float, may: May = all_of_them
+) -> bool:
     """True when a partition has more than ``positions`` say, or a topic is new; False after the time."""
     engine.check_open()
     _check_count(positions)
     deadline = engine.time() + seconds
-    while not _is_news(engine, positions, topics):
+    while not _is_news(engine, positions, topics, may):
         watched = [
             engine.partition(topic, number) for topic, some in positions.items() for number in some
         ]
@@ -145,7 +155,7 @@ async def wait_for(engine: Engine, positions: Positions, topics: object, seconds
     return True
 
 
-def _is_news(engine: Engine, positions: Positions, topics: object) -> bool:
+def _is_news(engine: Engine, positions: Positions, topics: object, may: May) -> bool:
     for topic, some in positions.items():
         for number, offset in some.items():
             if engine.partition(topic, number).log.end_offset > offset:
@@ -154,7 +164,7 @@ def _is_news(engine: Engine, positions: Positions, topics: object) -> bool:
         return False
     return any(
         partition.number not in positions.get(topic.name, {})
-        for topic in matching(engine, topics)
+        for topic in matching(engine, topics, may)
         for partition in topic.partitions
     )
 

@@ -262,10 +262,20 @@ class Schedule:
 
         self._read(list(range(start, stop)), take, self._arm)
 
-    def waiting(self, topic: str | None = None, limit: int = 1000) -> list[Scheduled]:
-        """The messages that wait, soonest first."""
+    def waiting(
+        self,
+        topic: str | None = None,
+        limit: int = 1000,
+        may: Callable[[str], bool] | None = None,
+    ) -> list[Scheduled]:
+        """The messages that wait, soonest first; ``may`` tells which topics the caller may see."""
         self._check_loaded()
-        chosen = (w for w in self._waiting.values() if topic is None or w.control["topic"] == topic)
+        chosen = (
+            w
+            for w in self._waiting.values()
+            if (topic is None or w.control["topic"] == topic)
+            and (may is None or may(w.control["topic"]))
+        )
         soonest = heapq.nsmallest(limit, chosen, key=lambda w: (w.deliver_at, w.offset))
         return [Scheduled(w.id, w.control["topic"], w.deliver_at) for w in soonest]
 
@@ -277,11 +287,7 @@ class Schedule:
         """It will not be published. :class:`MessageNotFound` if it was, or never waited."""
         self._engine.check_open()
         self._check_loaded()
-        offset = self._by_id.get(message_id)
-        if offset is None:
-            parts = split_id(message_id)
-            if parts is not None and parts[0] == topic_hash(TOPIC):
-                offset = parts[2]
+        offset = self._offset_of(message_id)
         if offset is None or offset not in self._waiting or offset in self._moving:
             raise MessageNotFound(
                 f"no message with the id {message_id} waits for its time; it may have been "
@@ -290,6 +296,21 @@ class Schedule:
             )
         self._drop([offset])
         self._engine.state.flush(done)
+
+    def _offset_of(self, message_id: uuid.UUID) -> int | None:
+        offset = self._by_id.get(message_id)
+        if offset is None:
+            parts = split_id(message_id)
+            if parts is not None and parts[0] == topic_hash(TOPIC):
+                offset = parts[2]
+        return offset
+
+    def topic_of(self, message_id: uuid.UUID) -> str | None:
+        """The topic that a waiting message goes to; None if it does not wait."""
+        self._check_loaded()
+        offset = self._offset_of(message_id)
+        waiting = None if offset is None else self._waiting.get(offset)
+        return None if waiting is None else str(waiting.control["topic"])
 
     def forget_topic(self, topic: str) -> None:
         """The topic is deleted, and what was to be published to it with it."""

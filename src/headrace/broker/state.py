@@ -53,10 +53,16 @@ def _entry(kind: bytes, **item: Any) -> bytes:
 
 
 def define(
-    number: int, name: str, pattern: str, settings: dict[str, Any], created_ms: int
+    number: int,
+    name: str,
+    pattern: str,
+    settings: dict[str, Any],
+    created_ms: int,
+    owner: str | None = None,
 ) -> bytes:
+    more = {} if owner is None else {"owner": owner}
     return _entry(
-        b"S", id=number, name=name, topic=pattern, settings=settings, created_ms=created_ms
+        b"S", id=number, name=name, topic=pattern, settings=settings, created_ms=created_ms, **more
     )
 
 

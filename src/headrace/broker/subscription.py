@@ -62,6 +62,8 @@ class Subscription:
     pattern: str
     settings: SubscriptionSettings
     created_ms: int
+    owner: str | None = None
+    """Who created it; a wildcard gets what its owner may consume. None: no bounds."""
     tally: Tally = field(default_factory=Tally)
     activity: Activity = field(default_factory=Activity)
     cursors: dict[tuple[str, int], Cursor] = field(default_factory=dict)

@@ -24,7 +24,9 @@ from headrace.cli import (
     replay,
     serve,
     sql,
+    tokens,
     topics,
+    users,
 )
 from headrace.cli.printing import print_error
 from headrace.errors import HeadraceError, InvalidArgument
@@ -55,6 +57,9 @@ app.add_typer(
 app.add_typer(
     archive.archive, name="archive", help="Lake tables: run, verify, list, show, compact."
 )
+app.add_typer(users.users, name="users", help="Users: add, list, change, delete.")
+app.add_typer(tokens.tokens, name="tokens", help="Tokens: create, list, revoke.")
+app.add_typer(users.access, name="access", help="Rights: whoami, quotas.")
 for command in (doctor.doctor, bench.bench, sql.sql, replay.replay):
     app.command()(command)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import getpass
 import inspect
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
@@ -31,6 +33,14 @@ Token = Annotated[
 Ca = Annotated[
     str | None,
     typer.Option("--ca", envvar="HEADRACE_CA", help="Use TLS and trust this certificate (PEM)."),
+]
+User = Annotated[
+    str | None,
+    typer.Option(
+        "--user",
+        envvar="HEADRACE_USER",
+        help="Log in as this user, with the password in HEADRACE_PASSWORD, or asked for.",
+    ),
 ]
 BROKER_OPTIONS: dict[str, Any] = {"server": Server, "token": Token, "ca": Ca}
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")]
@@ -134,15 +144,22 @@ def request_timeout() -> float:
 
 @contextmanager
 def connected(
-    server: str | None = None, token: str | None = None, ca: str | None = None
+    server: str | None = None,
+    token: str | None = None,
+    ca: str | None = None,
+    user: str | None = None,
 ) -> Iterator[BrokerClient]:
     host, port, tls = address(server)
+    if token is not None:
+        user = None  # the token is the stronger one
     with usable_certificate(ca):
         client = BrokerClient(
             host,
             port,
             client_id=f"cli-{os.getpid()}",
             token=token,
+            user=user,
+            password=None if user is None else password_of(user),
             tls=tls,
             ca=ca,
             request_timeout=request_timeout(),
@@ -150,6 +167,16 @@ def connected(
         )
     with client:
         yield client
+
+
+def password_of(user: str) -> str:
+    """From the environment, or asked for. Never a flag: other users of the machine see flags."""
+    found = os.environ.get("HEADRACE_PASSWORD")
+    if found is None and sys.stdin.isatty():
+        found = getpass.getpass(f"Password of {user}: ")
+    if found is None:
+        raise InvalidArgument(f"set HEADRACE_PASSWORD to the password of {user}")
+    return found
 
 
 @contextmanager
@@ -160,5 +187,5 @@ def usable_certificate(ca: str | None) -> Iterator[None]:
         raise InvalidArgument(f"the certificate {ca} cannot be used: {error}") from None
 
 
-with_client = with_options("client", BROKER_OPTIONS, connected)
+with_client = with_options("client", {**BROKER_OPTIONS, "user": User}, connected)
 """Connect for the length of a command, which gets the client as its argument ``client``."""

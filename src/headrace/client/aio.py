@@ -16,7 +16,7 @@ from typing import Any, Self
 from headrace import limits
 from headrace.channels import Arrivals, AsyncChannel
 from headrace.client.consumer import AsyncRemoteConsumer, Feed, RemoteConsumer
-from headrace.client.link import ConnectionLost, Link, Wire, error_of
+from headrace.client.link import ConnectionLost, Link, Wire, error_of, login_of
 from headrace.client.producer import Done, Producer
 from headrace.client.remote import RemoteOperations, receipt_of
 from headrace.clock import Clock
@@ -50,12 +50,18 @@ def default_client_id() -> str:
     return f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
 
 
-def make_tls(tls: bool | ssl.SSLContext, ca: str | None) -> ssl.SSLContext | None:
+def make_tls(
+    tls: bool | ssl.SSLContext, ca: str | None, certificate: tuple[str, str] | None = None
+) -> ssl.SSLContext | None:
+    """``certificate``: the files of our own certificate and of its key, where the broker asks for one."""
     if isinstance(tls, ssl.SSLContext):
         return tls
-    if not tls and ca is None:
+    if not tls and ca is None and certificate is None:
         return None
-    return ssl.create_default_context(cafile=ca)
+    context = ssl.create_default_context(cafile=ca)
+    if certificate is not None:
+        context.load_cert_chain(*certificate)
+    return context
 
 
 def not_connected() -> Closed:
@@ -73,6 +79,9 @@ def goes_alone(options: PublishOptions) -> bool:
 class AsyncClient(RemoteOperations):
     """A client of one broker. ``async with AsyncClient("localhost", 9999) as client: ...``
 
+    It logs in with a ``token``, with ``user`` and ``password``, or with a ``certificate`` (the files of the
+    certificate and of its key).
+
     ``linger`` (seconds) and ``batch_bytes`` say how long and how much publishes are gathered;
     ``delivery_timeout`` how long one is tried. All other waiting ends after ``request_timeout``.
     """
@@ -84,8 +93,11 @@ class AsyncClient(RemoteOperations):
         client_id: str | None = None,
         *,
         token: str | None = None,
+        user: str | None = None,
+        password: str | None = None,
         tls: bool | ssl.SSLContext = False,
         ca: str | None = None,
+        certificate: tuple[str, str] | None = None,
         request_timeout: float = 30.0,
         heartbeat_interval: float = 30.0,
         delivery_timeout: float = 120.0,
@@ -97,8 +109,8 @@ class AsyncClient(RemoteOperations):
         self.client_id = client_id or default_client_id()
         self._link_options: dict[str, Any] = {
             "client_id": self.client_id,
-            "token": token,
-            "tls": make_tls(tls, ca),
+            "login": login_of(token, user, password),
+            "tls": make_tls(tls, ca, certificate),
             "request_timeout": request_timeout,
             "heartbeat_interval": heartbeat_interval,
         }

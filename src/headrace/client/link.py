@@ -16,7 +16,14 @@ import ssl
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, TypeVar, cast
 
-from headrace.errors import Closed, HeadraceError, RequestTimeout, Unauthenticated, by_kind
+from headrace.errors import (
+    Closed,
+    HeadraceError,
+    InvalidArgument,
+    RequestTimeout,
+    Unauthenticated,
+    by_kind,
+)
 from headrace.wire import binary
 from headrace.wire.binary import BinaryParser, Frame, Type
 
@@ -24,6 +31,17 @@ logger = logging.getLogger("headrace.client")
 Result = TypeVar("Result")
 GOODBYE_S = 2.0
 BACKOFF_S = (0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
+
+
+def login_of(
+    token: str | None, user: str | None = None, password: str | None = None
+) -> dict[str, str] | None:
+    """The properties of ``AUTH``; None without a login."""
+    if user is None:
+        return None if token is None else {"token": token}
+    if token is not None:
+        raise InvalidArgument("give a token, or a user and a password, not both")
+    return {"user": user, "password": password or ""}
 
 
 class ConnectionLost(HeadraceError):
@@ -198,14 +216,14 @@ class Link:
         port: int,
         *,
         client_id: str,
-        token: str | None = None,
+        login: Mapping[str, str] | None = None,
         tls: ssl.SSLContext | None = None,
         request_timeout: float = 30.0,
         heartbeat_interval: float = 30.0,
     ):
         self.address = (host, port)
         self.client_id = client_id
-        self._token, self._tls = token, tls
+        self._login, self._tls = login, tls
         self.request_timeout = request_timeout
         self._heartbeat_s = heartbeat_interval
         self._wire: Wire | None = None
@@ -247,8 +265,8 @@ class Link:
         try:
             async with asyncio.timeout(self.request_timeout):
                 wire = await self._dial()
-                if self._token is not None:
-                    await wire.ask(Type.AUTH, {"token": self._token})
+                if self._login is not None:
+                    await wire.ask(Type.AUTH, self._login)
                 hello = await wire.ask(Type.HEARTBEAT, {"client_id": self.client_id})
                 patience = float(hello.properties.get("interval", self._heartbeat_s))
                 self._silence_s = min(self._heartbeat_s, patience)
@@ -313,7 +331,7 @@ class Link:
                     failures += 1
                     logger.debug("%s", error)
                 except HeadraceError as error:
-                    if not error.retryable:  # the token, or the protocol: asking again is no use
+                    if not error.retryable:  # the login, or the protocol: asking again is no use
                         self.refused = error
                         self._up.set()
                         return
@@ -378,11 +396,12 @@ class Link:
                     if not again:
                         raise
                 except Unauthenticated:
-                    if self._token is not None:
+                    if self._login is not None:
                         raise
                     host, port = self.address
                     raise Unauthenticated(
-                        f"{host}:{port} wants a token: give it as token (--token, HEADRACE_TOKEN)"
+                        f"{host}:{port} wants a login: give a token (--token, HEADRACE_TOKEN), or a "
+                        "user and a password (--user, HEADRACE_PASSWORD)"
                     ) from None
 
         return await self.within_time(ask(), timeout)

@@ -21,6 +21,7 @@ from headrace.model import (
     check_headers,
     check_pattern,
     check_pipeline_name,
+    check_principal_name,
     check_subscription_name,
     check_topic_name,
     parse_id,
@@ -116,6 +117,18 @@ def _time_ms(value: object) -> int:
     return time
 
 
+def expiry_ms(value: object) -> int:
+    time = parse_position(value) if isinstance(value, str) else value
+    if isinstance(time, datetime):
+        return to_ms(time)
+    if type(time) is not int or time < 0:
+        raise InvalidArgument(
+            "expires is a time: a datetime, an ISO time, or milliseconds since 1970",
+            code="invalid_expiry",
+        )
+    return time
+
+
 TopicName = Annotated[str, Reader(check_topic_name, TOPIC)]
 """The name of a topic that a user may create."""
 ExistingTopic = Annotated[str, Reader(_existing, TOPIC)]
@@ -147,5 +160,28 @@ Topics = str | list[str]
 """A name, a pattern, or a list of these."""
 Pieces = Annotated[list[str], Meta(max_length=limits.COMMIT_PIECES_MAX)]
 TimeMs = Annotated[int, Meta(ge=0, le=limits.TIMESTAMP_MS_MAX)]
+PrincipalName = Annotated[str, Reader(check_principal_name, SUBSCRIPTION)]
+"""The name of a user or of a token."""
+Password = Annotated[str, Meta(min_length=1, max_length=1024), Code("invalid_password")]
+GrantList = Annotated[list[str], Meta(max_length=limits.GRANTS_MAX)]
+"""``RIGHTS:TOPICS`` or ``RIGHTS:TOPICS:NAMES``."""
+CertificateNames = Annotated[
+    list[Annotated[str, Meta(min_length=1, max_length=255)]], Meta(max_length=100)
+]
+"""Subject or alternative names of client certificates."""
+QuotaValues = Annotated[dict[str, float | None], Meta(max_length=20)]
+Expiry = Annotated[
+    int | datetime | str,
+    Reader(
+        expiry_ms,
+        {
+            "description": "A time, or milliseconds since 1970.",
+            "anyOf": [
+                {"type": "string", "format": "date-time"},
+                {"type": "integer", "minimum": 0, "maximum": limits.TIMESTAMP_MS_MAX},
+            ],
+        },
+    ),
+]
 Positions = Mapping[str, Mapping[int, Offset]]
 """``{topic: {partition: offset}}``."""

@@ -20,20 +20,26 @@ from headrace.model import (
 from headrace.operations.arguments import (
     AfterOffset,
     AliasOf,
+    CertificateNames,
     Code,
     ExistingSubscription,
     ExistingTopic,
+    Expiry,
+    GrantList,
     Headers,
     Limit,
     MessageId,
     Offset,
     Offsets,
     Partition,
+    Password,
     Payload,
     Pieces,
     PipelineName,
     Position,
     Positions,
+    PrincipalName,
+    QuotaValues,
     Rate,
     Seconds,
     SubscriptionName,
@@ -46,13 +52,18 @@ from headrace.operations.arguments import (
 from headrace.operations.declaring import Http, Operation, operation, table_of
 from headrace.operations.results import (
     BrokerInfo,
+    CallerInfo,
     DeadLetterCount,
+    NewToken,
     PartitionPosition,
     PipelineReport,
     PipelineStats,
+    QuotaInfo,
     StopWanted,
     SubscriptionStats,
+    TokenInfo,
     TopicStats,
+    UserInfo,
 )
 
 
@@ -117,7 +128,7 @@ class Operations:
 
     @operation(
         name="topics",
-        permission="none",
+        permission="see",
         runs="any node",
         http=Http("GET", "/topics", "List topics"),
     )
@@ -130,7 +141,7 @@ class Operations:
 
     @operation(
         name="topic",
-        permission="none",
+        permission="see",
         about="topic",
         runs="owner",
         errors=("topic_not_found",),
@@ -205,7 +216,7 @@ class Operations:
         """Delete a subscription and its position. Name the topic if the name is not unique."""
 
     @operation(
-        permission="none",
+        permission="see",
         runs="any node",
         http=Http("GET", "/subscriptions", "List subscriptions"),
     )
@@ -214,7 +225,7 @@ class Operations:
 
     @operation(
         name="subscription",
-        permission="none",
+        permission="see",
         about="subscription",
         runs="owner",
         errors=("subscription_not_found", "ambiguous_subscription"),
@@ -309,7 +320,7 @@ class Operations:
 
     # --- dead letters -----------------------------------------------------------------------
     @operation(
-        permission="none",
+        permission="see",
         runs="any node",
         http=Http("GET", "/dead-letters", "Count dead letters", tag="dead letters"),
     )
@@ -319,6 +330,7 @@ class Operations:
     @operation(
         permission="browse",
         about="subscription",
+        letters=True,
         runs="owner",
         http=Http("GET", "/dead-letters/{subscription}", "List dead letters", tag="dead letters"),
     )
@@ -330,6 +342,7 @@ class Operations:
     @operation(
         permission="browse",
         about="subscription",
+        letters=True,
         runs="owner",
         errors=("message_not_found",),
         http=Http(
@@ -342,6 +355,7 @@ class Operations:
     @operation(
         permission="manage",
         about="subscription",
+        letters=True,
         runs="owner",
         repeatable=False,
         answer="redriven",
@@ -378,6 +392,7 @@ class Operations:
     @operation(
         permission="manage",
         about="subscription",
+        letters=True,
         runs="owner",
         repeatable=False,
         answer="offset",
@@ -399,6 +414,7 @@ class Operations:
     @operation(
         permission="manage",
         about="subscription",
+        letters=True,
         runs="owner",
         repeatable=False,
         answer="purged",
@@ -460,7 +476,7 @@ class Operations:
         """Report the state of a pipeline. The answer says whether the pipeline should stop."""
 
     @operation(
-        permission="none",
+        permission="see",
         runs="any node",
         http=Http("GET", "/pipelines", "List pipelines"),
     )
@@ -468,7 +484,7 @@ class Operations:
         """The last report of each pipeline."""
 
     @operation(
-        permission="none",
+        permission="see",
         about="pipeline",
         name="pipeline",
         runs="any node",
@@ -499,6 +515,155 @@ class Operations:
     )
     async def forget_pipeline(self, pipeline: PipelineName) -> None:
         """Drop a pipeline that has ended or is stale from the list, with its metrics and alerts."""
+
+    # --- access -----------------------------------------------------------------------------
+    @operation(
+        permission="none",
+        runs="any node",
+        http=Http("GET", "/access/whoami", "Show your own rights"),
+    )
+    async def whoami(self) -> CallerInfo:
+        """Who the broker thinks you are, and what you may do."""
+
+    @operation(
+        permission="admin",
+        runs="any node",
+        http=Http("GET", "/access/users", "List users"),
+    )
+    async def users(self) -> list[UserInfo]:
+        """The users that you may administer, by name."""
+
+    @operation(
+        permission="admin",
+        about="user",
+        runs="every node",
+        repeatable=False,
+        errors=(
+            "user_exists",
+            "grant_exceeded",
+            "no_administrator",
+            "invalid_grant",
+            "invalid_password",
+            "certificate_taken",
+        ),
+        http=Http("POST", "/access/users/{user}", "Create a user"),
+    )
+    async def create_user(
+        self,
+        user: PrincipalName,
+        *,
+        password: Password | None = None,
+        grants: GrantList | None = None,
+        certificates: CertificateNames | None = None,
+        quotas: QuotaValues | None = None,
+    ) -> UserInfo:
+        """Create a user. Without a password it logs in with tokens or certificates.
+
+        A grant is ``RIGHTS:TOPICS`` or ``RIGHTS:TOPICS:NAMES``, each a list with commas.
+
+        Example::
+
+            client.create_user("alice", password=secret, grants=["publish,consume:orders.>"])
+        """
+
+    @operation(
+        permission="admin",
+        about="user",
+        runs="every node",
+        errors=(
+            "user_not_found",
+            "grant_exceeded",
+            "no_administrator",
+            "invalid_grant",
+            "invalid_password",
+            "certificate_taken",
+        ),
+        http=Http("PATCH", "/access/users/{user}", "Change a user"),
+    )
+    async def change_user(
+        self,
+        user: PrincipalName,
+        *,
+        password: Password | None = None,
+        grants: GrantList | None = None,
+        certificates: CertificateNames | None = None,
+        quotas: QuotaValues | None = None,
+        disabled: bool | None = None,
+    ) -> UserInfo:
+        """Change what is given; a list replaces the old one.
+
+        It takes effect within a second, also for open connections. A new password ends the connections
+        that logged in with the old one.
+        """
+
+    @operation(
+        permission="admin",
+        about="user",
+        runs="every node",
+        repeatable=False,
+        answer="deleted",
+        errors=("user_not_found", "no_administrator"),
+        http=Http("DELETE", "/access/users/{user}", "Delete a user"),
+    )
+    async def delete_user(self, user: PrincipalName) -> None:
+        """Delete a user and its tokens. Its connections end."""
+
+    @operation(
+        permission="admin",
+        runs="any node",
+        http=Http("GET", "/access/tokens", "List tokens"),
+    )
+    async def tokens(self) -> list[TokenInfo]:
+        """The tokens that you may administer, by name. The secrets are not known to the broker."""
+
+    @operation(
+        permission="admin",
+        about="token",
+        runs="every node",
+        repeatable=False,
+        errors=("token_exists", "user_not_found", "grant_exceeded", "no_administrator"),
+        http=Http("POST", "/access/tokens/{token}", "Create a token"),
+    )
+    async def create_token(
+        self,
+        token: PrincipalName,
+        *,
+        user: PrincipalName | None = None,
+        grants: GrantList | None = None,
+        expires: Expiry | None = None,
+        quotas: QuotaValues | None = None,
+    ) -> NewToken:
+        """Create a token, with rights of its own or for a user. The secret is shown only in this answer.
+
+        Example::
+
+            client.create_token("ci", grants=["publish:builds.>"], expires=datetime(2027, 1, 1))
+        """
+
+    @operation(
+        permission="admin",
+        about="token",
+        runs="every node",
+        repeatable=False,
+        answer="revoked",
+        errors=("token_not_found", "no_administrator"),
+        http=Http("DELETE", "/access/tokens/{token}", "Revoke a token"),
+    )
+    async def revoke_token(self, token: PrincipalName) -> None:
+        """Revoke a token. Connections that logged in with it end."""
+
+    @operation(
+        permission="admin",
+        runs="every node",
+        http=Http("PATCH", "/access/quotas", "Change the quotas of addresses and principals"),
+    )
+    async def change_quotas(
+        self, *, addresses: QuotaValues | None = None, default: QuotaValues | None = None
+    ) -> QuotaInfo:
+        """The quotas of each address, and of each principal that has none of its own.
+
+        What is given replaces the old quotas; without arguments they are only shown.
+        """
 
     # --- the broker -------------------------------------------------------------------------
     @operation(permission="publish", runs="every node")

@@ -46,8 +46,10 @@ from headrace.errors import InvalidArgument
 from headrace.operations import documents
 from headrace.operations.arguments import AliasOf, Code, Reader, Schema
 
-Permission = Literal["publish", "consume", "browse", "manage", "admin", "metrics", "none"]
-"""The permission that a client needs; ``none``: every connected client may call it."""
+Permission = Literal["publish", "consume", "browse", "manage", "admin", "metrics", "see", "none"]
+"""The permission that a client needs. ``see``: any right over what it is about; a list has only items over
+which the client has a right. ``none``: every client that has logged in may call it, and the answer says
+nothing about anybody's topics."""
 Runs = Literal["any node", "owner", "every node"]
 """Where it runs if there are several nodes: on the node that gets the request, on the node that owns the
 partition or subscription, or on all nodes."""
@@ -122,6 +124,8 @@ class Operation:
     permission: Permission
     about: str | None
     """The argument that names the topic or subscription for which the permission is needed."""
+    letters: bool
+    """It is about dead letters: each letter is also checked by the topic that it comes from."""
     runs: Runs
     repeatable: bool
     """A client may send it again after a broken connection: a repetition changes nothing."""
@@ -209,6 +213,7 @@ def operation(
     permission: Permission,
     runs: Runs,
     about: str | None = None,
+    letters: bool = False,
     name: str | None = None,
     settings: Any = None,
     answer: str | None = None,
@@ -236,6 +241,7 @@ def operation(
             answer=answer,
             permission=permission,
             about=about,
+            letters=letters,
             runs=runs,
             repeatable=repeatable,
             patient=patient,

@@ -100,6 +100,49 @@ class BrokerInfo(TypedDict):
     time: TimeMs
 
 
+# --- access -----------------------------------------------------------------------------------------
+class CallerInfo(TypedDict):
+    name: str
+    """``user:alice``, ``token:ci``; ``anyone`` while access control is off."""
+    administrator: bool
+    """It may do everything."""
+    grants: list[str]
+    quotas: dict[str, float]
+
+
+class UserInfo(TypedDict):
+    user: str
+    created: TimeMs
+    grants: list[str]
+    quotas: dict[str, float]
+    has_password: bool
+    certificates: list[str]
+    tokens: list[str]
+    """The names of its tokens."""
+    disabled: bool
+
+
+class TokenInfo(TypedDict):
+    token: str
+    user: str | None
+    """Whose rights it has; None: its own."""
+    created: TimeMs
+    expires: TimeMs | None
+    expired: bool
+    grants: list[str]
+    quotas: dict[str, float]
+
+
+class NewToken(TokenInfo):
+    secret: str
+    """Shown this once."""
+
+
+class QuotaInfo(TypedDict):
+    addresses: dict[str, float]
+    default: dict[str, float]
+
+
 # --- pipelines --------------------------------------------------------------------------------------
 Whole = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Measure = Annotated[float, Meta(ge=0)]

@@ -21,7 +21,6 @@ from headrace.errors import (
     QueueFull,
     StaleDelivery,
     TopicNotFound,
-    Unauthenticated,
     kind_of,
 )
 from headrace.files import machine
@@ -34,6 +33,7 @@ from headrace.operations import documents
 from headrace.server import exact_json
 from headrace.server.arguments import number_of, publish_arguments, seconds_of
 from headrace.server.connection import Connection, RequestSession
+from headrace.server.logins import Credentials
 from headrace.server.members import Memberships, WireSink
 from headrace.wire import binary
 from headrace.wire.binary import BinaryParser, Frame, Type
@@ -71,9 +71,7 @@ class BinarySession(RequestSession[Frame]):
 
     def __init__(self, connection: Connection):
         super().__init__(connection, BinaryParser())
-        self._memberships = Memberships(
-            self.engine, self.outbox, self._delivered, self._subscription_closed
-        )
+        self._memberships = Memberships(connection, self._delivered, self._subscription_closed)
         self._waiting = 0
         """Requests that are answered out of order, whenever they are ready."""
         self._client = connection.peer
@@ -116,6 +114,12 @@ class BinarySession(RequestSession[Frame]):
         if self._heartbeat is not None:
             self._heartbeat.cancel()
         self._memberships.leave_all()
+
+    def access_changed(self) -> None:
+        self._memberships.review()
+
+    def expel(self, error: HeadraceError) -> None:
+        self.end(error)
 
     def _expect_life(self) -> None:
         """A client that sends heartbeats is dropped when it falls silent."""
@@ -187,11 +191,25 @@ class BinarySession(RequestSession[Frame]):
         self._later(frame.sequence, administer(), ordered=operation not in TAKES_LONG)
 
     def on_auth(self, frame: Frame) -> None:
-        if self.connection.authenticate(_need(frame.properties, "token")):
-            self.outbox.send(success(frame.sequence))
-        else:
-            self.fail(frame, Unauthenticated("wrong token"))
+        credentials = Credentials.of_properties(frame.properties)
+        try:
+            if self.connection.log_in_at_once(credentials):
+                self.outbox.send(success(frame.sequence))
+                return
+        except HeadraceError as error:
+            self.fail(frame, error)
             self.connection.close()
+            return
+
+        async def log_in() -> bytes:
+            try:
+                await self.connection.log_in(credentials)
+            except HeadraceError:
+                self.connection.close()
+                raise
+            return success(frame.sequence)
+
+        self._later(frame.sequence, log_in())
 
     def on_heartbeat(self, frame: Frame) -> None:
         if self._heartbeat is None:
@@ -240,6 +258,7 @@ class BinarySession(RequestSession[Frame]):
         """A batch that nobody sees before its commit."""
         properties = frame.properties
         topic, partition, batch = self._batch_in(frame)
+        self.connection.permissions.check_publish(topic)
         name, number = properties.get("name"), _number_in(properties, "number")
         delayed = properties.get("delayed") == "true"
 
@@ -247,7 +266,8 @@ class BinarySession(RequestSession[Frame]):
             if error is not None:
                 slot.fill(failure(frame.sequence, error))
             else:
-                slot.fill(success(frame.sequence, {"piece": str(piece)}))
+                sealed = self.engine.access.seal(str(piece), topic)
+                slot.fill(success(frame.sequence, {"piece": sealed}))
 
         slot = self.outbox.reserve(len(frame.body) + 256)
         try:
@@ -262,6 +282,7 @@ class BinarySession(RequestSession[Frame]):
     # --- reading ----------------------------------------------------------------------------
     def on_fetch(self, frame: Frame) -> None:
         properties = frame.properties
+        self.connection.permissions.need("browse", _need(properties, "topic"))
         partition = self.engine.partition(
             _need(properties, "topic"), number_of(properties.get("partition", "0"), "partition")
         )
@@ -288,6 +309,7 @@ class BinarySession(RequestSession[Frame]):
             offset = await completed(resolve)
             if offset == log.end_offset and wait:
                 await news_in([partition], wait)
+                self.connection.permissions.need("browse", partition.topic)
                 # One answer after the other: a publish may wake a thousand of these at once.
                 await self.engine.pace.turn()
                 await self.outbox.when_writable()
@@ -355,7 +377,8 @@ class BinarySession(RequestSession[Frame]):
             channel = properties.get("channel", "")
             sink = self._memberships.follow(_need(properties, "topic"), channel, credit)
         else:
-            subscription = self.engine.subscription(name, properties.get("topic"))
+            permissions = self.connection.permissions
+            subscription = permissions.subscription(name, properties.get("topic"))
             prefetch = number_of(properties.get("prefetch", "100"), "prefetch")
             auto = properties.get("ack", "auto") == "auto"
             sink = self._memberships.join(subscription, self._client, prefetch, auto)

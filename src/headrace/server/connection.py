@@ -23,20 +23,27 @@ they stop (``binary``).
 from __future__ import annotations
 
 import asyncio
-import hmac
+import contextlib
 import logging
 import socket
 import sys
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 from headrace import limits
+from headrace.access.caller import Caller
+from headrace.access.quotas import Meter
 from headrace.broker.engine import Engine
+from headrace.broker.permissions import Permissions
 from headrace.broker.publishing import Publish, PublishDone
+from headrace.broker.subscription import Subscription
 from headrace.errors import HeadraceError, InvalidArgument, Unauthenticated
 from headrace.operations.declaring import Operation
 from headrace.server.flow import COUNTED_BYTES_MIN, Outbox, RequestQueue
+from headrace.server.logins import Credentials, Logins, certificate_names
+from headrace.server.members import WireSink
 from headrace.server.operations import ServedOperations
 from headrace.server.origins import Origins
 from headrace.wire.http import KnownHeads
@@ -59,6 +66,8 @@ UNAUTHENTICATED_S = 10.0
 UNAUTHENTICATED_BYTES_MAX = 64 << 10
 """Of an incomplete command that is kept for a client that has not authenticated."""
 LINGER_S = 2.0
+REVIEW_S = 0.005
+"""How long the loop looks at connections after a change of rights, before it does something else."""
 
 Answered = TypeVar("Answered")
 Item = TypeVar("Item")
@@ -70,7 +79,7 @@ class Hub:
 
     engine: Engine
     operations: ServedOperations
-    token: str | None
+    logins: Logins
     routes: RouteTable
     origins: Origins
     known_heads: KnownHeads = field(default_factory=KnownHeads)
@@ -96,6 +105,8 @@ class Hub:
     metrics: Callable[[], Awaitable[tuple[bytes, str]]] = None  # type: ignore[assignment]
     watchdog: Watchdog | None = None
     _empty: asyncio.Event | None = None
+    _reviewing: bool = False
+    """A review of all connections is about to begin."""
 
     def admits(self) -> bool:
         """Whether another connection may come; it is counted either way."""
@@ -123,8 +134,31 @@ class Hub:
             self._empty = asyncio.Event()
             await self._empty.wait()
 
-    def is_token(self, text: str) -> bool:
-        return self.token is None or hmac.compare_digest(self.token.encode(), text.encode())
+    # --- changed rights ---------------------------------------------------------------------
+    def access_changed(self) -> None:
+        """Rights have changed: look at every connection soon."""
+        if self.engine.access.is_on and not self._reviewing:
+            self._reviewing = True
+            self.engine.call_soon(self._review, list(self.connections))
+
+    @staticmethod
+    def attached(subscription: Subscription) -> None:
+        """A subscription has got another topic, which its members need the right for."""
+        for member in tuple(subscription.members):
+            if isinstance(member.sink, WireSink):
+                member.sink.review()
+
+    def _review(self, connections: list[Connection]) -> None:
+        """Some of them; the rest in the next turns of the loop."""
+        self._reviewing = False
+        until = time.monotonic() + REVIEW_S
+        while connections:
+            connection = connections.pop()
+            if connection in self.connections and not connection.closing:
+                connection.access_changed()
+            if time.monotonic() > until:
+                self.engine.call_soon(self._review, connections)
+                return
 
 
 class Session:
@@ -151,6 +185,12 @@ class Session:
         """About once a second, while the connection is watched: is the client too slow?"""
         if now - self.connection.since > self.hub.idle_s:
             self.connection.overdue()
+
+    def access_changed(self) -> None:
+        """The rights of the client may have changed: end what it may not have any more."""
+
+    def expel(self, error: HeadraceError) -> None:
+        """The login is not valid any more: say so, and close."""
 
     def say_goodbye(self) -> bool:
         """The server closes. True if the protocol has a last word, and the client answers it."""
@@ -200,6 +240,7 @@ class RequestSession(Session, Generic[Item]):
             add(self._parser.error, True)
         elif (
             not self.connection.authenticated
+            and not self.connection.logging_in
             and self.login
             and self._parser.buffered > UNAUTHENTICATED_BYTES_MAX
         ):
@@ -254,10 +295,19 @@ class Connection(asyncio.Protocol):
         self.session: Session | None = None
         self.outbox: Outbox = None  # type: ignore[assignment]
         self._transport: asyncio.Transport = None  # type: ignore[assignment]
-        self.authenticated = hub.token is None
+        access = hub.engine.access
+        self.caller = access.nobody if access.is_on else access.anyone
+        """Who the client is: of this connection, or of its present HTTP request."""
+        self.authenticated = not access.is_on
         self.is_stranger = True
         """It has sent no valid command yet. A web page can make a browser talk to us, but not in our language."""
+        self.logging_in = False
+        self._certified: Caller | None = None
+        self._meters: tuple[Meter, ...] = ()
+        """Of its address and its principal, where they have quotas."""
+        self._resume: asyncio.TimerHandle | None = None
         self.peer = "?"
+        self.address = ""
         self.closing = False
         self.leaving = False
         """The client sends nothing more, or the broker stops: no time for long polls."""
@@ -265,7 +315,7 @@ class Connection(asyncio.Protocol):
         """The client may be sending something that nobody will read."""
         self.long_polls: dict[Callable[[], None], None] = {}
         """Calling one ends its waiting. (An empty dict is smaller than an empty set.)"""
-        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._tasks: dict[asyncio.Task[Any], None] = {}
         self.since = 0.0
         """The loop's time from which its present deadline counts."""
         self._patience: asyncio.TimerHandle | None = None
@@ -289,6 +339,19 @@ class Connection(asyncio.Protocol):
         self.since = loop.time()
         address = transport.get_extra_info("peername")
         self.peer = f"{address[0]}:{address[1]}" if address else "?"
+        self.address = str(address[0]) if address else ""
+        try:
+            self._count(None)
+            caller = self.hub.engine.access.by_certificate(
+                certificate_names(transport.get_extra_info("peercert"))
+            )
+            if caller is not None:
+                self.enter(caller)
+                self._certified = caller
+        except HeadraceError as error:  # a quota
+            logger.info("connection %s is refused: %s", self.peer, error)
+            self._transport.abort()
+            return
         _keep_alive(transport.get_extra_info("socket"))
         if self._port == "tcp" and not self.authenticated:  # HTTP authenticates each request
             self._patience = loop.call_later(UNAUTHENTICATED_S, self._give_up)
@@ -321,6 +384,8 @@ class Connection(asyncio.Protocol):
         try:
             if self.closing and not (session and session.hears_goodbye):
                 return
+            if self._meters:
+                self._charge(received=len(data))
             if session is None:
                 session = self.session = self._open_session(self, data)
             session.feed(data)
@@ -345,6 +410,11 @@ class Connection(asyncio.Protocol):
         self.outbox.close()
         if self._patience is not None:
             self._patience.cancel()
+        if self._resume is not None:
+            self._resume.cancel()
+        for meter in self._meters:
+            meter.disconnect(self)
+        self._meters = ()
         for task in tuple(self._tasks):
             task.cancel()
         if self.session is not None:
@@ -357,15 +427,96 @@ class Connection(asyncio.Protocol):
         self.outbox.resume_writing()
 
     # --- requests ---------------------------------------------------------------------------
-    def authenticate(self, token: str) -> bool:
-        if not self.hub.is_token(token):
+    @property
+    def permissions(self) -> Permissions:
+        """What the client may do."""
+        return Permissions(self.hub.engine, self.caller)
+
+    def log_in_at_once(self, credentials: Credentials) -> bool:
+        """The client is who its credentials say; False if it takes time to find out (``log_in``)."""
+        if not self.hub.engine.access.is_on:
+            return True
+        caller = self.hub.logins.at_once(self.peer, self.address, credentials)
+        if caller is None:
             return False
-        self.authenticated = True
+        self.enter(caller)
         return True
+
+    async def log_in(self, credentials: Credentials) -> None:
+        """The client is who its credentials say. Nothing more is read from it meanwhile."""
+        self.logging_in = True
+        self.outbox.throttle(True)
+        try:
+            self.enter(await self.hub.logins.check(self.peer, self.address, credentials))
+        finally:
+            self.logging_in = False
+            self.outbox.throttle(False)
+
+    @property
+    def certified(self) -> Caller | None:
+        """Who the client is by its certificate."""
+        caller = self._certified
+        return caller if caller is not None and caller.valid else None
+
+    def enter(self, caller: Caller) -> None:
+        """The client is this caller; :class:`QueueFull` if it has too many connections already."""
+        if caller is not self.caller:
+            self._count(caller)
+            self.caller = caller
+        self.authenticated = True
+
+    def _count(self, caller: Caller | None) -> None:
+        """Count the connection for its address and its principal, instead of whom it was counted for."""
+        meters = [self.hub.engine.access.meter_of(self.address)]
+        meters.append(None if caller is None else caller.meter)
+        new = [meter for meter in meters if meter is not None]
+        for meter in new:
+            if meter not in self._meters:
+                meter.connect(self)
+                self._meters = (*self._meters, meter)
+        for meter in [meter for meter in self._meters if meter not in new]:
+            meter.disconnect(self)
+        self._meters = tuple(new)
+
+    def _charge(self, received: int = 0, requests: int = 0) -> None:
+        """Count against the quotas; over them, the client is not read for a while."""
+        pause = 0.0
+        for meter in self._meters:
+            pause = max(pause, meter.received(received), meter.requested(requests), meter.crowded())
+        if pause > 0 and self._resume is None:
+            self.outbox.throttle(True)
+            self._resume = asyncio.get_running_loop().call_later(pause, self._go_on)
+
+    def _go_on(self) -> None:
+        self._resume = None
+        self.outbox.throttle(False)
+        self._charge()  # others may hold too much still
+
+    def held(self) -> int:
+        """The bytes of its requests that are not answered."""
+        return self.outbox.unanswered_bytes
+
+    def access_changed(self) -> None:
+        """The rules have changed. What the caller may do has changed by itself; what it holds has not."""
+        if self.session is None or self.caller is self.hub.engine.access.nobody:
+            return
+        if not self.caller.valid:
+            error = self.caller.refusal("consume")
+            self.caller, self.authenticated = self.hub.engine.access.nobody, False
+            self.session.expel(error)
+            return
+        with contextlib.suppress(HeadraceError):  # a new quota for connections is for new ones
+            self._count(self.caller)
+        self.session.access_changed()
 
     def publish(self, publish: Publish, done: PublishDone) -> None:
         """Every publish of every protocol. ``done`` is called once, whatever happens."""
+        caller = self.caller
         try:
+            if not caller.unlimited and publish.topic not in caller.publishes:
+                self.permissions.check_publish(publish.topic)
+            if self._meters:
+                self._charge(requests=publish.count)
             self.hub.engine.publish(publish, done)
         except HeadraceError as error:
             done([], error)
@@ -374,11 +525,16 @@ class Connection(asyncio.Protocol):
 
     async def call(self, operation: object, arguments: object) -> Any:
         """An operation by its name; returns its answer as JSON has it."""
-        return await self.hub.operations.call(operation, arguments)
+        if self._meters:
+            self._charge(requests=1)
+        return await self.hub.operations.call(operation, arguments, self.caller, self.peer)
 
     async def run(self, operation: Operation, arguments: dict[str, Any]) -> Any:
         """An operation whose arguments may be text; returns its result."""
-        return await self.hub.operations.run(operation, arguments, strict=False)
+        if self._meters:
+            self._charge(requests=1)
+        operations = self.hub.operations
+        return await operations.run(operation, arguments, self.caller, self.peer, strict=False)
 
     def answer_later(
         self,
@@ -397,7 +553,11 @@ class Connection(asyncio.Protocol):
                 answer = failed(self.bug())
             fill(answer)
 
-        task = asyncio.get_running_loop().create_task(run())
+        return self.start(run())
+
+    def start(self, work: Coroutine[Any, Any, Answered]) -> asyncio.Task[Answered]:
+        """A task that ends with the connection."""
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks[task] = None
         task.add_done_callback(self._tasks.pop)
         return task

@@ -67,8 +67,8 @@ class Outbox:
 
     __slots__ = (
         "_drained", "_held", "_late", "_loop", "_recounting", "_sending", "_slots", "_stalled",
-        "_stalled_bytes", "_transport", "_unsent", "before_idle", "closed", "incomplete", "on_idle",
-        "on_writable", "reading", "requests", "unanswered_bytes", "writable",
+        "_stalled_bytes", "_throttles", "_transport", "_unsent", "before_idle", "closed", "incomplete",
+        "on_idle", "on_writable", "reading", "requests", "unanswered_bytes", "writable",
     )  # fmt: skip
 
     def __init__(
@@ -92,6 +92,7 @@ class Outbox:
         self.reading = True
         """Whether requests are read; else they wait in the socket."""
         self._held = False
+        self._throttles = 0
         self._sending = False
         """The answers that are ready leave in this turn of the loop."""
         self._late: list[bytes] = []
@@ -149,6 +150,11 @@ class Outbox:
         self._held = held
         self._regulate()
 
+    def throttle(self, throttled: bool) -> None:
+        """Whether nothing more is read for a while: the client logs in, or has used up a quota."""
+        self._throttles += 1 if throttled else -1
+        self._regulate()
+
     def _regulate(self) -> None:
         """Pause or resume reading, by the cost of the unanswered requests."""
         if self.closed:
@@ -156,6 +162,7 @@ class Outbox:
         if self.reading:
             if (
                 self._held
+                or self._throttles
                 or not self.writable
                 or self.unanswered_bytes > UNANSWERED_BYTES_HIGH
                 or len(self._slots) > UNANSWERED_COUNT_HIGH
@@ -164,6 +171,7 @@ class Outbox:
                 self._transport.pause_reading()
         elif (
             not self._held
+            and not self._throttles
             and self.writable
             and self.unanswered_bytes < UNANSWERED_BYTES_LOW
             and len(self._slots) < UNANSWERED_COUNT_LOW

@@ -6,6 +6,7 @@ from typing import Any
 
 import orjson
 
+from headrace.access.rights import EVERYTHING
 from headrace.server import schemas
 from headrace.server.http import HttpSession
 from headrace.server.routing import Route
@@ -46,19 +47,32 @@ def readiness(session: HttpSession) -> list[str]:
         reasons.append(engine.failed.message)
     if session.hub.draining or engine.closing:
         reasons.append("the broker is stopping")
+    if engine.access.problem is not None:
+        reasons.append(
+            "the access file cannot be used, and the last good rules are in force; the broker's log "
+            "says more"
+        )
     refusal = engine.guard.refusal()
     if refusal is not None:
         reasons.append(refusal.message)
+    sees, hidden = session.connection.caller.sees, 0
     for topic in engine.topics:
         for partition in topic.partitions:
-            if partition.log.read_only:
+            if partition.log.read_only and sees(topic.name):
                 reasons.append(
                     f"{topic.name}/{partition.number} is read-only: {partition.log.read_only}"
                 )
+            elif partition.log.read_only:  # health is asked without a login
+                hidden += 1
+    if hidden:
+        reasons.append(f"{hidden} partitions are read-only; the broker's log says which")
     return reasons
 
 
 async def on_metrics(session: HttpSession, request: Request) -> Answer:
+    caller = session.connection.caller
+    if not caller.may_all("metrics", EVERYTHING, EVERYTHING):  # they name every topic
+        raise caller.refusal("metrics", EVERYTHING)
     content, content_type = await session.hub.metrics()
     return Answer(200, content, content_type)
 

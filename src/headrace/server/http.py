@@ -6,11 +6,21 @@ request means, ``origins`` which web pages may send it.
 
 Clients that publish send the same head again and again. Everything that follows from the head alone is
 found out once and kept in ``Request.memo``, which all requests with the same head share: that it is
-admitted, its route, the headers of its answer (CORS), and what it says about a publish.
+admitted, its route, the headers of its answer (CORS), and what it says about a publish. That includes who
+sends it: a :class:`Caller`, which says itself when it is not valid any more. Then the head is admitted anew.
+
+A login that takes time (a password, or a client that has failed often) runs as a task from the moment the
+head is known. Until it is done, nothing more is read from the client; its request begins afterwards.
 """
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import binascii
+from typing import Any
+
+from headrace.access.caller import Caller
 from headrace.errors import (
     HeadraceError,
     InvalidArgument,
@@ -21,6 +31,7 @@ from headrace.errors import (
 from headrace.log.interface import ReadPending, completed
 from headrace.server.connection import Connection, RequestSession
 from headrace.server.flow import Slot
+from headrace.server.logins import Credentials
 from headrace.server.schemas import OPEN_PATHS
 from headrace.wire import http
 from headrace.wire.http import Answer, HttpParser, Request
@@ -31,12 +42,31 @@ TOKEN_IN_ADDRESS = ("ws", "stream")
 """Paths for which a browser cannot set headers. Addresses are never logged."""
 
 
+def credentials_in(request: Request) -> Credentials | None:
+    """What the head says about its sender; None if it says nothing that can be read."""
+    scheme, _, value = request.headers.get("authorization", "").partition(" ")
+    if not value and request.words[0] in TOKEN_IN_ADDRESS:
+        scheme, value = "bearer", request.query.get("token", "")
+    value = value.strip()
+    if scheme.lower() == "bearer" and value:
+        return Credentials(value)
+    if scheme.lower() == "basic":
+        try:
+            user, colon, password = base64.b64decode(value, validate=True).decode().partition(":")
+        except (binascii.Error, UnicodeDecodeError):
+            return None
+        return Credentials(user=user, password=password) if colon else None
+    return None
+
+
 class HttpSession(RequestSession[Request]):
     protocol = "http"
 
     def __init__(self, connection: Connection):
         self._http = HttpParser(BODY_BYTES_MAX, self._admit_body, connection.hub.known_heads)
         super().__init__(connection, self._http)
+        self._logins: dict[int, asyncio.Task[Caller]] = {}
+        """By the id of the head's memo: logins that are under way."""
         self._heard = False
         self._number = -1
         """Of the request that was incomplete at the last look."""
@@ -93,14 +123,18 @@ class HttpSession(RequestSession[Request]):
 
     # --- requests ---------------------------------------------------------------------------
     def depends(self, item: Request) -> bool:
-        return not item.publishes
+        # While a login is under way, the answer of a request has no place yet.
+        return not item.publishes or bool(self._logins)
 
     def begin(self, item: Request) -> None:
-        route = item.memo.get("route")
+        memo = item.memo
+        caller = memo.get("caller")
+        if (caller is not self.connection.caller or not caller.valid) and not self._identify(item):
+            return  # it begins again when the login is done
+        route = memo.get("route")
         if route is None:
-            self._admit(item)
             self._check_readable(item)
-            route = item.memo["route"] = self.hub.routes.find(item.method, item.words)
+            route = memo["route"] = self.hub.routes.find(item.method, item.words)
         handler, parameters = route
         try:
             answer = handler(self, item, *parameters)
@@ -128,24 +162,98 @@ class HttpSession(RequestSession[Request]):
         message_max = self.engine.max_message_size
         return self.hub.routes.body_limit(request.method, request.words, message_max)
 
+    def _identify(self, item: Request) -> bool:
+        """The connection's caller is the request's sender, from now on; False if a login is under way."""
+        self._admit(item)
+        login = self._logins.get(id(item.memo))
+        if login is not None:
+            slot = self.reserve(item)
+            self.connection.answer_later(
+                self._wait_for(login),
+                lambda error: self._logged_in(item, slot, error),
+                lambda error: error,
+            )
+            return False
+        self.connection.enter(item.memo.get("caller") or self._certified())
+        return True
+
+    async def _wait_for(self, login: asyncio.Task[Caller]) -> HeadraceError | None:
+        await asyncio.wait([login])
+        login.result()
+        return None
+
+    def _logged_in(self, item: Request, slot: Slot, error: HeadraceError | None) -> None:
+        """The login of a waiting request is done: carry the request out, in its place."""
+        if error is not None:
+            self.fail(item, error, slot)
+            return
+        try:
+            self.begin(item)
+        except HeadraceError as failure:
+            self.fail(item, failure)
+        except Exception:
+            self.fail(item, self.connection.bug())
+        slot.fill(b"")
+
     def _admit(self, request: Request) -> None:
         """Check page and token, once for each head."""
         memo = request.memo
-        if "admitted" not in memo:
+        caller = memo.get("caller")
+        if caller is not None and caller.valid:
+            return
+        if "headers" not in memo:
+            headers = self.hub.origins.admit(request)
             if request.version == "1.0" and request.keep_alive:
-                memo["headers"] = {"Connection": "keep-alive"}
-            memo["headers"] = {**memo.get("headers", {}), **self.hub.origins.admit(request)}
+                headers = {"Connection": "keep-alive", **headers}
+            memo["headers"] = headers
+        if id(memo) not in self._logins:
             self._authenticate(request)
-            memo["admitted"] = True
+
+    def _certified(self) -> Caller:
+        """Who the client is by its certificate. That is the connection's, not the head's: other
+        connections send the same heads, so it is not remembered with the head."""
+        caller = self.connection.certified
+        if caller is None:
+            raise Unauthenticated(
+                "send 'Authorization: Bearer <token>', or Basic with a user and a password"
+            )
+        return caller
 
     def _authenticate(self, request: Request) -> None:
-        if self.hub.token is None or request.path in OPEN_PATHS or request.method == "OPTIONS":
+        """Find out who sends it: ``memo["caller"]``, now or by a task."""
+        memo, access, connection = request.memo, self.engine.access, self.connection
+        memo.pop("caller", None)
+        if not access.is_on:
+            memo["caller"] = access.anyone
             return
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        if not token and request.words[0] in TOKEN_IN_ADDRESS:
-            scheme, token = "bearer", request.query.get("token", "")
-        if scheme.lower() != "bearer" or not self.hub.is_token(token.strip()):
-            raise Unauthenticated("send 'Authorization: Bearer <token>' with the broker's token")
+        if request.path in OPEN_PATHS or request.method == "OPTIONS":
+            memo["caller"] = access.nobody
+            return
+        credentials = credentials_in(request)
+        if credentials is None:
+            self._certified()
+            return
+        caller = self.hub.logins.at_once(connection.peer, connection.address, credentials)
+        if caller is not None:
+            memo["caller"] = caller
+            return
+        check = self.hub.logins.check(connection.peer, connection.address, credentials)
+        login = self._logins[id(memo)] = connection.start(check)
+        self.outbox.throttle(True)
+        login.add_done_callback(lambda login: self._login_done(memo, login))
+
+    def _login_done(self, memo: dict[str, Any], login: asyncio.Task[Caller]) -> None:
+        del self._logins[id(memo)]
+        self.outbox.throttle(False)
+        if login.cancelled():
+            return
+        error = login.exception()
+        if error is None:
+            memo["caller"] = login.result()
+        elif self._http.is_inside and not self.connection.closing:
+            # Nothing more of the body is read.
+            failed = error if isinstance(error, HeadraceError) else self.connection.bug()
+            self._requests.add(failed, True)
 
     @staticmethod
     def _check_readable(request: Request) -> None:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from headrace import limits
+from headrace.broker.attaching import refollow
 from headrace.broker.delivery import Delivery, Lease, Member
-from headrace.broker.engine import Engine
 from headrace.broker.follower import Follower
 from headrace.broker.subscription import Subscription
 from headrace.errors import (
@@ -22,8 +23,10 @@ from headrace.errors import (
     StaleDelivery,
 )
 from headrace.model import is_pattern
-from headrace.server.flow import Outbox
 from headrace.server.writing import DeliveryWriter
+
+if TYPE_CHECKING:
+    from headrace.server.connection import Connection
 
 FOLLOW_AT_ONCE = 1000
 SUBSCRIPTIONS_PER_CONNECTION_MAX = 10_000
@@ -53,6 +56,8 @@ class WireSink:
         """Whether a delivery is one frame with a batch, which is made in one step."""
         self.credit: int | None = None
         """How many messages of a plain subscription the client has room for; None: no limit."""
+        self.review: Callable[[], None] = lambda: None
+        """End it if the client has not the right for it any more."""
 
     def room(self) -> int:
         if not self._memberships.has_room():
@@ -82,18 +87,19 @@ class WireSink:
 
 class Memberships:
     __slots__ = (
-        "_encode", "_engine", "_is_waiting", "_leases", "_notify", "_sinks", "_writer", "outbox",
+        "_connection", "_encode", "_engine", "_is_waiting", "_leases", "_notify", "_sinks", "_writer",
+        "outbox",
     )  # fmt: skip
 
     def __init__(
         self,
-        engine: Engine,
-        outbox: Outbox,
+        connection: Connection,
         encode: Callable[[WireSink, Delivery], bytes],
         on_closed: Callable[[WireSink, HeadraceError | None], None],
     ):
-        self._engine = engine
-        self.outbox = outbox
+        self._connection = connection
+        self._engine = engine = connection.hub.engine
+        self.outbox = outbox = connection.outbox
         self._encode = encode
         self._notify = on_closed
         self._writer = DeliveryWriter(outbox, engine.pace, self._wake)
@@ -148,12 +154,14 @@ class Memberships:
         key = (pattern, None, channel)
         if key in self._sinks:
             raise Conflict(f"this connection follows {pattern!r} already", code="subscribed")
+        self._connection.permissions.need_to_follow(pattern)
         sink = self._new()
         sink.channel, sink.credit = channel, credit
         self._sinks[key] = sink
         try:
             left = self._places_left(pattern)
-            sink.follower = self._engine.follow(pattern, sink, places_max=left)
+            follower = self._engine.follow(pattern, sink, self._may_follow, places_max=left)
+            sink.follower, sink.review = follower, lambda: self._review_follower(follower)
         except HeadraceError:
             del self._sinks[key]
             raise
@@ -172,6 +180,30 @@ class Memberships:
         followers = [sink.follower for sink in self._sinks.values() if sink.follower is not None]
         return PLACES_PER_CONNECTION_MAX - sum(map(len, followers))
 
+    def _may_follow(self, topic: str) -> bool:
+        return self._connection.permissions.may("consume", topic)
+
+    def review(self) -> None:
+        """The rights of the client may have changed: end what it may not have any more."""
+        for sink in list(self._sinks.values()):
+            sink.review()
+
+    def _review_follower(self, follower: Follower) -> None:
+        pattern = follower.pattern
+        if not is_pattern(pattern) and not self._may_follow(pattern):
+            error = self._connection.permissions.refusal("consume", pattern)
+            self._engine.unfollow(follower, error)
+        else:
+            refollow(self._engine, follower)
+
+    def _review_member(self, subscription: Subscription) -> None:
+        permissions = self._connection.permissions
+        key = (subscription.pattern, subscription.name, "")
+        if key in self._sinks and not permissions.may_use("consume", subscription):
+            sink = self._sinks.pop(key)
+            self._end(sink)
+            self._notify(sink, permissions.refusal("consume", *subscription.key))
+
     def grant(self, pattern: str, channel: str, count: int) -> None:
         """The client has room for this many more."""
         sink = self._sinks.get((pattern, None, channel))
@@ -188,12 +220,14 @@ class Memberships:
             raise Conflict(
                 f"this connection is a member of {subscription.name!r} already", code="subscribed"
             )
+        self._connection.permissions.need_to_use("consume", subscription)
         if not 1 <= prefetch <= limits.PREFETCH_MAX:
             raise InvalidArgument(f"prefetch is from 1 to {limits.PREFETCH_MAX}, not {prefetch}")
         sink = self._new()
         sink.subscription = subscription
         sink.member = Member(name, sink, prefetch, auto_ack, self._leases)
         self._sinks[key] = sink
+        sink.review = lambda: self._review_member(subscription)
         subscription.join(sink.member)
         return sink
 

@@ -142,6 +142,7 @@ class Metrics:
         yield from self._subscriptions()
         yield from self._pipelines()
         yield from self._connections()
+        yield from self._access()
         yield self.sync.family(PREFIX + "fsync_duration_seconds", "Time of one fdatasync")
         yield self.commit.family(
             PREFIX + "processing_duration", "Seconds from a message's arrival to its being stored"
@@ -318,6 +319,24 @@ class Metrics:
         yield CounterMetricFamily(
             PREFIX + "handshakes_failed", "Connections whose TLS handshake failed or took too long",
             value=hub.failed_handshakes,
+        )  # fmt: skip
+
+    def _access(self) -> Iterator[Metric]:
+        logins, access = self._hub.logins, self._hub.engine.access
+        outcomes = CounterMetricFamily(
+            PREFIX + "logins_failed", "Logins that did not succeed at once", labels=["outcome"]
+        )
+        outcomes.add_metric(["wrong"], logins.failed)
+        outcomes.add_metric(["delayed"], logins.delayed)
+        outcomes.add_metric(["refused"], logins.refused)
+        yield outcomes
+        yield GaugeMetricFamily(
+            PREFIX + "access_broken", "1 while the access file cannot be used and older rules stay",
+            value=int(access.problem is not None),
+        )  # fmt: skip
+        yield GaugeMetricFamily(
+            PREFIX + "access_version", "Version of the rules in force; 0 without an access file",
+            value=0 if access.rules is None else access.rules.version,
         )  # fmt: skip
 
     def _process(self) -> Iterator[Metric]:

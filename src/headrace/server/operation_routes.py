@@ -67,8 +67,8 @@ async def _read_edited_letter(
         raise InvalidArgument("the body is a JSON object", code="invalid_json")
     if "data" in body:
         operation = OPERATIONS["dead_letter"]
-        where = operation.check({n: given[n] for n in ("subscription", "offset")}, strict=False)
-        letter = await session.hub.operations.broker.dead_letter(**where)
+        where = {name: given[name] for name in ("subscription", "offset")}
+        letter = await session.connection.run(operation, where)
         headers = body.get("headers", letter.message.headers)
         operation = OPERATIONS["edit_dead_letter"]
         headers = operation.arguments["headers"].read(headers)

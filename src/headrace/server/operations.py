@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from headrace.access.caller import Caller
 from headrace.broker.administration import Administration
-from headrace.broker.aio import AsyncBroker
 from headrace.broker.engine import Engine
 from headrace.errors import InvalidArgument
 from headrace.operations.catalog import OPERATIONS
@@ -14,15 +14,22 @@ from headrace.operations.declaring import Operation
 
 class ServedOperations:
     def __init__(self, engine: Engine):
-        self._administration = Administration(engine)
-        self.broker = AsyncBroker.around(engine)
-        """The same operations as methods, for the server's own use."""
+        self._engine = engine
 
-    async def run(self, operation: Operation, given: dict[str, Any], *, strict: bool = True) -> Any:
-        """Carry an operation out; returns its result."""
-        return await self._administration.call(operation, given, strict=strict)
+    async def run(
+        self,
+        operation: Operation,
+        given: dict[str, Any],
+        caller: Caller,
+        peer: str,
+        *,
+        strict: bool = True,
+    ) -> Any:
+        """Carry an operation out for a caller; returns its result."""
+        administration = Administration(self._engine, caller, peer)
+        return await administration.call(operation, given, strict=strict)
 
-    async def call(self, name: object, given: object) -> Any:
+    async def call(self, name: object, given: object, caller: Caller, peer: str) -> Any:
         """An operation by its name; returns its answer as JSON has it."""
         operation = OPERATIONS.get(name) if isinstance(name, str) else None
         if operation is None:
@@ -32,4 +39,4 @@ class ServedOperations:
             )
         if not isinstance(given, dict):
             raise InvalidArgument("the arguments are a JSON object")
-        return operation.document(given, await self.run(operation, given))
+        return operation.document(given, await self.run(operation, given, caller, peer))

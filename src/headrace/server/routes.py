@@ -31,6 +31,7 @@ from headrace.model import (
     parse_position,
 )
 from headrace.operations.arguments import PLACE
+from headrace.operations.catalog import OPERATIONS
 from headrace.server import exact_json, schemas
 from headrace.server.arguments import publish_options, seconds_of
 from headrace.server.http import HttpSession
@@ -281,6 +282,7 @@ async def _pull(
     try:
         pull.start(0 if session.connection.leaving else wait / 1000)
         deliveries = await future
+        session.connection.permissions.need_to_use("consume", subscription)  # it has waited
         views = await delivery_array(deliveries, session.engine.pace, settle=ack == "manual")
         if ack == "auto":
             pull.ack()  # from here to the socket nothing is awaited
@@ -296,6 +298,7 @@ async def group_of(session: HttpSession, topic: str, group: str) -> Subscription
     """The group; if it does not exist, it is created at the earliest message."""
     found = known_group(session, topic, group)
     if found is not None:
+        session.connection.permissions.need_to_use("consume", found)
         return found
     await session.connection.call("create_subscription", {"subscription": group, "topic": topic})
     return session.engine.subscription(group, topic)
@@ -317,6 +320,7 @@ def _settle(session: HttpSession, request: Request, topic: str, verb: str) -> An
     subscription = known_group(session, topic, group)
     if subscription is None:
         raise SubscriptionNotFound(f"there is no group {group!r} on {topic!r}")
+    session.connection.permissions.need_to_use("consume", subscription)
     stale = settle_each(deliveries, settle, lambda lease: subscription)
     return Answer(200, orjson.dumps({"settled": len(deliveries) - len(stale), "stale": stale}))
 
@@ -346,13 +350,14 @@ async def on_fetch(session: HttpSession, request: Request, topic: str) -> Answer
     partition = whole_in(query, "partition")
     start = parse_position(query.get("from", "earliest"))
     engine = session.engine
+    session.connection.permissions.need("browse", topic)
     found = await completed(lambda: fetch_messages(engine, topic, start, limit, partition, 4 << 20))
     return Answer(200, json_array(await message_array(found, engine.pace)))
 
 
 async def on_find(session: HttpSession, request: Request, message_id: str) -> Answer:
     check_query(request)
-    message = await session.hub.operations.broker.find(message_id)
+    message = await session.connection.run(OPERATIONS["find"], {"id": message_id})
     return Answer(200, orjson.dumps(message_view(message)))
 
 

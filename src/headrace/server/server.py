@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace import limits
+from headrace.access.file import NAME as ACCESS_FILE
 from headrace.broker.aio import AsyncBroker
 from headrace.broker.engine import Engine
 from headrace.errors import HeadraceError, InvalidArgument
@@ -31,6 +32,7 @@ from headrace.server.connection import Connection, Hub, Session
 from headrace.server.deadlines import Deadlines
 from headrace.server.http import HttpSession
 from headrace.server.listening import Listener
+from headrace.server.logins import Logins
 from headrace.server.metrics import Metrics
 from headrace.server.operations import ServedOperations
 from headrace.server.origins import Origins
@@ -91,11 +93,12 @@ class Server:
             on_failed=self._on_failed,
         )
         self.broker = AsyncBroker.around(self.engine)
-        local_only = settings.token is None and not settings.insecure
+        self.engine.access.setting = settings.token
+        local_only = not is_guarded(settings) and not settings.insecure
         self.hub = Hub(
             self.engine,
             ServedOperations(self.engine),
-            settings.token,
+            Logins(self.engine),
             RouteTable(ALL_ROUTES),
             Origins(settings.allowed_origins, local_only=local_only),
         )
@@ -113,6 +116,8 @@ class Server:
     # --- starting ---------------------------------------------------------------------------
     async def start(self) -> None:
         self.engine.open()
+        self.engine.access.listeners.append(self.hub.access_changed)
+        self.engine.on_attached = self.hub.attached
         self.deadlines = Deadlines(self.hub)
         watchdog = self.hub.watchdog = Watchdog(asyncio.get_running_loop())
         watchdog.start()
@@ -182,10 +187,17 @@ class Server:
             self.hub.watchdog.stop()
 
 
+def is_guarded(settings: Settings) -> bool:
+    """Whether clients have to log in: there is a token, or there are users."""
+    return bool(settings.token) or (
+        settings.persistence_enabled and (Path(settings.data_dir) / ACCESS_FILE).exists()
+    )
+
+
 def check_exposure(settings: Settings) -> None:
-    """Refuse to listen beyond this machine without a token that is hard to guess, unless told to."""
+    """Refuse to listen beyond this machine without users or a token that is hard to guess, unless told to."""
     is_weak = settings.token and len(settings.token) < TOKEN_CHARS_MIN
-    if (settings.token or settings.insecure) and not is_weak:
+    if (settings.insecure or is_guarded(settings)) and not is_weak:
         return
     try:
         infos = socket.getaddrinfo(settings.host, None)
@@ -203,13 +215,17 @@ def check_exposure(settings: Settings) -> None:
     if not loopback:
         raise InvalidArgument(
             f"{settings.host} can be reached from other machines: set a token "
-            "(HEADRACE_TOKEN or --token), or use --insecure",
+            "(HEADRACE_TOKEN or --token), add a user (headrace users add --data), or use --insecure",
             code="authentication_required",
         )
 
 
 def make_tls(settings: Settings) -> ssl.SSLContext | None:
     if not settings.tls_cert:
+        if settings.tls_client_ca:
+            raise InvalidArgument(
+                "tls_client_ca needs TLS: set tls_cert and tls_key, too", code="invalid_setting"
+            )
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -220,6 +236,15 @@ def make_tls(settings: Settings) -> ssl.SSLContext | None:
             f"the certificate {settings.tls_cert} or its key cannot be used: {error}",
             code="invalid_setting",
         ) from None
+    if settings.tls_client_ca:
+        try:
+            context.load_verify_locations(settings.tls_client_ca)
+        except (OSError, ssl.SSLError) as error:
+            raise InvalidArgument(
+                f"the certificate authority {settings.tls_client_ca} cannot be used: {error}",
+                code="invalid_setting",
+            ) from None
+        context.verify_mode = ssl.CERT_OPTIONAL  # a client without a certificate logs in otherwise
     return context
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import orjson
 
+from headrace.broker.attaching import refollow
 from headrace.broker.delivery import Delivery
 from headrace.broker.follower import Follower
 from headrace.broker.topic import Partition
@@ -66,23 +67,39 @@ class EventStream(Session):
         """Begin at the positions of the last event, else at ``start``, else now."""
         engine = self.engine
         check_pattern(self._topic)
+        self.connection.permissions.need_to_follow(self._topic)
         if not is_pattern(self._topic):
             engine.topic_for_publish(self._topic)
         places = [
             (partition, self._place(partition, known, start))
             for topic in engine.topics
-            if pattern_matches(self._topic, topic.name)
+            if pattern_matches(self._topic, topic.name) and self._may_follow(topic.name)
             for partition in topic.partitions
         ]
         self._positions = {_key(partition): offset for partition, offset in places}
         if len(self._id()) > EVENT_ID_BYTES_MAX:
             raise _too_many()
-        self.follower = engine.follow(self._topic, self)
+        self.follower = engine.follow(self._topic, self, self._may_follow)
         for partition, offset in places:
             self.follower.move(partition, offset)
         self.outbox.on_writable = self.follower.wake
         self._writer = DeliveryWriter(self.outbox, engine.pace, self.follower.wake)
         self._timer = asyncio.get_running_loop().call_later(COMMENT_S, self._comment)
+
+    def _may_follow(self, topic: str) -> bool:
+        return self.connection.permissions.may("consume", topic)
+
+    def access_changed(self) -> None:
+        if self.follower is None:
+            return
+        if not is_pattern(self._topic) and not self._may_follow(self._topic):
+            self.expel(self.connection.permissions.refusal("consume", self._topic))
+        else:
+            refollow(self.engine, self.follower)
+
+    def expel(self, error: HeadraceError) -> None:
+        if self.follower is not None:
+            self.engine.unfollow(self.follower, error)
 
     def _place(self, partition: Partition, known: dict[str, int] | None, start: Any) -> int:
         log = partition.log

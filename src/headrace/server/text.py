@@ -21,12 +21,13 @@ from headrace import limits
 from headrace.broker.delivery import Delivery
 from headrace.broker.positions import news_in
 from headrace.broker.publishing import Publish
-from headrace.errors import HeadraceError, InvalidArgument, OffsetOutOfRange, Unauthenticated
+from headrace.errors import HeadraceError, InvalidArgument, OffsetOutOfRange
 from headrace.log.columns import Columns
 from headrace.log.interface import ReadPending, completed
 from headrace.model import Receipt, parse_position, split_position
 from headrace.server.arguments import number_of, publish_arguments, seconds_of
 from headrace.server.connection import Connection, RequestSession
+from headrace.server.logins import Credentials
 from headrace.server.members import Memberships, WireSink
 from headrace.wire import http, text
 from headrace.wire.text import Command, PublishRun, TextParser, is_http
@@ -42,19 +43,17 @@ HELP = (
     "UNSUB <topic> [group=]",
     "ACK <delivery>   NACK <delivery> [delay=] [reason=]   EXTEND <delivery> [seconds=]",
     "CREATE <topic> [partitions=] [<setting>=]   DELETE <topic>",
-    "TOPICS   GROUPS [topic]   STATS <topic>   INFO   PING   AUTH <token>   HELP   QUIT",
+    "TOPICS   GROUPS [topic]   STATS <topic>   INFO   PING   AUTH <token>   AUTH <user> <password>   HELP   QUIT",
 )
 
 
 class TextSession(RequestSession[PublishRun | Command]):
     protocol = "text"
-    login = "say AUTH <token> first"
+    login = "say AUTH <token>, or AUTH <user> <password>, first"
 
     def __init__(self, connection: Connection):
         super().__init__(connection, TextParser(connection.hub.engine.max_message_size))
-        self._memberships = Memberships(
-            self.engine, self.outbox, self._delivered, self._subscription_closed
-        )
+        self._memberships = Memberships(connection, self._delivered, self._subscription_closed)
 
     # --- in ---------------------------------------------------------------------------------
     def depends(self, item: PublishRun | Command) -> bool:
@@ -100,6 +99,12 @@ class TextSession(RequestSession[PublishRun | Command]):
     def lost(self) -> None:
         self._memberships.leave_all()
 
+    def access_changed(self) -> None:
+        self._memberships.review()
+
+    def expel(self, error: HeadraceError) -> None:
+        self.end(error)
+
     def _later(self, work: Coroutine[Any, Any, bytes]) -> None:
         """Answer when the work is done, in the command's place."""
         self.connection.answer_later(work, self.outbox.reserve().fill, text.error)
@@ -140,6 +145,7 @@ class TextSession(RequestSession[PublishRun | Command]):
     def on_fetch(self, command: Command) -> None:
         topic, where = _two(command, "FETCH <topic> <offset>")
         options = command.options
+        self.connection.permissions.need("browse", topic)
         partition = self.engine.partition(
             topic, number_of(options.get("partition", "0"), "partition")
         )
@@ -163,6 +169,7 @@ class TextSession(RequestSession[PublishRun | Command]):
             offset = await completed(lambda: self.engine.resolve(partition, where, time_ms=time_ms))
         if wait and offset == log.end_offset:
             await news_in([partition], wait)
+            self.connection.permissions.need("browse", partition.topic)
         if count is None:
             return await completed(lambda: self._one(partition, offset))
         parts: list[bytes] = []
@@ -317,10 +324,24 @@ class TextSession(RequestSession[PublishRun | Command]):
         self.outbox.send(text.listing(HELP))
 
     def on_auth(self, command: Command) -> None:
-        if self.connection.authenticate(_word(command, "AUTH <token>")):
-            self.outbox.send(text.done())
-        else:
-            self.end(Unauthenticated("wrong token"))
+        credentials = Credentials.of_words(command.words)
+        try:
+            if self.connection.log_in_at_once(credentials):
+                self.outbox.send(text.done())
+                return
+        except HeadraceError as error:
+            self.end(error)
+            return
+
+        async def log_in() -> bytes:
+            try:
+                await self.connection.log_in(credentials)
+            except HeadraceError:
+                self.connection.close()
+                raise
+            return text.done()
+
+        self._later(log_in())
 
     def on_quit(self, command: Command) -> None:
         self.outbox.send(text.done("bye"))

@@ -90,9 +90,7 @@ class WebSocketSession(Session):
         self._protocol = protocol
         self._frames = PlainFrames()
         self._views = _views.get(self.hub) or _new_views(self.hub)
-        self._memberships = Memberships(
-            self.engine, self.outbox, self._delivered, self._subscription_closed
-        )
+        self._memberships = Memberships(connection, self._delivered, self._subscription_closed)
         self._last_task: asyncio.Task[None] | None = None
         self._partial: bytearray | None = None
         self._commands: deque[object] = deque()
@@ -192,6 +190,18 @@ class WebSocketSession(Session):
     def lost(self) -> None:
         self._ping.cancel()
         self._memberships.leave_all()
+
+    def access_changed(self) -> None:
+        self._memberships.review()
+
+    def expel(self, error: HeadraceError) -> None:
+        """1008: the client breaks a rule; here, that it must be logged in."""
+        self._fail(None, error)
+        self._memberships.leave_all()
+        if self._protocol.state is State.OPEN:
+            self._protocol.send_close(1008, error.code)
+            self._flush()
+        self.connection.close()
 
     # --- commands ---------------------------------------------------------------------------
     def _text(self, content: bytes) -> None:

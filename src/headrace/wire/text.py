@@ -199,6 +199,8 @@ def _words(line: bytes) -> tuple[list[str], dict[str, str]]:
     except UnicodeDecodeError:
         raise InvalidArgument("a command line is UTF-8 text", code="bad_command") from None
     options: dict[str, str] = {}
+    if words and words[0].upper() == "AUTH":  # a secret may have any form
+        return words, options
     plain = []
     for number, word in enumerate(words):
         name, equals, value = word.partition("=")

@@ -1,0 +1,99 @@
+"""``headrace tokens``: tokens for programs, with rights of their own or for a user."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Annotated, Any
+
+import typer
+
+from headrace.cli.printing import AsJson, print_json, print_listing, say, when
+from headrace.cli.users import Admin, Grants, QuotaOptions, grants_of, quotas_of, with_access
+from headrace.errors import InvalidArgument
+from headrace.operations import arguments
+
+tokens = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+Name = Annotated[str, typer.Argument(metavar="TOKEN", help="The name of the token.")]
+_DURATION = re.compile(r"(\d{1,9})([smhdw])\Z")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+
+
+def expiry_ms(text: str) -> int:
+    """``90d``, or a time."""
+    found = _DURATION.match(text)
+    if found is not None:
+        return time.time_ns() // 1_000_000 + int(found[1]) * _SECONDS[found[2]] * 1000
+    try:
+        return arguments.expiry_ms(text)
+    except InvalidArgument:
+        raise InvalidArgument(
+            f"--expires takes a duration such as 90d or 12h, or a time, not {text!r}",
+            code="invalid_expiry",
+        ) from None
+
+
+@tokens.command()
+@with_access
+def create(
+    rules: Any,
+    name: Name,
+    grant: Grants = None,
+    admin: Admin = False,
+    for_user: Annotated[
+        str | None, typer.Option("--for", metavar="USER", help="Give it the rights of this user.")
+    ] = None,
+    expires: Annotated[
+        str | None, typer.Option(help="When it ends: 90d, 12h, or a time. Default: never.")
+    ] = None,
+    quota: QuotaOptions = None,
+    as_json: AsJson = False,
+) -> None:
+    """Create a token. Its secret is printed this once.
+
+    To replace a token without a pause: create another one, give it to the programs, revoke the old one.
+
+    \b
+    Examples:
+      headrace tokens create ci --grant 'publish:builds.>' --expires 90d
+      headrace tokens create laptop --for alice
+    """
+    found = rules.create_token(
+        name,
+        user=for_user,
+        grants=grants_of(grant, admin),
+        expires=None if expires is None else expiry_ms(expires),
+        quotas=quotas_of("--quota", quota),
+    )
+    if as_json:
+        print_json(found)
+        return
+    typer.echo(f"Created token {name}. Keep the secret: it is not shown again.", err=True)
+    print(found["secret"], flush=True)
+
+
+@tokens.command("list")
+@with_access
+def list_tokens(rules: Any, as_json: AsJson = False) -> None:
+    """List the tokens and their rights."""
+    found = rules.tokens()
+    rows = [
+        {
+            "token": each["token"],
+            "rights": f"user {each['user']}" if each["user"] else "; ".join(each["grants"]),
+            "created": when(each["created"]),
+            "expires": "never" if each["expires"] is None else when(each["expires"]),
+            "expired": each["expired"],
+        }
+        for each in found
+    ]
+    columns = ("token", "rights", "created", "expires", "expired")
+    print_listing(as_json, found, rows, columns, "No tokens yet.")
+
+
+@tokens.command()
+@with_access
+def revoke(rules: Any, name: Name) -> None:
+    """Revoke a token. Connections that logged in with it end within a second."""
+    rules.revoke_token(name)
+    say(f"Revoked token {name}.")

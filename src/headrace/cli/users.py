@@ -1,0 +1,276 @@
+"""``headrace users`` and ``headrace access``: users, their rights and their quotas.
+
+Without ``--data`` a command asks the broker, as any client does. With it, the command changes the access
+file of a data directory: this is how the first administrator is made. A broker that runs there takes the
+change over within a second.
+"""
+
+from __future__ import annotations
+
+import getpass
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from headrace.access.directory import AccessDirectory
+from headrace.cli.connecting import (
+    BROKER_OPTIONS,
+    User,
+    Yes,
+    connected,
+    named_values,
+    with_client,
+    with_options,
+)
+from headrace.cli.printing import AsJson, print_json, print_listing, say
+from headrace.client.threads import BrokerClient
+from headrace.errors import InvalidArgument
+
+users = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+access = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+Name = Annotated[str, typer.Argument(metavar="USER", help="The user.")]
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        "--data", metavar="DIR", help="Change this data directory, without asking a broker."
+    ),
+]
+Grants = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--grant",
+        metavar="RIGHTS:TOPICS[:NAMES]",
+        help="A right, such as 'publish,consume:orders.>'; may be repeated.",
+    ),
+]
+Admin = Annotated[bool, typer.Option("--admin", help="Make it an administrator of the broker.")]
+Namespace = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--namespace", metavar="PREFIX", help="Make it an administrator of this prefix: 'team.'."
+    ),
+]
+Certificates = Annotated[
+    list[str] | None,
+    typer.Option("--certificate", help="A name in its client certificate; may be repeated."),
+]
+QuotaOptions = Annotated[
+    list[str] | None,
+    typer.Option("--quota", metavar="NAME=VALUE", help="A quota, such as connections=100."),
+]
+
+
+@contextmanager
+def administrated(data: Path | None, **broker: Any) -> Iterator[Any]:
+    """The broker, or a data directory: both have the methods that the commands use."""
+    if data is not None:
+        yield AccessDirectory(data)
+        return
+    with connected(**broker) as client:
+        yield client
+
+
+with_access = with_options("rules", {"data": Data, **BROKER_OPTIONS, "user": User}, administrated)
+"""Give a command the users and tokens of a broker or of a data directory, as its argument ``rules``."""
+
+
+def grants_of(
+    grants: Iterable[str] | None, admin: bool = False, namespaces: Iterable[str] | None = None
+) -> list[str] | None:
+    """All grants that the options name; None if they name none."""
+    found = list(grants or ())
+    if admin:
+        found.append("admin:>")
+    for prefix in namespaces or ():
+        word = prefix.rstrip(".>").rstrip(".")
+        found.append(f"admin:{word}.>:{word}.>")
+    return found or None
+
+
+def quotas_of(option: str, pairs: Iterable[str] | None) -> dict[str, float | None] | None:
+    if not pairs:
+        return None
+    found: dict[str, float | None] = {}
+    for name, value in named_values(option, pairs).items():
+        try:
+            found[name] = None if value == "none" else float(value)
+        except ValueError:
+            raise InvalidArgument(f"{option} {name} takes a number, not {value!r}") from None
+    return found
+
+
+def new_password(user: str) -> str:
+    """Asked for twice on a terminal; else the first line of the standard input."""
+    if not sys.stdin.isatty():
+        return sys.stdin.readline().rstrip("\r\n")
+    password = getpass.getpass(f"New password of {user}: ")
+    if getpass.getpass("Again: ") != password:
+        raise InvalidArgument("the two passwords differ")
+    return password
+
+
+@users.command()
+@with_access
+def add(
+    rules: Any,
+    name: Name,
+    grant: Grants = None,
+    admin: Admin = False,
+    namespace: Namespace = None,
+    certificate: Certificates = None,
+    quota: QuotaOptions = None,
+    no_password: Annotated[
+        bool, typer.Option("--no-password", help="It logs in with tokens or certificates only.")
+    ] = False,
+) -> None:
+    """Add a user. The password is asked for, or read from the standard input.
+
+    The rights are publish, consume, browse, manage, admin and metrics.
+
+    \b
+    Examples:
+      headrace users add root --admin --data /var/lib/headrace
+      headrace users add alice --grant 'publish,consume:orders.>'
+      headrace users add team.lead --namespace team.
+    """
+    password = None if no_password else new_password(name)
+    found = rules.create_user(
+        name,
+        password=password,
+        grants=grants_of(grant, admin, namespace),
+        certificates=certificate,
+        quotas=quotas_of("--quota", quota),
+    )
+    say(f"Added user {name} ({_rights(found['grants'])}).")
+
+
+@users.command("list")
+@with_access
+def list_users(rules: Any, as_json: AsJson = False) -> None:
+    """List the users and their rights."""
+    found = rules.users()
+    rows = [
+        {
+            "user": each["user"],
+            "rights": _rights(each["grants"]),
+            "password": each["has_password"],
+            "certificates": ", ".join(each["certificates"]) or None,
+            "tokens": ", ".join(each["tokens"]) or None,
+            "disabled": each["disabled"],
+        }
+        for each in found
+    ]
+    columns = ("user", "rights", "password", "certificates", "tokens", "disabled")
+    print_listing(as_json, found, rows, columns, "No users yet.")
+
+
+@users.command()
+@with_access
+def change(
+    rules: Any,
+    name: Name,
+    grant: Grants = None,
+    admin: Admin = False,
+    namespace: Namespace = None,
+    no_grants: Annotated[bool, typer.Option("--no-grants", help="Take all rights away.")] = False,
+    certificate: Certificates = None,
+    quota: QuotaOptions = None,
+    password: Annotated[
+        bool, typer.Option("--password", help="Set a new password (asked for, or from stdin).")
+    ] = False,
+    disable: Annotated[
+        bool | None, typer.Option("--disable/--enable", help="Whether it may log in.")
+    ] = None,
+) -> None:
+    """Change a user. Rights, certificates and quotas that are given replace the old ones.
+
+    The change reaches open connections within a second.
+
+    \b
+    Examples:
+      headrace users change alice --grant 'consume:orders.>'
+      headrace users change alice --password
+      headrace users change alice --disable
+    """
+    grants = [] if no_grants else grants_of(grant, admin, namespace)
+    found = rules.change_user(
+        name,
+        password=new_password(name) if password else None,
+        grants=grants,
+        certificates=certificate,
+        quotas=quotas_of("--quota", quota),
+        disabled=disable,
+    )
+    say(f"Changed user {name} ({_rights(found['grants'])}).")
+
+
+@users.command()
+@with_access
+def delete(rules: Any, name: Name, yes: Yes = False) -> None:
+    """Delete a user and its tokens. Its connections end."""
+    if not yes:
+        typer.confirm(f"Delete user {name} and its tokens?", abort=True)
+    rules.delete_user(name)
+    say(f"Deleted user {name}.")
+
+
+def _rights(grants: list[str]) -> str:
+    return "; ".join(grants) or "no rights"
+
+
+# --- your own rights, and quotas for all ------------------------------------------------------------
+@access.command()
+@with_client
+def whoami(client: BrokerClient, as_json: AsJson = False) -> None:
+    """Show who you are for the broker, and what you may do."""
+    found = client.whoami()
+    if as_json:
+        print_json(found)
+        return
+    say(found["name"])
+    if found["administrator"]:
+        say("may do everything")
+    for grant in [] if found["administrator"] else found["grants"]:
+        say(f"may {grant}")
+    for name, value in found["quotas"].items():
+        say(f"quota {name}={value:g}")
+
+
+@access.command()
+@with_client
+def quotas(
+    client: BrokerClient,
+    address: Annotated[
+        list[str] | None,
+        typer.Option("--address", metavar="NAME=VALUE", help="A quota of each address."),
+    ] = None,
+    default: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--default",
+            metavar="NAME=VALUE",
+            help="A quota of each user and token that has none of its own.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the quotas of addresses and of all users, or replace them.
+
+    \b
+    Examples:
+      headrace access quotas
+      headrace access quotas --address connections=100 --default requests_per_second=1000
+    """
+    found = client.change_quotas(
+        addresses=quotas_of("--address", address), default=quotas_of("--default", default)
+    )
+    rows = [
+        {"for": who, "quota": name, "value": f"{value:g}"}
+        for who, values in (("addresses", found["addresses"]), ("default", found["default"]))
+        for name, value in values.items()
+    ]
+    print_listing(as_json, found, rows, ("for", "quota", "value"), "No quotas.")
