@@ -24,7 +24,7 @@ from headrace.broker import positions as places
 from headrace.broker.engine import Engine
 from headrace.broker.permissions import Permissions
 from headrace.broker.topic import Topic
-from headrace.errors import Forbidden, HeadraceError, MessageNotFound
+from headrace.errors import HeadraceError, MessageNotFound
 from headrace.facade import settle
 from headrace.log.interface import completed
 from headrace.model import (
@@ -47,6 +47,7 @@ from headrace.operations.results import (
     PipelineReport,
     PipelineStats,
     QuotaInfo,
+    Redriven,
     StopWanted,
     SubscriptionStats,
     TokenInfo,
@@ -277,11 +278,11 @@ class Administration:
         limit: int | None,
         rate: float | None,
         to: str,
-    ) -> int:
+    ) -> Redriven:
         # A letter says itself where it comes from, and anybody can publish one that says anything: it
         # goes only where the caller could publish it.
         left_out: list[int] = []
-        count: int = await answer(
+        result: Redriven = await answer(
             self.engine.dead_letters.redrive,
             subscription,
             offsets=offsets,
@@ -291,11 +292,11 @@ class Administration:
             to=to,
         )
         if left_out:
-            raise Forbidden(
-                f"{count} letters were redriven; {len(set(left_out))} were left out, because "
+            result["skipped"] += len(set(left_out))
+            result["reason"] = result["reason"] or (
                 f"{self.caller.name} may not publish to the topics they come from"
             )
-        return count
+        return result
 
     def _redrivable(
         self, wanted: Callable[[DeadLetter], bool] | None, left_out: list[int]

@@ -26,6 +26,7 @@ from headrace import limits
 from headrace.access.control import AccessControl
 from headrace.broker import state as entries
 from headrace.broker.attaching import attaches, reattach
+from headrace.broker.attempts import first_reserve
 from headrace.broker.audit import Audit
 from headrace.broker.cursor import Cursor
 from headrace.broker.dead_letters import DeadLetters
@@ -168,16 +169,19 @@ class Engine:
     # --- opening and closing ------------------------------------------------------------------
     def open(self) -> None:
         """Take the directory, read what is there, be ready. Blocks for as long as that takes."""
-        suspect = False
+        suspect, last = False, None
         if self.directory is not None:
             self.directory.acquire()
         try:
             if self.directory is not None:
-                suspect = self.directory.is_suspect
+                suspect, last = self.directory.is_suspect, self.directory.last_run()
+                self.directory.begin_run({} if last is None else last.ends)
             self.access.open()
-            self.topics.load(suspect=suspect)
-            loaded = self.state.load()
-            self._restore(loaded)
+            # Before the logs: positions are witnesses of how far these once reached.
+            loaded = self.state.load(None if last is None else last.ends)
+            unclean = last is None or last.may_have_failed
+            self.topics.load(loaded.witnesses, suspect=suspect, unclean=unclean)
+            self._restore(loaded, clean=last is not None and last.clean)
             self.staging.load(list(loaded.commits.values()))
             self.state.start()
             if self.directory is not None and suspect:
@@ -200,7 +204,7 @@ class Engine:
         self.events.start()
         self.access.listeners.append(partial(reattach, self))
 
-    def _restore(self, loaded: Loaded) -> None:
+    def _restore(self, loaded: Loaded, *, clean: bool) -> None:
         """Make the subscriptions of the journal stand where it says."""
         self.publishing.producers = loaded.producers
         self._next_number = loaded.next_number
@@ -237,6 +241,11 @@ class Engine:
             cursor = Cursor(number, partition, partition.log.start_offset)
             for payload in loaded.deltas.get(number, ()):
                 cursor.apply(payload)
+            limit = owner.settings.max_deliveries
+            if number in loaded.reserves:
+                item = loaded.reserves[number]
+                cursor.recall(item["reserved"], item["doubts"], clean=clean, limit=limit)
+            first_reserve(cursor, limit)
             end = partition.log.end_offset
             if cursor.position > end or cursor.high > end:
                 # Memory topics start empty; a durable one can only be short after a loss.
@@ -268,6 +277,8 @@ class Engine:
                 incarnation = self.topics.find(cursor.partition.topic).incarnation
                 payloads.append(entries.number_cursor(cursor, subscription.number, incarnation))
                 payloads.append(cursor.snapshot())
+                if cursor.reserved or cursor.doubts:
+                    payloads.append(entries.reserve(cursor))
         return payloads
 
     def _definition(self, subscription: Subscription) -> bytes:
@@ -301,6 +312,8 @@ class Engine:
         def state_closed() -> None:
             self.workers.close()
             if self.directory is not None:
+                if self.failed is None:
+                    self.directory.end_run(self.topics.ends())
                 self.directory.release()
             done()
 
@@ -402,6 +415,7 @@ class Engine:
                 f"there is no topic {name!r}, and topics are not made by publishing here "
                 "(auto_create_topics is off); create it first"
             )
+        self.topics.check_automatic(self.time())
         return self.create_topic(name)
 
     # --- reading ----------------------------------------------------------------------------
@@ -593,6 +607,9 @@ class Engine:
     def _write_cursor(self, subscription: Subscription, cursor: Cursor) -> None:
         incarnation = self.topics.find(cursor.partition.topic).incarnation
         self.state.write(entries.number_cursor(cursor, subscription.number, incarnation))
+        first_reserve(cursor, subscription.settings.max_deliveries)
+        if cursor.reserved:
+            self.state.write(entries.reserve(cursor))
         self.changed(cursor)
 
     def _number(self) -> int:
@@ -696,6 +713,16 @@ class Engine:
         if not cursor.partition.log.durable:
             self.retention.trim(cursor.partition)
         self.state.changed(cursor)
+
+    @property
+    def keeps_positions(self) -> bool:
+        return self.directory is not None
+
+    def reserve(self, cursor: Cursor, done: Done) -> None:
+        self.state.write(entries.reserve(cursor), done)
+
+    def flush(self, done: Done) -> None:
+        self.state.flush(done)
 
     def dead_letter(
         self, subscription: Subscription, cursor: Cursor, offset: int, attempt: int, reason: str

@@ -16,6 +16,7 @@ Rules:
 - A failed message is retried before fresh ones are read.
 - A message is *done* only by an ack, by being meant for others, by its time to live, or when its dead
   letter is durable. It is never done because a member or the broker went away.
+- ``max_deliveries`` holds over crashes: ``attempts.py``.
 - ``ordering="key"``: a key that is out or waiting for a retry is *busy*; later messages of the same
   key are parked until it is free. Messages without a key are not ordered.
 
@@ -33,6 +34,7 @@ from typing import Any
 
 from headrace import limits
 from headrace.broker.activity import Activity
+from headrace.broker.attempts import Attempts, others
 from headrace.broker.cursor import Cursor
 from headrace.broker.deadlines import Deadlines
 from headrace.broker.delivery import Context, Delivery, Lease, Member, Tally
@@ -83,12 +85,14 @@ class Subscription:
     _timer: Any = None
     _timer_at: float = 0.0
     _order: KeyOrder = field(default_factory=KeyOrder)
+    _attempts: Attempts = field(init=False)
 
     def __post_init__(self) -> None:
         self._target = self.name.encode()
         self._reading = Reading(self.name, self._context, self.tally, self.wake)
         self._deadlines = Deadlines(self.leases)
         self._endings = Endings(self._context.pace, self._end)
+        self._attempts = Attempts(self)
 
     @property
     def key(self) -> tuple[str, str]:
@@ -188,8 +192,9 @@ class Subscription:
 
     @property
     def is_fetching(self) -> bool:
-        """Whether a log still fetches messages that were asked for."""
-        return self._reading.is_fetching or self._retries.is_fetching
+        """Whether messages come that wait for a log, or for the journal."""
+        waits = self._reading.is_fetching or self._retries.is_fetching
+        return waits or self._attempts.is_waiting
 
     @property
     def _has_work(self) -> bool:
@@ -201,10 +206,16 @@ class Subscription:
         stop = min(batch.count, start + most)
         if not batch.flags & LOST:
             stop = batch.fitting(start, stop, limits.LEASE_BYTES_MAX)
+        if batch.base_offset + stop > cursor.reserve_at:
+            stop = self._attempts.admit(cursor, batch.base_offset + stop) - batch.base_offset
+            if stop <= start:
+                return
         indexes = self._deliverable(cursor, batch, start, stop)
         if self._ordered and batch.flags & HAS_KEYS:
             stop = self._hand_out_ordered(cursor, batch, indexes, stop)
         else:
+            if cursor.attempts or cursor.doubts:
+                indexes = self._attempts.without_last(cursor, batch, indexes)
             left = self._share(cursor, batch, indexes)
             if left:
                 stop = left[0]
@@ -269,8 +280,8 @@ class Subscription:
             offsets = [base + index for index in indexes]
         attempts: int | list[int] = 1
         failed = cursor.attempts
-        if failed and not failed.keys().isdisjoint(offsets):
-            attempts = [failed.get(offset, 0) + 1 for offset in offsets]
+        if cursor.doubts or (failed and not failed.keys().isdisjoint(offsets)):
+            attempts = self._attempts.numbers(cursor, offsets)
             self.tally.redelivered += sum(attempt > 1 for attempt in attempts)
             self.activity.mixed(self._now_ms - batch.max_timestamp, attempts)
         else:
@@ -323,6 +334,11 @@ class Subscription:
                     stop = index
                     break
                 self._order.park(key, cursor, offset)
+                continue
+            if self._attempts.is_last(cursor, offset):
+                if key is not None:
+                    self._order.hold(key, cursor, offset)
+                self._retries.add(cursor, offset)
                 continue
             member = self.members.one(room, each)
             if member is None:
@@ -382,6 +398,7 @@ class Subscription:
             return offsets[1:]
         inside = [offset for offset in offsets if offset < batch.end_offset]
         indexes = self._wanted(cursor, batch, [offset - batch.base_offset for offset in inside])
+        indexes = self._attempts.ready(cursor, batch, indexes)
         for index in self._share(cursor, batch, indexes):
             self._retries.add(cursor, batch.base_offset + index)
         return offsets[len(inside) :]
@@ -464,13 +481,14 @@ class Subscription:
         attempt = lease.attempt_at(index)
         if delay is None:
             delay = self.settings.delay_after(attempt)
+        self._attempts.failed(lease, index)
         self._failed(lease.cursor, offset, attempt, reason, delay)
         self._released(lease, 1)
 
     def release(self, lease_id: int, offset: int) -> None:
         """Give a message back that was never begun: it does not count as a delivery."""
         lease = self.lease(lease_id)
-        self._settle(lease, offset)
+        self._attempts.not_begun(lease, self._settle(lease, offset))
         self._retries.add(lease.cursor, offset)
         self._released(lease, 1)
 
@@ -481,6 +499,7 @@ class Subscription:
         if seconds is not None:
             granted = check_seconds("seconds", seconds, limits.ACK_TIMEOUT_S_MAX)
         lease.deadline = self._context.time() + granted
+        lease.member.stalled = False
         self._deadlines.add(lease)
         self._arm(lease.deadline)
         return granted
@@ -526,12 +545,15 @@ class Subscription:
         self._context.changed(cursor)
         limit = self.settings.max_deliveries
         if limit and attempt >= limit:
-            self._burying[cursor.number, offset] = reason
-            self._context.dead_letter(self, cursor, offset, attempt, reason)
+            self._bury(cursor, offset, attempt, reason)
         elif delay > 0:
             self._retry_at(self._context.time() + delay, cursor, offset)
         else:
             self._retries.add(cursor, offset)
+
+    def _bury(self, cursor: Cursor, offset: int, attempt: int, reason: str) -> None:
+        self._burying[cursor.number, offset] = reason
+        self._context.dead_letter(self, cursor, offset, attempt, reason)
 
     def buried(self, cursor: Cursor, offset: int, error: Exception | None) -> None:
         """The dead letter is durable, or could not be stored and will be tried again."""
@@ -543,6 +565,7 @@ class Subscription:
             self.activity.buried(reason)
             self._done(cursor, offset)
         else:
+            self._attempts.not_buried(cursor, offset, reason)
             logger.error("subscription %s: dead letter not stored: %s", self.name, error)
             self._retry_at(
                 self._context.time() + max(self.settings.backoff_max, 1.0), cursor, offset
@@ -581,15 +604,19 @@ class Subscription:
         if reason is TIMED_OUT and lease.deadline > self._context.time():
             return  # it was extended while it waited for its end
         out = lease.out()
-        self.tally.timeouts += len(out) if reason is TIMED_OUT else 0
+        if reason is TIMED_OUT:
+            self.tally.timeouts += len(out)
+            lease.member.stalled = True
         lease.mask = 0
         self._settled(lease, len(out))
         for index in out:
             offset = lease.offsets[index]
             attempt = lease.attempt_at(index)
             if not counts:
+                self._attempts.not_begun(lease, index)
                 self._retries.add(lease.cursor, offset)
                 continue
+            self._attempts.failed(lease, index)
             delay = 0.0 if at_once else self.settings.delay_after(attempt)
             self._failed(lease.cursor, offset, attempt, reason, delay)
         self.wake()
@@ -598,7 +625,8 @@ class Subscription:
     def seek(self, cursor: Cursor, offset: int) -> None:
         """Deliver again from the offset on; deliveries of this partition become stale."""
         self._forget(cursor)
-        cursor.seek(offset)
+        if cursor.seek(offset):
+            self._context.reserve(cursor, lambda error: None)
         self._context.changed(cursor)
         self._reading.advanced(cursor)
 
@@ -633,11 +661,8 @@ class Subscription:
                 lease.mask ^= gone
                 self._settled(lease, gone.bit_count())
         self._retries.forget(cursor, before)
-        self._burying = {
-            item: reason
-            for item, reason in self._burying.items()
-            if item[0] != cursor.number or (before is not None and item[1] >= before)
-        }
+        self._attempts.forget(cursor, before)
+        self._burying = others(self._burying, cursor, before)
         for item in self._order.forget(cursor, before):
             self._retries.add(*item)
         if before is None:
@@ -659,6 +684,7 @@ class Subscription:
         self.members.clear()
         for lease in list(self.leases.values()):
             out = lease.mask.bit_count()
+            self._attempts.closed(lease)
             lease.mask = 0  # an ack that comes now is stale
             self._settled(lease, out)
 
@@ -676,7 +702,7 @@ class Subscription:
             "members": len(self.members),
             "lag": self.lag(),
             "in_flight": self.in_flight(),
-            "waiting_for_retry": len(self._retries),
+            "waiting_for_retry": len(self._retries) + len(self._attempts),
             "created": self.created_ms,
             "settings": self.settings.as_dict(),
             "partitions": [

@@ -59,6 +59,7 @@ from headrace.operations.results import (
     PipelineReport,
     PipelineStats,
     QuotaInfo,
+    Redriven,
     StopWanted,
     SubscriptionStats,
     TokenInfo,
@@ -358,7 +359,6 @@ class Operations:
         letters=True,
         runs="owner",
         repeatable=False,
-        answer="redriven",
         errors=("queue_full", "disk_full"),
         http=Http(
             "POST",
@@ -377,12 +377,13 @@ class Operations:
         limit: Offset | None = None,
         rate: Rate | None = None,
         to: Literal["subscription", "topic"] = "subscription",
-    ) -> int:
-        """Publish dead letters to their topic again; returns how many.
+    ) -> Redriven:
+        """Publish dead letters to their topic again; returns how many, and how many cannot be.
 
         By default all of them; otherwise those with these ``offsets``, this ``reason`` (a part of it is
         enough) or this ``topic``. With ``to="subscription"`` only the subscription that gave them up gets
-        them; with ``to="topic"`` all subscriptions of the topic do.
+        them; with ``to="topic"`` all subscriptions of the topic do. A letter that cannot be published again,
+        because it does not say where it came from or the topic refuses it, is skipped, counted, and stays.
 
         Example::
 

@@ -55,7 +55,14 @@ def readiness(session: HttpSession) -> list[str]:
     refusal = engine.guard.refusal()
     if refusal is not None:
         reasons.append(refusal.message)
-    sees, hidden = session.connection.caller.sees, 0
+    caller = session.connection.caller
+    sees, hidden = caller.sees, 0
+    if engine.staging.trouble is not None:
+        reasons.append(
+            engine.staging.trouble
+            if caller.unlimited
+            else "a commit of staged batches cannot go on; the broker's log says which"
+        )
     for topic in engine.topics:
         for partition in topic.partitions:
             if partition.log.read_only and sees(topic.name):

@@ -21,7 +21,7 @@ from headrace import limits
 from headrace.broker.delivery import Delivery
 from headrace.broker.positions import news_in
 from headrace.broker.publishing import Publish
-from headrace.errors import HeadraceError, InvalidArgument, OffsetOutOfRange
+from headrace.errors import DataCorrupt, HeadraceError, InvalidArgument, OffsetOutOfRange
 from headrace.log.columns import Columns
 from headrace.log.interface import ReadPending, completed
 from headrace.model import Receipt, parse_position, split_position
@@ -177,10 +177,17 @@ class TextSession(RequestSession[PublishRun | Command]):
         while len(parts) < min(count, limits.BATCH_RECORDS_MAX) and size < FETCHED_BYTES_MAX:
             if offset >= log.end_offset:
                 break
-            batch = await completed(partial(log.read_cached, offset))
-            start = offset - batch.base_offset
-            stop = min(batch.count, start + count - len(parts), start + FETCHED_AT_ONCE)
-            for value in batch.values(start, batch.fitting(start, stop, FETCHED_BYTES_MAX)):
+            try:
+                batch = await completed(partial(log.read_cached, offset))
+                start = offset - batch.base_offset
+                stop = min(batch.count, start + count - len(parts), start + FETCHED_AT_ONCE)
+                values = batch.values(start, batch.fitting(start, stop, FETCHED_BYTES_MAX))
+            except DataCorrupt as error:
+                if not parts:
+                    raise
+                parts.append(text.error(error))  # in place of END: what lies before it is good
+                return b"".join(parts)
+            for value in values:
                 parts.append(text.message(offset, value))
                 size += len(value)
                 offset += 1

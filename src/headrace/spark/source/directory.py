@@ -229,7 +229,7 @@ class DirectoryStore:
         if known is not None and known[:2] == (status.st_size, status.st_mtime_ns):
             return known[2], known[3]
         with closing(self._files.open(path)) as handle:
-            found, _ = read_last(self._files, handle, path, base, Producers())
+            found, _, _ = read_last(self._files, handle, path, base, Producers())
         self._last[path] = (status.st_size, status.st_mtime_ns, found.size, found.index)
         return found.size, found.index
 
