@@ -371,7 +371,7 @@ def test_pieces_go_only_where_one_may_publish(server: RunningServer, root: Broke
             with pytest.raises(Forbidden):
                 client.commit_staged("job", 1, [forged])
         assert client.commit_staged("job", 1, [own])
-        due = Columns([b"x"], times=[2_000_000_000_000])
+        due = Columns([b"x"], times=[root.info()["time"] + 3_600_000])
         later = client.stage("orders", encode(due), delayed=True)
         assert client.commit_staged("job", 2, [later])
         hidden = root.stage("payments", encode(due), delayed=True)
