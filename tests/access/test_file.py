@@ -10,7 +10,7 @@ import pytest
 
 from headrace.access.file import NAME, AccessFile
 from headrace.access.rights import parse_grant
-from headrace.access.rules import AccessRules, Quotas, Token, User
+from headrace.access.rules import AccessRules, AccessToken, Quotas, User
 from headrace.errors import DataCorrupt, InvalidArgument
 
 ALICE = User(
@@ -20,7 +20,9 @@ ALICE = User(
     grants=(parse_grant("publish:orders.>"), parse_grant("admin:>")),
     quotas=Quotas(connections=3, bytes_per_second=1e6),
 )
-CI = Token(name="ci", created=2, sha256="0" * 64, expires=3, grants=(parse_grant("browse:a:b"),))
+CI = AccessToken(
+    name="ci", created=2, sha256="0" * 64, expires=3, grants=(parse_grant("browse:a:b"),)
+)
 
 
 @pytest.fixture
@@ -118,7 +120,7 @@ def test_a_refused_change_changes_nothing(file: AccessFile) -> None:
     "rules",
     [
         AccessRules(users=(ALICE, ALICE)),
-        AccessRules(tokens=(Token(name="t", created=1, sha256="0" * 64, user="nobody"),)),
+        AccessRules(tokens=(AccessToken(name="t", created=1, sha256="0" * 64, user="nobody"),)),
         AccessRules(users=(User(name="a b", created=1),)),
         AccessRules(
             users=(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.access.quotas import Bucket, Meters
+from headrace.access.quotas import Meters, RateBucket
 from headrace.access.rules import Quotas
 from headrace.errors import QueueFull
 from tests.fakes.time import FakeLoop
@@ -10,7 +10,7 @@ from tests.fakes.time import FakeLoop
 
 def test_a_bucket_lets_a_second_pass_and_then_slows() -> None:
     """What is over is a debt; it is paid by waiting."""
-    bucket = Bucket(100.0, 0.0)
+    bucket = RateBucket(100.0, 0.0)
     assert bucket.take(100, 0.0) == 0
     assert bucket.take(50, 0.0) == pytest.approx(0.5)
     assert bucket.take(0, 0.5) == pytest.approx(0.0)

@@ -32,7 +32,7 @@ from headrace.model import DEAD_LETTER_HEADERS
 from headrace.testing import RunningServer, running_server
 from tests.contract.raw_binary import AUTH, CLOSED, SUBSCRIBE, FrameSocket
 from tests.contract.raw_text import TextSocket
-from tests.server.http_rig import Events, Http
+from tests.server.http_rig import Events, Http, RawHttp, raw_request
 from tests.server.http_websocket import WebSocket
 
 ROOT = "root-token"
@@ -112,6 +112,34 @@ def test_a_wrong_password_ends_the_conversation(
     with pytest.raises(Closed):
         text.line()
     text.close()
+
+
+def test_requests_wait_for_the_login_in_their_order(
+    server: RunningServer, root: BrokerClient
+) -> None:
+    """Several in one write: the first one logs in, and all are answered as they came."""
+    root.create_user("alice", password=PASSWORD, grants=["publish:orders"])
+    login = basic("alice", PASSWORD)["Authorization"]
+    with RawHttp(server.http_address) as raw:
+        for _ in range(2):
+            parts = [raw_request("POST", f"/publish/{topic}", b"1", authorization=login)
+                     for topic in ("orders", "users", "orders")]  # fmt: skip
+            raw.send(*parts, raw_request("GET", "/access/whoami", authorization=login))
+            assert [raw.answer().status for _ in range(4)] == [200, 403, 200, 200]
+
+
+def test_the_body_of_a_stranger_is_not_kept(server: RunningServer, root: BrokerClient) -> None:
+    """A wrong password is told before the rest of a large body has come."""
+    root.create_user("alice", password=PASSWORD, grants=["publish:orders"])
+    head = raw_request("POST", "/publish/orders", **basic_fields("alice", "wrong horse"),
+                       content_length="50000000", content_type="text/plain")  # fmt: skip
+    with RawHttp(server.http_address) as raw:
+        raw.send(head, bytes(1000))
+        assert raw.answer().status == 401
+
+
+def basic_fields(user: str, password: str) -> dict[str, str]:
+    return {"authorization": basic(user, password)["Authorization"]}
 
 
 def test_one_connection_of_a_proxy_carries_many(server: RunningServer, root: BrokerClient) -> None:
@@ -371,7 +399,7 @@ def test_pieces_go_only_where_one_may_publish(server: RunningServer, root: Broke
             with pytest.raises(Forbidden):
                 client.commit_staged("job", 1, [forged])
         assert client.commit_staged("job", 1, [own])
-        due = Columns([b"x"], times=[2_000_000_000_000])
+        due = Columns([b"x"], times=[root.info()["time"] + 3_600_000])
         later = client.stage("orders", encode(due), delayed=True)
         assert client.commit_staged("job", 2, [later])
         hidden = root.stage("payments", encode(due), delayed=True)

@@ -29,7 +29,7 @@ from headrace.access.file import AccessFile, Change, Stamp
 from headrace.access.hashing import hash_password, is_password, token_hash
 from headrace.access.quotas import Meter, Meters
 from headrace.access.rights import Grant, is_allowed
-from headrace.access.rules import AccessRules, Quotas, Token, User
+from headrace.access.rules import AccessRules, AccessToken, Quotas, User
 from headrace.clock import Clock, Loop, Timer
 from headrace.errors import DataCorrupt, HeadraceError, QueueFull
 from headrace.files import Files
@@ -71,7 +71,7 @@ class AccessControl:
         self._setting: str | None = None
         self._callers: dict[Credential, Caller] = {}
         self._users: dict[str, User] = {}
-        self._tokens: dict[str, Token] = {}
+        self._tokens: dict[str, AccessToken] = {}
         """By their hashes."""
         self._certificates: dict[str, User] = {}
         self._owners: dict[str, tuple[Grant, ...]] = {}
@@ -310,7 +310,7 @@ class AccessControl:
         return self.meters.of_address(address)
 
 
-def _is_alive(token: Token | None, now_ms: int) -> bool:
+def _is_alive(token: AccessToken | None, now_ms: int) -> bool:
     return token is not None and (token.expires is None or token.expires > now_ms)
 
 

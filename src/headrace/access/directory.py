@@ -18,7 +18,7 @@ from headrace.access.management import Authority
 from headrace.access.rules import AccessRules
 from headrace.clock import Clock
 
-Quotas = Mapping[str, float | None]
+QuotaMap = Mapping[str, float | None]
 
 
 class AccessDirectory:
@@ -43,7 +43,7 @@ class AccessDirectory:
         password: str | None = None,
         grants: Iterable[str] | None = None,
         certificates: Iterable[str] | None = None,
-        quotas: Quotas | None = None,
+        quotas: QuotaMap | None = None,
     ) -> dict[str, Any]:
         hashed = None if password is None else hash_password(password)
         rules = self._change(
@@ -67,7 +67,7 @@ class AccessDirectory:
         password: str | None = None,
         grants: Iterable[str] | None = None,
         certificates: Iterable[str] | None = None,
-        quotas: Quotas | None = None,
+        quotas: QuotaMap | None = None,
         disabled: bool | None = None,
     ) -> dict[str, Any]:
         hashed = None if password is None else hash_password(password)
@@ -104,7 +104,7 @@ class AccessDirectory:
         user: str | None = None,
         grants: Iterable[str] | None = None,
         expires: int | None = None,
-        quotas: Quotas | None = None,
+        quotas: QuotaMap | None = None,
     ) -> dict[str, Any]:
         secret = new_token()
         rules = self._change(

@@ -24,7 +24,7 @@ from headrace.access.rights import (
     is_within,
     parse_grant,
 )
-from headrace.access.rules import QUOTAS, AccessRules, Quotas, Token, User
+from headrace.access.rules import QUOTAS, AccessRules, AccessToken, Quotas, User
 from headrace.checking import check
 from headrace.errors import Conflict, Forbidden, InvalidArgument, NotFound
 
@@ -120,7 +120,7 @@ def user_info(rules: AccessRules, user: User) -> dict[str, Any]:
     }
 
 
-def token_info(token: Token, now_ms: int) -> dict[str, Any]:
+def token_info(token: AccessToken, now_ms: int) -> dict[str, Any]:
     return {
         "token": token.name,
         "user": token.user,
@@ -242,7 +242,7 @@ def create_token(
             raise InvalidArgument("a token for a user has the rights of the user: give no grants")
     if expires is not None and expires <= now_ms:
         raise InvalidArgument("the token would have expired already", code="invalid_expiry")
-    token = Token(
+    token = AccessToken(
         name=name,
         created=now_ms,
         sha256=sha256,
@@ -263,7 +263,7 @@ def revoke_token(rules: AccessRules, by: Authority, name: str) -> AccessRules:
     return _kept(by, rules.without_token(name))
 
 
-def token_grants(rules: AccessRules, token: Token) -> tuple[Grant, ...]:
+def token_grants(rules: AccessRules, token: AccessToken) -> tuple[Grant, ...]:
     """The rights it has, its own or its user's."""
     user = None if token.user is None else rules.user(token.user)
     return token.grants if user is None else user.grants

@@ -39,7 +39,7 @@ class Holder(Protocol):
         """The bytes of its requests that are not answered."""
 
 
-class Bucket:
+class RateBucket:
     """A rate, and how much of it is left."""
 
     __slots__ = ("_at", "_left", "rate")
@@ -62,8 +62,8 @@ class Meter:
         self._loop = loop
         self.quotas = Quotas()
         self._holders: set[Holder] = set()
-        self._bytes: Bucket | None = None
-        self._requests: Bucket | None = None
+        self._bytes: RateBucket | None = None
+        self._requests: RateBucket | None = None
 
     def change(self, quotas: Quotas) -> Meter:
         if quotas != self.quotas:
@@ -101,7 +101,7 @@ class Meter:
     def requested(self, count: int = 1) -> float:
         return self._pause(self._requests, count)
 
-    def _pause(self, bucket: Bucket | None, amount: int) -> float:
+    def _pause(self, bucket: RateBucket | None, amount: int) -> float:
         if bucket is None:
             return 0.0
         return min(bucket.take(amount, self._loop.time()), PAUSE_S_MAX)
@@ -161,5 +161,5 @@ def has_bounds(quotas: Quotas) -> bool:
     return any(getattr(quotas, name) is not None for name in QUOTAS)
 
 
-def _bucket(rate: float | None, now: float) -> Bucket | None:
-    return None if rate is None else Bucket(rate, now)
+def _bucket(rate: float | None, now: float) -> RateBucket | None:
+    return None if rate is None else RateBucket(rate, now)

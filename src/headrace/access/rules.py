@@ -78,7 +78,7 @@ class User(
     disabled: bool = False
 
 
-class Token(
+class AccessToken(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
 ):
     name: str
@@ -102,7 +102,7 @@ class AccessRules(
     key: str = ""
     """Random: the broker seals with it what it hands out and takes back (``AccessControl.seal``)."""
     users: tuple[User, ...] = ()
-    tokens: tuple[Token, ...] = ()
+    tokens: tuple[AccessToken, ...] = ()
     addresses: Quotas = Quotas()
     """Of each address."""
     default: Quotas = Quotas()
@@ -155,7 +155,7 @@ class AccessRules(
     def user(self, name: str) -> User | None:
         return next((user for user in self.users if user.name == name), None)
 
-    def token(self, name: str) -> Token | None:
+    def token(self, name: str) -> AccessToken | None:
         return next((token for token in self.tokens if token.name == name), None)
 
     def but(self, **changes: Any) -> AccessRules:
@@ -172,7 +172,7 @@ class AccessRules(
             tokens=tuple(token for token in self.tokens if token.user != name),
         )
 
-    def with_token(self, token: Token) -> AccessRules:
+    def with_token(self, token: AccessToken) -> AccessRules:
         return self.but(tokens=(*(t for t in self.tokens if t.name != token.name), token))
 
     def without_token(self, name: str) -> AccessRules:

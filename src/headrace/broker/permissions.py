@@ -170,6 +170,13 @@ class Permissions(NamedTuple):
             self.need_to_use(right, found[0])
         return found[0]
 
+    def need_group(self, name: str, pattern: str) -> None:
+        """Before a subscription is looked up: the answer does not tell whether it exists."""
+        if is_pattern(pattern):
+            self.caller.need("consume", name=name)
+        else:
+            self.caller.need("consume", pattern, name)
+
     def need_to_subscribe(self, name: str, pattern: str, settings: dict[str, Any]) -> None:
         """To create the subscription, or to change it."""
         caller = self.caller
@@ -178,11 +185,10 @@ class Permissions(NamedTuple):
         existing = self.engine.subscription_or_none(name, pattern)
         if existing is not None:
             self.need_to_use("consume", existing)
-        elif is_pattern(pattern):
-            caller.need("consume", name=name)
         else:
-            caller.need("consume", pattern, name)
-            self.need("consume", pattern, name)
+            self.need_group(name, pattern)
+            if not is_pattern(pattern):
+                self.need("consume", pattern, name)
         buried_in = settings.get("dead_letter_topic")
         if isinstance(buried_in, str):
             caller.need("publish", buried_in)

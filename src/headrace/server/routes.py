@@ -307,6 +307,7 @@ async def group_of(session: HttpSession, topic: str, group: str) -> Subscription
 def known_group(session: HttpSession, topic: str, group: str) -> Subscription | None:
     check_subscription_name(group)
     check_pattern(topic)
+    session.connection.permissions.need_group(group, topic)
     return session.engine.subscription_or_none(group, topic)
 
 
