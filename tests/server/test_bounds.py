@@ -8,7 +8,8 @@ import pytest
 
 from headrace import limits
 from headrace.errors import DataCorrupt, HeadraceError, InvalidArgument, TooLarge
-from headrace.log.batch import Batch, check, crc32c, encode
+from headrace.log.admission import check
+from headrace.log.batch import Batch, crc32c, encode
 from headrace.log.columns import Columns
 from headrace.server.routing import JSON_BYTES_MAX, NO_BODY_BYTES_MAX
 from headrace.testing import RunningServer, running_server
