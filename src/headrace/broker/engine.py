@@ -23,7 +23,7 @@ from typing import Any
 
 from headrace import limits
 from headrace.broker import state as entries
-from headrace.broker.attempts import first_reserve
+from headrace.broker.attempts import first_reserve, recall
 from headrace.broker.cursor import Cursor
 from headrace.broker.dead_letters import DeadLetters
 from headrace.broker.delivery import Sink
@@ -222,11 +222,7 @@ class Engine:
             cursor = Cursor(number, partition, partition.log.start_offset)
             for payload in loaded.deltas.get(number, ()):
                 cursor.apply(payload)
-            limit = owner.settings.max_deliveries
-            if number in loaded.reserves:
-                item = loaded.reserves[number]
-                cursor.recall(item["reserved"], item["doubts"], clean=clean, limit=limit)
-            first_reserve(cursor, limit)
+            recall(cursor, loaded.reserves.get(number), owner.settings.max_deliveries, clean=clean)
             end = partition.log.end_offset
             if cursor.position > end or cursor.high > end:
                 # Memory topics start empty; a durable one can only be short after a loss.

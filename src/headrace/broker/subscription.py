@@ -73,8 +73,7 @@ class Subscription:
     _deadlines: Deadlines = field(init=False)
     _burying: dict[tuple[int, int], str] = field(default_factory=dict)
     """(cursor number, offset) of what is on its way to the dead letters, and why."""
-    _now_ms: int = 0
-    """When the messages that are being handed out were looked at."""
+    _now_ms: int = 0  # when the messages that are being handed out were looked at
     _timer: Any = None
     _timer_at: float = 0.0
     _order: KeyOrder = field(default_factory=KeyOrder)
@@ -172,6 +171,8 @@ class Subscription:
         while self.members.have_room():
             if self._retries.ready:
                 self._hand_out_retries()
+            elif self._attempts and self.members.room() <= len(self._attempts):
+                break  # the room is for what waits for the journal to be delivered again
             elif (found := self._reading.next(self._order.has_room)) is not None:
                 self._hand_out_fresh(*found)
             else:
@@ -180,8 +181,7 @@ class Subscription:
     @property
     def is_fetching(self) -> bool:
         """Whether messages come that wait for a log, or for the journal."""
-        waits = self._reading.is_fetching or self._retries.is_fetching
-        return waits or self._attempts.is_waiting
+        return any(part.is_fetching for part in (self._reading, self._retries, self._attempts))
 
     @property
     def _has_work(self) -> bool:
@@ -190,6 +190,8 @@ class Subscription:
     def _hand_out_fresh(self, cursor: Cursor, batch: Batch) -> None:
         start = cursor.next - batch.base_offset
         stop = min(batch.count, start + limits.LEASE_RECORDS_MAX * max(len(self.members), 1))
+        if self._attempts:
+            stop = min(stop, start + self.members.room() - len(self._attempts))
         if batch.base_offset + stop > cursor.reserve_at:
             stop = self._attempts.admit(cursor, batch.base_offset + stop) - batch.base_offset
             if stop <= start:
