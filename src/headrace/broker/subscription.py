@@ -20,7 +20,7 @@ Rules:
 - ``ordering="key"``: a key that is out or waiting for a retry is *busy*; later messages of the same
   key are parked until it is free. Messages without a key are not ordered.
 
-Rejected: one object per message in flight (250 MB for a million, against 2 MB); a timer per message.
+Rejected: an object per message in flight (250 MB for a million, against 2 MB); a timer per message.
 """
 
 from __future__ import annotations
@@ -575,11 +575,9 @@ class Subscription:
         self._retries.collect(now)
         if self._retries.ready:
             self.wake()
-        upcoming = [
-            at for at in (self._deadlines.next(), self._retries.next_due()) if at is not None
-        ]
-        if upcoming:
-            self._arm(min(upcoming))
+        for at in (self._deadlines.next(), self._retries.next_due()):
+            if at is not None:
+                self._arm(at)
 
     def _end(self, lease: Lease, reason: str, *, at_once: bool, count: bool) -> None:
         """Take back the messages of the lease that are still out."""
