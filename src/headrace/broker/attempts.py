@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from headrace import limits
 from headrace.broker.cursor import UNLIMITED, Cursor
@@ -50,6 +50,13 @@ def first_reserve(cursor: Cursor, limit: int) -> None:
         cursor.reserve_at = cursor.allowed - AHEAD_MIN // 2
 
 
+def recall(cursor: Cursor, kept: dict[str, Any] | None, limit: int, *, clean: bool) -> None:
+    """At a start: what the journal has kept about deliveries; the last broker stopped cleanly, or not."""
+    if kept is not None:
+        cursor.recall(kept["reserved"], kept["doubts"], clean=clean, limit=limit)
+    first_reserve(cursor, limit)
+
+
 @dataclass(slots=True, eq=False)
 class Attempts:
     """The part of a subscription that counts deliveries."""
@@ -70,7 +77,7 @@ class Attempts:
         return len(self._arming)
 
     @property
-    def is_waiting(self) -> bool:
+    def is_fetching(self) -> bool:
         """Whether something can go on only when the journal is written."""
         return bool(self._arming or self._waiting)
 

@@ -26,7 +26,7 @@ from headrace import limits
 from headrace.access.control import AccessControl
 from headrace.broker import state as entries
 from headrace.broker.attaching import attaches, reattach
-from headrace.broker.attempts import first_reserve
+from headrace.broker.attempts import first_reserve, recall
 from headrace.broker.audit import Audit
 from headrace.broker.cursor import Cursor
 from headrace.broker.dead_letters import DeadLetters
@@ -241,11 +241,7 @@ class Engine:
             cursor = Cursor(number, partition, partition.log.start_offset)
             for payload in loaded.deltas.get(number, ()):
                 cursor.apply(payload)
-            limit = owner.settings.max_deliveries
-            if number in loaded.reserves:
-                item = loaded.reserves[number]
-                cursor.recall(item["reserved"], item["doubts"], clean=clean, limit=limit)
-            first_reserve(cursor, limit)
+            recall(cursor, loaded.reserves.get(number), owner.settings.max_deliveries, clean=clean)
             end = partition.log.end_offset
             if cursor.position > end or cursor.high > end:
                 # Memory topics start empty; a durable one can only be short after a loss.

@@ -20,7 +20,7 @@ Rules:
 - ``ordering="key"``: a key that is out or waiting for a retry is *busy*; later messages of the same
   key are parked until it is free. Messages without a key are not ordered.
 
-Rejected: one object per message in flight (250 MB for a million, against 2 MB); a timer per message.
+Rejected: an object per message in flight (250 MB for a million, against 2 MB); a timer per message.
 """
 
 from __future__ import annotations
@@ -80,8 +80,7 @@ class Subscription:
     _endings: Endings = field(init=False)
     _burying: dict[tuple[int, int], str] = field(default_factory=dict)
     """(cursor number, offset) of what is on its way to the dead letters, and why."""
-    _now_ms: int = 0
-    """When the messages that are being handed out were looked at."""
+    _now_ms: int = 0  # when the messages that are being handed out were looked at
     _timer: Any = None
     _timer_at: float = 0.0
     _order: KeyOrder = field(default_factory=KeyOrder)
@@ -182,6 +181,8 @@ class Subscription:
         while self.members.have_room():
             if self._retries.ready:
                 self._hand_out_retries()
+            elif self._attempts and self.members.room() <= len(self._attempts):
+                break  # the room is for what waits for the journal to be delivered again
             elif (found := self._reading.next(self._order.has_room)) is not None:
                 self._hand_out_fresh(*found)
             else:
@@ -193,8 +194,7 @@ class Subscription:
     @property
     def is_fetching(self) -> bool:
         """Whether messages come that wait for a log, or for the journal."""
-        waits = self._reading.is_fetching or self._retries.is_fetching
-        return waits or self._attempts.is_waiting
+        return any(part.is_fetching for part in (self._reading, self._retries, self._attempts))
 
     @property
     def _has_work(self) -> bool:
@@ -206,6 +206,8 @@ class Subscription:
         stop = min(batch.count, start + most)
         if not batch.flags & LOST:
             stop = batch.fitting(start, stop, limits.LEASE_BYTES_MAX)
+        if self._attempts:
+            stop = min(stop, start + self.members.room() - len(self._attempts))
         if batch.base_offset + stop > cursor.reserve_at:
             stop = self._attempts.admit(cursor, batch.base_offset + stop) - batch.base_offset
             if stop <= start:
@@ -592,11 +594,9 @@ class Subscription:
         self._retries.collect(now)
         if self._retries.ready:
             self.wake()
-        upcoming = [
-            at for at in (self._deadlines.next(), self._retries.next_due()) if at is not None
-        ]
-        if upcoming:
-            self._arm(min(upcoming))
+        for at in (self._deadlines.next(), self._retries.next_due()):
+            if at is not None:
+                self._arm(at)
 
     def _end(self, ending: Ending) -> None:
         """Take back the messages of the lease that are still out."""
