@@ -131,7 +131,7 @@ def test_deliveries_that_one_request_settles_have_a_number(http: Http) -> None:
     """As many as one request can take."""
     body = {"deliveries": ["1.1"] * (limits.LISTED_MAX + 1)}
     answer = http.ask("POST", "/ack/orders", body)
-    assert (answer.status, answer.code) == (400, "invalid_argument")
+    assert (answer.status, answer.code) == (400, "too_many_deliveries")
 
 
 # --- frames ---------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ def test_a_batch_has_a_number_of_headers(
 ) -> None:
     """All messages together; it is read from one number, before any header is looked at."""
     raw = headers_of(1001, 250)
-    monkeypatch.setattr("headrace.log.batch.check_texts", None)
+    monkeypatch.setattr("headrace.log.admission.check_texts", None)
     with pytest.raises(TooLarge) as caught:
         frames.ask(PUBLISH_BATCH, {"topic": "orders"}, raw)
     assert caught.value.code == "headers_too_large"

@@ -28,7 +28,7 @@ except ImportError:
 with atheris.instrument_imports(["headrace"]) if atheris else contextlib.nullcontext():
     from headrace.errors import DataCorrupt, HeadraceError, InvalidArgument
     from headrace.log.admission import check
-from headrace.log.batch import HEADER_BYTES, crc32c, encode
+    from headrace.log.batch import HEADER_BYTES, crc32c, encode
     from headrace.log.columns import Columns
     from headrace.wire import binary
     from headrace.wire.binary import BinaryParser, Type
