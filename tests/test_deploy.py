@@ -335,7 +335,7 @@ def test_it_listens_to_everybody_only_when_told_how(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument) as caught:
         check_exposure(load({}, environment, config))
     assert caught.value.code == "authentication_required"
-    for given in ({"HEADRACE_TOKEN": "secret"}, {"HEADRACE_INSECURE": "true"}):
+    for given in ({"HEADRACE_TOKEN": "secret-of-the-tests"}, {"HEADRACE_INSECURE": "true"}):
         check_exposure(load({}, {**environment, **given}, config))
 
 

@@ -42,6 +42,7 @@ def access(
 ) -> Iterator[AccessControl]:
     found = AccessControl(tmp_path, loop, clock=clock)
     found.open()
+    found.watch()
     yield found
     found.close()
 

@@ -303,6 +303,7 @@ def test_many_large_fetches_in_one_write_are_answered_as_they_are_read(
     with server.client() as client:
         client.publish("orders", bytes(size))
     with plain_socket(server) as plain:
+        server.wait_until(lambda: len(server.server.hub.connections) == 1)
         plain.sendall(b"FETCH orders 0\r\n" * count)
         outbox = server.call(lambda: connection_of(server).outbox)  # type: ignore[attr-defined]
         expected = count * len(b"MSG 0 %d\r\n%b" % (size, bytes(size)))

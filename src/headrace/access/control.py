@@ -104,7 +104,12 @@ class AccessControl:
         self._stamp = self._file.stamp()
         self.rules = self._file.read()
         self._changed()
-        self._timer = self._loop.call_later(LOOK_S, self._tick)
+
+    def watch(self) -> None:
+        """From now on, take over changes of the file, and end what has expired. A server needs that; a broker
+        inside of a program has no clients that log in."""
+        if self._timer is None:
+            self._timer = self._loop.call_later(LOOK_S, self._tick)
 
     def close(self) -> None:
         if self._timer is not None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace import limits
 from headrace.broker.pace import Pace
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, StaleDelivery
 from headrace.log.batch import Batch
 from headrace.model import Message, Settling
 
@@ -221,3 +221,7 @@ class Context(Protocol):
         self, subscription: Subscription, cursor: Cursor, offset: int, attempt: int, reason: str
     ) -> None:
         """Store it as a dead letter, then call ``subscription.buried(cursor, offset, error)``."""
+
+
+def not_out(offset: int) -> StaleDelivery:
+    return StaleDelivery(f"offset {offset} is not out with this delivery any more")

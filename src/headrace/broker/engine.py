@@ -26,7 +26,7 @@ from headrace import limits
 from headrace.access.control import AccessControl
 from headrace.broker import state as entries
 from headrace.broker.attaching import attaches, reattach
-from headrace.broker.attempts import first_reserve, recall
+from headrace.broker.attempts import first_reserve
 from headrace.broker.audit import Audit
 from headrace.broker.cursor import Cursor
 from headrace.broker.dead_letters import DeadLetters
@@ -36,6 +36,7 @@ from headrace.broker.follower import Follower
 from headrace.broker.pace import Pace
 from headrace.broker.pipelines import Pipelines
 from headrace.broker.publishing import Publishing
+from headrace.broker.restoring import restored
 from headrace.broker.retention import DiskGuard, Retention
 from headrace.broker.schedule import Schedule
 from headrace.broker.staging import Staging
@@ -215,48 +216,8 @@ class Engine:
                 "there are messages but no journal of subscriptions: those that were there are "
                 "unknown, and begin at the earliest message when they are made again"
             )
-        by_number: dict[int, Subscription] = {}
-        for number, item in loaded.subscriptions.items():
-            known = SubscriptionSettings.__dataclass_fields__
-            settings = {k: v for k, v in item["settings"].items() if k in known}
-            subscription = Subscription(
-                self,
-                number,
-                item["name"],
-                item["topic"],
-                SubscriptionSettings.of(settings),
-                item["created_ms"],
-                item.get("owner"),
-            )
+        for subscription in restored(self, loaded, clean=clean):
             self._subscriptions[subscription.key] = subscription
-            by_number[number] = subscription
-        for number, item in loaded.cursors.items():
-            owner = by_number.get(item["subscription"])
-            topic = self.topics.get(item["topic"])
-            if owner is None or topic is None or item["partition"] >= len(topic.partitions):
-                continue
-            if topic.incarnation != item["incarnation"]:
-                continue
-            partition = topic.partitions[item["partition"]]
-            cursor = Cursor(number, partition, partition.log.start_offset)
-            for payload in loaded.deltas.get(number, ()):
-                cursor.apply(payload)
-            recall(cursor, loaded.reserves.get(number), owner.settings.max_deliveries, clean=clean)
-            end = partition.log.end_offset
-            if cursor.position > end or cursor.high > end:
-                # Memory topics start empty; a durable one can only be short after a loss.
-                if not partition.log.durable:
-                    cursor.seek(0)
-                else:
-                    logger.error(
-                        "subscription %s was beyond the end of %s/%d; it goes on at the end",
-                        owner.name,
-                        topic.name,
-                        partition.number,
-                    )
-                    cursor.seek(min(cursor.position, end))
-            owner.attach(cursor)
-        for subscription in self._subscriptions.values():
             for topic in self.topics:
                 if attaches(self, subscription, topic.name):
                     self.attach(subscription, topic, write=False)

@@ -37,13 +37,14 @@ from headrace.broker.activity import Activity
 from headrace.broker.attempts import Attempts, others
 from headrace.broker.cursor import Cursor
 from headrace.broker.deadlines import Deadlines
-from headrace.broker.delivery import Context, Delivery, Lease, Member, Tally
+from headrace.broker.delivery import Context, Delivery, Lease, Member, Tally, not_out
 from headrace.broker.endings import Ending, Endings
 from headrace.broker.members import Members
 from headrace.broker.ordering import KeyOrder
 from headrace.broker.reading import Reading
 from headrace.broker.retries import Retries
 from headrace.broker.selection import bytes_each, select
+from headrace.broker.statistics import statistics_of
 from headrace.errors import Closed, DataCorrupt, HeadraceError, OffsetOutOfRange, StaleDelivery
 from headrace.log.batch import HAS_KEYS, LOST, Batch
 from headrace.log.interface import ReadPending
@@ -53,7 +54,7 @@ from headrace.operations.results import SubscriptionStats
 logger = logging.getLogger("headrace.broker")
 TIMED_OUT = "ack timeout"
 SHARED_LEASES_MAX = 4
-"""Full leases that are dealt out to members in one step; more members get fewer messages each."""
+"""Full leases dealt out in one step; more members get fewer messages each."""
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -446,7 +447,7 @@ class Subscription:
         """The message, and everything its member holds of the partition before it, is done."""
         last = self.lease(lease_id)
         if not last.is_out(offset):
-            raise _not_out(offset)
+            raise not_out(offset)
         count = 0
         for lease in list(last.member.leases.values()):
             if lease.cursor is last.cursor:
@@ -509,7 +510,7 @@ class Subscription:
     def _settle(self, lease: Lease, offset: int) -> int:
         index = lease.index(offset)
         if index < 0 or not lease.mask >> index & 1:
-            raise _not_out(offset)
+            raise not_out(offset)
         lease.mask ^= 1 << index
         return index
 
@@ -606,7 +607,6 @@ class Subscription:
         out = lease.out()
         if reason is TIMED_OUT:
             self.tally.timeouts += len(out)
-            lease.member.stalled = True
         lease.mask = 0
         self._settled(lease, len(out))
         for index in out:
@@ -619,6 +619,8 @@ class Subscription:
             self._attempts.failed(lease, index)
             delay = 0.0 if at_once else self.settings.delay_after(attempt)
             self._failed(lease.cursor, offset, attempt, reason, delay)
+        if reason is TIMED_OUT:
+            lease.member.stalled = True
         self.wake()
 
     # --- moving and ending --------------------------------------------------------------------
@@ -696,29 +698,4 @@ class Subscription:
         return sum(lease.mask.bit_count() for lease in self.leases.values())
 
     def statistics(self) -> SubscriptionStats:
-        return {
-            "name": self.name,
-            "topic": self.pattern,
-            "members": len(self.members),
-            "lag": self.lag(),
-            "in_flight": self.in_flight(),
-            "waiting_for_retry": len(self._retries) + len(self._attempts),
-            "created": self.created_ms,
-            "settings": self.settings.as_dict(),
-            "partitions": [
-                {
-                    "topic": topic,
-                    "partition": number,
-                    "position": cursor.position,
-                    "end_offset": cursor.partition.log.end_offset,
-                    "lag": cursor.lag(),
-                    "blocked": cursor.blocked,
-                }
-                for (topic, number), cursor in sorted(self.cursors.items())
-            ],
-            **self.tally.as_dict(),  # type: ignore[typeddict-item]
-        }
-
-
-def _not_out(offset: int) -> StaleDelivery:
-    return StaleDelivery(f"offset {offset} is not out with this delivery any more")
+        return statistics_of(self, waiting_for_retry=len(self._retries) + len(self._attempts))

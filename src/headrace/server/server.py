@@ -117,6 +117,7 @@ class Server:
     async def start(self) -> None:
         self.engine.open()
         self.engine.access.listeners.append(self.hub.access_changed)
+        self.engine.access.watch()
         self.engine.on_attached = self.hub.attached
         self.deadlines = Deadlines(self.hub)
         watchdog = self.hub.watchdog = Watchdog(asyncio.get_running_loop())

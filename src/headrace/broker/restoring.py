@@ -1,0 +1,66 @@
+"""The subscriptions of the journal, as they stood when the broker ended."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from headrace.broker.attempts import recall
+from headrace.broker.cursor import Cursor
+from headrace.broker.state import Loaded
+from headrace.broker.subscription import Subscription
+from headrace.model import SubscriptionSettings
+
+if TYPE_CHECKING:
+    from headrace.broker.engine import Engine
+
+logger = logging.getLogger("headrace.broker")
+
+
+def restored(engine: Engine, loaded: Loaded, *, clean: bool) -> list[Subscription]:
+    """With the cursors that the journal knows. ``clean``: the broker ended in good order."""
+    by_number = {
+        number: Subscription(
+            engine,
+            number,
+            item["name"],
+            item["topic"],
+            SubscriptionSettings.of(_known(item["settings"])),
+            item["created_ms"],
+            item.get("owner"),
+        )
+        for number, item in loaded.subscriptions.items()
+    }
+    for number, item in loaded.cursors.items():
+        owner = by_number.get(item["subscription"])
+        topic = engine.topics.get(item["topic"])
+        if owner is None or topic is None or item["partition"] >= len(topic.partitions):
+            continue
+        if topic.incarnation != item["incarnation"]:
+            continue
+        partition = topic.partitions[item["partition"]]
+        cursor = Cursor(number, partition, partition.log.start_offset)
+        for payload in loaded.deltas.get(number, ()):
+            cursor.apply(payload)
+        recall(cursor, loaded.reserves.get(number), owner.settings.max_deliveries, clean=clean)
+        end = partition.log.end_offset
+        if cursor.position > end or cursor.high > end:
+            # Memory topics start empty; a durable one can only be short after a loss.
+            if not partition.log.durable:
+                cursor.seek(0)
+            else:
+                logger.error(
+                    "subscription %s was beyond the end of %s/%d; it goes on at the end",
+                    owner.name,
+                    topic.name,
+                    partition.number,
+                )
+                cursor.seek(min(cursor.position, end))
+        owner.attach(cursor)
+    return list(by_number.values())
+
+
+def _known(settings: dict[str, object]) -> dict[str, object]:
+    """Without settings that only another version has."""
+    known = SubscriptionSettings.__dataclass_fields__
+    return {name: value for name, value in settings.items() if name in known}
