@@ -95,6 +95,8 @@ PREFETCH_MAX = 2_000_000
 PREFETCH_BYTES_MAX = 32 << 20
 """Unsettled bytes per member; one message is always allowed."""
 LEASE_RECORDS_MAX = 1024
+SHARED_LEASES_MAX = 4
+"""Full leases dealt out in one step; more members get fewer messages each."""
 LEASE_BYTES_MAX = 4 << 20
 """Of the values that are handed out in one step, besides one of any size."""
 SETTLED_AT_ONCE_MAX = 10_000

@@ -255,6 +255,7 @@ def test_control_that_is_turned_on_ends_everybody(tmp_path: Path, loop: FakeLoop
     """Whoever came while everybody was allowed to is nobody any more."""
     access = AccessControl(tmp_path, loop)
     access.open()
+    access.watch()
     before = access.anyone
     AccessDirectory(tmp_path).create_user("root", certificates=["root"], grants=["admin:>"])
     loop.advance(1.0)

@@ -190,8 +190,16 @@ class Cursor:
         return count
 
     def recall(self, reserved: int, doubts: list[list[int]], *, clean: bool, limit: int) -> None:
-        """After a start: what the journal knows about deliveries, and whether the last broker was killed."""
-        self.doubts = [[before, count] for before, count in doubts if before > self.position]
+        """After a start: what the journal knows about deliveries, and whether the last broker was killed.
+
+        Records that do not exist, or were lost, have not been delivered: others will have their offsets.
+        """
+        end = self.partition.log.end_offset
+        reserved = min(reserved, end)
+        self.doubts = []
+        for before, count in doubts:
+            if min(before, end) > (self.doubts[-1][0] if self.doubts else self.position):
+                self.doubts.append([min(before, end), count])
         if clean or not limit or reserved <= self.position:
             return
         most = max(limit - 1, 1)

@@ -9,6 +9,8 @@ from typing import NamedTuple
 from headrace.broker.delivery import Lease
 from headrace.broker.pace import Pace
 
+TIMED_OUT = "ack timeout"
+
 
 class Ending(NamedTuple):
     lease: Lease

@@ -38,7 +38,7 @@ from headrace.broker.attempts import Attempts, others
 from headrace.broker.cursor import Cursor
 from headrace.broker.deadlines import Deadlines
 from headrace.broker.delivery import Context, Delivery, Lease, Member, Tally, not_out
-from headrace.broker.endings import Ending, Endings
+from headrace.broker.endings import TIMED_OUT, Ending, Endings
 from headrace.broker.members import Members
 from headrace.broker.ordering import KeyOrder
 from headrace.broker.reading import Reading
@@ -52,9 +52,6 @@ from headrace.model import SubscriptionSettings, check_reason, check_seconds
 from headrace.operations.results import SubscriptionStats
 
 logger = logging.getLogger("headrace.broker")
-TIMED_OUT = "ack timeout"
-SHARED_LEASES_MAX = 4
-"""Full leases dealt out in one step; more members get fewer messages each."""
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -203,7 +200,7 @@ class Subscription:
 
     def _hand_out_fresh(self, cursor: Cursor, batch: Batch) -> None:
         start = cursor.next - batch.base_offset
-        most = limits.LEASE_RECORDS_MAX * min(max(len(self.members), 1), SHARED_LEASES_MAX)
+        most = limits.LEASE_RECORDS_MAX * min(max(len(self.members), 1), limits.SHARED_LEASES_MAX)
         stop = min(batch.count, start + most)
         if not batch.flags & LOST:
             stop = batch.fitting(start, stop, limits.LEASE_BYTES_MAX)
