@@ -1,0 +1,13 @@
+"""The scenarios, in the order in which ``make faults`` runs them."""
+
+from __future__ import annotations
+
+from tests.faults import lives
+from tests.faults.scenario import Scenario
+
+SCENARIOS: dict[str, Scenario] = {
+    scenario.name: scenario
+    for scenario in (
+        lives.SCENARIO,
+    )
+}
