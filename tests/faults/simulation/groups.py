@@ -82,6 +82,8 @@ class GroupOracle:
     failures: dict[Place, int] = field(default_factory=dict)
     failures_least: dict[Place, int] = field(default_factory=dict)
     durable_failures: dict[Place, int] = field(default_factory=dict)
+    handed: dict[Place, int] = field(default_factory=dict)
+    """How often it was delivered, but for deliveries that were given back and not begun."""
     crashes: int = 0
     seeks: int = 0
     cross: dict[str, bool] = field(default_factory=dict)
@@ -126,11 +128,13 @@ class GroupOracle:
             if now < self.deadlines[before.lease]:
                 raise self._wrong("out twice", f"{message}, {self.deadlines[before.lease] - now} s left")
             self._end(place, failed=True)
-        least, most = self.failures_least.get(place, 0), self.failures.get(place, 0)
+        # After a crash the broker counts what may have been out as one more failure.
+        least, most = self.failures_least.get(place, 0), self.failures.get(place, 0) + self.crashes
         if not least < message.attempt <= most + 1:
             raise self._wrong("attempt", f"{message.attempt} of {message}, {least} to {most} failed")
-        if self.max_deliveries and message.attempt > self.max_deliveries:
-            raise self._wrong("attempt", f"{message.attempt} of {message}")
+        handed = self.handed[place] = self.handed.get(place, 0) + 1
+        if self.max_deliveries and max(message.attempt, handed) > self.max_deliveries:
+            raise self._wrong("attempt", f"delivery {handed}, attempt {message.attempt}: {message}")
         self.failures[place] = self.failures_least[place] = message.attempt - 1
         if self.ordered and message.key is not None:
             self._check_turn(place, message.key, now_ms)
@@ -205,8 +209,10 @@ class GroupOracle:
             self.log.look_at(name, 0)
         return any(l.origin == place and l.group == self.name for l in self.log.letters.values())
 
-    def _end(self, place: Place, *, failed: bool) -> Out:
+    def _end(self, place: Place, *, failed: bool, begun: bool = True) -> Out:
         out = self.out.pop(place)
+        if not begun:
+            self.handed[place] -= 1
         self.ended.append(out.message)
         del self.ended[:-50]
         if failed:
@@ -234,7 +240,7 @@ class GroupOracle:
         self.members.remove(inbox)
         for place, out in list(self.out.items()):
             if out.member is inbox:
-                self._end(place, failed=count)
+                self._end(place, failed=count, begun=count)
         inbox.leave(count_attempt=count)
 
     def ack(self, place: Place) -> None:
@@ -279,7 +285,7 @@ class GroupOracle:
         self._settle(out, lambda: self.subscription.nack(out.lease, place[2], delay, "refused"))
 
     def release(self, place: Place) -> None:
-        out = self._end(place, failed=False)
+        out = self._end(place, failed=False, begun=False)
         self._settle(out, lambda: self.subscription.release(out.lease, place[2]))
 
     def extend(self, place: Place, seconds: float | None) -> None:
@@ -317,7 +323,7 @@ class GroupOracle:
         past = {place for place in mine if place[2] < target}
         self.done = (self.done - mine) | past
         self.unsure -= mine
-        for known in (self.failures, self.failures_least, self.durable_failures):
+        for known in (self.failures, self.failures_least, self.durable_failures, self.handed):
             for place in mine & known.keys():
                 del known[place]
         self.excused |= past
@@ -370,7 +376,7 @@ class GroupOracle:
     def restarted(self, *, clean: bool, shorter: dict[tuple[str, int], int]) -> None:
         """The broker began anew. After a clean stop nothing is forgotten."""
         for place in list(self.out):
-            self._end(place, failed=False)
+            self._end(place, failed=False, begun=not clean)
         self.members.clear()
         self.deadlines.clear()
         self._last.clear()
@@ -390,7 +396,7 @@ class GroupOracle:
         for places in (self.seen, self.done, self.unsure, self.durable_done, self.excused):
             gone = {p for p in places if p[:2] == where and p[2] >= end}
             places -= gone
-        for known in (self.failures, self.failures_least, self.durable_failures):
+        for known in (self.failures, self.failures_least, self.durable_failures, self.handed):
             for place in [p for p in known if p[:2] == where and p[2] >= end]:
                 del known[place]
         # The subscription may have been beyond the end, and begins there: what it had done before
@@ -443,6 +449,8 @@ class GroupOracle:
                     continue
                 if self.has_expired(place, stored, now_ms):
                     continue
+                if self.crashes and self._find_letter(place):
+                    continue  # it may have been out when the broker crashed
                 raise self._wrong("skipped", f"{place} was never delivered: {stored.sent}")
             for offset in known:
                 place = (topic, partition, offset)
