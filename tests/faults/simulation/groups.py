@@ -90,6 +90,10 @@ class GroupOracle:
     """Topic -> whether it had read everything whenever partitions were added: then keys keep their order."""
     _moved: dict[tuple[str, int], int] = field(default_factory=dict)
     """Partition -> how often it was moved: an earlier flush says nothing about it."""
+    _unanswered: dict[tuple[str, int], tuple[set[Place], dict[Place, int]]] = field(
+        default_factory=dict
+    )
+    """Partition -> what was done, and what had failed, before a seek that was not answered yet."""
     _last: dict[tuple[str, int, bytes], int] = field(default_factory=dict)
     _letters: dict[Place, int] = field(default_factory=dict)
     _letters_read: set[tuple[str, int]] = field(default_factory=set)
@@ -111,6 +115,7 @@ class GroupOracle:
 
     # --- deliveries -------------------------------------------------------------------------
     def delivered(self, inbox: Watched, message: Message) -> None:
+        self.time_passed()
         place = place_of(message)
         self.log.look_at(*place[:2])
         stored = self.log.known.get(place[:2], {}).get(place[2])
@@ -123,11 +128,9 @@ class GroupOracle:
             raise self._wrong("expired", f"{message} at {now_ms}: {stored}")
         if place in self.done and place not in self.unsure:
             raise self._wrong("done", f"{message} was done")
-        before = self.out.get(place)
-        if before is not None:
-            if now < self.deadlines[before.lease]:
-                raise self._wrong("out twice", f"{message}, {self.deadlines[before.lease] - now} s left")
-            self._end(place, failed=True)
+        if place in self.out:
+            left = self.deadlines[self.out[place].lease] - now
+            raise self._wrong("out twice", f"{message}, {left} s left")
         # After a crash the broker counts what may have been out as one more failure.
         least, most = self.failures_least.get(place, 0), self.failures.get(place, 0) + self.crashes
         if not least < message.attempt <= most + 1:
@@ -321,6 +324,9 @@ class GroupOracle:
         self._forget_out(where)
         mine = self._places(topic, partition)
         past = {place for place in mine if place[2] < target}
+        done, failed = self._unanswered.setdefault(where, (set(), {}))
+        done |= self.done & mine
+        failed |= {place: count for place, count in self.failures.items() if place in mine}
         self.done = (self.done - mine) | past
         self.unsure -= mine
         for known in (self.failures, self.failures_least, self.durable_failures, self.handed):
@@ -334,6 +340,7 @@ class GroupOracle:
 
     def seek_answered(self, where: tuple[str, int], moved: int, past: set[Place]) -> None:
         if self._moved[where] == moved:
+            self._unanswered.pop(where, None)
             self.durable_done |= past
 
     def advance(self, topic: str, partition: int, target: int) -> None:
@@ -386,8 +393,13 @@ class GroupOracle:
             self.durable_failures = dict(self.failures_least)
         else:
             self.crashes += 1
+            for done, failed in self._unanswered.values():  # it stands where it stood, or not
+                self.done |= done
+                for place, count in failed.items():
+                    self.failures[place] = max(count, self.failures.get(place, 0))
             self.unsure |= self.done - self.durable_done
             self.failures_least = dict(self.durable_failures)
+        self._unanswered.clear()
         for where, end in shorter.items():
             self._lose(where, end)
 

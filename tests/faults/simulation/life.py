@@ -236,6 +236,9 @@ class Life:
         world = self.world
         world.files.heal()
         world.files.countdown = 0
+        for name, settings in self.log.topics.items():
+            if "max_queue_size" in settings:  # nobody may read it, and then it stays full
+                world.engine.change_topic(name, {"max_queue_size": None})
         if world.clock.now_ms() < world.highest_ms:
             world.jump(world.highest_ms - world.clock.now_ms())  # the clock is right again
         world.finish_jobs(lambda: not self.clients.open_calls)

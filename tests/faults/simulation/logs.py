@@ -187,6 +187,7 @@ class LogOracle:
         if sent.state == "refused":
             raise Violation("invented", f"{place}: {sent}")
         if place not in sent.places:
+            self._check_time(sent)
             sent.places.append(place)
             if len(sent.places) > sent.copies:
                 raise Violation("duplicate", f"{sent}, and may be there {sent.copies} times")
@@ -195,14 +196,16 @@ class LogOracle:
             raise Violation("invented", f"{place} has the headers {stored['headers']}: {sent}")
         if found.target not in {sent.target, *sent.redriven_for}:
             raise Violation("invented", f"{place} is for {found.target}: {sent}")
+        self._remember(place, found)
+        return found
+
+    def _check_time(self, sent: Sent) -> None:
         assert self.engine is not None
         if sent.due_ms and max(sent.peak_ms, self.engine.now_ms()) < sent.due_ms:
             late = sent.due_ms - self.engine.now_ms()
             raise Violation("early", f"{sent} {late} ms before its time")
         if sent.commit is not None and not sent.commit.invoked:
             raise Violation("early", f"{sent} before its commit")
-        self._remember(place, found)
-        return found
 
     def look_at(self, topic: str, partition: int) -> None:
         """Read what is new in a partition."""
@@ -318,7 +321,7 @@ class LogOracle:
         for commit in self.commits:
             if commit.state == "asked":
                 commit.state = "unknown"
-        for topic, partition in list(self.known):
+        for topic, partition in sorted(self.known.keys() | self._ends.keys()):
             if topic not in self.topics:
                 continue
             lost = self.is_volatile(topic) or (power_cut and self.is_lax(topic))
