@@ -15,7 +15,7 @@ from typing import Any
 from headrace.broker import positions as places
 from headrace.broker.engine import Engine
 from headrace.broker.topic import Topic
-from headrace.errors import MessageNotFound
+from headrace.errors import MessageNotFound, unreadable
 from headrace.facade import settle
 from headrace.log.interface import completed
 from headrace.model import (
@@ -59,7 +59,10 @@ class Administration:
         """Check the arguments and carry the operation out."""
         checked = operation.check(given, strict=strict)
         self.engine.check_open()
-        return await getattr(self, operation.method)(**checked)
+        try:
+            return await getattr(self, operation.method)(**checked)
+        except OSError as error:  # of a read: what is written answers with an error of its own
+            raise unreadable(error) from error
 
     # --- topics -----------------------------------------------------------------------------
     async def create_topic(self, topic: str, settings: dict[str, Any]) -> TopicStats:

@@ -17,9 +17,10 @@ from headrace.errors import (
     OutcomeUnknown,
     ProducerFenced,
     SequenceGap,
+    unreadable,
 )
 from headrace.log.batch import encode
-from headrace.model import DEAD_LETTER_SUFFIX, Receipt
+from headrace.model import DEAD_LETTER_SUFFIX, DeadLetter, Receipt
 from tests.faults.simulation.groups import GroupOracle
 from tests.faults.simulation.logs import Commit, LogOracle, Sent, Violation
 from tests.faults.simulation.world import World
@@ -95,7 +96,8 @@ class Clients:
 
         try:
             call(*args, answered)
-        except HeadraceError as error:
+        except (HeadraceError, OSError) as raised:
+            error = raised if isinstance(raised, HeadraceError) else unreadable(raised)
             self.open_calls -= 1
             if calls:
                 raise Violation("doubled", f"{call} was answered and raised {error}") from error
@@ -471,14 +473,24 @@ class Clients:
                     group.grown(topic)
             self.world.engine.change_topic(topic, {"partitions": count + 1})
 
+    def listed(self, group: GroupOracle) -> list[DeadLetter]:
+        """The dead letters of a group, each known to the oracle."""
+        engine, topic = self.world.engine, group.name + DEAD_LETTER_SUFFIX
+        if engine.topics.get(topic) is None:
+            return []
+        self.log.look_at(topic, 0)
+        try:
+            found = engine.dead_letters.listing(group.name, limit=1000).collect()
+        except OSError:  # a planned fault
+            return []
+        return [letter for letter in found if (topic, letter.offset) in self.log.letters]
+
     def redrive(self) -> None:
         group = self.group()
         letters = self.world.engine.dead_letters
-        name = group.name
-        if self.world.engine.topics.get(name + DEAD_LETTER_SUFFIX) is None:
+        name, listed = group.name, self.listed(group)
+        if not listed:
             return
-        listed = letters.listing(name, limit=1000).collect()
-        self.log.look_at(name + DEAD_LETTER_SUFFIX, 0)
         to = self.random.choice(("subscription", "topic"))
         chosen = [letter for letter in listed if self.random.random() < 0.7]
         for letter in chosen:
@@ -494,21 +506,15 @@ class Clients:
 
     def purge(self) -> None:
         group = self.group()
-        if self.world.engine.topics.get(group.name + DEAD_LETTER_SUFFIX) is None:
-            return
         letters = self.world.engine.dead_letters
-        listed = [letter.offset for letter in letters.listing(group.name, limit=1000).collect()]
+        listed = [letter.offset for letter in self.listed(group)]
         if listed:
             offsets = self.random.sample(listed, self.random.randint(1, len(listed)))
             self.ask(letters.purge, lambda count, error: None, group.name, offsets)
 
     def edit(self) -> None:
         group = self.group()
-        topic = group.name + DEAD_LETTER_SUFFIX
-        letters = self.world.engine.dead_letters
-        if self.world.engine.topics.get(topic) is None:
-            return
-        listed = letters.listing(group.name, limit=1000).collect()
+        letters, listed = self.world.engine.dead_letters, self.listed(group)
         if not listed:
             return
         letter = self.random.choice(listed)

@@ -52,7 +52,7 @@ class Life:
         """Topics and subscriptions of every kind; nothing fails yet."""
         random, world = self.random, self.world
         world.start()
-        self.log.engine = world.engine
+        self.watch()
         for name in ("t.one", "t.two", "t.three")[: random.randint(1, 3)]:
             settings = self._topic_settings()
             self.log.topics[name] = settings
@@ -74,6 +74,17 @@ class Life:
                     group.name, group.pattern, settings=group.settings, done=done
                 )
             )
+
+    def watch(self) -> None:
+        """Read the logs of a broker that was just started, and always before retention deletes some."""
+        engine = self.log.engine = self.world.engine
+        before_run = engine.retention.before_run
+
+        def look_first() -> None:
+            self.log.look()
+            before_run()
+
+        engine.retention.before_run = look_first
 
     def _topic_settings(self) -> dict[str, Any]:
         random = self.random
@@ -123,7 +134,7 @@ class Life:
         cut_again = self.world.start()
         if cut_again:
             clean, power_cut = clean, True
-        self.log.engine = self.world.engine
+        self.watch()
         shorter = self.log.restarted(power_cut=power_cut)
         for group in self.clients.groups:
             group.restarted(clean=clean and not shorter, shorter=shorter)
