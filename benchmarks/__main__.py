@@ -31,6 +31,7 @@ def main() -> int:
         metavar="CHECKOUT",
         help="compare with another checkout: each case runs in both, alternately",
     )
+    parser.add_argument("--rounds", type=int, help="with --against: rounds instead of the default")
     arguments = parser.parse_args()
     chosen = arguments.names or names()
     unknown = sorted(set(chosen) - set(names()))
@@ -40,7 +41,13 @@ def main() -> int:
         other = arguments.against.resolve()
         if not (other / "benchmarks" / "harness.py").is_file():
             parser.error(f"{other} is not a checkout with benchmarks")
-        slower = against(other, chosen, quick=arguments.quick, directory=arguments.json or RESULTS)
+        slower = against(
+            other,
+            chosen,
+            quick=arguments.quick,
+            rounds=arguments.rounds,
+            directory=arguments.json or RESULTS,
+        )
         if slower:
             console.print(f"slower than {SLOWER} ×: " + "; ".join(slower))
         return 1 if slower and arguments.strict else 0

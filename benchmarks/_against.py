@@ -71,7 +71,9 @@ class Worker:
         return float(self._answer())
 
 
-def compare(name: str, old_tree: Path, new_tree: Path, *, quick: bool) -> dict[str, Any] | None:
+def compare(
+    name: str, old_tree: Path, new_tree: Path, *, quick: bool, rounds: int | None
+) -> dict[str, Any] | None:
     """The cases of one benchmark with the samples of both checkouts; None if it cannot run here."""
     began = time.monotonic()
     with ExitStack() as stack, console.status(name) as status:
@@ -83,7 +85,7 @@ def compare(name: str, old_tree: Path, new_tree: Path, *, quick: bool) -> dict[s
         cases = [
             {**case, "old": [], "new": []} for case in new.facts["cases"] if case["name"] in olds
         ]
-        rounds = ROUNDS_QUICK if quick else new.facts["repeat"]
+        rounds = rounds or (ROUNDS_QUICK if quick else new.facts["repeat"])
         for turn in range(rounds):
             for case in cases:
                 status.update(f"{name}: {case['name']} ({turn + 1}/{rounds})")
@@ -102,10 +104,17 @@ def compare(name: str, old_tree: Path, new_tree: Path, *, quick: bool) -> dict[s
 
 
 def speed(case: dict[str, Any]) -> float | None:
-    """New to old, by their medians; above 1 the new one is better, whatever the unit."""
-    old, new = statistics.median(case["old"]), statistics.median(case["new"])
-    better, worse = (old, new) if case["smaller"] else (new, old)
-    return round(better / worse, 4) if worse else None
+    """New to old: the median of the rounds' ratios. Above 1 the new one is better, whatever the unit."""
+    each = ratios(case)
+    return round(statistics.median(each), 4) if each else None
+
+
+def ratios(case: dict[str, Any]) -> list[float]:
+    """The ratio of each round. Its two runs are neighbours, so a slow minute of the machine hits both."""
+    pairs = zip(case["old"], case["new"], strict=True)
+    if case["smaller"]:
+        return [old / new for old, new in pairs if old and new]
+    return [new / old for old, new in pairs if old and new]
 
 
 def show(result: dict[str, Any]) -> None:
@@ -113,11 +122,7 @@ def show(result: dict[str, Any]) -> None:
     for column in ("", "old", "new", " ", "speed new/old", "rounds"):
         table.add_column(column, justify="right" if column.strip() else "left")
     for case in result["cases"]:
-        each = [
-            found
-            for old, new in zip(case["old"], case["new"], strict=True)
-            if (found := speed({"old": [old], "new": [new], "smaller": case["smaller"]}))
-        ]
+        each = ratios(case)
         slow = case["speed"] is not None and case["speed"] < SLOWER
         ratio = "" if case["speed"] is None else f"{case['speed']:.2f} ×"
         table.add_row(
@@ -135,14 +140,16 @@ def show(result: dict[str, Any]) -> None:
     console.print()
 
 
-def against(other: Path, names: list[str], *, quick: bool, directory: Path) -> list[str]:
+def against(
+    other: Path, names: list[str], *, quick: bool, rounds: int | None, directory: Path
+) -> list[str]:
     """Compare, print, and write ``against.json``; returns the cases that are slower."""
     results = []
     for name in names:
         if not (other / "benchmarks" / f"{name}.py").is_file():
             console.print(f"{name}: only in the new checkout, not measured")
             continue
-        result = compare(name, other, ROOT, quick=quick)
+        result = compare(name, other, ROOT, quick=quick, rounds=rounds)
         if result is None:
             console.print(f"{name}: not measured")
             continue

@@ -30,8 +30,8 @@ def prepared(*, quick: bool) -> Iterator[Benchmark | None]:
             f"{many:,} connections held",
             [
                 Case("text, after one PING", lambda: _text(load, many), "KB each", 10, smaller=True),
-                Case("HTTP, after one request", lambda: _http(load, many), "KB each"),
-                Case("WebSocket, subscribed", lambda: _websocket(load, many), "KB each"),
+                Case("HTTP, after one request", lambda: _http(load, many), "KB each", smaller=True),
+                Case("WebSocket, subscribed", lambda: _websocket(load, many), "KB each", smaller=True),
             ],
             repeat=3,
         )  # fmt: skip

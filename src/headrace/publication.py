@@ -23,34 +23,34 @@ class Publication:
     """A publish that may not be answered yet. ``result()`` waits for its receipt, or raises its error.
 
     A ``concurrent.futures.Future`` has a lock and a condition of its own. Callers wait for few
-    publications, so the event is created only when a caller waits.
+    publications, so a lock to wait on is made only when a caller waits.
     """
 
-    __slots__ = ("_callbacks", "_error", "_event", "_is_done", "_receipt", "_waited")
+    __slots__ = ("_callbacks", "_error", "_is_done", "_receipt", "_waited", "_waiting")
 
     def __init__(self) -> None:
         self._receipt: Receipt | None = None
         self._error: HeadraceError | None = None
         self._is_done = False
         self._waited = False
-        self._event: threading.Event | None = None
-        self._callbacks: list[Callable[[Publication], object]] = []
+        self._waiting: list[threading.Lock] | None = None
+        """One for each thread that waits; it is released when the answer comes."""
+        self._callbacks: list[Callable[[Publication], object]] | None = None
 
     def settle(self, receipt: Receipt | None, error: HeadraceError | None) -> None:
         """Called by the client, once."""
         self._receipt, self._error = receipt, error
         with _lock:
             self._is_done = True
-            callbacks = self._callbacks
-            if self._event is not None:
-                self._event.set()
-        for callback in callbacks:
+            waiting, callbacks = self._waiting, self._callbacks
+        for lock in waiting or ():
+            lock.release()
+        for callback in callbacks or ():
             callback(self)
 
     def result(self, timeout: float | None = None) -> Receipt:
         self._waited = True
-        event = self._event_if_open()
-        if event is not None and not event.wait(timeout):
+        if not self._is_done and not self._wait(timeout):
             raise RequestTimeout(
                 f"not known to be stored within {timeout} seconds; it may still be"
             )
@@ -59,13 +59,17 @@ class Publication:
         assert self._receipt is not None
         return self._receipt
 
-    def _event_if_open(self) -> threading.Event | None:
+    def _wait(self, timeout: float | None) -> bool:
+        lock = threading.Lock()
+        lock.acquire()
         with _lock:
             if self._is_done:
-                return None
-            if self._event is None:
-                self._event = threading.Event()
-            return self._event
+                return True
+            if self._waiting is None:
+                self._waiting = []
+            self._waiting.append(lock)
+        limit = -1 if timeout is None else min(max(timeout, 0), threading.TIMEOUT_MAX)
+        return lock.acquire(timeout=limit)
 
     def done(self) -> bool:
         return self._is_done
@@ -74,6 +78,8 @@ class Publication:
         """Called in the client's thread; it must not block."""
         with _lock:
             if not self._is_done:
+                if self._callbacks is None:
+                    self._callbacks = []
                 self._callbacks.append(callback)
                 return
         callback(self)

@@ -41,7 +41,7 @@ def test_each_case_runs_in_both_checkouts_in_turn(tmp_path: Path) -> None:
         tmp_path, "old", [("rate", 100.0, False), ("time", 8.0, True), ("gone", 1, True)]
     )
     new = checkout(tmp_path, "new", [("rate", 150.0, False), ("time", 10.0, True)])
-    result = compare("toy", old, new, quick=False)
+    result = compare("toy", old, new, quick=False, rounds=None)
     assert result is not None
     assert [case["speed"] for case in result["cases"]] == [1.5, 0.8]
     assert result["cases"][0]["old"] == [100.0, 100.0]
@@ -54,10 +54,14 @@ def test_each_case_runs_in_both_checkouts_in_turn(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("old", "new", "smaller", "expected"),
-    [([1, 3, 2], [4], False, 2.0), ([4], [2], True, 2.0), ([0], [5], False, None)],
+    [
+        ([1, 10, 2], [2, 30, 1], False, 2.0),  # a slow round slows both sides
+        ([4], [2], True, 2.0),
+        ([0], [5], False, None),
+    ],
 )
 def test_speed_above_one_is_better(
     old: list[float], new: list[float], smaller: bool, expected: float | None
 ) -> None:
-    """The ratio of the medians, turned round where a smaller value is better."""
+    """The median of the rounds' ratios, turned round where a smaller value is better."""
     assert speed({"old": old, "new": new, "smaller": smaller}) == expected

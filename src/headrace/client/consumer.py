@@ -332,4 +332,23 @@ class AsyncRemoteConsumer(_Remote, AsyncConsumer):
 
 
 class RemoteConsumer(_Remote, Consumer):
-    pass
+    def ack(self, message: Message) -> None:
+        """As ``_settle`` does, with fewer calls: it is the hot path."""
+        lease = message.lease
+        if lease is None or lease.void:
+            self._lease_for(ACK, message)  # raises
+        message.lease = None
+        self._settled.append((ACK, lease, message, None, ""))
+        if not self._carrying:
+            self._carrying = True
+            self._call(self.carry_out)
+
+    def carry_out(self) -> None:
+        self._carrying = False
+        settled, ack = self._settled, self.feed.ack
+        while settled:
+            kind, lease, message, argument, reason = settled.popleft()
+            if kind == ACK:
+                ack(lease, message.offset)
+            else:
+                self.feed.settle(kind, lease, message.offset, argument, reason)

@@ -85,8 +85,8 @@ class BinarySession(RequestSession[Frame]):
             self._expect_life()
         super().feed(data)
 
-    def depends(self, item: Frame | HeadraceError) -> bool:
-        return not isinstance(item, Frame) or item.type not in _INDEPENDENT
+    def depends(self, item: Frame) -> bool:
+        return item.type not in _INDEPENDENT
 
     def is_open(self, item: Frame) -> bool:
         return item.type in (Type.AUTH, Type.HEARTBEAT)

@@ -148,22 +148,20 @@ class RequestSession(Session, Generic[Item]):
     def __init__(self, connection: Connection, parser: Parser[Item]):
         super().__init__(connection)
         self._parser = parser
-        self._requests: RequestQueue[Item | HeadraceError] = RequestQueue(
-            self.outbox, self._handle, self.depends
-        )
+        self._requests: RequestQueue[Item | HeadraceError] = RequestQueue(self.outbox, self._handle)
 
     def feed(self, data: bytes) -> None:
-        add = self._requests.add
+        add, depends = self._requests.add, self.depends
         for item in self._parser.feed(data):
-            add(item)
+            add(item, depends(item))
         if self._parser.error is not None:
-            add(self._parser.error)
+            add(self._parser.error, True)
         elif (
             not self.connection.authenticated
             and self.login
             and self._parser.buffered > UNAUTHENTICATED_BYTES_MAX
         ):
-            add(Unauthenticated(self.login))
+            add(Unauthenticated(self.login), True)
 
     def _handle(self, item: Item | HeadraceError) -> None:
         connection = self.connection
@@ -183,8 +181,8 @@ class RequestSession(Session, Generic[Item]):
         except Exception:
             self.fail(item, connection.bug())
 
-    def depends(self, item: Item | HeadraceError) -> bool:
-        """Whether everything before it must be answered first; so for the error that ends a stream."""
+    def depends(self, item: Item) -> bool:
+        """Whether everything before the request must be answered first."""
         raise NotImplementedError
 
     def is_open(self, item: Item) -> bool:
@@ -221,9 +219,9 @@ class Connection(asyncio.Protocol):
         """The client sends nothing more, or the broker stops: no time for long polls."""
         self.unread = False
         """The client may be sending something that nobody will read."""
-        self.long_polls: set[Callable[[], None]] = set()
-        """Calling one ends its waiting."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.long_polls: dict[Callable[[], None], None] = {}
+        """Calling one ends its waiting. (An empty dict is smaller than an empty set.)"""
+        self._tasks: dict[asyncio.Task[None], None] = {}
         self._patience: asyncio.TimerHandle | None = None
 
     @property
@@ -331,8 +329,8 @@ class Connection(asyncio.Protocol):
             fill(answer)
 
         task = asyncio.get_running_loop().create_task(run())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
         return task
 
     def bug(self) -> HeadraceError:

@@ -48,7 +48,7 @@ class HttpSession(RequestSession[Request]):
         self._heard = True
         known = self._http.known(data)
         if known is not None:
-            self._requests.add(known)
+            self._requests.add(known, not known.publishes)
             return
         super().feed(data)
         if self._http.expects_continue:
@@ -70,7 +70,8 @@ class HttpSession(RequestSession[Request]):
             return
         if self._http.is_inside and not self._heard and self.outbox.reading:
             self._requests.add(
-                RequestTimeout("the rest of the request did not come", code="request_stalled")
+                RequestTimeout("the rest of the request did not come", code="request_stalled"),
+                True,
             )
         self._heard = False
         self._watch = asyncio.get_running_loop().call_later(STALLED_REQUEST_S, self._look)
@@ -86,11 +87,8 @@ class HttpSession(RequestSession[Request]):
         return self._http.rest or b""
 
     # --- requests ---------------------------------------------------------------------------
-    def depends(self, item: Request | HeadraceError) -> bool:
-        is_publish = (
-            isinstance(item, Request) and item.method == "POST" and item.words[0] == "publish"
-        )
-        return not is_publish
+    def depends(self, item: Request) -> bool:
+        return not item.publishes
 
     def begin(self, item: Request) -> None:
         route = item.memo.get("route")

@@ -67,6 +67,8 @@ class WireSink:
 
 
 class Memberships:
+    __slots__ = ("_engine", "_leases", "_notify", "_outbox", "_sinks", "_write")
+
     def __init__(
         self,
         engine: Engine,

@@ -252,7 +252,7 @@ async def _pull(
 
     pull = Pull(subscription, loop, limit, done)
     # It ends early when the client closes its sending half, or when the broker stops.
-    session.connection.long_polls.add(pull.finish)
+    session.connection.long_polls[pull.finish] = None
     try:
         pull.start(0 if session.connection.leaving else wait / 1000)
         deliveries = await future
@@ -268,7 +268,7 @@ async def _pull(
         pull.cancel()
         raise
     finally:
-        session.connection.long_polls.discard(pull.finish)
+        session.connection.long_polls.pop(pull.finish, None)
 
 
 async def group_of(session: HttpSession, topic: str, group: str) -> Subscription:

@@ -48,10 +48,8 @@ class TextSession(RequestSession[PublishRun | Command]):
         )
 
     # --- in ---------------------------------------------------------------------------------
-    def depends(self, item: PublishRun | Command | HeadraceError) -> bool:
-        return not isinstance(item, PublishRun) and not (
-            isinstance(item, Command) and item.verb == "PUB"
-        )
+    def depends(self, item: PublishRun | Command) -> bool:
+        return isinstance(item, Command) and item.verb != "PUB"
 
     def is_open(self, item: PublishRun | Command) -> bool:
         return isinstance(item, Command) and item.verb in ("AUTH", "PING", "HELP", "QUIT")

@@ -37,6 +37,7 @@ class Request:
         "memo",
         "method",
         "path",
+        "publishes",
         "query",
         "refusal",
         "upgrade",
@@ -59,6 +60,8 @@ class Request:
         self.version = "1.1"
         self.refusal: HeadraceError | None = None
         """Why its body is not read to the end."""
+        self.publishes = False
+        """Whether it publishes: such requests need not wait for each other."""
         self.memo: dict[str, Any] = {}
         """Results that depend only on the head, shared by all requests whose heads are the same bytes."""
 
@@ -68,7 +71,7 @@ class Request:
         request.method, request.path, request.words = self.method, self.path, self.words
         request.query, request.headers, request.version = self.query, self.headers, self.version
         request.keep_alive, request.upgrade, request.refusal = True, False, None
-        request.memo = self.memo
+        request.memo, request.publishes = self.memo, self.publishes
         request.body = body
         return request
 
@@ -77,6 +80,11 @@ class Request:
         """Whether the head announces a body."""
         headers = self.headers
         return "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
+
+
+Known = tuple[bytes, int, Request]
+"""A head, the size of the head with its body, and the request without its body."""
+_NOT_KNOWN: Known = (b"", -1, Request())
 
 
 class KnownHeads:
@@ -91,15 +99,13 @@ class KnownHeads:
     BYTES_MAX = 2 << 10
 
     def __init__(self) -> None:
-        self._requests: dict[bytes, tuple[Request, int]] = {}
+        self._requests: dict[bytes, Known] = {}
 
-    def find(self, data: bytes) -> Request | None:
+    def find(self, data: bytes) -> Known | None:
         """The request in the data, if its head is known and nothing follows its body."""
         start = data.find(b"\r\n\r\n", 0, self.BYTES_MAX) + 4
         known = self._requests.get(data[:start])
-        if known is None or len(data) - start != known[1]:
-            return None
-        return known[0].again(data[start:])
+        return known if known is not None and len(data) == known[1] else None
 
     def learn(self, data: bytes, request: Request) -> None:
         """Keep the head of a valid request that was alone in its data."""
@@ -119,7 +125,7 @@ class KnownHeads:
             return
         if len(self._requests) >= self.COUNT_MAX:
             self._requests.clear()
-        self._requests[head] = (request.again(b""), size)
+        self._requests[head] = (head, len(data), request.again(b""))
 
 
 class HttpParser:
@@ -146,6 +152,8 @@ class HttpParser:
         self._in_head = self._in_body = False
         self._between = True
         """The next bytes begin a request."""
+        self._last = _NOT_KNOWN
+        """Most requests of a connection have the same head."""
         self._quiet = 0
         """Bytes since the last callback from llhttp, which may be collecting an endless header."""
         self._failure: HeadraceError | None = None
@@ -170,7 +178,15 @@ class HttpParser:
 
         This is the fast path; pass all other data to ``feed``.
         """
-        return self._heads.find(data) if self._between else None
+        if not self._between:
+            return None
+        head, size, request = self._last
+        if len(data) != size or not data.startswith(head):
+            known = self._heads.find(data)
+            if known is None:
+                return None
+            head, _, request = self._last = known
+        return request.again(data[len(head) :])
 
     def feed(self, data: bytes) -> list[Request]:
         """The requests that are complete now; for data that ``known`` does not recognize."""
@@ -308,6 +324,7 @@ class HttpParser:
             request.words = [unquote(word, errors="strict") for word in request.words]
             text = "/" + "/".join(request.words)
         request.path = text
+        request.publishes = request.method == "POST" and request.words[0] == "publish"
         if question:
             request.query = dict(
                 parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict")
