@@ -12,6 +12,7 @@ from headrace.errors import (
     Conflict,
     InvalidArgument,
     MessageNotFound,
+    StorageFailed,
     StorageFull,
     SubscriptionNotFound,
 )
@@ -421,6 +422,18 @@ def test_bad_arguments(name: str, given: dict[str, Any]) -> None:
     rig.advance(10)
     assert offsets(rig.letters()) == [0, 1]
     assert rig.values() == [b"0", b"1"]
+
+
+def test_letters_that_cannot_be_read_are_an_answer_and_not_a_crash() -> None:
+    """The disk refuses a read: the operation says so, and the next try works."""
+    files = FaultyFiles(SimulatedFiles())
+    rig = with_letters(2, files=files)
+    rig.reopen()  # nothing is cached any more
+    files.fail("read_at", name=".log")
+    given = {"subscription": GROUP}
+    with pytest.raises(StorageFailed, match="could not be read"):
+        Administration(rig.engine).call(OPERATIONS["dead_letters"], given).send(None)
+    assert offsets(rig.letters()) == [0, 1]
 
 
 def test_a_group_over_dead_letters_does_not_feed_itself() -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from tests.faults import lives
+from tests.faults import crash_states, lives
 from tests.faults.scenario import Scenario
 
 SCENARIOS: dict[str, Scenario] = {
     scenario.name: scenario
     for scenario in (
         lives.SCENARIO,
+        crash_states.SCENARIO,
     )
 }
