@@ -159,7 +159,7 @@ class Bulk(Single):
 
     def step(self) -> None:
         op = self.next_op()
-        values = values_of(op, self.random.choice((1, 2, 10, 50, 150)))
+        values = values_of(op, self.random.choice((1, 2, 10, 50, 150, 300)))
         keys = [key_of(value) for value in values]
         self.call(
             op,

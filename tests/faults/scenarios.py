@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.faults import crash_states, lives
+from tests.faults import crash_states, failing_syncs, kills, lives
 from tests.faults.scenario import Scenario
 
 SCENARIOS: dict[str, Scenario] = {
@@ -10,5 +10,7 @@ SCENARIOS: dict[str, Scenario] = {
     for scenario in (
         lives.SCENARIO,
         crash_states.SCENARIO,
+        kills.SCENARIO,
+        failing_syncs.SCENARIO,
     )
 }
