@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tests.crash.history import value_of
-from tests.crash.test_checker import Story, anomalies, end_of_one, one_message
+from tests.crash.test_checker import A, anomalies, end_of_one, one_message
 
-VALUE = value_of("s1-1-1", 0)
+VALUE = value_of(A, 0)
 
 
 def test_more_often_than_allowed_over_restarts() -> None:

@@ -31,12 +31,12 @@ EXIT_FAILED = 3
 """The broker stopped itself."""
 
 
-def define(broker: Broker) -> None:
+def define(broker: Broker, changes: dict[str, Any]) -> None:
     """The topics and groups of the load, whichever are not there yet."""
     there = set(broker.topics())
     for name, settings in TOPICS.items():
         if name not in there:
-            broker.create_topic(name, **settings)
+            broker.create_topic(name, **settings | changes)
     for group, (topic, settings) in GROUPS.items():
         broker.create_subscription(group, topic, **settings)
 
@@ -211,7 +211,7 @@ def main() -> int:
                 show(broker, oracle, {})
             else:
                 show(broker, oracle, orders["begin"])
-                define(broker)
+                define(broker, orders["topic_changes"])
                 (load if phase == "load" else drain)(broker, oracle, orders)
         except HeadraceError as error:
             if broker.engine.failed is None:

@@ -116,6 +116,7 @@ def on_ext4(directory: Path, seed: int, rounds: int) -> tuple[Run, int]:
             options={"disk_reserve_bytes": 0},
         )
         run.without.add("admin")
+        run.topic_changes["durability"] = "always"  # the others may lose what was not synced
         run.set_the_stage()
         while failed < rounds and not run.checker.anomalies:
             with run.victim("load") as victim:
