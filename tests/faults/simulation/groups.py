@@ -198,12 +198,9 @@ class GroupOracle:
         return self.is_dead(place)
 
     def is_dead(self, place: Place) -> bool:
-        """Whether it has failed too often and its dead letter is stored."""
-        return bool(
-            self.max_deliveries
-            and self.failures.get(place, 0) >= self.max_deliveries
-            and self._find_letter(place)
-        )
+        """Whether it has failed too often, or may have when the broker crashed, and its letter is stored."""
+        often = self.failures.get(place, 0) + self.crashes >= self.max_deliveries
+        return bool(self.max_deliveries and often and self._find_letter(place))
 
     def _find_letter(self, place: Place) -> bool:
         engine = self.world.engine
@@ -414,9 +411,9 @@ class GroupOracle:
         # The subscription may have been beyond the end, and begins there: what it had done before
         # it counts as before, but the bits beyond its position are gone.
         self.unsure |= {p for p in self.done if p[:2] == where}
-        for place in [p for p in self.durable_failures if p[:2] == where]:
-            self.failures_least.pop(place, None)
-            del self.durable_failures[place]
+        for known in (self.durable_failures, self.failures_least, self.handed):
+            for place in [p for p in known if p[:2] == where]:
+                del known[place]
 
     # --- dead letters -------------------------------------------------------------------------
     def check_letters(self) -> None:
