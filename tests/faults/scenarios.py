@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.faults import crash_states, failing_syncs, fuzzing, kills, lives
+from tests.faults import crash_states, disk_fills, failing_syncs, fuzzing, kills, lives
 from tests.faults.scenario import Scenario
 
 SCENARIOS: dict[str, Scenario] = {
@@ -12,6 +12,7 @@ SCENARIOS: dict[str, Scenario] = {
         crash_states.SCENARIO,
         kills.SCENARIO,
         failing_syncs.SCENARIO,
+        disk_fills.SCENARIO,
         fuzzing.SCENARIO,
     )
 }
