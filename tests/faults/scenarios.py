@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.faults import crash_states, disk_fills, failing_syncs, fuzzing, kills, lives
+from tests.faults import crash_states, disk_fills, failing_syncs, frozen, fuzzing, kills, lives
 from tests.faults.scenario import Scenario
 
 SCENARIOS: dict[str, Scenario] = {
@@ -13,6 +13,7 @@ SCENARIOS: dict[str, Scenario] = {
         kills.SCENARIO,
         failing_syncs.SCENARIO,
         disk_fills.SCENARIO,
+        frozen.SCENARIO,
         fuzzing.SCENARIO,
     )
 }

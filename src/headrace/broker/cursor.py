@@ -154,6 +154,11 @@ class Cursor:
         if not self._rewrite:
             self._fresh_attempts[offset] = attempt
 
+    def forget_attempts(self, end: int) -> None:
+        """Nothing at or after ``end`` has failed: those records are gone."""
+        if any(offset >= end for offset in self.attempts):
+            self.attempts = {o: n for o, n in self.attempts.items() if o < end}
+
     def seek(self, offset: int) -> None:
         """Begin again at the offset: everything from there on is to be delivered."""
         self.position = self.next = self.high = offset

@@ -231,6 +231,8 @@ class Engine:
                         partition.number,
                     )
                     cursor.seek(min(cursor.position, end))
+            # Records that are gone take their failed attempts along: others will have these offsets.
+            cursor.forget_attempts(end)
             owner.attach(cursor)
         for subscription in self._subscriptions.values():
             for topic in self.topics:
