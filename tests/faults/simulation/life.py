@@ -26,8 +26,10 @@ CHECK_EVERY = 10
 
 
 class Life:
-    def __init__(self, seed: int):
+    def __init__(self, seed: int, often: str | None = None):
         self.seed = seed
+        self.often = often
+        """A misfortune that comes all the time."""
         self.random = Random(seed)
         self.world = World(Random(self.random.getrandbits(64)))
         self.log = LogOracle()
@@ -229,6 +231,8 @@ class Life:
         for name in ("publish", "settle", "join", "wait"):
             weights[name] = random.choice((2, 4, 8))
         weights |= {name: random.choice((0.0, 0.0, 0.2, 0.6)) for name in misfortunes}
+        if self.often is not None:
+            weights[self.often] = sum(weights.values()) / 4
         acts = often | misfortunes
         names = list(acts)
         for _ in range(random.choice((20, 60, STEPS_MAX))):
@@ -321,15 +325,16 @@ class Life:
                         raise Violation("stuck", f"{name}: {segment} is old, finished and kept")
 
 
-def live(seed: int) -> Life:
-    """One life; what is wrong comes out as :class:`Violation` with the seed and the last steps."""
-    life = Life(seed)
+def live(seed: int, often: str | None = None) -> Life:
+    """One life; what is wrong comes out as an :class:`AssertionError` with the seed and the last steps."""
+    life = Life(seed, often)
     try:
         life.run()
     except Exception as error:
         last = "\n  ".join(life.trace[-15:])
+        scenario = "simulation" if often is None else "clock-jumps"
         raise AssertionError(
             f"seed {seed}: {type(error).__name__}: {error}\n  {last}\n"
-            f"repeat: python -m tests.faults simulation --seed {seed} --amount 1"
+            f"repeat: python -m tests.faults {scenario} --seed {seed} --amount 1"
         ) from error
     return life
