@@ -402,6 +402,28 @@ class Checker:
         self.counts["messages"] = len(self._places)
         return self.anomalies
 
+    def _check_limit(
+        self, by_message: dict[tuple[str, Place, int], list[_Delivery]]
+    ) -> None:
+        """A delivery counts unless its member, or the broker, ended in good order while it was out."""
+        for (name, place, offset), deliveries in by_message.items():
+            limit = self._groups[name]["max_deliveries"]
+            counted = [
+                d
+                for d in deliveries
+                if d.acked is not None
+                or d.nacked is not None
+                or d.at + d.timeout_ns < self._left.get((d.member, d.life), d.at)
+                or ((d.member, d.life) not in self._left and d.life not in self._closed_lives)
+            ]
+            if limit and (len(counted) > limit or any(d.attempt > limit for d in deliveries)):
+                attempts = [d.attempt for d in deliveries]
+                self._wrong(
+                    "too often",
+                    f"{name} got {place[0]}/{place[1]} offset {offset} {len(counted)} times, "
+                    f"max_deliveries is {limit}; attempts {attempts}",
+                )
+
     def _check_final(self, final: dict[Place, dict[int, str]]) -> None:
         for place, partition in self._partitions.items():
             there = final.get(place, {})
@@ -631,28 +653,6 @@ class Checker:
                 busy.pop((delivery.life, key), None)
             else:
                 busy[(delivery.life, key)] = offset
-
-    def _check_limit(
-        self, by_message: dict[tuple[str, Place, int], list[_Delivery]]
-    ) -> None:
-        """A delivery counts unless its member, or the broker, ended in good order while it was out."""
-        for (name, place, offset), deliveries in by_message.items():
-            limit = self._groups[name]["max_deliveries"]
-            counted = [
-                d
-                for d in deliveries
-                if d.acked is not None
-                or d.nacked is not None
-                or d.at + d.timeout_ns < self._left.get((d.member, d.life), d.at)
-                or ((d.member, d.life) not in self._left and d.life not in self._closed_lives)
-            ]
-            if limit and (len(counted) > limit or any(d.attempt > limit for d in deliveries)):
-                attempts = [d.attempt for d in deliveries]
-                self._wrong(
-                    "too often",
-                    f"{name} got {place[0]}/{place[1]} offset {offset} {len(counted)} times, "
-                    f"max_deliveries is {limit}; attempts {attempts}",
-                )
 
     def _check_dead(self) -> None:
         for (group, place, offset), stored_ms in self._dead.items():

@@ -12,7 +12,7 @@ from random import Random
 
 from headrace.testing import server_process
 from tests.faults.peer import ACK_TIMEOUT_S
-from tests.faults.peers import Peer, check, open_files, wait_for_rest
+from tests.faults.peers import Peer, check, open_sockets, wait_for_rest
 from tests.faults.scenario import Options, Outcome, Scenario
 
 
@@ -27,7 +27,7 @@ def run(options: Options) -> Outcome:
             peer.wait_ready()
         with server.client() as client:
             client.create_subscription("workers", "orders")
-        files = open_files(server.pid)
+        files = open_sockets(server.pid)
         frozen = {"the broker": 0, "a consumer": 0, "a publisher": 0}
         while outcome.amount < options.amount:
             who = random.choice(("the broker", "a consumer", "a consumer", "a publisher"))
@@ -50,9 +50,9 @@ def run(options: Options) -> Outcome:
         for consumer in consumers:
             consumer.end()
         outcome.anomalies += check(server, publishers, consumers)
-        more = open_files(server.pid) - files
+        more = open_sockets(server.pid) - files
         if more > 0:
-            outcome.anomalies.append(f"stuck: {more} files more than before")
+            outcome.anomalies.append(f"stuck: {more} sockets more than before")
         outcome.figures = {
             **{f"{who} frozen": count for who, count in frozen.items()},
             "messages acknowledged": sum(len(p.told("ok")) for p in publishers),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -86,8 +87,13 @@ class Peer:
         self.end()
 
 
-def open_files(pid: int) -> int:
-    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+def open_sockets(pid: int) -> int:
+    """How many sockets the process has open; its log files come and go with segments."""
+    found = 0
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found += os.readlink(link).startswith("socket:")
+    return found
 
 
 def wait_for_rest(server: ServerProcess, seconds: float = 60.0) -> list[str]:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from headrace.testing import server_process
-from tests.faults.peers import Peer, check, open_files, wait_for_rest
+from tests.faults.peers import Peer, check, open_sockets, wait_for_rest
 from tests.faults.scenario import Options, Outcome, Scenario
 
 NOTICED_S = 75.0
@@ -63,7 +63,7 @@ def run(options: Options) -> Outcome:
         there = ("ip", "netns", "exec", namespace)
         with server.client() as client:
             client.create_subscription("workers", "orders")
-        files = open_files(server.pid)
+        files = open_sockets(server.pid)
         sockets = [
             Peer("hold", address, options.amount // 2, *there)
             for address in (server.address, server.http_address)
@@ -82,9 +82,9 @@ def run(options: Options) -> Outcome:
                 time.sleep(1.0)
                 publisher.end()
                 # The publisher's own socket is gone by now, the other consumer's is there.
-                while open_files(server.pid) > files + 3:
+                while open_sockets(server.pid) > files + 3:
                     if time.monotonic() - began > NOTICED_S:
-                        left = open_files(server.pid) - files - 1
+                        left = open_sockets(server.pid) - files - 1
                         outcome.anomalies.append(f"stuck: {left} sockets of vanished peers are open")
                         break
                     time.sleep(0.5)

@@ -10,7 +10,7 @@ import time
 
 from benchmarks._loopback import TOPIC, Load, allow_open_files, handshake, loading, ws_subscribe
 from headrace.testing import ServerProcess, server_process
-from tests.faults.peers import open_files
+from tests.faults.peers import open_sockets
 from tests.faults.scenario import Options, Outcome, Scenario
 
 SPARE_BYTES = 100 << 20
@@ -38,7 +38,7 @@ def _hold(
 ) -> None:
     with server.client(request_timeout=60.0) as client:
         client.create_topic(TOPIC)
-        memory, files = server.rss_bytes(), open_files(server.pid)
+        memory, files = server.rss_bytes(), open_sockets(server.pid)
         sent, frames, slowest, most = 0, 0.0, 0.0, 0
         greeting = handshake(server.http_address) + ws_subscribe()
         with load.listening(server.http_address, "frames", many, greeting) as listeners:
@@ -69,13 +69,13 @@ def _hold(
         if slowest > ANSWER_S:
             outcome.anomalies.append(f"a publish took {slowest:.1f} seconds")
         for _ in range(120):
-            if open_files(server.pid) <= files:
+            if open_sockets(server.pid) <= files:
                 break
             time.sleep(0.5)
-        left = open_files(server.pid) - files
+        left = open_sockets(server.pid) - files
         kept = server.rss_bytes() - memory
         if left > 0:
-            outcome.anomalies.append(f"stuck: {left} files more than before")
+            outcome.anomalies.append(f"stuck: {left} sockets more than before")
         if kept > SPARE_BYTES:
             outcome.anomalies.append(f"stuck: {kept >> 20} MiB more memory than before")
     outcome.amount = many
