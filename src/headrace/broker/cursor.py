@@ -98,6 +98,11 @@ class Cursor:
             self.attempts.pop(offset, None)
         return True
 
+    def forget_attempts(self, end: int) -> None:
+        """Nothing at or after ``end`` has failed: those records are gone."""
+        if any(offset >= end for offset in self.attempts):
+            self.attempts = {o: n for o, n in self.attempts.items() if o < end}
+
     def done_run(self, start: int, stop: int) -> None:
         """Mark all offsets in ``start:stop`` done."""
         start = max(start, self.position)
@@ -153,11 +158,6 @@ class Cursor:
         self.attempts[offset] = attempt
         if not self._rewrite:
             self._fresh_attempts[offset] = attempt
-
-    def forget_attempts(self, end: int) -> None:
-        """Nothing at or after ``end`` has failed: those records are gone."""
-        if any(offset >= end for offset in self.attempts):
-            self.attempts = {o: n for o, n in self.attempts.items() if o < end}
 
     def seek(self, offset: int) -> None:
         """Begin again at the offset: everything from there on is to be delivered."""
