@@ -424,6 +424,27 @@ def test_bad_arguments(name: str, given: dict[str, Any]) -> None:
     assert rig.values() == [b"0", b"1"]
 
 
+def test_a_letter_that_is_stored_while_the_broker_stops_is_not_stored_again() -> None:
+    """A clean stop finishes what is under way: the message is done."""
+    rig = Rig()
+    inbox = rig.join(rig.subscribe(max_deliveries=1))
+    rig.publish(TOPIC, b"poison")
+    rig.workers.hold = True
+    inbox.nack(inbox.take()[0])
+    rig.run()
+    closed: list[bool] = []
+    rig.engine.close(lambda: closed.append(True))
+    rig.run()
+    while rig.workers.release():
+        rig.run()
+    assert closed
+    rig.workers.hold = False
+    rig.open()
+    inbox = rig.join(rig.engine.subscription(GROUP))
+    assert inbox.messages == []
+    assert offsets(rig.letters()) == [0]
+
+
 def test_letters_that_cannot_be_read_are_an_answer_and_not_a_crash() -> None:
     """The disk refuses a read: the operation says so, and the next try works."""
     files = FaultyFiles(SimulatedFiles())

@@ -45,7 +45,7 @@ def test_with_real_processes(name: str) -> None:
 def test_crash_states_notice_a_disk_that_does_not_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oracle is honest: what is planted is found."""
     monkeypatch.setattr(SimulatedFiles, "sync", lambda self, handle: None)
-    outcome = crash_states.run(Options(seed=7, amount=400, seconds=0.0))
+    outcome = crash_states.run(Options(seed=7, amount=60, seconds=0.0))
     assert any("lost" in anomaly for anomaly in outcome.anomalies)
 
 
