@@ -492,7 +492,9 @@ def test_a_million_unsettled_messages_are_cheap() -> None:
 
 
 @pytest.mark.parametrize("topic", [{"durable": False}, {"durability": "never"}])
-def test_a_message_does_not_inherit_the_failures_of_one_that_was_lost(topic: dict[str, Any]) -> None:
+def test_a_message_does_not_inherit_the_failures_of_one_that_was_lost(
+    topic: dict[str, Any],
+) -> None:
     """A topic may lose its end with the power; the next message there has all its attempts.
 
     Or all but one: after a crash the broker counts a delivery that it may have forgotten.

@@ -402,9 +402,7 @@ class Checker:
         self.counts["messages"] = len(self._places)
         return self.anomalies
 
-    def _check_limit(
-        self, by_message: dict[tuple[str, Place, int], list[_Delivery]]
-    ) -> None:
+    def _check_limit(self, by_message: dict[tuple[str, Place, int], list[_Delivery]]) -> None:
         """A delivery counts unless its member, or the broker, ended in good order while it was out."""
         for (name, place, offset), deliveries in by_message.items():
             limit = self._groups[name]["max_deliveries"]

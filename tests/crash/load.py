@@ -262,7 +262,7 @@ class Fenced(Idempotent):
                 producer=(before["id"], before["epoch"], before["next"]),
             )
             self.oracle.tell("problem", what=f"{self.name}: an old epoch could publish")
-        except ProducerFenced as error:
+        except (ProducerFenced, StorageFailed, StorageFull) as error:
             self.oracle.tell("fail", op=op, code=error.code)
 
 

@@ -12,7 +12,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from tests.faults.scenario import Options, Outcome, Scenario
+from tests.faults.scenario import Outcome, RunOptions, Scenario
 from tests.faults.scenarios import SCENARIOS
 
 RESULTS = Path(__file__).parent / "results" / "latest.json"
@@ -67,10 +67,16 @@ def main() -> int:
         if given.minutes is not None:
             seconds = given.minutes * 60
         print(f"\n{scenario.name}: {scenario.what} ({amount:,} {scenario.unit})", flush=True)
-        outcome = scenario.go(Options(seed, amount, seconds, lambda line: print(f"  {line}", flush=True)))
+        outcome = scenario.go(
+            RunOptions(seed, amount, seconds, lambda line: print(f"  {line}", flush=True))
+        )
         rows.append((scenario, outcome))
         for name, figure in outcome.figures.items():
-            print(f"  {figure:>12,}  {name}" if isinstance(figure, int) else f"  {figure!s:>12}  {name}")
+            print(
+                f"  {figure:>12,}  {name}"
+                if isinstance(figure, int)
+                else f"  {figure!s:>12}  {name}"
+            )
         if outcome.absent:
             print(f"  NOT RUN: {outcome.absent}")
         for anomaly in outcome.anomalies[:20]:

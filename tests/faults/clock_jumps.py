@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 from collections import Counter
 
-from tests.faults.scenario import Options, Outcome, Scenario
+from tests.faults.scenario import Outcome, RunOptions, Scenario
 from tests.faults.simulation.life import live
 
 
-def run(options: Options) -> Outcome:
+def run(options: RunOptions) -> Outcome:
     outcome = Outcome()
     counts: Counter[str] = Counter()
     before = logging.root.manager.disable

@@ -1,6 +1,6 @@
-"""Crash states: before every single disk operation of a story the machine is copied, and the copy loses its power.
+"""Crash states: before every single disk operation of a saga the machine is copied, and the copy loses its power.
 
-A *story* is a short life of a broker without faults: publishes of every kind, acks, dead letters, delayed messages,
+A *saga* is a short life of a broker without faults: publishes of every kind, acks, dead letters, delayed messages,
 staged commits, retention, new and deleted topics, restarts. Right before each operation that changes the disk, the
 disk is cloned as it is, unsynced writes included, and each clone crashes: unsynced sectors dropped, torn or
 reordered, names lost or kept. A broker is started on it, one time in five with another power cut during its
@@ -31,10 +31,11 @@ from headrace.model import Message, Receipt, TopicSettings
 from tests.broker.rig import Inbox, Rig
 from tests.fakes import FaultyFiles, Mains, PowerFailed, SimulatedFiles
 from tests.fakes.faults import CHANGES, Fault
-from tests.faults.scenario import Options, Outcome, Scenario
+from tests.faults.scenario import Outcome, RunOptions, Scenario
 
 GROUP = "workers"
 STEPS = 25
+ANOMALIES_MAX = 10
 TRIES = 6
 """Crashes of the machine before one operation."""
 
@@ -68,7 +69,7 @@ class Fact:
     commit: int | None = None
 
 
-class Story:
+class Saga:
     """Drives a broker and knows at each moment what may and what must be on its disk."""
 
     def __init__(self, seed: int):
@@ -103,7 +104,9 @@ class Story:
         self.topics[name] = (True, False)
 
     def fact(self, topic: str, kind: str, **more: Any) -> Fact:
-        value = b"%d|" % len(self.facts) + self.random.randbytes(self.random.choice((0, 20, 300, 900)))
+        value = b"%d|" % len(self.facts) + self.random.randbytes(
+            self.random.choice((0, 20, 300, 900))
+        )
         fact = self.facts[value] = Fact(value, topic, kind, **more)
         return fact
 
@@ -153,9 +156,7 @@ class Story:
                 return
 
     def stage(self) -> None:
-        facts = [
-            self.fact("orders", "staged", commit=len(self.commits)) for _ in range(3)
-        ]
+        facts = [self.fact("orders", "staged", commit=len(self.commits)) for _ in range(3)]
         batch = encode(self.rig.columns([fact.value for fact in facts]))
         self.staged.append(self.rig.wait(self.rig.engine.staging.stage, "orders", 1, batch))
 
@@ -232,11 +233,11 @@ class Wrong(Exception):
     """What a broker found on its disk is not what it had promised."""
 
 
-def judge(story: Story, disk: SimulatedFiles, random: Random) -> None:
+def judge(saga: Saga, disk: SimulatedFiles, random: Random) -> None:
     """Start a broker on a disk after a crash, and compare."""
     mains = Mains(disk, sector=random.choice([8, 64, 512]), ordered=True)
     rig = Rig(mains, topic={"segment_bytes": 4096}, events_interval=0.0)
-    rig.clock.set(story.rig.clock.now_ms())
+    rig.clock.set(saga.rig.clock.now_ms())
     if random.random() < 0.2:
         mains.plan(random.randint(1, 15), random.getrandbits(32))
     for _ in range(3):
@@ -252,59 +253,61 @@ def judge(story: Story, disk: SimulatedFiles, random: Random) -> None:
         mains.restored()
         rig.abandon()
         rig.open()
-    _judge_topics(story, rig)
-    found = _judge_messages(story, rig)
-    _judge_delayed(story, rig, found)
-    if story.subscribed:
-        _judge_group(story, rig)
-    rig.publish("orders" if story.topics.get("orders", (False,))[0] else "fresh", b"new|", partition=0)
+    _judge_topics(saga, rig)
+    found = _judge_messages(saga, rig)
+    _judge_delayed(saga, rig, found)
+    if saga.subscribed:
+        _judge_group(saga, rig)
+    rig.publish(
+        "orders" if saga.topics.get("orders", (False,))[0] else "fresh", b"new|", partition=0
+    )
 
 
-def _judge_topics(story: Story, rig: Rig) -> None:
-    for name, (must, must_not) in story.topics.items():
+def _judge_topics(saga: Saga, rig: Rig) -> None:
+    for name, (must, must_not) in saga.topics.items():
         there = rig.engine.topics.get(name) is not None
         if (must and not there) or (must_not and there):
             raise Wrong(f"topic {name}: {'lost' if must else 'invented'}")
 
 
-def _judge_messages(story: Story, rig: Rig) -> dict[bytes, tuple[int, int]]:
+def _judge_messages(saga: Saga, rig: Rig) -> dict[bytes, tuple[int, int]]:
     found: dict[bytes, tuple[int, int]] = {}
     starts: dict[tuple[str, int], int] = {}
-    for name in story.topics:
+    for name in saga.topics:
         topic = rig.engine.topics.get(name)
         for partition in topic.partitions if topic is not None else ():
             if partition.log.read_only:
                 raise Wrong(f"{name}/{partition.number} is read-only: {partition.log.read_only}")
             starts[name, partition.number] = partition.log.start_offset
             for message in rig.read(name, partition.number):
-                fact = story.facts.get(message.value)
+                fact = saga.facts.get(message.value)
                 if fact is None or fact.topic != name or fact.refused:
                     raise Wrong(f"invented: {message}, {fact}")
                 if message.value in found:
                     raise Wrong(f"duplicate: {message} and at {found[message.value]}")
                 found[message.value] = (partition.number, message.offset)
     commits: dict[int, list[bool]] = {}
-    for value, fact in story.facts.items():
+    for value, fact in saga.facts.items():
         if fact.commit is not None:
             commits.setdefault(fact.commit, []).append(value in found)
-            if value in found and fact.commit not in story.commits:
+            if value in found and fact.commit not in saga.commits:
                 raise Wrong(f"seen before its commit: {fact}")
-        elif fact.answered and fact.kind != "delayed" and story.topics[fact.topic][0]:
+        elif fact.answered and fact.kind != "delayed" and saga.topics[fact.topic][0]:
             assert fact.place is not None
             if fact.place[1] < starts[fact.topic, fact.place[0]] and fact.topic == "notes":
                 continue  # retention
             if found.get(value) != fact.place:
                 raise Wrong(f"lost or moved: {fact} is at {found.get(value)}")
     for number, there in commits.items():
-        answered = story.commits.get(number, False)
+        answered = saga.commits.get(number, False)
         if any(there) != all(there) or (answered and not all(there)):
             raise Wrong(f"commit {number}: {sum(there)} of {len(there)}, answered: {answered}")
     return found
 
 
-def _judge_delayed(story: Story, rig: Rig, found: dict[bytes, tuple[int, int]]) -> None:
+def _judge_delayed(saga: Saga, rig: Rig, found: dict[bytes, tuple[int, int]]) -> None:
     waiting = {item.id for item in rig.engine.schedule.waiting()}
-    for fact, id in story.delayed:
+    for fact, id in saga.delayed:
         states = (fact.value in found) + (id in waiting)
         if states > 1 or (states == 0 and not fact.cancelled):
             raise Wrong(f"delayed: {fact} is in {states} states")
@@ -312,7 +315,7 @@ def _judge_delayed(story: Story, rig: Rig, found: dict[bytes, tuple[int, int]]) 
             raise Wrong(f"cancelled: {fact} is there")
 
 
-def _judge_group(story: Story, rig: Rig) -> None:
+def _judge_group(saga: Saga, rig: Rig) -> None:
     group = rig.engine.subscription(GROUP)
     for (topic, number), cursor in group.cursors.items():
         done = {
@@ -320,9 +323,9 @@ def _judge_group(story: Story, rig: Rig) -> None:
             for offset in range(cursor.partition.log.end_offset)
             if cursor.is_done(offset)
         }
-        if done - story.acked:
-            raise Wrong(f"skipped: {sorted(done - story.acked)}")
-        missing = {place for place in story.flushed if place[:2] == (topic, number)} - done
+        if done - saga.acked:
+            raise Wrong(f"skipped: {sorted(done - saga.acked)}")
+        missing = {place for place in saga.flushed if place[:2] == (topic, number)} - done
         if missing:
             raise Wrong(f"acks that were flushed are lost: {sorted(missing)}")
     inbox = rig.join(group, 100_000)
@@ -330,27 +333,26 @@ def _judge_group(story: Story, rig: Rig) -> None:
         raise Wrong(f"{group.lag()} to be delivered, {len(inbox.messages)} were")
 
 
-def run(options: Options) -> Outcome:
+def run(options: RunOptions) -> Outcome:
     outcome = Outcome()
     operations = 0
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     seed = options.seed
     try:
-        while outcome.amount < options.amount and len(outcome.anomalies) < 10:
-            story = Story(seed)
+        while outcome.amount < options.amount and len(outcome.anomalies) < ANOMALIES_MAX:
+            saga = Saga(seed)
             dice = Random(seed)
 
-
-            def before(story: Story = story, dice: Random = dice, seed: int = seed) -> None:
+            def before(saga: Saga = saga, dice: Random = dice, seed: int = seed) -> None:
                 nonlocal operations
-                if outcome.amount >= options.amount:
+                if outcome.amount >= options.amount or len(outcome.anomalies) >= ANOMALIES_MAX:
                     return
                 operations += 1
                 for _ in range(TRIES):
                     number = dice.getrandbits(32)
                     random = Random(number)
-                    disk = story.files.disk.clone()
+                    disk = saga.files.disk.clone()
                     disk.crash(
                         random,
                         sector=random.choice([8, 64, 512]),
@@ -359,20 +361,20 @@ def run(options: Options) -> Outcome:
                     )
                     outcome.amount += 1
                     try:
-                        judge(story, disk, random)
+                        judge(saga, disk, random)
                     except (Wrong, HeadraceError, AssertionError, OSError) as error:
                         outcome.anomalies.append(
-                            f"story {seed}, operation {operations}, dice {number}: "
+                            f"saga {seed}, operation {operations}, dice {number}: "
                             f"{type(error).__name__}: {error}"
                         )
 
-            story.files.before = before
-            story.go()
+            saga.files.before = before
+            saga.go()
             seed += 1
-            options.progress(f"{outcome.amount:,} states, {seed - options.seed} stories")
+            options.progress(f"{outcome.amount:,} states, {seed - options.seed} sagas")
     finally:
         logging.disable(disabled)
-    outcome.figures = {"stories": seed - options.seed, "disk operations": operations}
+    outcome.figures = {"sagas": seed - options.seed, "disk operations": operations}
     return outcome
 
 

@@ -16,7 +16,7 @@ from random import Random
 from tests.crash.full_disk import Ballast, NoDisk, small_disk, told, wait_for
 from tests.crash.runner import START_S, Run, Victim
 from tests.faults.kills import collect, figures
-from tests.faults.scenario import Options, Outcome, Scenario
+from tests.faults.scenario import Outcome, RunOptions, Scenario
 
 RESERVE_BYTES = 4 << 20
 FILLS_A_RUN = 20
@@ -61,7 +61,7 @@ def one_run(run: Run, ballast: Ballast, fills: int, reserve: int, random: Random
         run.finish()
 
 
-def run(options: Options) -> Outcome:
+def run(options: RunOptions) -> Outcome:
     outcome = Outcome()
     counts: Counter[str] = Counter()
     random = Random(options.seed)

@@ -26,7 +26,7 @@ from tests.crash import fsync_fault
 from tests.crash.runner import START_S, Run
 from tests.crash.victim import EXIT_FAILED
 from tests.faults.kills import collect, figures
-from tests.faults.scenario import Options, Outcome, Scenario
+from tests.faults.scenario import Outcome, RunOptions, Scenario
 
 ROUNDS_A_RUN = 20
 EXT4_SHARE = 0.1
@@ -137,7 +137,7 @@ def on_ext4(directory: Path, seed: int, rounds: int) -> tuple[Run, int]:
     return run, failed
 
 
-def run(options: Options) -> Outcome:
+def run(options: RunOptions) -> Outcome:
     outcome = Outcome()
     counts: Counter[str] = Counter()
     absent = [why for why in (fsync_fault.absence(), ext4_absence()) if why]

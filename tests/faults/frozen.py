@@ -13,16 +13,18 @@ from random import Random
 from headrace.testing import server_process
 from tests.faults.peer import ACK_TIMEOUT_S
 from tests.faults.peers import Peer, check, open_sockets, wait_for_rest
-from tests.faults.scenario import Options, Outcome, Scenario
+from tests.faults.scenario import Outcome, RunOptions, Scenario
 
 
-def run(options: Options) -> Outcome:
+def run(options: RunOptions) -> Outcome:
     outcome = Outcome()
     random = Random(options.seed)
     with ExitStack() as stack:
         server = stack.enter_context(server_process())
         consumers = [stack.enter_context(Peer("consume", server.address, n)) for n in range(3)]
-        publishers = [stack.enter_context(Peer("publish", server.address, f"p{n}")) for n in range(2)]
+        publishers = [
+            stack.enter_context(Peer("publish", server.address, f"p{n}")) for n in range(2)
+        ]
         for peer in (*consumers, *publishers):
             peer.wait_ready()
         with server.client() as client:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from random import Random
 
-from tests.faults.scenario import Options, Outcome, Scenario
+from tests.faults.scenario import Outcome, RunOptions, Scenario
 from tests.wire.fuzz import READERS, one_input, seeds
 
 
@@ -31,16 +31,20 @@ def mutate(random: Random, data: bytes, others: list[bytes]) -> bytes:
             start = random.randrange(len(other))
             changed[at:at] = other[start : start + random.randrange(60)]
         elif what == 5:
-            changed[at : at + 4] = random.choice((b"\0\0\0\0", b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff"))
+            changed[at : at + 4] = random.choice(
+                (b"\0\0\0\0", b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff")
+            )
         elif what == 6:
-            number = random.choice((b"-1", b"0", b"99999999999999999999", b"1e9", b"\r\n", b"\0", b" "))
+            number = random.choice(
+                (b"-1", b"0", b"99999999999999999999", b"1e9", b"\r\n", b"\0", b" ")
+            )
             changed[at:at] = number
         else:
             changed = changed[:at]
     return bytes(changed)
 
 
-def run(options: Options) -> Outcome:
+def run(options: RunOptions) -> Outcome:
     """``amount`` inputs for each parser."""
     outcome = Outcome()
     for choice, reader in enumerate(READERS):

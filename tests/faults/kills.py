@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 
 from tests.crash.runner import Run
-from tests.faults.scenario import Options, Outcome, Scenario
+from tests.faults.scenario import Outcome, RunOptions, Scenario
 
 KILLS_A_RUN = 50
 LIFE_S = 0.8
@@ -23,9 +23,7 @@ def collect(outcome: Outcome, run: Run, counts: Counter[str]) -> None:
     """The verdict of one run; what is wrong keeps its directory."""
     outcome.anomalies += [f"{anomaly} (see {run.directory})" for anomaly in run.checker.anomalies]
     counts += run.checker.counts
-    counts["slowest start, ms"] = max(
-        counts["slowest start, ms"], round(run.slowest_open_s * 1000)
-    )
+    counts["slowest start, ms"] = max(counts["slowest start, ms"], round(run.slowest_open_s * 1000))
     if not run.checker.anomalies:
         shutil.rmtree(run.directory, ignore_errors=True)
 
@@ -42,7 +40,7 @@ def figures(counts: Counter[str]) -> dict[str, int]:
     return {name: counts[name] for name in told}
 
 
-def run(options: Options) -> Outcome:
+def run(options: RunOptions) -> Outcome:
     outcome = Outcome()
     counts: Counter[str] = Counter()
     number = 0

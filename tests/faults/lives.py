@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from collections import Counter
 
-from tests.faults.scenario import Options, Outcome, Scenario
+from tests.faults.scenario import Outcome, RunOptions, Scenario
 from tests.faults.simulation.life import live
 
 ANOMALIES_MAX = 10
 
 
-def run(options: Options) -> Outcome:
+def run(options: RunOptions) -> Outcome:
     """A failing life does not end the run: the others may show something else."""
     outcome = Outcome()
     counts: Counter[str] = Counter()

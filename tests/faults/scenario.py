@@ -9,7 +9,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Options:
+class RunOptions:
     """What a scenario is told."""
 
     seed: int
@@ -45,11 +45,11 @@ class Scenario:
     """Of a whole run."""
     quick: int
     """Of a run with --quick."""
-    run: Callable[[Options], Outcome]
+    run: Callable[[RunOptions], Outcome]
     seconds: float = 0.0
     seconds_quick: float = 0.0
 
-    def go(self, options: Options) -> Outcome:
+    def go(self, options: RunOptions) -> Outcome:
         """Run it. An exception is an anomaly, too: no scenario may fall over."""
         began = time.monotonic()
         try:

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 
 from headrace.testing import ServerProcess, server_process
 from tests.faults.peers import Peer, open_sockets
-from tests.faults.scenario import Options, Outcome, Scenario
+from tests.faults.scenario import Outcome, RunOptions, Scenario
 
 ANSWER_S = 10.0
 SPARE_BYTES = 100 << 20
@@ -31,7 +31,7 @@ def served(server: ServerProcess) -> float:
     return max(tcp, time.monotonic() - began)
 
 
-def run(options: Options) -> Outcome:
+def run(options: RunOptions) -> Outcome:
     outcome = Outcome()
     with server_process(segment_bytes="64KB") as server:
         served(server)

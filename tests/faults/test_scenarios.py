@@ -13,12 +13,12 @@ from tests.crash.runner import ROOT
 from tests.fakes import SimulatedFiles
 from tests.faults import crash_states
 from tests.faults.__main__ import table
-from tests.faults.scenario import Options, Outcome, Scenario
+from tests.faults.scenario import Outcome, RunOptions, Scenario
 from tests.faults.scenarios import SCENARIOS
 
 
 def outcome_of(name: str, amount: int, seconds: float = 0.0) -> Outcome:
-    outcome = SCENARIOS[name].go(Options(seed=7, amount=amount, seconds=seconds))
+    outcome = SCENARIOS[name].go(RunOptions(seed=7, amount=amount, seconds=seconds))
     if outcome.absent:
         pytest.skip(outcome.absent)
     return outcome
@@ -45,16 +45,16 @@ def test_with_real_processes(name: str) -> None:
 def test_crash_states_notice_a_disk_that_does_not_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oracle is honest: what is planted is found."""
     monkeypatch.setattr(SimulatedFiles, "sync", lambda self, handle: None)
-    outcome = crash_states.run(Options(seed=7, amount=60, seconds=0.0))
+    outcome = crash_states.run(RunOptions(seed=7, amount=400, seconds=0.0))
     assert any("lost" in anomaly for anomaly in outcome.anomalies)
 
 
 def test_a_scenario_that_falls_over_is_an_anomaly() -> None:
-    def fall(options: Options) -> Outcome:
+    def fall(options: RunOptions) -> Outcome:
         raise OSError("no such disk")
 
     scenario = Scenario("falls", "it falls over", "falls", 1, 1, fall)
-    outcome = scenario.go(Options(seed=3, amount=1, seconds=0.0))
+    outcome = scenario.go(RunOptions(seed=3, amount=1, seconds=0.0))
     assert outcome.anomalies == ["OSError: no such disk"]
     assert outcome.replay == "python -m tests.faults falls --seed 3 --amount 1"
 

@@ -38,7 +38,9 @@ def test_a_seed_replays_exactly() -> None:
     assert [live(seed).digest for seed in range(5)] == [live(seed).digest for seed in range(5)]
 
 
-def finds(monkeypatch: pytest.MonkeyPatch, kind: str, where: type, name: str, broken: object) -> None:
+def finds(
+    monkeypatch: pytest.MonkeyPatch, kind: str, where: type, name: str, broken: object
+) -> None:
     monkeypatch.setattr(where, name, broken)
     found = []
     for seed in range(150):

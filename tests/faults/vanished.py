@@ -17,7 +17,7 @@ from contextlib import contextmanager
 
 from headrace.testing import server_process
 from tests.faults.peers import Peer, check, open_sockets, wait_for_rest
-from tests.faults.scenario import Options, Outcome, Scenario
+from tests.faults.scenario import Outcome, RunOptions, Scenario
 
 NOTICED_S = 75.0
 """Half a minute by the settings of the sockets, and time for a busy machine."""
@@ -55,7 +55,7 @@ def cable() -> Iterator[tuple[str, str]]:
         subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
 
 
-def run(options: Options) -> Outcome:
+def run(options: RunOptions) -> Outcome:
     outcome = Outcome(absent=absence())
     if outcome.absent:
         return outcome
@@ -85,7 +85,9 @@ def run(options: Options) -> Outcome:
                 while open_sockets(server.pid) > files + 3:
                     if time.monotonic() - began > NOTICED_S:
                         left = open_sockets(server.pid) - files - 1
-                        outcome.anomalies.append(f"stuck: {left} sockets of vanished peers are open")
+                        outcome.anomalies.append(
+                            f"stuck: {left} sockets of vanished peers are open"
+                        )
                         break
                     time.sleep(0.5)
                 noticed = time.monotonic() - began

@@ -11,7 +11,7 @@ import time
 from benchmarks._loopback import TOPIC, Load, allow_open_files, handshake, loading, ws_subscribe
 from headrace.testing import ServerProcess, server_process
 from tests.faults.peers import open_sockets
-from tests.faults.scenario import Options, Outcome, Scenario
+from tests.faults.scenario import Outcome, RunOptions, Scenario
 
 SPARE_BYTES = 100 << 20
 """What the process may keep of freed memory, and use for other things."""
@@ -19,11 +19,13 @@ ANSWER_S = 10.0
 """However many are connected, a publish is answered within this time; a generous bound."""
 
 
-def run(options: Options) -> Outcome:
+def run(options: RunOptions) -> Outcome:
     limit = allow_open_files() - 1_000
     outcome = Outcome()
     if options.amount > limit:
-        outcome.absent = f"{options.amount} sockets were wanted, the limit of open files allows {limit}"
+        outcome.absent = (
+            f"{options.amount} sockets were wanted, the limit of open files allows {limit}"
+        )
     with loading() as load:
         if load is None:
             outcome.absent = "gcc is not installed"
@@ -34,7 +36,7 @@ def run(options: Options) -> Outcome:
 
 
 def _hold(
-    server: ServerProcess, load: Load, many: int, options: Options, outcome: Outcome
+    server: ServerProcess, load: Load, many: int, options: RunOptions, outcome: Outcome
 ) -> None:
     with server.client(request_timeout=60.0) as client:
         client.create_topic(TOPIC)
@@ -54,18 +56,24 @@ def _hold(
                 frames += found["frames"]
                 most = max(most, server.rss_bytes())
                 if found["open"] != many:
-                    outcome.anomalies.append(f"lost connections: {found['open']} of {many} are open")
+                    outcome.anomalies.append(
+                        f"lost connections: {found['open']} of {many} are open"
+                    )
                     break
                 if time.monotonic() - told > 60:
                     told = time.monotonic()
-                    options.progress(f"{sent} messages to {many:,} WebSockets, {frames:,.0f} frames")
+                    options.progress(
+                        f"{sent} messages to {many:,} WebSockets, {frames:,.0f} frames"
+                    )
             for _ in range(60):  # what is still on its way
                 if frames >= sent * many:
                     break
                 time.sleep(0.5)
                 frames += listeners.counts()["frames"]
         if frames != sent * many:
-            outcome.anomalies.append(f"{sent} messages to {many} WebSockets were {frames:.0f} frames")
+            outcome.anomalies.append(
+                f"{sent} messages to {many} WebSockets were {frames:.0f} frames"
+            )
         if slowest > ANSWER_S:
             outcome.anomalies.append(f"a publish took {slowest:.1f} seconds")
         for _ in range(120):

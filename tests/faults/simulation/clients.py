@@ -23,13 +23,13 @@ from headrace.log.batch import encode
 from headrace.model import DEAD_LETTER_SUFFIX, DeadLetter, Receipt
 from tests.faults.simulation.groups import GroupOracle
 from tests.faults.simulation.logs import Commit, LogOracle, Sent, Violation
-from tests.faults.simulation.world import World
+from tests.faults.simulation.world import SimulatedMachine
 
 KEYS = (b"a", b"b", b"c", b"d", b"e")
 PARTITIONS_MAX = 5
 
 
-class Producer:
+class SimulatedProducer:
     """An idempotent producer: it sends a batch again until it knows what became of it."""
 
     def __init__(self, topic: str, partition: int):
@@ -43,10 +43,10 @@ class Producer:
 
 
 class Clients:
-    def __init__(self, world: World, log: LogOracle, random: Random):
+    def __init__(self, world: SimulatedMachine, log: LogOracle, random: Random):
         self.world, self.log, self.random = world, log, random
         self.groups: list[GroupOracle] = []
-        self.producers: list[Producer] = []
+        self.producers: list[SimulatedProducer] = []
         self.drivers: dict[str, Commit] = {}
         """Name -> the commit that is being prepared, or whose outcome its driver does not know."""
         self.numbers: dict[str, int] = {}
@@ -122,9 +122,7 @@ class Clients:
             self.random.choice(KEYS) if keyed and self.random.random() < 0.9 else None
             for _ in range(count)
         ]
-        sents = [
-            self.log.new(topic, "plain", self.filler(), key=key, **shared) for key in keys
-        ]
+        sents = [self.log.new(topic, "plain", self.filler(), key=key, **shared) for key in keys]
         if count == 1 and not keys[0] and not more and not shared["headers"]:
             publish = Publish(topic, sents[0].value)
         else:
@@ -172,7 +170,7 @@ class Clients:
             if topic is None:
                 return
             place = self.random.randrange(self.partitions(topic))
-            self.producers.append(Producer(topic, place))
+            self.producers.append(SimulatedProducer(topic, place))
         producer = self.random.choice(self.producers)
         if producer.busy:
             return
@@ -200,7 +198,7 @@ class Clients:
             producer.pending = sents
         self._send(producer, sents)
 
-    def _send(self, producer: Producer, sents: list[Sent]) -> None:
+    def _send(self, producer: SimulatedProducer, sents: list[Sent]) -> None:
         first = sents[0].producer
         assert first is not None
         columns = self.world.columns([sent.value for sent in sents])
@@ -226,7 +224,7 @@ class Clients:
 
         self.ask(self.world.engine.publish, done, publish)
 
-    def _identify(self, producer: Producer) -> None:
+    def _identify(self, producer: SimulatedProducer) -> None:
         producer.busy = True
 
         def done(id: int, epoch: int, error: HeadraceError | None) -> None:
@@ -318,9 +316,7 @@ class Clients:
 
         engine = self.world.engine
         owned = {"name": name, "number": commit.number} if self.random.random() < 0.5 else {}
-        self.ask(
-            lambda done: engine.staging.stage(topic, partition, batch, done, **owned), done
-        )
+        self.ask(lambda done: engine.staging.stage(topic, partition, batch, done, **owned), done)
 
     def commit(self) -> None:
         if not self.drivers:

@@ -26,10 +26,10 @@ from headrace.broker.subscription import Subscription
 from headrace.errors import StaleDelivery
 from headrace.model import Message, pattern_matches
 from tests.broker.rig import Inbox
-from tests.faults.simulation.logs import LogOracle, Place, Stored, Violation
+from tests.faults.simulation.logs import LogOracle, Place, StoredRecord, Violation
 
 if TYPE_CHECKING:
-    from tests.faults.simulation.world import World
+    from tests.faults.simulation.world import SimulatedMachine
 
 
 def place_of(message: Message) -> Place:
@@ -40,13 +40,13 @@ def place_of(message: Message) -> Place:
 class Out:
     """A delivery that is not settled."""
 
-    member: Watched
+    member: WatchedMember
     message: Message
     lease: int
     attempt: int
 
 
-class Watched(Inbox):
+class WatchedMember(Inbox):
     """A member that tells its group's oracle of every delivery."""
 
     def __init__(self, group: GroupOracle, prefetch: int, *, auto_ack: bool = False):
@@ -61,12 +61,12 @@ class Watched(Inbox):
 
 @dataclass(eq=False)
 class GroupOracle:
-    world: World
+    world: SimulatedMachine
     log: LogOracle
     name: str
     pattern: str
     settings: dict[str, Any]
-    members: list[Watched] = field(default_factory=list)
+    members: list[WatchedMember] = field(default_factory=list)
     out: dict[Place, Out] = field(default_factory=dict)
     deadlines: dict[int, float] = field(default_factory=dict)
     """Lease -> when it ends."""
@@ -114,7 +114,7 @@ class GroupOracle:
         return Violation(kind, f"{self.name} over {self.pattern}: {text}")
 
     # --- deliveries -------------------------------------------------------------------------
-    def delivered(self, inbox: Watched, message: Message) -> None:
+    def delivered(self, inbox: WatchedMember, message: Message) -> None:
         self.time_passed()
         place = place_of(message)
         self.log.look_at(*place[:2])
@@ -134,7 +134,9 @@ class GroupOracle:
         # After a crash the broker counts what may have been out as one more failure.
         least, most = self.failures_least.get(place, 0), self.failures.get(place, 0) + self.crashes
         if not least < message.attempt <= most + 1:
-            raise self._wrong("attempt", f"{message.attempt} of {message}, {least} to {most} failed")
+            raise self._wrong(
+                "attempt", f"{message.attempt} of {message}, {least} to {most} failed"
+            )
         handed = self.handed[place] = self.handed.get(place, 0) + 1
         if self.max_deliveries and max(message.attempt, handed) > self.max_deliveries:
             raise self._wrong("attempt", f"delivery {handed}, attempt {message.attempt}: {message}")
@@ -151,7 +153,7 @@ class GroupOracle:
         self.deadlines.setdefault(lease, now + self.settings["ack_timeout"])
         self.out[place] = Out(inbox, message, lease, message.attempt)
 
-    def has_expired(self, place: Place, stored: Stored, now_ms: int) -> bool:
+    def has_expired(self, place: Place, stored: StoredRecord, now_ms: int) -> bool:
         ends = stored.expires_ms
         ttl = self.log.topics[place[0]].get("message_ttl_ms")
         if not ends and ttl:
@@ -188,7 +190,9 @@ class GroupOracle:
 
     def is_finished(self, place: Place) -> bool:
         """Whether nothing more is to be done with a message that stands in the log."""
-        now_ms = self.world.highest_ms  # what has expired once stays done when the clock is set back
+        now_ms = (
+            self.world.highest_ms
+        )  # what has expired once stays done when the clock is set back
         if place in self.out:
             return False
         if place in self.done or place in self.excused:
@@ -208,7 +212,10 @@ class GroupOracle:
         name = engine.dead_letters.topic_name(self.subscription, place[0])
         if engine.topics.get(name) is not None:
             self.log.look_at(name, 0)
-        return any(l.origin == place and l.group == self.name for l in self.log.letters.values())
+        return any(
+            letter.origin == place and letter.group == self.name
+            for letter in self.log.letters.values()
+        )
 
     def _end(self, place: Place, *, failed: bool, begun: bool = True) -> Out:
         out = self.out.pop(place)
@@ -229,15 +236,15 @@ class GroupOracle:
                 self._end(place, failed=True)
 
     # --- what members do ----------------------------------------------------------------------
-    def join(self, prefetch: int, *, auto_ack: bool = False) -> Watched:
-        inbox = Watched(self, prefetch, auto_ack=auto_ack)
+    def join(self, prefetch: int, *, auto_ack: bool = False) -> WatchedMember:
+        inbox = WatchedMember(self, prefetch, auto_ack=auto_ack)
         inbox.subscription = self.subscription
         self.members.append(inbox)
         assert inbox.member is not None
         inbox.subscription.join(inbox.member)
         return inbox
 
-    def leave(self, inbox: Watched, *, count: bool) -> None:
+    def leave(self, inbox: WatchedMember, *, count: bool) -> None:
         self.members.remove(inbox)
         for place, out in list(self.out.items()):
             if out.member is inbox:

@@ -17,7 +17,7 @@ from tests.fakes import PowerFailed
 from tests.faults.simulation.clients import STEPS, Clients
 from tests.faults.simulation.groups import GroupOracle
 from tests.faults.simulation.logs import LogOracle, Violation
-from tests.faults.simulation.world import World
+from tests.faults.simulation.world import SimulatedMachine
 
 STEPS_MAX = 120
 DRAIN_ROUNDS = 500
@@ -31,7 +31,7 @@ class Life:
         self.often = often
         """A misfortune that comes all the time."""
         self.random = Random(seed)
-        self.world = World(Random(self.random.getrandbits(64)))
+        self.world = SimulatedMachine(Random(self.random.getrandbits(64)))
         self.log = LogOracle()
         self.clients = Clients(self.world, self.log, self.random)
         self.trace: list[str] = []
@@ -146,7 +146,9 @@ class Life:
     def plan_cut(self) -> None:
         """The power fails, or the process dies, at one of the next disk operations."""
         self.world.files.plan(
-            self.random.randint(1, 25), self.random.getrandbits(32), kills=self.random.random() < 0.3
+            self.random.randint(1, 25),
+            self.random.getrandbits(32),
+            kills=self.random.random() < 0.3,
         )
 
     def plan_fault(self) -> None:

@@ -83,7 +83,7 @@ class Sent:
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredRecord:
     """A record as the log has it."""
 
     sent: Sent
@@ -112,7 +112,7 @@ class LogOracle:
         self.topics: dict[str, dict[str, Any]] = {}
         """Name -> settings, as they were given."""
         self.sent: dict[int, Sent] = {}
-        self.known: dict[tuple[str, int], dict[int, Stored]] = {}
+        self.known: dict[tuple[str, int], dict[int, StoredRecord]] = {}
         self.by_key: dict[tuple[str, bytes], list[Place]] = {}
         self.letters: dict[tuple[str, int], Letter] = {}
         """(dead-letter topic, offset) -> letter"""
@@ -157,7 +157,9 @@ class LogOracle:
                 if not sent.places:
                     # It is not read yet, but what is read there has to be this.
                     sent.places.append(place)
-                    self._remember(place, Stored(sent, receipt.timestamp, sent.target, sent.expires_ms))
+                    self._remember(
+                        place, StoredRecord(sent, receipt.timestamp, sent.target, sent.expires_ms)
+                    )
 
     def refused(self, sent: Sent, error: HeadraceError) -> None:
         if sent.state == "unknown":
@@ -167,7 +169,7 @@ class LogOracle:
             raise Violation("invented", f"{sent} was refused with {error.code}, and is there")
 
     # --- what is there --------------------------------------------------------------------------
-    def _remember(self, place: Place, stored: Stored) -> None:
+    def _remember(self, place: Place, stored: StoredRecord) -> None:
         topic, partition, offset = place
         known = self.known.setdefault((topic, partition), {})
         before = known.get(offset)
@@ -179,7 +181,9 @@ class LogOracle:
         if stored.sent.key is not None:
             self.by_key.setdefault((topic, stored.sent.key), []).append(place)
 
-    def see(self, place: Place, value: bytes, key: bytes | None, stored: dict[str, Any]) -> Stored:
+    def see(
+        self, place: Place, value: bytes, key: bytes | None, stored: dict[str, Any]
+    ) -> StoredRecord:
         """A record stands there."""
         sent = self.sent.get(number_of(value))
         if sent is None or sent.value != value or sent.topic != place[0] or sent.key != key:
@@ -192,7 +196,7 @@ class LogOracle:
             sent.places.append(place)
             if len(sent.places) > sent.copies:
                 raise Violation("duplicate", f"{sent}, and may be there {sent.copies} times")
-        found = Stored(sent, stored["timestamp"], stored["target"], stored["expires_ms"])
+        found = StoredRecord(sent, stored["timestamp"], stored["target"], stored["expires_ms"])
         if dict(stored["headers"]) != (sent.headers or {}):
             raise Violation("invented", f"{place} has the headers {stored['headers']}: {sent}")
         if found.target not in {sent.target, *sent.redriven_for}:
@@ -224,7 +228,9 @@ class LogOracle:
             except OSError:
                 return  # a planned fault; the next look reads on
             except HeadraceError as error:
-                raise Violation("lost", f"{where} offset {offset} cannot be read: {error}") from error
+                raise Violation(
+                    "lost", f"{where} offset {offset} cannot be read: {error}"
+                ) from error
             for batch in batches:
                 if batch.flags & LOST:
                     raise Violation("lost", f"{where} says that {batch} is lost")
@@ -355,7 +361,7 @@ class LogOracle:
         for sent in self.sent.values():
             if sent.state == "ok" and not sent.places and not self.is_volatile(sent.topic):
                 raise Violation("lost", f"{sent}")
-        for where, known in self.known.items():
+        for known in self.known.values():
             last, sequences = -1, dict[int, tuple[int, int]]()
             for offset in sorted(known):
                 sent = known[offset].sent

@@ -36,7 +36,7 @@ class DiskThreads(InlineWorkers):
             raise PowerFailed
 
 
-class World(Rig):
+class SimulatedMachine(Rig):
     """Disk jobs wait until ``work`` lets some of them run, in any order."""
 
     files: Mains
