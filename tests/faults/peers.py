@@ -23,9 +23,9 @@ class Peer:
 
     def __init__(self, what: str, address: Address, argument: object, *before: str):
         self.lines: list[str] = []
+        given = (what, address.host, str(address.port), str(argument))
         self.process = subprocess.Popen(
-            [*before, sys.executable, "-m", "tests.faults.peer", what, address.host]
-            + [str(address.port), str(argument)],
+            [*before, sys.executable, "-m", "tests.faults.peer", *given],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
