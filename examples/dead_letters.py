@@ -47,7 +47,7 @@ def main() -> None:
         print(f"given up after {letter.attempts} deliveries: {letter.reason}")
         corrected = letter.message.value.replace(b"amuont", b"amount")
         client.edit_dead_letter("accounts", letter.offset, value=corrected)
-        print(f"redriven: {client.redrive('accounts')}")
+        print(f"redriven: {client.redrive('accounts')['redriven']}")
 
         message = invoices.get(timeout=10)
         handle(message)

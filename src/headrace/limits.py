@@ -24,6 +24,11 @@ PARTITIONS_PER_TOPIC_MAX = 4096
 OFFSET_MAX = (1 << 62) - 1
 """The offset has 62 bits in a derived message id."""
 PARTITIONS_TOTAL_MAX = 10_000
+PARTITIONS_RESERVED = 1_000
+"""Of these, the last are for topics that somebody creates on purpose: not by publishing or subscribing."""
+PARTITIONS_AUTO_BURST = 1_000
+PARTITIONS_AUTO_RATE = 20.0
+"""Partitions of topics that publishing and subscribing create: so many at once, then so many a second."""
 """Each durable partition in use holds one open file."""
 SUBSCRIPTIONS_MAX = 100_000
 OFFSETS_PER_REQUEST_MAX = 100_000

@@ -231,7 +231,7 @@ async def test_everything_else(tmp_path: Path) -> None:
         await until(lambda: consumer.subscription.tally.dead_lettered == 2)
         letters = await broker.dead_letters("billing")
         assert await broker.edit_dead_letter("billing", letters[0].offset, value=b"c") == 2
-        assert await broker.redrive("billing", limit=1) == 1
+        assert await broker.redrive("billing", limit=1)["redriven"] == 1
         assert await broker.purge_dead_letters("billing") == 1
         later = await broker.publish("orders", b"later", delay=100)
         assert [scheduled.id for scheduled in await broker.scheduled()] == [later.id]

@@ -9,7 +9,6 @@ import pytest
 from headrace.broker import dead_letters
 from headrace.broker.administration import Administration
 from headrace.errors import (
-    Conflict,
     InvalidArgument,
     MessageNotFound,
     StorageFailed,
@@ -126,9 +125,9 @@ def test_what_has_no_origin_is_not_redriven() -> None:
     """It would come back as a worse letter; what has one goes its way."""
     rig = with_letters(1)
     rig.publish(f"{GROUP}.dlq", b"by hand")
-    with pytest.raises(Conflict, match="does not say which topic it came from") as failed:
-        rig.wait(rig.engine.dead_letters.redrive, GROUP)
-    assert failed.value.code == "no_origin"
+    result = rig.wait(rig.engine.dead_letters.redrive, GROUP)
+    assert (result["redriven"], result["skipped"]) == (1, 1)
+    assert "does not say which topic it came from" in result["reason"]
     [left] = rig.letters()
     assert (left.message.value, left.reason) == (b"by hand", "published by hand")
 
@@ -139,9 +138,25 @@ def test_what_has_no_origin_does_not_stop_the_others(monkeypatch: pytest.MonkeyP
     rig = with_letters(2)
     rig.publish(f"{GROUP}.dlq", b"by hand")
     rig.publish(f"{GROUP}.dlq", b"found later", headers=[{"headrace-origin-topic": TOPIC}])
-    with pytest.raises(Conflict, match="dead letter 2 does not say"):
-        rig.wait(rig.engine.dead_letters.redrive, GROUP)
+    result = rig.wait(rig.engine.dead_letters.redrive, GROUP)
+    assert (result["redriven"], result["skipped"]) == (3, 1)
+    assert result["reason"].startswith("dead letter 2: it does not say")
     assert [letter.message.value for letter in rig.letters()] == [b"by hand"]
+
+
+@pytest.mark.parametrize("topic", ["a/b", "__staged", "x" * 300, "not there", "", "closed"])
+def test_a_forged_letter_is_skipped_and_the_others_go(topic: str) -> None:
+    """Whatever a publisher has written into it: a redrive of all ends well, and counts it."""
+    rig = with_letters(2)
+    rig.publish(f"{GROUP}.dlq", b"forged", headers=[{"headrace-origin-topic": topic}])
+    rig.publish(f"{GROUP}.dlq", b"last", headers=[{"headrace-origin-topic": TOPIC}])
+    rig.engine.auto_create_topics = False
+    for _ in range(2):
+        result = rig.wait(rig.engine.dead_letters.redrive, GROUP)
+        assert result["skipped"] == 1
+        assert result["reason"].startswith("dead letter 2: ")
+    assert [letter.message.value for letter in rig.letters()] == [b"forged"]
+    assert rig.values()[2:] == [b"0", b"1", b"last"]
 
 
 def test_letters_that_somebody_else_has_written_are_listed() -> None:
@@ -185,7 +200,7 @@ def test_redriven_to_the_group_that_failed() -> None:
     inbox.nack(inbox.take()[0])
     rig.run()
     unaffected.take()
-    assert rig.wait(rig.engine.dead_letters.redrive, GROUP) == 1
+    assert rig.wait(rig.engine.dead_letters.redrive, GROUP)["redriven"] == 1
     (message,) = inbox.take()
     assert (message.topic, message.offset, message.attempt) == (TOPIC, 1, 1)
     assert (message.value, message.key, message.headers) == (b"x", b"k", {"a": "b"})
@@ -200,7 +215,7 @@ def test_redriven_to_the_whole_topic() -> None:
     """``to="topic"``: every group gets it."""
     rig = with_letters(2)
     other = rig.join(rig.subscribe("mail", start="latest"))
-    assert rig.wait(rig.engine.dead_letters.redrive, GROUP, to="topic") == 2
+    assert rig.wait(rig.engine.dead_letters.redrive, GROUP, to="topic")["redriven"] == 2
     assert other.values == [b"0", b"1"]
     assert rig.join().values == [b"0", b"1"]
 
@@ -220,12 +235,15 @@ def test_redrive_some() -> None:
     """By offset, by a filter, and up to a number of them."""
     rig = with_letters(10)
     redrive = rig.engine.dead_letters.redrive
-    assert rig.wait(redrive, GROUP, offsets=[1, 4, 99]) == 2
-    assert rig.wait(redrive, GROUP, where=lambda letter: letter.reason == "odd", limit=2) == 2
-    assert rig.wait(redrive, GROUP, limit=0) == 0
+    assert rig.wait(redrive, GROUP, offsets=[1, 4, 99])["redriven"] == 2
+    assert (
+        rig.wait(redrive, GROUP, where=lambda letter: letter.reason == "odd", limit=2)["redriven"]
+        == 2
+    )
+    assert rig.wait(redrive, GROUP, limit=0)["redriven"] == 0
     assert offsets(rig.letters()) == [0, 2, 6, 7, 8, 9]
-    assert rig.wait(redrive, GROUP, where=lambda letter: False) == 0
-    assert rig.wait(redrive, GROUP) == 6
+    assert rig.wait(redrive, GROUP, where=lambda letter: False)["redriven"] == 0
+    assert rig.wait(redrive, GROUP)["redriven"] == 6
 
 
 def test_redrive_at_a_rate() -> None:
@@ -238,7 +256,7 @@ def test_redrive_at_a_rate() -> None:
         assert len(inbox.messages) == count
         rig.advance(0.2)
     rig.advance(0.2)
-    assert answer.get() == 10
+    assert answer.get()["redriven"] == 10
 
 
 def test_redrive_many_at_a_rate() -> None:
@@ -263,7 +281,7 @@ def test_new_letters_are_not_part_of_a_redrive() -> None:
         for message in inbox.take():
             inbox.nack(message)
         rig.advance(0.5)
-    assert answer.get() == 3
+    assert answer.get()["redriven"] == 3
     assert offsets(rig.letters()) == [3, 4, 5]
 
 
@@ -276,7 +294,7 @@ def test_two_redrives_at_once_publish_each_letter_once() -> None:
     rig.workers.hold = False
     while rig.workers.release():
         rig.run()
-    assert sum(answer.get() for answer in answers) == 5
+    assert sum(answer.get()["redriven"] for answer in answers) == 5
     assert len(rig.values()) == 10
     assert not rig.engine.dead_letters.under_way
 
@@ -292,7 +310,7 @@ def test_a_redrive_that_finds_no_room() -> None:
     assert offsets(rig.letters()) == [0, 1, 2, 3]
     files.heal()
     rig.advance(1)
-    assert rig.wait(rig.engine.dead_letters.redrive, GROUP) == 4
+    assert rig.wait(rig.engine.dead_letters.redrive, GROUP)["redriven"] == 4
 
 
 def test_a_crash_during_a_redrive_may_double_and_cannot_lose() -> None:
@@ -341,7 +359,7 @@ def test_the_origin_is_gone() -> None:
     """A redrive to a deleted topic makes it anew, as a publish would."""
     rig = with_letters(2)
     rig.wait(rig.engine.delete_topic, TOPIC)
-    assert rig.wait(rig.engine.dead_letters.redrive, GROUP) == 2
+    assert rig.wait(rig.engine.dead_letters.redrive, GROUP)["redriven"] == 2
     assert rig.values() == [b"0", b"1"]
 
 

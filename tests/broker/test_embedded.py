@@ -237,7 +237,7 @@ def test_ack_nack_and_dead_letters(broker: Broker) -> None:
     (letter,) = broker.dead_letters("billing")
     assert (letter.message.value, letter.reason) == (b"poison", "no, really")
     new = broker.edit_dead_letter("billing", letter.offset, value=b"cured")
-    assert broker.redrive("billing", offsets=[new]) == 1
+    assert broker.redrive("billing", offsets=[new])["redriven"] == 1
     cured = consumer.get(WAIT)
     assert (cured.value, cured.headers) == (b"cured", {"a": "b"})
     cured.ack()

@@ -5,9 +5,11 @@ from random import Random
 
 import pytest
 
+from headrace.doctor.commands import examine, repair
 from headrace.errors import (
     BrokerFailed,
     Closed,
+    DataCorrupt,
     HeadraceError,
     OutcomeUnknown,
     StorageFailed,
@@ -91,6 +93,164 @@ def test_the_next_start_does_not_trust_the_tail(how: str) -> None:
     rig.crash()
     assert rig.values() == served
     assert rig.numbers(1).offset == len(served)
+
+
+@pytest.mark.parametrize("how", ["close", "kill"])
+@pytest.mark.parametrize("mark", ["sync", "open", "rename", None])
+def test_the_tail_is_not_trusted_if_the_mark_could_not_be_written_either(
+    how: str, mark: str | None
+) -> None:
+    """The disk takes no more writes: ``@run``, which was written before, has to do."""
+    rig, files = faulty()
+    rig.numbers(3)
+    files.fail("sync", 1, name=".log")
+    files.fail(mark, repeat=True, name="@suspect")
+    rig.send(TOPIC, b"unknown")
+    rig.run()
+    assert rig.engine.failed is not None
+    files.heal()
+    if rig.files.exists(
+        SUSPECT
+    ):  # what was not synced may be lost with the page cache, and only then
+        rig.files.remove(SUSPECT)
+    if how == "close":
+        rig.close()
+    else:
+        rig.abandon()
+        rig.disk.kill()
+    assert "unclean_stop" in [finding.code for finding in examine(DATA, rig.files).findings]
+    rig.open()
+    served = rig.values()
+    assert served == [b"0", b"1", b"2", b"unknown"]
+    # What was served is really there: the old pages, clean and never written, are not.
+    rig.crash()
+    assert rig.values() == served
+
+
+def test_only_a_clean_stop_is_called_one() -> None:
+    """While it runs and after a kill the mark says so; the doctor has nothing to say after a clean stop."""
+    rig, _ = faulty()
+    rig.numbers(3)
+    rig.close()
+    for end, clean in ((rig.close, True), (rig.abandon, False), (rig.close, True)):
+        rig.open()
+        end()
+        rig.disk.kill()
+        codes = [finding.code for finding in examine(DATA, rig.files).findings]
+        assert codes == ([] if clean else ["unclean_stop"])
+
+
+def test_a_mark_that_finds_no_room_is_taken_away() -> None:
+    """A broker starts on a full disk, and its end is then not taken for a clean one."""
+    rig, files = faulty()
+    rig.numbers(3)
+    rig.close()
+    files.fail("write_at", repeat=True, name="@run.tmp", code=errno.ENOSPC)
+    rig.open()
+    assert rig.values() == [b"0", b"1", b"2"]
+    assert not rig.files.exists(DATA / "@run")
+    rig.kill()
+    assert rig.values() == [b"0", b"1", b"2"]
+
+
+# --- the end of a log -----------------------------------------------------------------------------
+LOG = DATA / TOPIC / "0" / "00000000000000000000.log"
+
+
+@pytest.mark.parametrize("at", [4, 20, 70, -1])
+@pytest.mark.parametrize("killed", [False, True])
+def test_damage_at_the_end_is_not_a_torn_tail_after_a_clean_stop(at: int, killed: bool) -> None:
+    """A flipped bit in the last batch: nothing is cut, its offsets are not given out again, and the doctor
+    says so and repairs it. That is true even after later brokers were killed."""
+    rig, _ = faulty()
+    rig.numbers(3)
+    size = rig.log().size_bytes()
+    rig.publish(TOPIC, b"answered", b"too")
+    rig.close()
+    raw = bytearray(rig.files.read_file(LOG))
+    raw[at if at < 0 else size + at] ^= 1
+    rig.disk.put(LOG, raw)
+    if killed:
+        rig.open()
+        rig.abandon()
+        rig.disk.kill()
+    report = examine(DATA, rig.files)
+    assert not report.healthy
+    [found] = [finding for finding in report.findings if finding.severity == "damage"]
+    assert (found.code, found.first, found.end) == ("damaged_range", 3, 5)
+    rig.open()
+    assert rig.log().damage == [(3, 5)]
+    assert rig.log().end_offset == 5
+    with pytest.raises(HeadraceError) as refused:
+        rig.publish(TOPIC, b"other")
+    assert refused.value.code == "read_only"
+    with pytest.raises(DataCorrupt):
+        rig.log().read(3)
+    assert [batch.values() for batch in rig.log().read(0)] == [[b"0", b"1", b"2"]]
+    rig.close()
+    repair(DATA, examine(DATA, rig.files), rig.files)
+    assert examine(DATA, rig.files).healthy
+    assert rig.publish(TOPIC, b"new").offset == 5
+
+
+def test_a_file_that_was_cut_short_or_removed_is_found_after_a_clean_stop() -> None:
+    """Also between two batches, and if there is no file at all."""
+    for remove in (False, True):
+        rig, _ = faulty()
+        rig.numbers(3)
+        size = rig.log().size_bytes()
+        rig.publish(TOPIC, b"answered")
+        rig.close()
+        if remove:
+            rig.files.remove(LOG)
+        else:
+            rig.disk.put(LOG, rig.files.read_file(LOG)[:size])
+        report = examine(DATA, rig.files)
+        assert not report.healthy
+        rig.open()
+        assert (rig.log().end_offset, rig.log().read_only is None) == (4, False)
+        rig.close()
+        repair(DATA, examine(DATA, rig.files), rig.files)
+        assert examine(DATA, rig.files).healthy
+        assert rig.publish(TOPIC, b"new").offset == 4
+
+
+@pytest.mark.parametrize("durability", ["always", "interval"])
+def test_a_position_beyond_the_end_is_a_witness(durability: str) -> None:
+    """Without a clean stop: what was acknowledged was once on disk, if the topic promises that."""
+    rig, _ = faulty(topic={"durability": durability})
+    rig.subscribe()
+    rig.numbers(3)
+    size = rig.log().size_bytes()
+    rig.publish(TOPIC, b"delivered")
+    inbox = rig.join()
+    inbox.ack(*inbox.take())
+    rig.flush()
+    rig.abandon()
+    rig.disk.kill()
+    raw = bytearray(rig.files.read_file(LOG))
+    raw[size + 70] ^= 1
+    rig.disk.put(LOG, raw)
+    witnessed = durability == "always"
+    assert examine(DATA, rig.files).healthy is not witnessed
+    rig.open()
+    assert rig.log().end_offset == (4 if witnessed else 3)
+    assert (rig.log().read_only is not None) is witnessed
+
+
+def test_without_a_witness_the_end_is_torn() -> None:
+    """What nobody was told about is cut, as before."""
+    rig, _ = faulty()
+    rig.numbers(3)
+    size = rig.log().size_bytes()
+    rig.publish(TOPIC, b"?")
+    rig.abandon()
+    rig.disk.kill()
+    raw = bytearray(rig.files.read_file(LOG))
+    raw[size + 70] ^= 1
+    rig.disk.put(LOG, raw)
+    rig.open()
+    assert (rig.log().end_offset, rig.log().read_only) == (3, None)
 
 
 def test_a_start_that_is_interrupted_is_suspect_still() -> None:
@@ -305,7 +465,7 @@ def test_everything_is_there_after_a_restart() -> None:
     rig.publish("later", b"x", delay=100)
     producer = rig.wait(rig.engine.publishing.producer, "importer")
     rig.reopen()
-    assert [(m.offset, m.attempt) for m in rig.join().messages] == [(2, 2), (3, 1)]
+    assert [(m.offset, m.attempt) for m in rig.join().messages] == [(3, 1), (2, 2)]
     assert [letter.message.offset for letter in rig.letters()] == [1]
     assert len(rig.engine.schedule) == 1
     assert rig.wait(rig.engine.publishing.producer, "importer")[0] == producer[0]

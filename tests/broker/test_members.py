@@ -274,3 +274,69 @@ def test_the_order_cannot_change_under_a_pull(rig: Rig) -> None:
     assert caught.value.code == "subscription_busy"
     pulled.pull.ack()
     rig.subscribe(ordering="key")
+
+
+# --- a member that is frozen ------------------------------------------------------------------------
+def test_a_frozen_member_makes_no_dead_letters_while_another_is_idle() -> None:
+    """It lets every deadline pass, and the other acknowledges everything that it gets."""
+    rig = Rig()
+    group = rig.subscribe(max_deliveries=3, ack_timeout=10.0, backoff=0.0)
+    frozen, healthy = rig.join(group, prefetch=50), rig.join(group, prefetch=50)
+    for number in range(20):
+        rig.numbers(20, start=20 * number)
+        for _ in range(5):
+            healthy.ack(*healthy.take())
+            rig.advance(5)
+    assert group.lag() == 0
+    assert group.tally.dead_lettered == 0
+    assert len(frozen.messages) < 20, "after its first deadline it gets nothing more"
+
+
+def test_a_member_that_missed_a_deadline_gets_one_message_at_a_time() -> None:
+    """Only if nobody else has room; after it has settled one, it is like the others."""
+    rig = Rig()
+    group = rig.subscribe(ack_timeout=10.0, backoff=0.0)
+    slow = rig.join(group, prefetch=5)
+    rig.numbers(5)
+    busy = rig.join(group, prefetch=5)
+    slow.take()
+    rig.advance(10)
+    assert len(busy.messages) == 5
+    assert slow.messages == []
+    rig.numbers(5, start=5)
+    assert slow.offsets == [5]
+    slow.ack(*slow.take())
+    rig.run()
+    assert slow.offsets == [6, 7, 8, 9]
+
+
+def test_a_member_alone_is_not_passed_over() -> None:
+    """There is nobody better."""
+    rig = Rig()
+    group = rig.subscribe(ack_timeout=10.0, backoff=0.0)
+    inbox = rig.join(group)
+    rig.numbers(3)
+    inbox.take()
+    rig.advance(10)
+    assert len(inbox.messages) == 3
+
+
+def test_the_last_attempt_goes_to_another_member_and_alone() -> None:
+    """Not to the one that had the attempt before, even if that one has more room."""
+    rig = Rig()
+    group = rig.subscribe(max_deliveries=2, backoff=0.0)
+    first = rig.join(group, prefetch=100)
+    rig.numbers(3)
+    for message in first.take():
+        first.nack(message, delay=5)
+    other = rig.join(group, prefetch=2)
+    rig.numbers(1, start=3)
+    rig.advance(5)
+    taken = [inbox for inbox in (first, other) if any(m.attempt == 2 for m in inbox.messages)]
+    assert taken == [other]
+    assert all(len(d) == 1 for d in other.deliveries)
+    while group.lag():
+        first.ack(*first.take())
+        other.ack(*other.take())
+        rig.advance(1)
+    assert group.tally.dead_lettered == 0

@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 
 from headrace import limits
-from headrace.broker.publishing import idempotency_producer, producer_of
+from headrace.broker.publishing import Publish, idempotency_producer, producer_of
 from headrace.broker.schedule import PRODUCER_ID
 from headrace.errors import (
     Closed,
+    Conflict,
     HeadraceError,
     InvalidArgument,
     OutcomeUnknown,
@@ -20,7 +21,7 @@ from headrace.errors import (
 )
 from headrace.log.batch import encode
 from headrace.log.columns import record
-from headrace.model import Receipt
+from headrace.model import Receipt, TopicSettings
 from tests.broker.rig import DATA, TOPIC, Answer, Rig, damage, flip
 from tests.fakes import FaultyFiles, SimulatedFiles
 
@@ -458,6 +459,42 @@ def test_an_idempotency_key(rig: Rig) -> None:
     assert rig.publish(
         TOPIC, b"x", keys=["a"], producer=idempotency_producer("request of a")
     ).duplicate
+
+
+def test_a_plan_on_another_number_of_partitions_is_refused() -> None:
+    """Unless the batch is a repetition of one that was stored before, or is on its way."""
+    rig = Rig()
+    rig.engine.create_topic(TOPIC, TopicSettings(partitions=2))
+    batches = [encode(rig.columns([b"%d" % n])) for n in range(2)]
+    placing = [{"partition": 1, "planned_on": 2, "producer": (7, 0, n)} for n in range(2)]
+    rig.workers.hold = True
+    first = rig.offer(TOPIC, batches[0], **placing[0])
+    rig.run()
+    rig.engine.change_topic(TOPIC, {"partitions": 3})
+    repeated = rig.offer(TOPIC, encode(rig.columns([b"0"])), **placing[0])
+    refused = rig.offer(TOPIC, batches[1], **placing[1])
+    rig.run()
+    rig.workers.hold = False
+    while rig.workers.release():
+        rig.run()
+    assert first.get()[0].offset == repeated.get()[0].offset == 0
+    assert repeated.get()[0].duplicate
+    assert refused.error is not None
+    assert refused.error.code == "partitions_changed"
+    with pytest.raises(Conflict):
+        rig.offer(TOPIC, rig.columns([b"x"]), partition=9, planned_on=2)
+    assert rig.values(TOPIC, 1) == [b"0"]
+    rig.wait(rig.engine.publish, Publish(TOPIC, batches[1], 1, 3, producer=(7, 0, 1)))
+    assert rig.values(TOPIC, 1) == [b"0", b"1"]
+
+
+@pytest.mark.parametrize("producer", [1 << 63, (1 << 64) - 1])
+def test_ids_of_commits_are_reserved(producer: int) -> None:
+    """A client that knows the id of a commit cannot publish with it."""
+    rig = Rig()
+    with pytest.raises(InvalidArgument) as caught:
+        rig.publish(TOPIC, b"x", producer=(producer, (1 << 32) - 1, 0))
+    assert caught.value.code == "invalid_producer"
 
 
 def test_a_named_producer_fences_its_predecessor(rig: Rig) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from headrace import limits
 from headrace.broker import staging
+from headrace.broker.publishing import RESERVED_PRODUCERS
 from headrace.broker.staged_commit import StagedPiece
 from headrace.doctor.commands import examine
 from headrace.errors import (
@@ -22,6 +23,7 @@ from headrace.errors import (
     TopicNotFound,
 )
 from headrace.log.batch import encode
+from headrace.log.interface import Append
 from tests.broker.rig import DATA, Answer, Rig
 from tests.fakes import FaultyFiles, SimulatedFiles
 
@@ -572,3 +574,66 @@ def test_a_power_cut_at_any_moment_shows_a_commit_whole_or_not(seed: int) -> Non
         _job(rig, range(reached, 3))  # a restarted driver repeats the batch it is not sure of
         assert content(rig) == _expected(3), operation
     assert half_applied, "no cut has left a commit half applied: this has shown nothing"
+
+
+# --- a forged producer ------------------------------------------------------------------------------
+def forge(rig: Rig, partition: int, producer: int) -> None:
+    """What a client could do when ids of commits were not reserved: take over a commit's producer."""
+    answer = Answer()
+    entry = Append(
+        rig.columns([b"forged"]),
+        None,
+        lambda entry: answer.done(entry.error),
+        producer_id=producer,
+        producer_epoch=limits.EPOCH_MAX,
+    )
+    rig.engine.topics.find("lake").partitions[partition].log.append(entry)
+    rig.run()
+    assert answer.error is None
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_commit_that_is_fenced_off_goes_on_under_another_producer(restart: bool) -> None:
+    """A forged epoch blocks neither the topic nor any later commit."""
+    rig = with_topic()
+    assert commit(rig, 1, stage(rig, b"a"), stage(rig, b"b", partition=1))
+    decision = rig.engine.staging.decisions["job"]
+    assert decision.producer >= RESERVED_PRODUCERS
+    forge(rig, 1, decision.producer)
+    pieces = [stage(rig, b"c"), stage(rig, b"d", partition=1)]
+    assert commit(rig, 2, *pieces)
+    assert content(rig) == [[b"a", b"c"], [b"b", b"forged", b"d"], []]
+    assert rig.engine.staging.trouble is None
+    if restart:
+        rig.kill()
+    assert not commit(rig, 2, *pieces)
+    assert commit(rig, 3, stage(rig, b"e", partition=1))
+    rig.publish("lake", b"f", partition=1)
+    assert content(rig)[1] == [b"b", b"forged", b"d", b"e", b"f"]
+
+
+def test_a_name_of_an_earlier_version_gets_a_reserved_producer() -> None:
+    """Its next commit has an id that no client can use."""
+    rig = with_topic()
+    assert commit(rig, 1, stage(rig, b"a"))
+    rig.engine.staging.decisions["job"].producer = 4711
+    assert commit(rig, 2, stage(rig, b"b"))
+    assert rig.engine.staging.decisions["job"].producer >= RESERVED_PRODUCERS
+
+
+def test_a_commit_that_cannot_go_on_is_no_secret() -> None:
+    """Whoever asks whether the broker is ready hears of it, until it has gone on."""
+    files = FaultyFiles(SimulatedFiles())
+    rig = with_topic(files=files)
+    piece = stage(rig, b"a")
+    for kind in ("write_at", "allocate"):
+        files.fail(kind, repeat=True, name=".log", code=28)
+    answer = ask(rig, 1, piece)
+    rig.run()
+    assert answer.calls == 0
+    assert rig.engine.staging.trouble is not None
+    assert "job/1" in rig.engine.staging.trouble
+    files.heal()
+    rig.advance(staging.RETRY_S)
+    assert answer.get()
+    assert rig.engine.staging.trouble is None

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace import limits
-from headrace.broker.state import FLUSH_S, RETRY_S
+from headrace.broker.state import FLUSH_S, PAUSE_S_MIN, RETRY_S
 from headrace.errors import BrokerFailed, Closed, OutcomeUnknown, StorageFailed, StorageFull
 from headrace.log.directory import JOURNAL
 from headrace.log.journal import frame
@@ -48,6 +48,45 @@ def test_acks_are_written_together_and_soon() -> None:
     assert files.count("sync", JOURNAL) == before + 1
     rig.crash()
     assert rig.join().messages == []
+
+
+def test_a_slow_disk_makes_the_write_begin_earlier() -> None:
+    """The write begins after half of the time that is promised, less what the last one took."""
+    rig, files = faulty()
+    rig.subscribe()
+    inbox = rig.join()
+    rig.numbers(3)
+    rig.advance(1)
+    for took, pause in ((0.0, FLUSH_S / 2), (0.01, FLUSH_S / 2 - 0.01), (1.0, PAUSE_S_MIN)):
+        rig.engine.state.write_seconds = took
+        before = files.count("sync", JOURNAL)
+        inbox.ack(inbox.messages.pop())
+        rig.advance(pause - 0.001)
+        assert files.count("sync", JOURNAL) == before
+        assert rig.engine.state.oldest_unwritten == pytest.approx(pause - 0.001)
+        rig.advance(0.001)
+        assert files.count("sync", JOURNAL) == before + 1
+        assert rig.engine.state.oldest_unwritten == 0
+
+
+def test_an_ack_during_a_write_is_in_the_next_one() -> None:
+    """It does not wait for a timer that nobody has set."""
+    rig, files = faulty()
+    rig.subscribe()
+    inbox = rig.join()
+    rig.numbers(3)
+    rig.advance(1)
+    rig.workers.hold = True
+    inbox.ack(inbox.messages[0])
+    rig.advance(FLUSH_S)
+    inbox.ack(inbox.messages[1])
+    before = files.count("sync", JOURNAL)
+    rig.workers.hold = False
+    rig.workers.release()
+    rig.advance(FLUSH_S)
+    assert files.count("sync", JOURNAL) == before + 2
+    rig.crash()
+    assert rig.join().offsets == [2]
 
 
 def test_a_flush_is_a_barrier() -> None:

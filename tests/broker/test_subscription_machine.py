@@ -5,6 +5,7 @@ a crash may forget is kept apart from what was durable before it: after a flush,
 never comes again, and a failed attempt is never forgotten.
 """
 
+from collections import Counter
 from random import Random
 
 from hypothesis import settings
@@ -75,6 +76,8 @@ class SubscriptionMachine(RuleBasedStateMachine):
         self.durable_done: set[Place] = set()
         self.durable_failures: dict[Place, int] = {}
         self.settled: list[Message] = []
+        self.deliveries: Counter[Place] = Counter()
+        """How often each was really delivered; one that was not begun does not count."""
 
     @property
     def group(self) -> Subscription:
@@ -93,6 +96,8 @@ class SubscriptionMachine(RuleBasedStateMachine):
         least, most = self.failures_least.get(place, 0), self.failures.get(place, 0)
         assert least < message.attempt <= most + 1, f"attempt {message.attempt} of {message}"
         self.failures[place] = self.failures_least[place] = message.attempt - 1
+        self.deliveries[place] += 1
+        assert not self.max_deliveries or self.deliveries[place] <= self.max_deliveries, message
         self.done.discard(place)
         self.unsure.discard(place)
         self.seen.add(place)
@@ -151,6 +156,8 @@ class SubscriptionMachine(RuleBasedStateMachine):
                 self.settled.append(message)
                 if count:
                     self.failed(place)
+                else:
+                    self.deliveries[place] -= 1
         inbox.leave(count_attempt=count)
         self.settle()
 
@@ -211,6 +218,7 @@ class SubscriptionMachine(RuleBasedStateMachine):
         place, _, message = self.pick(pick)
         del self.out[place]
         self.settled.append(message)
+        self.deliveries[place] -= 1
         self.group.release(message.lease.id, message.offset)
         self.settle()
 
@@ -249,6 +257,8 @@ class SubscriptionMachine(RuleBasedStateMachine):
         for known in (self.failures, self.failures_least):
             for place in mine & known.keys():
                 del known[place]
+        for place in mine:
+            del self.deliveries[place]
         past = {place for place in mine if place[1] < target}
         self.done |= past
         self.excused |= past
@@ -290,6 +300,7 @@ class SubscriptionMachine(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         """In good order: nothing is forgotten; what was out is out no more."""
+        self.deliveries.subtract(self.out.keys())
         self.rig.reopen()
         self.began_anew()
         self.durable_done = self.done - self.unsure
@@ -297,7 +308,12 @@ class SubscriptionMachine(RuleBasedStateMachine):
 
     @rule(seed=st.integers(0, 1 << 30), ordered=st.booleans(), killed=st.booleans())
     def crash(self, seed: int, ordered: bool, killed: bool) -> None:
-        """What was not flushed may be forgotten: acks, and failed attempts."""
+        """What was not flushed may be forgotten: acks, and failed attempts. What may have been out counts
+        as delivered once more; nothing is delivered too often."""
+        for place in self.published:
+            self.failures[place] = self.failures.get(place, 0) + 1
+        if self.max_deliveries == 1:  # what may have been out becomes a dead letter
+            self.excused |= self.published
         if killed:
             self.rig.kill()
         else:

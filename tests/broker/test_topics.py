@@ -16,12 +16,15 @@ from headrace.errors import (
     HeadraceError,
     InvalidArgument,
     OutcomeUnknown,
+    QueueFull,
     StorageFailed,
     StorageFull,
     TopicNotFound,
 )
 from headrace.files import Files
 from headrace.log.directory import DataDirectory
+from headrace.log.sealed import seal
+from headrace.log.storage import DiskStorage
 from headrace.model import TopicSettings
 from tests.broker.rig import DATA, GROUP, TOPIC, Answer, Rig
 from tests.fakes import FaultyFiles, SimulatedFiles
@@ -334,7 +337,7 @@ def test_a_topic_without_its_settings_is_adopted(rig: Rig) -> None:
     rig.files.remove(DATA / TOPIC / "topic.json")
     rig.open()
     topic = rig.engine.topics.find(TOPIC)
-    assert topic.settings == TopicSettings(partitions=3)
+    assert topic.settings == TopicSettings(partitions=3, retention_hours=None)
     assert sorted(rig.join().values) == [b"0", b"1", b"2"]
     rig.reopen()
     assert rig.engine.topics.find(TOPIC).incarnation == topic.incarnation
@@ -362,14 +365,46 @@ def test_damaged_settings_are_no_reason_to_lose_data(rig: Rig, content: bytes) -
     assert rig.values() == [b"0", b"1", b"2"]
 
 
+def test_a_flipped_bit_in_the_settings_is_found(rig: Rig) -> None:
+    """No flipped bit gives a topic other settings: they are as they were, or the defaults without retention."""
+    settings = TopicSettings(retention_hours=72.5, segment_bytes=1 << 20, durability="interval")
+    rig.engine.create_topic(TOPIC, settings)
+    rig.numbers(1)
+    rig.close()
+    path = DATA / TOPIC / "topic.json"
+    raw = rig.files.read_file(path)
+    adopted = TopicSettings(retention_hours=None)
+    for at in range(len(raw)):
+        for bit in (0, 1, 4):
+            changed = bytearray(raw)
+            changed[at] ^= 1 << bit
+            rig.disk.put(path, changed)
+            [found] = DiskStorage.topics(rig.make().topics.storage, TopicSettings())  # type: ignore[arg-type]
+            assert found.settings in (settings, adopted), (at, bit)
+            if found.settings == settings:
+                assert found.incarnation == json.loads(raw)["incarnation"]
+
+
+def test_settings_of_an_earlier_version_are_read(rig: Rig) -> None:
+    """They had no checksum."""
+    rig.engine.create_topic(TOPIC, TopicSettings(retention_hours=72.5))
+    rig.close()
+    path = DATA / TOPIC / "topic.json"
+    meta = json.loads(rig.files.read_file(path))
+    del meta["checksum"]
+    rig.disk.put(path, json.dumps(meta, indent=2).encode())
+    assert rig.engine.topics.find(TOPIC).settings.retention_hours == 72.5
+
+
 def test_settings_of_a_newer_version_are_ignored(rig: Rig) -> None:
     """What is not known is passed over, what is missing has its default."""
     rig.numbers(1)
     rig.close()
     path = DATA / TOPIC / "topic.json"
     meta = json.loads(rig.files.read_file(path))
+    del meta["checksum"]
     meta["settings"] = {"colour": "red", "retention_hours": 7}
-    rig.disk.put(path, json.dumps(meta).encode())
+    rig.disk.put(path, seal(meta))
     assert rig.engine.topics.find(TOPIC).settings == TopicSettings(retention_hours=7)
 
 
@@ -478,6 +513,10 @@ def test_a_suspect_directory_is_marked_and_cleared(rig: Rig) -> None:
     files.fail(None, repeat=True)
     DataDirectory(DATA, files, rig.clock).mark_suspect("again")
     assert not directory.is_suspect
+    files.heal()
+    files.fail("sync", repeat=True)
+    DataDirectory(DATA, files, rig.clock).mark_suspect("again")
+    assert directory.is_suspect, "as long as the page cache is, so is the mark"
 
 
 def test_groups_of_a_deleted_topic_do_not_meet_its_namesake(rig: Rig) -> None:
@@ -495,3 +534,45 @@ def test_groups_of_a_deleted_topic_do_not_meet_its_namesake(rig: Rig) -> None:
     rig.open()
     assert rig.join(rig.engine.subscription("wide")).offsets == [0, 1, 2]
     assert GROUP not in [s.name for s in rig.engine.subscriptions()]
+
+
+# --- topics that nobody creates on purpose --------------------------------------------------------
+def test_publishing_and_subscribing_cannot_take_all_partitions(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some are left for topics that are created explicitly."""
+    monkeypatch.setattr(limits, "PARTITIONS_TOTAL_MAX", 12)
+    monkeypatch.setattr(limits, "PARTITIONS_RESERVED", 5)
+    calls = [
+        lambda name: rig.publish(name, b"x"),
+        lambda name: rig.subscribe("billing", name),
+        lambda name: rig.follow(name),
+    ]
+    for number in range(7):
+        calls[number % 3](f"topic-{number}")
+    for number, call in enumerate(calls):
+        with pytest.raises(InvalidArgument) as caught:
+            call(f"more-{number}")
+        assert caught.value.code == "too_many_partitions"
+    rig.engine.create_topic("on-purpose", TopicSettings(partitions=5))
+
+
+def test_topics_are_not_created_faster_than_at_a_rate(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A burst, and then so many a second, whoever asks; an explicit creation is not slowed down."""
+    monkeypatch.setattr(limits, "PARTITIONS_AUTO_BURST", 3)
+    monkeypatch.setattr(limits, "PARTITIONS_AUTO_RATE", 2.0)
+    rig.engine.topics._automatic = 3.0
+    for number in range(3):
+        rig.publish(f"topic-{number}", b"x")
+    with pytest.raises(QueueFull) as caught:
+        rig.publish("late", b"x")
+    assert (caught.value.code, caught.value.retryable) == ("creating_too_fast", True)
+    rig.engine.create_topic("on-purpose")
+    rig.publish("topic-0", b"x")
+    rig.advance(1)
+    rig.publish("late", b"x")
+    rig.publish("later", b"x")
+    with pytest.raises(QueueFull):
+        rig.follow("too-late")

@@ -9,7 +9,7 @@ from typer.testing import CliRunner, Result
 
 from headrace.cli import app, main
 from headrace.files import Files
-from tests.doctor.directories import flip_body, make_partition, read_all, segment
+from tests.doctor.directories import SETTINGS, flip_body, make_partition, read_all, segment
 
 FILES = Files()
 
@@ -176,7 +176,7 @@ def test_many_partitions_are_counted(data: Path) -> None:
     """Only those that have something to say are listed when there are very many."""
     for number in range(60):
         (data / "many" / str(number)).mkdir(parents=True)
-    (data / "many" / "topic.json").write_text("{}")
+    (data / "many" / "topic.json").write_bytes(SETTINGS)
     damage(data)
     result = run(data)
     assert "orders/0" in result.stdout

@@ -19,6 +19,8 @@ class Request:
 
     def __init__(self, properties: dict[str, str], body: bytes, answer: Callable[..., None]):
         self.topic, self.partition = properties["topic"], int(properties["partition"])
+        planned_on = properties.get("partitions")
+        self.planned_on = None if planned_on is None else int(planned_on)
         batch = parse(body)
         assert batch is not None
         self.batch: Batch = batch

@@ -189,7 +189,8 @@ async def test_records_without_a_key_among_others_go_to_one_partition() -> None:
     keys = [b"a", None, b"b", None]
     columns = Columns([b"0", b"1", b"2", b"3"], keys)
     places = await rig.producer.spread("orders", columns, None)
-    found = {value: number for number, part in places for value in part.values}
+    assert {planned_on for _, planned_on, _ in places} == {4}
+    found = {value: number for number, _, part in places for value in part.values}
     assert (found[b"0"], found[b"2"]) == (partition_of_key(b"a", 4), partition_of_key(b"b", 4))
     assert found[b"1"] == found[b"3"]
 

@@ -207,6 +207,36 @@ def test_what_was_delivered_before_the_connection_broke_is_void(
     assert client.subscription_stats("billing", "orders")["lag"] == 0
 
 
+@pytest.mark.parametrize("how", ["ack", "ack_up_to"])
+def test_a_flush_does_not_vouch_for_acks_that_broke_with_the_connection(
+    server: RunningServer, client: BrokerClient, how: str
+) -> None:
+    """The broker was killed after the ack: the next flush says that it may be lost, once."""
+    client.publish("orders", b"x")
+    member = client.subscription("billing", "orders")
+    getattr(member, how)(member.get(10))
+    server.kill()
+    server.start()
+    with pytest.raises(OutcomeUnknown) as caught:
+        client.flush()
+    assert caught.value.code == "acks_unknown"
+    client.flush()
+
+
+def test_a_flush_is_not_disturbed_by_a_break_after_the_last_one(
+    server: RunningServer, client: BrokerClient
+) -> None:
+    """What an earlier flush has covered is on disk, however the broker ends."""
+    client.publish("orders", b"x")
+    member = client.subscription("billing", "orders")
+    member.get(10).ack()
+    client.flush()
+    server.kill()
+    server.start()
+    client.flush()
+    assert client.subscription_stats("billing", "orders")["lag"] == 0
+
+
 def test_unread_messages_of_a_broken_connection_are_not_shown_twice(
     server: RunningServer, client: BrokerClient
 ) -> None:

@@ -105,7 +105,7 @@ class ClientSession(Session):
         return self._client.dead_letters(name)
 
     def redrive(self, name: str) -> int:
-        return self._client.redrive(name)
+        return self._client.redrive(name)["redriven"]
 
     def scheduled(self, topic: str) -> list[Scheduled]:
         return self._client.scheduled(topic)

@@ -90,7 +90,7 @@ class BrokerSession(Session):
         return self._broker.dead_letters(name)
 
     def redrive(self, name: str) -> int:
-        return self._broker.redrive(name)
+        return self._broker.redrive(name)["redriven"]
 
     def scheduled(self, topic: str) -> list[Scheduled]:
         return self._broker.scheduled(topic)
@@ -204,7 +204,7 @@ class AsyncSession(Session):
         return found
 
     def redrive(self, name: str) -> int:
-        count: int = self._run(self._api.redrive(name))
+        count: int = self._run(self._api.redrive(name))["redriven"]
         return count
 
     def scheduled(self, topic: str) -> list[Scheduled]:

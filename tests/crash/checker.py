@@ -611,10 +611,12 @@ class Checker:
     def _check_turns(self, name: str, group: Event) -> None:
         """One key, one message at a time, in order."""
         offsets: dict[str, list[int]] = defaultdict(list)
-        for (topic, _), partition in self._partitions.items():
-            if topic == group["topic"]:
+        # A broker that is killed may give a message up whose last delivery nobody has seen.
+        given_up = self._given_up_unseen(name, group)
+        for place, partition in self._partitions.items():
+            if place[0] == group["topic"]:
                 for offset, value in partition.known.items():
-                    if (key := key_of(value)) is not None:
+                    if (key := key_of(value)) is not None and (place, offset) not in given_up:
                         offsets[key].append(offset)
         for them in offsets.values():
             them.sort()
@@ -651,6 +653,14 @@ class Checker:
                 busy.pop((delivery.life, key), None)
             else:
                 busy[(delivery.life, key)] = offset
+
+    def _given_up_unseen(self, name: str, group: Event) -> set[tuple[Place, int]]:
+        dead = {(place, offset) for owner, place, offset in self._dead if owner == name}
+        return dead - {
+            (delivery.place, delivery.offset)
+            for delivery in self._deliveries.values()
+            if delivery.group == name and delivery.attempt >= group["max_deliveries"]
+        }
 
     def _check_dead(self) -> None:
         for (group, place, offset), stored_ms in self._dead.items():

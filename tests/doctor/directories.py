@@ -5,10 +5,12 @@ from pathlib import Path
 
 from headrace.files import Files
 from headrace.log.batch import LOST, Batch
+from headrace.log.sealed import seal
 from headrace.log.segment import Found, log_name, scan
 from tests.log.rig import Rig
 
 DECADES_MS = 1 << 40
+SETTINGS = seal({"name": "orders", "incarnation": 1, "created_ms": 0, "settings": {}})
 
 
 def value(offset: int) -> bytes:
@@ -27,7 +29,7 @@ def make_partition(
             rig.loop.advance(1)
             publish(rig, per_batch)
     rig.close()
-    files.replace(directory.parent / "topic.json", [b'{"settings": {}}'])
+    files.replace(directory.parent / "topic.json", [SETTINGS])
 
 
 def publish(rig: Rig, count: int) -> int:

@@ -16,6 +16,7 @@ from headrace.log.index import Index
 from headrace.log.journal import frame
 from tests.doctor.directories import (
     DECADES_MS,
+    SETTINGS,
     batches_of,
     change,
     cut,
@@ -252,7 +253,7 @@ def test_packed_batches_are_looked_into(files: SimulatedFiles) -> None:
     for _ in range(5):
         publish(rig, 100)
     rig.close()
-    files.put(directory.parent / "topic.json", b"{}")
+    files.put(directory.parent / "topic.json", SETTINGS)
     assert examine(DATA, files).findings == []
     flip_body(files, segment(directory, 0), 2)
     assert mend(files).healthy
@@ -285,7 +286,7 @@ def test_a_lost_batch_keeps_what_its_header_knew(files: SimulatedFiles) -> None:
     for sequence in range(3):
         rig.publish(value(sequence), producer=(7, 1, sequence))
     rig.close()
-    files.put(directory.parent / "topic.json", b"{}")
+    files.put(directory.parent / "topic.json", SETTINGS)
     times = [found.batch.base_timestamp for found in batches_of(files, segment(directory, 0))]
     flip_body(files, segment(directory, 0), 1)
     assert mend(files).healthy
@@ -334,7 +335,7 @@ def test_what_no_sync_vouches_for_is_torn_and_not_damage() -> None:
     for _ in range(5):
         publish(rig, 10)
     rig.close()
-    files.put(PARTITION.parent / "topic.json", b"{}")
+    files.put(PARTITION.parent / "topic.json", SETTINGS)
     flip_body(files, segment(PARTITION, 0), 2)
     report = examine(DATA, files)
     assert codes(report) == ["torn_tail"]
@@ -449,7 +450,7 @@ def test_times_that_run_backwards_are_a_warning(files: SimulatedFiles) -> None:
         batches.append(batch)
     directory = DATA / "odd" / "0"
     files.make_directory(directory)
-    files.put(directory.parent / "topic.json", b"{}")
+    files.put(directory.parent / "topic.json", SETTINGS)
     write_batches(files, segment(directory, 0), batches)
     finding = only(examine(DATA, files), "time_backwards")
     assert (finding.severity, finding.first) == ("warning", 1)
@@ -475,7 +476,7 @@ def test_records_given_up_before_are_remembered(files: SimulatedFiles) -> None:
     """Records that an earlier repair gave up are a note with their offsets, not damage."""
     directory = DATA / "old" / "0"
     files.make_directory(directory)
-    files.put(directory.parent / "topic.json", b"{}")
+    files.put(directory.parent / "topic.json", SETTINGS)
     write_batches(files, segment(directory, 0), [lost(0, 10, 1), lost(10, 5, 1)])
     report = examine(DATA, files)
     finding = only(report, "records_lost")

@@ -105,8 +105,8 @@ class SlowStorage:
     def save(self, topic: TopicRecord) -> None:
         self._storage.save(topic)
 
-    def open(self, topic: TopicRecord, number: int, *, suspect: bool = False) -> Log:
-        return self._slow(self._storage.open(topic, number, suspect=suspect))
+    def open(self, topic: TopicRecord, number: int, **how: Any) -> Log:
+        return self._slow(self._storage.open(topic, number, **how))
 
     def delete(self, topic: TopicRecord) -> Deletion:
         return self._storage.delete(topic)

@@ -314,3 +314,29 @@ def test_a_mistake_of_ours_is_answered(
         text.ask("DELETE orders")
     assert caught.value.code == "bug"
     assert is_open(text)
+
+
+def test_good_messages_before_damage_are_delivered_and_then_the_error() -> None:
+    """``FETCH count=`` throws nothing away; the error stands where END would, and is all there is behind it."""
+    with running_server() as server:
+        with server.client() as client:
+            for number in range(3):
+                client.publish("orders", str(number).encode() * 600)
+        server.stop()
+        [path] = (server.data_dir / "orders" / "0").glob("*.log")
+        raw = bytearray(path.read_bytes())
+        raw[raw.index(b"1" * 600)] ^= 1
+        path.write_bytes(raw)
+        server.start()
+        text = TextSocket(server.address)
+        try:
+            text.send(b"FETCH orders 0 count=3\r\n")
+            assert text.line() == ["MSG", "0", "600"]
+            assert text.payload(600) == b"0" * 600
+            assert text.line()[:2] == ["ERR", "data_corrupt"]
+            text.send(b"FETCH orders 1 count=3\r\n")
+            assert text.line()[:2] == ["ERR", "data_corrupt"]
+            text.send(b"FETCH orders 2 count=3\r\n")
+            assert text.line() == ["MSG", "2", "600"]
+        finally:
+            text.close()

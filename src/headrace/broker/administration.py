@@ -34,6 +34,7 @@ from headrace.operations.results import (
     PartitionStats,
     PipelineReport,
     PipelineStats,
+    Redriven,
     StopWanted,
     SubscriptionStats,
     TopicStats,
@@ -190,8 +191,8 @@ class Administration:
         limit: int | None,
         rate: float | None,
         to: str,
-    ) -> int:
-        count: int = await answer(
+    ) -> Redriven:
+        result: Redriven = await answer(
             self.engine.dead_letters.redrive,
             subscription,
             offsets=offsets,
@@ -200,7 +201,7 @@ class Administration:
             rate=rate,
             to=to,
         )
-        return count
+        return result
 
     async def edit_dead_letter(
         self,

@@ -8,6 +8,9 @@ read; the messages between the two are delivered to members, waiting for a retry
 For the journal the cursor remembers the changes since it was last written: runs of newly done offsets,
 and attempts. It remembers none while the next write is a whole snapshot. Replaying changes on an older
 state gives the newer one, even where they overlap: writing something twice does no harm.
+
+How far first deliveries may go, and what may have been delivered when a broker was killed, is in
+``attempts.py``; the numbers are here, because the journal keeps them by cursor.
 """
 
 from __future__ import annotations
@@ -25,6 +28,9 @@ _LOW = CHUNK - 1
 _FULL = (1 << CHUNK) - 1
 _DELTA = struct.Struct("<IBQII")
 RUNS_KEPT_MAX = 100_000
+DOUBTS_KEPT_MAX = 16
+UNLIMITED = 1 << 63
+"""An offset that no log reaches."""
 
 
 class Cursor:
@@ -33,14 +39,21 @@ class Cursor:
         "_fresh_attempts",
         "_fresh_runs",
         "_rewrite",
+        "ahead",
+        "allowed",
         "attempts",
         "blocked",
+        "doubts",
         "high",
         "next",
         "number",
         "parked",
         "partition",
         "position",
+        "reserve_at",
+        "reserved",
+        "reserved_at",
+        "waiting",
     )
 
     def __init__(self, number: int, partition: Partition, position: int):
@@ -55,6 +68,19 @@ class Cursor:
         self.blocked: str | None = None
         """Why nothing more is read here, or None."""
         self.parked = 0
+        self.doubts: list[list[int]] = []
+        """``[offset, count]``, in order: what is before the offset, not done and has no attempts of its own
+        may have been delivered so often by brokers that were killed."""
+        self.reserved = 0
+        """The journal has, or is about to have, that first deliveries may go up to here."""
+        self.allowed = 0
+        """The journal has it."""
+        self.reserve_at = 0
+        """Beyond this offset more is to be reserved."""
+        self.ahead = 0
+        self.reserved_at = -1.0
+        self.waiting = False
+        """The next first delivery waits for the journal."""
         self._chunks: dict[int, int] = {}
         self._fresh_runs: list[list[int]] = []
         self._fresh_attempts: dict[int, int] = {}
@@ -159,14 +185,53 @@ class Cursor:
         if not self._rewrite:
             self._fresh_attempts[offset] = attempt
 
-    def seek(self, offset: int) -> None:
-        """Begin again at the offset: everything from there on is to be delivered."""
+    def failures(self, offset: int) -> int:
+        """How often it was delivered without success, or may have been."""
+        count = self.attempts.get(offset, 0)
+        if not count:
+            for before, doubted in self.doubts:
+                if offset < before:
+                    return doubted
+        return count
+
+    def recall(self, reserved: int, doubts: list[list[int]], *, clean: bool, limit: int) -> None:
+        """After a start: what the journal knows about deliveries, and whether the last broker was killed."""
+        self.doubts = [[before, count] for before, count in doubts if before > self.position]
+        if clean or not limit or reserved <= self.position:
+            return
+        most = max(limit - 1, 1)
+        for offset, count in self.attempts.items():
+            if offset < reserved and count < most:
+                self.attempts[offset] = count + 1
+        counted = [[before, min(count + 1, most)] for before, count in self.doubts]
+        if not counted or counted[-1][0] < reserved:
+            counted.append([reserved, 1])
+        # Equal counts are one; of too many, the oldest join the next, which have lower counts.
+        merged: list[list[int]] = []
+        for before, count in counted:
+            if merged and merged[-1][1] == count:
+                merged[-1][0] = before
+            else:
+                merged.append([before, count])
+        while len(merged) > DOUBTS_KEPT_MAX:
+            merged[1][1] = merged[0][1]
+            del merged[0]
+        self.doubts = merged
+        self.rewrite()
+
+    def seek(self, offset: int) -> bool:
+        """Begin again at the offset: everything from there on is to be delivered.
+
+        True: doubts were dropped, which the journal has to know.
+        """
+        doubted, self.doubts = bool(self.doubts), []
         self.position = self.next = self.high = offset
         self._chunks.clear()
         self.attempts.clear()
         self.blocked = None
         self.parked = 0
         self.rewrite()
+        return doubted
 
     # --- asking -----------------------------------------------------------------------------
     def undone(self, stop: int) -> Iterator[int]:

@@ -9,6 +9,8 @@ Rules:
 - The dead letter is durable before its original is done. A crash in between may double it.
 - Redriving publishes back to the origin, meant for the subscription that failed and for no other
   (``to="topic"`` for all); the dead letter is done once that is durable.
+- Anybody who may publish can forge a letter. One that cannot be redriven is skipped and counted, and never
+  stands in the way of the others.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ from headrace.errors import (
     HeadraceError,
     InvalidArgument,
     MessageNotFound,
+    NotFound,
     OffsetOutOfRange,
+    ReadOnly,
     StorageFailed,
     SubscriptionNotFound,
 )
@@ -41,6 +45,7 @@ from headrace.model import (
     check_headers,
     check_value,
 )
+from headrace.operations.results import Redriven
 
 if TYPE_CHECKING:
     from headrace.broker.engine import Engine
@@ -54,7 +59,12 @@ PAGE = 500
 """Letters that a redrive publishes at a time."""
 
 Select = Callable[[DeadLetter], bool]
-RedriveDone = Callable[[int, HeadraceError | None], None]
+CountDone = Callable[[int, HeadraceError | None], None]
+RedriveDone = Callable[[Redriven | None, HeadraceError | None], None]
+
+
+_ITS_OWN_FAULT = (InvalidArgument, Conflict, NotFound, ReadOnly)
+"""Errors that concern one letter or its topic; any other ends a redrive."""
 
 
 class DeadLetters:
@@ -151,7 +161,7 @@ class DeadLetters:
         return letters[0]
 
     # --- dealing with them ---------------------------------------------------------------------
-    def purge(self, name: str, offsets: list[int] | None, done: RedriveDone) -> None:
+    def purge(self, name: str, offsets: list[int] | None, done: CountDone) -> None:
         """Give letters up for good: the ones named, or all there are now."""
         self._engine.check_open()
         topic, _, cursor = self._open(name)
@@ -167,7 +177,7 @@ class DeadLetters:
         offset: int,
         value: bytes | None,
         headers: Mapping[str, str] | None,
-        done: RedriveDone,
+        done: CountDone,
     ) -> None:
         """Replace a letter by a corrected one; ``done`` gets its new offset."""
         topic, _, cursor = self._open(name)
@@ -266,8 +276,9 @@ class _Redrive:
     _error: HeadraceError | None = None
     _listing: Listing | None = None
     """The page that is being collected."""
-    _left_out: HeadraceError | None = None
-    """A letter that cannot be redriven does not stand in the way of others; it is told at the end."""
+    _skipped: int = 0
+    _reason: str | None = None
+    """Why the first of those was skipped."""
 
     def step(self) -> None:
         if self._engine.failed is not None or self._engine.closing:
@@ -296,7 +307,7 @@ class _Redrive:
             self._finish(InvalidArgument(f"the filter failed: {error!r}", code="invalid_filter"))
             return
         if not letters or self._error is not None:
-            self._finish(self._error or self._left_out)
+            self._finish(self._error)
             return
         self._after = letters[-1].offset
         # While the log was fetching, others may have dealt with some of them.
@@ -318,8 +329,9 @@ class _Redrive:
                 self._count += 1
                 self._cursor.done(letter.offset)
                 self._engine.changed(self._cursor)
-            elif error.code == "no_origin":
-                self._left_out = self._left_out or error
+            elif isinstance(error, _ITS_OWN_FAULT):
+                self._skipped += 1
+                self._reason = self._reason or f"dead letter {letter.offset}: {error.message}"
             else:
                 self._error = error
             if waiting == 0:
@@ -354,8 +366,7 @@ class _Redrive:
         try:
             if message.topic == self._topic.name:  # it would come back here, and say less
                 raise Conflict(
-                    f"dead letter {letter.offset} does not say which topic it came from; publish it "
-                    "again yourself, then purge it",
+                    "it does not say which topic it came from; publish it again yourself, then purge it",
                     code="no_origin",
                 )
             topic = self._engine.topic_for_publish(message.topic)
@@ -368,7 +379,11 @@ class _Redrive:
         )
 
     def _finish(self, error: HeadraceError | None) -> None:
-        self._engine.state.flush(lambda failed: self._done(self._count, error or failed))
+        def flushed(failed: HeadraceError | None) -> None:
+            result = Redriven(redriven=self._count, skipped=self._skipped, reason=self._reason)
+            self._done(result, error or failed)
+
+        self._engine.state.flush(flushed)
 
 
 def _without_origin(headers: Mapping[str, str]) -> dict[str, str]:

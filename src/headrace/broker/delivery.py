@@ -12,7 +12,7 @@ once.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Protocol
@@ -123,6 +123,9 @@ class Member:
     in_flight: int = 0
     in_flight_bytes: int = 0
     leases: dict[int, Lease] = field(default_factory=dict)
+    stalled: bool = False
+    """It let a deadline pass and has settled nothing since. It gets one message at a time, and only if no
+    other member has room."""
 
     def room(self) -> int:
         free = self.prefetch - self.in_flight
@@ -146,6 +149,7 @@ class Member:
         self.in_flight_bytes += lease.bytes
 
     def settled(self, lease: Lease, count: int) -> None:
+        self.stalled = False
         self.in_flight -= count
         self.in_flight_bytes -= lease.bytes // lease.count * count
         if not lease.mask:
@@ -187,8 +191,18 @@ class Context(Protocol):
 
     def next_lease_id(self) -> int: ...
 
+    @property
+    def keeps_positions(self) -> bool:
+        """Whether there is a journal."""
+
     def changed(self, cursor: Cursor) -> None:
         """The cursor has something new for the journal."""
+
+    def reserve(self, cursor: Cursor, done: Callable[[HeadraceError | None], None]) -> None:
+        """Write how far first deliveries at the cursor may go (``Cursor.reserved``)."""
+
+    def flush(self, done: Callable[[HeadraceError | None], None]) -> None:
+        """Write everything that has changed; ``done`` is called when it is durable."""
 
     def dead_letter(
         self, subscription: Subscription, cursor: Cursor, offset: int, attempt: int, reason: str

@@ -23,6 +23,7 @@ from typing import Any
 
 from headrace import limits
 from headrace.broker import state as entries
+from headrace.broker.attempts import first_reserve, recall
 from headrace.broker.cursor import Cursor
 from headrace.broker.dead_letters import DeadLetters
 from headrace.broker.delivery import Sink
@@ -153,15 +154,18 @@ class Engine:
     # --- opening and closing ------------------------------------------------------------------
     def open(self) -> None:
         """Take the directory, read what is there, be ready. Blocks for as long as that takes."""
-        suspect = False
+        suspect, last = False, None
         if self.directory is not None:
             self.directory.acquire()
         try:
             if self.directory is not None:
-                suspect = self.directory.is_suspect
-            self.topics.load(suspect=suspect)
-            loaded = self.state.load()
-            self._restore(loaded)
+                suspect, last = self.directory.is_suspect, self.directory.last_run()
+                self.directory.begin_run({} if last is None else last.ends)
+            # Before the logs: positions are witnesses of how far these once reached.
+            loaded = self.state.load(None if last is None else last.ends)
+            unclean = last is None or last.may_have_failed
+            self.topics.load(loaded.witnesses, suspect=suspect, unclean=unclean)
+            self._restore(loaded, clean=last is not None and last.clean)
             self.staging.load(list(loaded.commits.values()))
             self.state.start()
             if self.directory is not None and suspect:
@@ -182,7 +186,7 @@ class Engine:
         self.retention.start()
         self.events.start()
 
-    def _restore(self, loaded: Loaded) -> None:
+    def _restore(self, loaded: Loaded, *, clean: bool) -> None:
         """Make the subscriptions of the journal stand where it says."""
         self.publishing.producers = loaded.producers
         self._next_number = loaded.next_number
@@ -218,6 +222,7 @@ class Engine:
             cursor = Cursor(number, partition, partition.log.start_offset)
             for payload in loaded.deltas.get(number, ()):
                 cursor.apply(payload)
+            recall(cursor, loaded.reserves.get(number), owner.settings.max_deliveries, clean=clean)
             end = partition.log.end_offset
             if cursor.position > end or cursor.high > end:
                 # Memory topics start empty; a durable one can only be short after a loss.
@@ -251,6 +256,8 @@ class Engine:
                 incarnation = self.topics.find(cursor.partition.topic).incarnation
                 payloads.append(entries.number_cursor(cursor, subscription.number, incarnation))
                 payloads.append(cursor.snapshot())
+                if cursor.reserved or cursor.doubts:
+                    payloads.append(entries.reserve(cursor))
         return payloads
 
     def _definition(self, subscription: Subscription) -> bytes:
@@ -281,6 +288,8 @@ class Engine:
         def state_closed() -> None:
             self.workers.close()
             if self.directory is not None:
+                if self.failed is None:
+                    self.directory.end_run(self.topics.ends())
                 self.directory.release()
             done()
 
@@ -381,6 +390,7 @@ class Engine:
                 f"there is no topic {name!r}, and topics are not made by publishing here "
                 "(auto_create_topics is off); create it first"
             )
+        self.topics.check_automatic(self.time())
         return self.create_topic(name)
 
     # --- reading ----------------------------------------------------------------------------
@@ -572,6 +582,9 @@ class Engine:
     def _write_cursor(self, subscription: Subscription, cursor: Cursor) -> None:
         incarnation = self.topics.find(cursor.partition.topic).incarnation
         self.state.write(entries.number_cursor(cursor, subscription.number, incarnation))
+        first_reserve(cursor, subscription.settings.max_deliveries)
+        if cursor.reserved:
+            self.state.write(entries.reserve(cursor))
         self.changed(cursor)
 
     def _number(self) -> int:
@@ -659,6 +672,16 @@ class Engine:
         if not cursor.partition.log.durable:
             self.retention.trim(cursor.partition)
         self.state.changed(cursor)
+
+    @property
+    def keeps_positions(self) -> bool:
+        return self.directory is not None
+
+    def reserve(self, cursor: Cursor, done: Done) -> None:
+        self.state.write(entries.reserve(cursor), done)
+
+    def flush(self, done: Done) -> None:
+        self.state.flush(done)
 
     def dead_letter(
         self, subscription: Subscription, cursor: Cursor, offset: int, attempt: int, reason: str

@@ -1,4 +1,10 @@
-"""The members of a subscription, and whose turn it is."""
+"""The members of a subscription, and whose turn it is.
+
+A member that let a deadline pass and has settled nothing since (``Member.stalled``) may be frozen: every
+message that it gets costs an attempt. So it is passed over while another member has room, and otherwise gets
+one message at a time. If all are stalled, none is passed over. The last attempt of a message goes to another member than the one before, and alone,
+so that a frozen member does not make dead letters of healthy messages.
+"""
 
 from __future__ import annotations
 
@@ -37,10 +43,38 @@ class Members:
         self._members.clear()
 
     def have_room(self) -> bool:
-        return any(member.room() > 0 for member in self._members)
+        return any(self._room(member) > 0 for member in self._members)
 
     def room(self) -> int:
-        return sum(max(member.room(), 0) for member in self._members)
+        return sum(max(self._room(member), 0) for member in self._members)
+
+    def _room(self, member: Member) -> int:
+        room = member.room()
+        return min(room, 1 - member.in_flight) if self._is_avoided(member) else room
+
+    def _is_avoided(self, member: Member) -> bool:
+        return member.stalled and not all(other.stalled for other in self._members)
+
+    def _avoided(self) -> Member | None:
+        """A member that is avoided, has nothing and can take something."""
+        for member in self._members:
+            if self._is_avoided(member) and self._room(member) > 0:
+                return member
+        return None
+
+    def for_last_attempt(self, before: Member | None) -> tuple[Member | None, bool]:
+        """Who gets the last attempt of a message, and whether it is worth waiting for somebody better.
+
+        ``before`` had the attempt before. Best is another one that has nothing to do.
+        """
+        others = [member for member in self._members if member is not before and not member.stalled]
+        able = [member for member in others if member.room() > 0]
+        if able:
+            return min(able, key=lambda member: member.in_flight), False
+        if others:
+            return None, True
+        able = [member for member in self._members if self._room(member) > 0]
+        return min(able, key=lambda member: (member.stalled, member.in_flight), default=None), False
 
     def next(self, wanted: int, bytes_each: int) -> tuple[list[Member], int]:
         """Members with room in their turn, at most ``wanted``, and how much each of them takes."""
@@ -51,6 +85,8 @@ class Members:
         for step in range(count):
             at = (first + step) % count
             member = self._members[at]
+            if member.stalled and self._is_avoided(member):
+                continue
             free = member.room_for(bytes_each)
             if free > 0:
                 chosen.append(member)
@@ -58,8 +94,11 @@ class Members:
                 self._turn = at + 1
                 if len(chosen) == wanted:
                     break
-        rounds = -(-wanted // len(chosen)) if chosen else 0
-        if chosen and room >= rounds and wanted % len(chosen):
+        if not chosen:
+            avoided = self._avoided()
+            return ([], room) if avoided is None else ([avoided], 1)
+        rounds = -(-wanted // len(chosen))
+        if room >= rounds and wanted % len(chosen):
             # The last round does not reach every member: the turn continues after the last one reached.
             self._turn = self._members.index(chosen[wanted % len(chosen) - 1]) + 1
         return chosen, room
@@ -68,8 +107,14 @@ class Members:
         for _ in range(len(self._members)):
             member = self._members[self._turn % len(self._members)]
             self._turn = self._turn % len(self._members) + 1
+            if member.stalled and self._is_avoided(member):
+                continue
             free = room.setdefault(id(member), member.room_for(bytes_each))
             if free > 0:
                 room[id(member)] = free - 1
                 return member
+        avoided = self._avoided()
+        if avoided is not None and room.setdefault(id(avoided), 1) > 0:
+            room[id(avoided)] = 0
+            return avoided
         return None

@@ -26,7 +26,7 @@ class KeyOrder:
     _parked: dict[bytes, deque[Item]] = field(default_factory=dict)
 
     def has_room(self, cursor: Cursor) -> bool:
-        return cursor.parked < limits.ORDERED_PARKED_MAX
+        return cursor.parked < limits.ORDERED_PARKED_MAX and not cursor.waiting
 
     def hold(self, key: bytes, cursor: Cursor, offset: int) -> None:
         """The message is handed out: its key is busy."""

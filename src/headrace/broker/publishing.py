@@ -16,8 +16,13 @@ loop. An error is definite (nothing was stored) unless it is :class:`OutcomeUnkn
 to several partitions is refused as a whole before any of it is stored.
 
 Partitions: a publish names one; or each record goes where its key says; or an idempotent publish goes
-where its producer's earlier batches are, so that a repetition is recognized; or the batch goes to the
-next partition in turn (``headrace/partitioning.py``).
+where its producer's earlier batches are, so that a repetition is recognized, also after partitions were
+added; or the batch goes to the next partition in turn (``headrace/partitioning.py``).
+
+A client that chooses the partitions itself says on how many it has planned. If the topic has another number by
+now, the publish is refused (``partitions_changed``) and the client plans again: otherwise one key would be in
+two partitions, and its order would be lost. A batch that was stored before is answered as a repetition; only
+the log, where the first one may still be on its way, can decide that.
 
 Gathering: HTTP and WebSocket clients publish one message at a time, each on a connection of its own.
 The plain messages that arrive for a topic in one turn of the loop become one entry in its log. A topic
@@ -44,6 +49,7 @@ from headrace.broker.retention import low_water
 from headrace.broker.topic import Topic
 from headrace.errors import (
     Closed,
+    Conflict,
     HeadraceError,
     InvalidArgument,
     OutcomeUnknown,
@@ -71,6 +77,9 @@ if TYPE_CHECKING:
 PublishDone = Callable[[list[Receipt], HeadraceError | None], None]
 SCHEDULE_PRODUCER = 0x6865_6164_7261_6365  # "headrace"
 """The schedule publishes with this producer id, and nobody else may."""
+RESERVED_PRODUCERS = 1 << 63
+"""Ids from here on belong to commits of staged batches. A reader finds the id of a commit in its batches, and
+could otherwise fence off all later ones with a higher epoch."""
 
 
 class Once(NamedTuple):
@@ -94,6 +103,8 @@ class Publish:
     records: bytes | Columns | Batch
     """One plain value may be gathered with others of this turn of the loop."""
     partition: int | None = None
+    planned_on: int | None = None
+    """The number of partitions among which the client has chosen ``partition``."""
     deliver_at: int | None = None
     """Milliseconds since 1970; a time that has passed means now."""
     producer: ProducerBatch | None = None
@@ -178,11 +189,14 @@ class Publishing:
         if publish.deliver_at is not None and publish.deliver_at > engine.now_ms():
             self._delay(publish, publish.deliver_at)
             return
-        if publish.partition is not None:
+        if publish.partition is not None and publish.planned_on is None:
             self._check_partition(publish.topic, publish.partition)
         topic = engine.topic_for_publish(publish.topic)
         if topic.name in self._gathered:
             self._append_gathered(topic.name)
+        if publish.planned_on is not None and publish.planned_on != len(topic.partitions):
+            self._refuse_plan(topic, publish)
+            return
         if isinstance(publish.records, bytes):
             if self.queue_limit(topic) is None:
                 self._begin_gathering(topic, publish)
@@ -209,6 +223,21 @@ class Publishing:
         columns = publish.records
         assert isinstance(columns, Columns)
         self._engine.schedule.add(name, columns, deliver_at, partition, publish.done)
+
+    def _refuse_plan(self, topic: Topic, publish: Publish) -> None:
+        count, records = len(topic.partitions), publish.records
+        error = Conflict(
+            f"topic {topic.name!r} has {count} partitions, and the publish was planned on "
+            f"{publish.planned_on}; plan again",
+            code="partitions_changed",
+        )
+        number, producer = publish.partition, publish.producer
+        if producer is None or number is None or number >= count or isinstance(records, bytes):
+            raise error
+        context = (topic.name, number, [publish])
+        entry = _entry(records, self._stored, producer, context)
+        entry.refusal = error
+        topic.partitions[number].log.append(entry)
 
     def _check_partition(self, name: str, partition: int) -> None:
         """Refuse a partition that the topic does not have, or would not have if it were created."""
@@ -237,14 +266,13 @@ class Publishing:
         if count == 1:
             return [(0, records)]
         producer = publish.producer
-        if producer is not None and not (isinstance(producer, Once) and publish.count == 1):
-            # A repetition must find the first one: the log of a partition knows its producers.
-            return [(producer[0] % count, records)]
-        keys = records.keys if isinstance(records, Columns) else records.keys()
+        keys = None
+        if producer is None or (isinstance(producer, Once) and publish.count == 1):
+            keys = records.keys if isinstance(records, Columns) else records.keys()
         if producer is not None:
             key = keys[0] if keys else None
             number = producer[0] % count if key is None else topic.partition_of_key(key)
-            return [(number, records)]
+            return [(topic.partition_of_producer(producer[0], number), records)]
         keyless = topic.next_partition()
         if not keys:
             return [(keyless, records)]
@@ -488,7 +516,7 @@ def check_producer(producer: object) -> None:
         not isinstance(producer, tuple)
         or len(producer) != 3
         or any(isinstance(part, bool) or not isinstance(part, int) for part in producer)
-        or not 1 <= producer[0] < 1 << 64
+        or not 1 <= producer[0] < (1 << 64 if isinstance(producer, Once) else RESERVED_PRODUCERS)
         or not 0 <= producer[1] < 1 << 32
         or not 0 <= producer[2] < 1 << 32
         or producer[0] == SCHEDULE_PRODUCER

@@ -5,7 +5,8 @@ Pieces are read in a worker, a few megabytes at a time, and handed to their part
 on. The ends of all partitions are held from the beginning and released together.
 
 A partition knows by the producer's sequence how much of the commit it has, so a run can begin again at
-any point: after an error, and after a crash.
+any point: after an error, and after a crash. Where the producer was fenced off, nothing of the commit is
+stored, and it goes on there under another one: a commit's partition is held, so nobody can fence it midway.
 
 A piece that cannot be read any more, though it was whole when its commit was decided, is stored as a
 batch that is *lost*: the commit is shown, and readers get an explicit error for those records.
@@ -81,6 +82,9 @@ class Decision:
     pieces: list[StagedPiece]
     time: int
     finished: bool = False
+    earlier: list[tuple[int, int]] = field(default_factory=list)
+    """(producer, epoch) under which some partitions may have stored their part before another one was
+    fenced off."""
     lost: int = 0
     """Records that could not be read any more."""
     waiters: list[tuple[bool, Callable[[bool, HeadraceError | None], None]]] = field(
@@ -99,6 +103,17 @@ class Decision:
         for go_on in after:
             go_on(None)
 
+    def identity_in(self, log: Log) -> tuple[int, int]:
+        """(producer, epoch) under which the partition stores its part: the one that it began with."""
+        for producer, epoch in self.earlier:
+            if log.next_sequence(producer, epoch):
+                return producer, epoch
+        return self.producer, self.epoch
+
+    def applied_in(self, log: Log) -> int:
+        """How many records of it the partition has."""
+        return log.next_sequence(*self.identity_in(log))
+
     def as_dict(self) -> dict[str, Any]:
         return {
             "name": self.name,
@@ -108,13 +123,15 @@ class Decision:
             "time": self.time,
             "pieces": [list(piece) for piece in self.pieces],
             "finished": self.finished,
+            **({"earlier": [list(identity) for identity in self.earlier]} if self.earlier else {}),
         }
 
     @classmethod
     def of(cls, item: dict[str, Any]) -> Decision:
         known = {name: item[name] for name in ("name", "number", "producer", "epoch", "time")}
         pieces = [StagedPiece(*piece) for piece in item["pieces"]]
-        return cls(**known, pieces=pieces, finished=item["finished"])
+        earlier = [(producer, epoch) for producer, epoch in item.get("earlier", ())]
+        return cls(**known, pieces=pieces, finished=item["finished"], earlier=earlier)
 
 
 def target_of(engine: Engine, piece: StagedPiece) -> Partition | None:
@@ -218,7 +235,7 @@ class CommitRun:
                 log = partition.log
                 if not log.is_held:
                     log.hold()
-                self._held[partition] = log.next_sequence(decision.producer, decision.epoch)
+                self._held[partition] = decision.applied_in(log)
             sequence = sequences.get(partition, 0)
             sequences[partition] = sequence + piece.records
             if sequence >= self._held[partition]:
@@ -264,12 +281,13 @@ class CommitRun:
         if batch is None:
             self._decision.lost += piece.records
             batch = batches.lost(0, piece.records, 0)
+        producer, epoch = self._decision.identity_in(partition.log)
         entry = Append(
             None,
             batch,
             self._stored,
-            producer_id=self._decision.producer,
-            producer_epoch=self._decision.epoch,
+            producer_id=producer,
+            producer_epoch=epoch,
             first_sequence=sequence,
             hidden=True,
         )

@@ -19,8 +19,10 @@ end before it until the rest is stored: readers never see half a commit. Commits
 time, so two that share partitions cannot wait for each other, and of one name the next is not decided
 before the last is finished.
 
-A name is one idempotent producer, chosen at random when the name is first seen, and each of its commits
-is the next epoch of it. A name that nobody has used for ``COMMIT_NAMES_KEPT_S`` is forgotten: should it
+A name is one idempotent producer, chosen at random among ids that no client may use when the name is first
+seen, and each of its commits is the next epoch of it. If a partition knows a higher epoch all the same
+(forged, when ids were not reserved yet), the commit gets a new producer and goes on. A commit that cannot go on
+is tried again and again, because it is decided; ``trouble`` says so to who asks whether the broker is ready. A name that nobody has used for ``COMMIT_NAMES_KEPT_S`` is forgotten: should it
 come back, it is a new one.
 
 Pieces that were staged *for* a name and number are dropped when a commit of that name and number, or of
@@ -46,6 +48,7 @@ from typing import TYPE_CHECKING, Any
 from headrace import limits
 from headrace.broker import state
 from headrace.broker.cursor import Cursor
+from headrace.broker.publishing import RESERVED_PRODUCERS
 from headrace.broker.schedule import TOPIC as SCHEDULED
 from headrace.broker.staged_commit import (
     CommitRun,
@@ -61,6 +64,7 @@ from headrace.errors import (
     HeadraceError,
     InvalidArgument,
     MessageNotFound,
+    ProducerFenced,
     QueueFull,
     ReadOnly,
     TooLarge,
@@ -100,6 +104,8 @@ class Staging:
         """Offsets of pieces of commits that are not finished."""
         self._queue: deque[Decision] = deque()
         self._applying: Decision | None = None
+        self.trouble: str | None = None
+        """Why a decided commit, and all that wait behind it, cannot go on; None if they can."""
 
     # --- starting and ending ------------------------------------------------------------------
     def load(self, items: Iterable[dict[str, Any]]) -> None:
@@ -133,8 +139,7 @@ class Staging:
             if partition is not None:
                 wanted[partition] = wanted.get(partition, 0) + piece.records
         return all(
-            partition.log.next_sequence(decision.producer, decision.epoch) == count
-            for partition, count in wanted.items()
+            decision.applied_in(partition.log) == count for partition, count in wanted.items()
         )
 
     def _hide(self, decision: Decision) -> bool:
@@ -144,8 +149,8 @@ class Staging:
             if partition is None:
                 continue
             log = partition.log
-            applied = log.next_sequence(decision.producer, decision.epoch)
-            last = log.last_producer_batch(decision.producer)
+            applied = decision.applied_in(log)
+            last = log.last_producer_batch(decision.identity_in(log)[0])
             if applied and last is not None:
                 log.hide_from(last[0] + last[1] - applied)
                 hidden = True
@@ -330,8 +335,12 @@ class Staging:
 
     def _decide(self, name: str, number: int, pieces: list[StagedPiece], done: CommitDone) -> None:
         known = self.decisions.pop(name, None)
-        if known is None or known.epoch == limits.EPOCH_MAX:
-            producer, epoch = self._random.getrandbits(63) | 1, 0
+        if (
+            known is None
+            or known.epoch == limits.EPOCH_MAX
+            or known.producer < RESERVED_PRODUCERS  # of an earlier version: anybody may use it
+        ):
+            producer, epoch = self._new_producer(), 0
         else:
             producer, epoch = known.producer, known.epoch + 1
         decision = Decision(name, number, producer, epoch, pieces, self._engine.now_ms())
@@ -354,6 +363,9 @@ class Staging:
                 self._next()
 
         self._engine.state.write(_entry(decision), decided)
+
+    def _new_producer(self) -> int:
+        return RESERVED_PRODUCERS | self._random.getrandbits(63)
 
     def _again(
         self, known: Decision, number: int, given: list[tuple[int, StagedPiece]], done: CommitDone
@@ -483,12 +495,35 @@ class Staging:
             if not (engine.failed or engine.closing):
                 # It is decided, so it must happen: try again soon, and let the caller wait.
                 logger.error("commit %s/%d: %s", decision.name, decision.number, error)
+                self.trouble = f"commit {decision.name}/{decision.number} cannot go on: {error}"
+                if isinstance(error, ProducerFenced):
+                    self._change_producer(decision)
+                    return
                 self._queue.appendleft(decision)
                 self._applying = None
                 engine.call_later(RETRY_S, self._next)
             return
+        self.trouble = None
         decision.finished = True
         self._record()
+
+    def _change_producer(self, decision: Decision) -> None:
+        """A partition has fenced it off: store the rest under a new producer, which nobody knows."""
+        decision.earlier.append((decision.producer, decision.epoch))
+        decision.producer, decision.epoch = self._new_producer(), 0
+
+        def write() -> None:
+            self._engine.state.write(_entry(decision), written)
+
+        def written(error: HeadraceError | None) -> None:
+            if error is None:
+                self._queue.appendleft(decision)
+                self._applying = None
+                self._next()
+            elif not (self._engine.failed or self._engine.closing):
+                self._engine.call_later(RETRY_S, write)  # the journal must know it first
+
+        write()
 
     def _record(self) -> None:
         """Write that it is finished; only then may the pieces go."""

@@ -6,12 +6,16 @@ Payloads (``log.journal`` frames and checksums them), by their first byte:
 - ``D`` + JSON: it is deleted: id
 - ``K`` + JSON: a cursor gets its number: cursor, subscription, topic, partition, incarnation
 - ``C`` + binary: a cursor's changes or, with its reset flag, all of it (``cursor.Cursor._pack``)
+- ``M`` + JSON: how far first deliveries at a cursor may go, and what killed brokers may have delivered:
+  cursor, reserved, doubts (``attempts.py``)
 - ``E`` + JSON: a named producer gets an epoch: name, id, epoch
 - ``T`` + JSON: a commit of staged batches is decided or finished: name, number, pieces, finished
 
 Definitions are durable before the caller gets an answer. Positions are written together for all
-subscriptions, at most ``FLUSH_S`` after they changed: a crash may lose the last acks, and the messages
-are delivered again. ``flush`` is the barrier for callers that need more.
+subscriptions: a crash may lose the last acks, and the messages are delivered again. ``flush`` is the barrier
+for callers that need more. They are to be on disk ``FLUSH_S`` after the first of them. So the write begins
+after half of that time, less what the last write took, and one that must wait for a write before it begins
+when that one ends. A slow disk or a busy loop makes it later; ``oldest_unwritten`` shows that.
 
 When the journal cannot be written (disk full), memory keeps everything and the write is retried; when
 its *sync* fails the broker stops, as for any other failed sync. After ``close`` nothing is written:
@@ -31,11 +35,14 @@ from headrace.broker.cursor import Cursor
 from headrace.clock import Loop
 from headrace.errors import Closed, HeadraceError, OutcomeUnknown, refused_by_disk
 from headrace.log.journal import Journal
+from headrace.log.witness import Ends, Witnesses
 from headrace.log.workers import Lane, Workers
 
 logger = logging.getLogger("headrace.broker")
 MAGIC = b"headrace subscriptions 1"
 FLUSH_S = 0.05
+"""How old an ack may be until it is on disk, if the disk takes at most half of this for two writes."""
+PAUSE_S_MIN = 0.005
 RETRY_S = 1.0
 
 Done = Callable[[HeadraceError | None], None]
@@ -75,6 +82,10 @@ def number_cursor(cursor: Cursor, subscription: int, incarnation: int) -> bytes:
     )
 
 
+def reserve(cursor: Cursor) -> bytes:
+    return _entry(b"M", cursor=cursor.number, reserved=cursor.reserved, doubts=cursor.doubts)
+
+
 def name_producer(name: str, producer_id: int, epoch: int) -> bytes:
     return _entry(b"E", name=name, id=producer_id, epoch=epoch)
 
@@ -90,15 +101,18 @@ class Loaded:
         self.subscriptions: dict[int, dict[str, Any]] = {}
         self.cursors: dict[int, dict[str, Any]] = {}
         self.deltas: dict[int, list[bytes]] = {}
+        self.reserves: dict[int, dict[str, Any]] = {}
         self.producers: dict[str, tuple[int, int]] = {}
         self.commits: dict[str, dict[str, Any]] = {}
         self.next_number = 1
+        self.witnesses = Witnesses()
         self.damaged = 0
         self.missing = False
         """No journal existed."""
 
     def add(self, payload: bytes) -> None:
         kind = payload[:1]
+        self.witnesses.add(payload)
         if kind == b"C":
             number = Cursor.number_of(payload)
             self.deltas.setdefault(number, []).append(payload)
@@ -112,7 +126,10 @@ class Loaded:
         elif kind == b"K":
             self.cursors[item["cursor"]] = item
             self.deltas.pop(item["cursor"], None)
+            self.reserves.pop(item["cursor"], None)
             self.next_number = max(self.next_number, item["cursor"] + 1)
+        elif kind == b"M":
+            self.reserves[item["cursor"]] = item
         elif kind == b"E":
             remember(self.producers, item["name"], (item["id"], item["epoch"]))
         elif kind == b"T":
@@ -152,9 +169,16 @@ class StateJournal:
         self._rewrite_due = False
         """The next write must be a whole snapshot."""
         self.writes = 0
+        self.write_seconds = 0.0
+        """How long the last write took."""
+        self._began = 0.0
+        self._dirty_since: float | None = None
+        self._writing_since: float | None = None
 
-    def load(self) -> Loaded:
+    def load(self, ends: Ends | None = None) -> Loaded:
+        """What the journal holds. ``ends``: how far the partitions had reached at the last clean stop."""
         loaded = Loaded()
+        loaded.witnesses = Witnesses(ends)
         if self._journal is None:
             return loaded
         payloads = self._journal.open()
@@ -199,8 +223,18 @@ class StateJournal:
 
     def changed(self, cursor: Cursor) -> None:
         self._dirty[cursor.number] = cursor
-        if self._timer is None and self._journal is not None and not self._closed:
-            self._timer = self._loop.call_later(FLUSH_S, self._flush_later)
+        if self._dirty_since is not None or self._journal is None or self._closed:
+            return  # its write is on its way
+        self._dirty_since = self._loop.time()
+        if self._timer is None:
+            pause = max(FLUSH_S / 2 - self.write_seconds, PAUSE_S_MIN)
+            self._timer = self._loop.call_later(pause, self._flush_later)
+
+    @property
+    def oldest_unwritten(self) -> float:
+        """The seconds since the oldest ack that is not on disk yet; 0 if all are."""
+        since = self._dirty_since if self._writing_since is None else self._writing_since
+        return 0.0 if since is None else self._loop.time() - since
 
     def forget(self, cursor: Cursor) -> None:
         self._dirty.pop(cursor.number, None)
@@ -209,6 +243,8 @@ class StateJournal:
         self._timer = None
         if (self._dirty or self._rewrite_due) and self._failed is None:
             self._lane.put(Entry(None, None))
+        else:
+            self._dirty_since = None
 
     def _prepare(self, entries: list[Entry]) -> Callable[[], None]:
         journal = self._journal
@@ -216,6 +252,8 @@ class StateJournal:
         self._writing = entries
         self._cursors = [cursor for cursor in self._dirty.values() if cursor.dirty]
         self._dirty.clear()
+        self._began = self._loop.time()
+        self._writing_since, self._dirty_since = self._dirty_since, None
         if journal.wants_rewrite or self._rewrite_due:
             snapshot = self._snapshot()
             for cursor in self._cursors:
@@ -230,7 +268,10 @@ class StateJournal:
         cursors, self._cursors = self._cursors, []
         answer: HeadraceError | None = None
         self.writes += 1
+        self.write_seconds = self._loop.time() - self._began
+        since, self._writing_since = self._writing_since, None
         if isinstance(error, OSError):
+            self._dirty_since = since if since is not None else self._dirty_since
             answer = refused_by_disk(error)
             logger.error("the subscription journal cannot be written yet: %s", error)
             for cursor in cursors:

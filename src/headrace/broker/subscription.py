@@ -16,10 +16,11 @@ Rules:
 - A failed message is retried before fresh ones are read.
 - A message is *done* only by an ack, by being meant for others, by its time to live, or when its dead
   letter is durable. It is never done because a member or the broker went away.
+- ``max_deliveries`` holds over crashes: ``attempts.py``.
 - ``ordering="key"``: a key that is out or waiting for a retry is *busy*; later messages of the same
   key are parked until it is free. Messages without a key are not ordered.
 
-Rejected: one object per message in flight (250 MB for a million, against 2 MB); a timer per message.
+Rejected: an object per message in flight (250 MB for a million, against 2 MB); a timer per message.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from typing import Any
 
 from headrace import limits
 from headrace.broker.activity import Activity
+from headrace.broker.attempts import Attempts, others
 from headrace.broker.cursor import Cursor
 from headrace.broker.deadlines import Deadlines
 from headrace.broker.delivery import Context, Delivery, Lease, Member, Tally
@@ -71,16 +73,17 @@ class Subscription:
     _deadlines: Deadlines = field(init=False)
     _burying: dict[tuple[int, int], str] = field(default_factory=dict)
     """(cursor number, offset) of what is on its way to the dead letters, and why."""
-    _now_ms: int = 0
-    """When the messages that are being handed out were looked at."""
+    _now_ms: int = 0  # when the messages that are being handed out were looked at
     _timer: Any = None
     _timer_at: float = 0.0
     _order: KeyOrder = field(default_factory=KeyOrder)
+    _attempts: Attempts = field(init=False)
 
     def __post_init__(self) -> None:
         self._target = self.name.encode()
         self._reading = Reading(self.name, self._context, self.tally, self.wake)
         self._deadlines = Deadlines(self.leases)
+        self._attempts = Attempts(self)
 
     @property
     def key(self) -> tuple[str, str]:
@@ -168,6 +171,8 @@ class Subscription:
         while self.members.have_room():
             if self._retries.ready:
                 self._hand_out_retries()
+            elif self._attempts and self.members.room() <= len(self._attempts):
+                break  # the room is for what waits for the journal to be delivered again
             elif (found := self._reading.next(self._order.has_room)) is not None:
                 self._hand_out_fresh(*found)
             else:
@@ -175,8 +180,8 @@ class Subscription:
 
     @property
     def is_fetching(self) -> bool:
-        """Whether a log still fetches messages that were asked for."""
-        return self._reading.is_fetching or self._retries.is_fetching
+        """Whether messages come that wait for a log, or for the journal."""
+        return any(part.is_fetching for part in (self._reading, self._retries, self._attempts))
 
     @property
     def _has_work(self) -> bool:
@@ -185,10 +190,18 @@ class Subscription:
     def _hand_out_fresh(self, cursor: Cursor, batch: Batch) -> None:
         start = cursor.next - batch.base_offset
         stop = min(batch.count, start + limits.LEASE_RECORDS_MAX * max(len(self.members), 1))
+        if self._attempts:
+            stop = min(stop, start + self.members.room() - len(self._attempts))
+        if batch.base_offset + stop > cursor.reserve_at:
+            stop = self._attempts.admit(cursor, batch.base_offset + stop) - batch.base_offset
+            if stop <= start:
+                return
         indexes = self._deliverable(cursor, batch, start, stop)
         if self._ordered and batch.keys() is not None:
             stop = self._hand_out_ordered(cursor, batch, indexes, stop)
         else:
+            if cursor.attempts or cursor.doubts:
+                indexes = self._attempts.without_last(cursor, batch, indexes)
             left = self._share(cursor, batch, indexes)
             if left:
                 stop = left[0]
@@ -251,8 +264,8 @@ class Subscription:
             offsets = [base + index for index in indexes]
         attempts: int | list[int] = 1
         failed = cursor.attempts
-        if failed and not failed.keys().isdisjoint(offsets):
-            attempts = [failed.get(offset, 0) + 1 for offset in offsets]
+        if cursor.doubts or (failed and not failed.keys().isdisjoint(offsets)):
+            attempts = self._attempts.numbers(cursor, offsets)
             self.tally.redelivered += sum(attempt > 1 for attempt in attempts)
             self.activity.mixed(self._now_ms - batch.max_timestamp, attempts)
         else:
@@ -307,6 +320,11 @@ class Subscription:
                     break
                 self._order.park(key, cursor, offset)
                 continue
+            if self._attempts.is_last(cursor, offset):
+                if key is not None:
+                    self._order.hold(key, cursor, offset)
+                self._retries.add(cursor, offset)
+                continue
             member = self.members.one(room, each)
             if member is None:
                 stop = index
@@ -360,6 +378,7 @@ class Subscription:
             return offsets[1:]
         inside = [offset for offset in offsets if offset < batch.end_offset]
         indexes = self._wanted(cursor, batch, [offset - batch.base_offset for offset in inside])
+        indexes = self._attempts.ready(cursor, batch, indexes)
         for index in self._share(cursor, batch, indexes):
             self._retries.add(cursor, batch.base_offset + index)
         return offsets[len(inside) :]
@@ -442,13 +461,14 @@ class Subscription:
         attempt = lease.attempt_at(index)
         if delay is None:
             delay = self.settings.delay_after(attempt)
+        self._attempts.failed(lease, index)
         self._failed(lease.cursor, offset, attempt, reason, delay)
         self._released(lease, 1)
 
     def release(self, lease_id: int, offset: int) -> None:
         """Give a message back that was never begun: it does not count as a delivery."""
         lease = self.lease(lease_id)
-        self._settle(lease, offset)
+        self._attempts.not_begun(lease, self._settle(lease, offset))
         self._retries.add(lease.cursor, offset)
         self._released(lease, 1)
 
@@ -459,6 +479,7 @@ class Subscription:
         if seconds is not None:
             granted = check_seconds("seconds", seconds, limits.ACK_TIMEOUT_S_MAX)
         lease.deadline = self._context.time() + granted
+        lease.member.stalled = False
         self._deadlines.add(lease)
         self._arm(lease.deadline)
         return granted
@@ -504,12 +525,15 @@ class Subscription:
         self._context.changed(cursor)
         limit = self.settings.max_deliveries
         if limit and attempt >= limit:
-            self._burying[cursor.number, offset] = reason
-            self._context.dead_letter(self, cursor, offset, attempt, reason)
+            self._bury(cursor, offset, attempt, reason)
         elif delay > 0:
             self._retry_at(self._context.time() + delay, cursor, offset)
         else:
             self._retries.add(cursor, offset)
+
+    def _bury(self, cursor: Cursor, offset: int, attempt: int, reason: str) -> None:
+        self._burying[cursor.number, offset] = reason
+        self._context.dead_letter(self, cursor, offset, attempt, reason)
 
     def buried(self, cursor: Cursor, offset: int, error: Exception | None) -> None:
         """The dead letter is durable, or could not be stored and will be tried again."""
@@ -526,6 +550,7 @@ class Subscription:
             self.activity.buried(reason)
             self._done(cursor, offset)
         else:
+            self._attempts.not_buried(cursor, offset, reason)
             logger.error("subscription %s: dead letter not stored: %s", self.name, error)
             self._retry_at(
                 self._context.time() + max(self.settings.backoff_max, 1.0), cursor, offset
@@ -551,14 +576,13 @@ class Subscription:
         for lease in self._deadlines.expired(now):
             self.tally.timeouts += lease.mask.bit_count()
             self._end(lease, "ack timeout", at_once=False, count=True)
+            lease.member.stalled = True
         self._retries.collect(now)
         if self._retries.ready:
             self.wake()
-        upcoming = [
-            at for at in (self._deadlines.next(), self._retries.next_due()) if at is not None
-        ]
-        if upcoming:
-            self._arm(min(upcoming))
+        for at in (self._deadlines.next(), self._retries.next_due()):
+            if at is not None:
+                self._arm(at)
 
     def _end(self, lease: Lease, reason: str, *, at_once: bool, count: bool) -> None:
         """Take back the messages of the lease that are still out."""
@@ -569,8 +593,10 @@ class Subscription:
             offset = lease.offsets[index]
             attempt = lease.attempt_at(index)
             if not count:
+                self._attempts.not_begun(lease, index)
                 self._retries.add(lease.cursor, offset)
                 continue
+            self._attempts.failed(lease, index)
             delay = 0.0 if at_once else self.settings.delay_after(attempt)
             self._failed(lease.cursor, offset, attempt, reason, delay)
         self.wake()
@@ -579,7 +605,8 @@ class Subscription:
     def seek(self, cursor: Cursor, offset: int) -> None:
         """Deliver again from the offset on; deliveries of this partition become stale."""
         self._forget(cursor)
-        cursor.seek(offset)
+        if cursor.seek(offset):
+            self._context.reserve(cursor, lambda error: None)
         self._context.changed(cursor)
         self._reading.advanced(cursor)
 
@@ -614,11 +641,8 @@ class Subscription:
                 lease.mask ^= gone
                 self._settled(lease, gone.bit_count())
         self._retries.forget(cursor, before)
-        self._burying = {
-            item: reason
-            for item, reason in self._burying.items()
-            if item[0] != cursor.number or (before is not None and item[1] >= before)
-        }
+        self._attempts.forget(cursor, before)
+        self._burying = others(self._burying, cursor, before)
         for item in self._order.forget(cursor, before):
             self._retries.add(*item)
         if before is None:
@@ -640,6 +664,7 @@ class Subscription:
         self.members.clear()
         for lease in list(self.leases.values()):
             out = lease.mask.bit_count()
+            self._attempts.closed(lease)
             lease.mask = 0  # an ack that comes now is stale
             self._settled(lease, out)
 
@@ -657,7 +682,7 @@ class Subscription:
             "members": len(self.members),
             "lag": self.lag(),
             "in_flight": self.in_flight(),
-            "waiting_for_retry": len(self._retries),
+            "waiting_for_retry": len(self._retries) + len(self._attempts),
             "created": self.created_ms,
             "settings": self.settings.as_dict(),
             "partitions": [

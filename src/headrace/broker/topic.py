@@ -93,6 +93,17 @@ class Topic:
     def partition_of_key(self, key: bytes) -> int:
         return partition_of_key(key, len(self.partitions))
 
+    def partition_of_producer(self, producer_id: int, usual: int) -> int:
+        """Where the producer's earlier batches are, even if there were fewer partitions then; else ``usual``.
+
+        A repetition must find the first one, and the log of a partition knows its producers.
+        """
+        if self.partitions[usual].log.last_producer_batch(producer_id) is None:
+            for partition in self.partitions:
+                if partition.log.last_producer_batch(producer_id) is not None:
+                    return partition.number
+        return usual
+
     def next_partition(self) -> int:
         """For a batch without keys: the next partition in turn."""
         return self._partitioner.next(len(self.partitions))

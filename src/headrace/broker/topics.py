@@ -12,8 +12,9 @@ from random import Random
 from headrace import limits
 from headrace.broker.topic import Topic
 from headrace.clock import Clock
-from headrace.errors import Conflict, InvalidArgument, TopicNotFound, refused_by_disk
+from headrace.errors import Conflict, InvalidArgument, QueueFull, TopicNotFound, refused_by_disk
 from headrace.log.interface import Deletion, Log, Storage, TopicRecord
+from headrace.log.witness import Ends, Witnesses
 from headrace.model import TopicSettings, check_topic_name
 
 
@@ -25,6 +26,9 @@ class Topics:
         self._topics: dict[str, Topic] = {}
         self._by_hash: dict[int, Topic] = {}
         self._partitions = 0
+        self._automatic = float(limits.PARTITIONS_AUTO_BURST)
+        """Partitions that may be created automatically now."""
+        self._automatic_at = 0.0
         self.watchers: list[Callable[[], None]] = []
         """Called when a topic or a partition is created, or a topic deleted."""
 
@@ -48,12 +52,22 @@ class Topics:
         return self._by_hash.get(number)
 
     # --- starting ---------------------------------------------------------------------------
-    def load(self, *, suspect: bool) -> None:
+    def load(self, witnesses: Witnesses, *, suspect: bool, unclean: bool) -> None:
         """Open every stored topic."""
         for record in self.storage.topics(self.defaults):
-            numbers = range(record.settings.partitions)
-            logs = [self.storage.open(record, number, suspect=suspect) for number in numbers]
+            logs = [
+                self.storage.open(record, number, suspect=suspect, unclean=unclean, reached=reached)
+                for number, reached in enumerate(witnesses.ends(record))
+            ]
             self._register(Topic(record, logs))
+
+    def ends(self) -> Ends:
+        """Where each partition ends, of the topics that are on disk."""
+        return {
+            topic.name: (topic.incarnation, topic.end_offsets())
+            for topic in self
+            if topic.settings.durable
+        }
 
     # --- creating, changing, deleting ---------------------------------------------------------
     def create(self, name: str, settings: TopicSettings, *, internal: bool = False) -> Topic:
@@ -118,6 +132,31 @@ class Topics:
         self._changed()
         logs = [partition.log for partition in topic.partitions]
         _close(logs, lambda: deletion.finish(done))
+
+    def check_automatic(self, now: float) -> None:
+        """Refuse a topic that is created by publishing or subscribing, if there are too many of them.
+
+        One client could otherwise take all partitions of the broker within seconds. All clients share the
+        rate: a limit for each connection would be no limit. ``now`` is monotonic.
+        """
+        more = self.defaults.partitions
+        if self._partitions + more > limits.PARTITIONS_TOTAL_MAX - limits.PARTITIONS_RESERVED:
+            raise InvalidArgument(
+                f"the broker has {self._partitions} partitions; the rest, up to "
+                f"{limits.PARTITIONS_TOTAL_MAX}, is for topics that are created explicitly. Create it, or "
+                "delete topics that nobody needs",
+                code="too_many_partitions",
+            )
+        refilled = (now - self._automatic_at) * limits.PARTITIONS_AUTO_RATE
+        self._automatic = min(self._automatic + refilled, limits.PARTITIONS_AUTO_BURST)
+        self._automatic_at = now
+        if self._automatic <= 0:
+            raise QueueFull(
+                "too many topics are being created by publishing or subscribing to them; try again in a "
+                "moment, or create the topic explicitly",
+                code="creating_too_fast",
+            )
+        self._automatic -= more
 
     def _check_partitions(self, more: int) -> None:
         if self._partitions + more > limits.PARTITIONS_TOTAL_MAX:

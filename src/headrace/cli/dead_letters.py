@@ -19,7 +19,7 @@ from headrace.cli.printing import (
     when,
 )
 from headrace.client.threads import BrokerClient
-from headrace.errors import NotFound
+from headrace.errors import Conflict, NotFound
 from headrace.operations import documents
 
 dlq = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -112,7 +112,7 @@ def redrive(
       headrace dlq redrive email --reason timeout --rate 50
     """
     with errors.status(f"redriving dead letters of {subscription}"):
-        count = client.redrive(
+        result = client.redrive(
             subscription,
             offsets=offset,
             reason=reason,
@@ -121,7 +121,13 @@ def redrive(
             rate=rate,
             to="topic" if everybody else "subscription",
         )
+    count, skipped = result["redriven"], result["skipped"]
     say(f"Redrove {count_of(count, 'letter')}.")
+    if skipped:
+        raise Conflict(
+            f"{count_of(skipped, 'letter')} cannot be redriven and stays: {result['reason']}",
+            code="no_origin",
+        )
     if offset is not None and limit is None and reason is None and topic is None:
         missing = len(set(offset)) - count
         if missing > 0:

@@ -15,9 +15,9 @@ from typing import Any, Self
 
 from headrace import limits
 from headrace.channels import Arrivals, AsyncChannel
-from headrace.client.consumer import AsyncRemoteConsumer, Feed, RemoteConsumer
+from headrace.client.consumer import AckLedger, AsyncRemoteConsumer, Feed, RemoteConsumer
 from headrace.client.link import ConnectionLost, Link, Wire, error_of
-from headrace.client.producer import Done, Producer
+from headrace.client.producer import PARTITIONS_CHANGED, Done, Producer
 from headrace.client.remote import RemoteOperations, receipt_of
 from headrace.clock import Clock
 from headrace.errors import (
@@ -29,7 +29,7 @@ from headrace.errors import (
 )
 from headrace.facade import Asked, Pages, readable, settle
 from headrace.log.batch import Batch, encode, parse
-from headrace.log.columns import Columns, pieces, record, records, time_of
+from headrace.log.columns import Columns, concat, pieces, record, records, time_of
 from headrace.model import (
     PublishManyOptions,
     PublishOptions,
@@ -68,6 +68,10 @@ _ALONE = ("delay", "deliver_at", "idempotency_key", "producer")
 def goes_alone(options: PublishOptions) -> bool:
     """Whether a publish cannot be gathered with others."""
     return bool(options) and any(options.get(name) is not None for name in _ALONE)
+
+
+def _is_misplaced(error: BaseException | None) -> bool:
+    return isinstance(error, HeadraceError) and error.code == PARTITIONS_CHANGED
 
 
 class AsyncClient(RemoteOperations):
@@ -115,6 +119,7 @@ class AsyncClient(RemoteOperations):
         self._link: Link | None = None
         self._producer: Producer | None = None
         self._feeds: dict[tuple[str, str | None, str], Feed] = {}
+        self._acks = AckLedger()
         self._channels = 0
         self._handlers: dict[asyncio.Task[None], str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -200,6 +205,7 @@ class AsyncClient(RemoteOperations):
         self.producing.resume()
 
     def _down(self) -> None:
+        self._acks.connection_broke()
         for feed in self._feeds.values():
             feed.disconnected()
 
@@ -237,11 +243,11 @@ class AsyncClient(RemoteOperations):
         return self._produce(topic, columns, options.get("partition"))
 
     def _produce(
-        self, topic: str, columns: Columns, partition: int | None
+        self, topic: str, columns: Columns, partition: int | None, planned_on: int | None = None
     ) -> asyncio.Future[Receipt]:
         future: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
 
-        self.producing.publish(topic, columns, partition, partial(settle, future))
+        self.producing.publish(topic, columns, partition, partial(settle, future), planned_on)
         return future
 
     def produce(self, topic: str, columns: Columns, partition: int | None, done: Done) -> None:
@@ -293,25 +299,52 @@ class AsyncClient(RemoteOperations):
             batch = encode(columns)
             batch.producer_id, batch.producer_epoch, batch.first_sequence = identity
             return [await self.publish_batch(topic, batch, partition=partition)]
+        receipts: list[Receipt] = []
+        while True:
+            stored, left = await self._produce_many(topic, columns, partition)
+            receipts += stored
+            if not left:
+                return receipts
+            columns = concat(left)  # partitions were added: spread them again
+
+    async def _produce_many(
+        self, topic: str, columns: Columns, partition: int | None
+    ) -> tuple[list[Receipt], list[Columns]]:
+        """The receipts, and what was refused because the number of partitions has changed."""
         producer = self.producing
-        parts = await producer.spread(topic, columns, partition)
-        futures: list[asyncio.Future[Receipt]] = []
-        try:
-            for number, part in parts:
-                for piece in pieces(part):
-                    futures.append(self._produce(topic, piece, number))
-                    if producer.is_busy:
-                        await futures[-1]
-        finally:
-            receipts = await asyncio.gather(*futures)
-        return list(receipts)
+        sent: list[tuple[Columns, asyncio.Future[Receipt]]] = []
+        failed = False
+        for number, planned_on, part in await producer.spread(topic, columns, partition):
+            for piece in pieces(part):
+                if failed:
+                    break
+                future = self._produce(topic, piece, number, planned_on)
+                sent.append((piece, future))
+                if producer.is_busy:
+                    await asyncio.wait([future])
+                    error = future.exception()
+                    failed = error is not None and not _is_misplaced(error)
+        await asyncio.wait([future for _, future in sent])
+        misplaced = [_is_misplaced(future.exception()) for _, future in sent]
+        stored = [future for (_, future), again in zip(sent, misplaced, strict=True) if not again]
+        left = [piece for (piece, _), again in zip(sent, misplaced, strict=True) if again]
+        return [future.result() for future in stored], left
 
     async def flush(self) -> None:
-        """Everything published and acknowledged so far is known to the broker."""
+        """Everything published so far is stored, or has failed, and all acknowledgements so far are on disk.
+
+        :class:`OutcomeUnknown` if the connection broke before acknowledgements were on disk.
+        """
         await self.producing.flush()
+        await self._flush_acks()
+
+    async def _flush_acks(self) -> None:
         for feed in list(self._feeds.values()):
             await self.link.within_time(feed.flush())
+        sent = self._acks.sent
         await super().flush()
+        self._acks.cover(sent)
+        self._acks.check()
 
     # --- reading ----------------------------------------------------------------------------
     async def _fetch_batches(self, asked: Asked) -> list[Batch]:
@@ -380,6 +413,7 @@ class AsyncClient(RemoteOperations):
         self, name: str, topic: str | None, prefetch: int, auto_extend: bool
     ) -> AsyncRemoteConsumer:
         consumer = AsyncRemoteConsumer(topic or name, prefetch)
+        consumer.flush = self._flush_acks
         await self.join(consumer, name, topic, prefetch, auto_extend)
         consumer.on_close = self._close_channel
         return consumer
@@ -403,6 +437,7 @@ class AsyncClient(RemoteOperations):
             _prefetch=prefetch,
             _ack_timeout=stats["settings"]["ack_timeout"],
             _auto_extend=auto_extend,
+            ledger=self._acks,
         )
         await self._start(consumer.feed)
 

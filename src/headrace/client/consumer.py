@@ -7,18 +7,22 @@ asyncio.
 
 After a reconnect all earlier deliveries are void: what was not yet taken from the channel is dropped
 (it comes again), and settling an old message raises :class:`StaleDelivery`.
+
+The broker answers an ack from memory and writes it a moment later, so an ack that no flush has covered may
+be lost with the connection, even if it was answered. :class:`AckLedger` counts these; the next flush says so.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
 from headrace.channels import ACK, EXTEND, NACK, UP_TO, Arrivals, AsyncConsumer, Consumer
 from headrace.client.link import Link, Wire, error_of
-from headrace.errors import DataCorrupt, HeadraceError, StaleDelivery
+from headrace.errors import DataCorrupt, HeadraceError, OutcomeUnknown, StaleDelivery
 from headrace.log.batch import parse
 from headrace.model import Message, Settling
 from headrace.wire import binary
@@ -38,6 +42,34 @@ class ClientLease:
     step: int
     """The distance of its offsets; 0 when they are irregular."""
     void: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class AckLedger:
+    """The settlements of one client: how many were sent, how many of them a flush has covered, and how
+    many may be lost because their connection broke before."""
+
+    sent: int = 0
+    covered: int = 0
+    lost: int = 0
+
+    def cover(self, sent: int) -> None:
+        """The broker has on disk what was sent up to this count."""
+        self.covered = max(self.covered, sent)
+
+    def connection_broke(self) -> None:
+        self.lost += self.sent - self.covered
+        self.covered = self.sent
+
+    def check(self) -> None:
+        """:class:`OutcomeUnknown` if settlements may be lost; said once."""
+        lost, self.lost = self.lost, 0
+        if lost:
+            raise OutcomeUnknown(
+                "the connection broke before all acknowledgements were on disk: some of them may be "
+                "lost, and their messages are then delivered again",
+                code="acks_unknown",
+            )
 
 
 @dataclass(slots=True, eq=False)
@@ -63,6 +95,8 @@ class Feed:
     _idle: list[asyncio.Future[None]] = field(default_factory=list)
     _timer: asyncio.TimerHandle | None = None
     _ended: bool = False
+    ledger: AckLedger = field(default_factory=AckLedger)
+    """Shared by all feeds of a client."""
     left: asyncio.Event = field(default_factory=asyncio.Event)
     stale: int = 0
 
@@ -105,6 +139,7 @@ class Feed:
         for lease in list(self._leases.values()):
             lease.void = True
         self._leases.clear()
+        self.ledger.lost += len(self._runs)
         self._runs.clear()
         self._last_lease = None
         if self.name is not None:
@@ -206,6 +241,7 @@ class Feed:
         """Gathered, and sent at the end of this turn of the loop."""
         if lease.void:
             self.stale += 1
+            self.ledger.lost += 1
             return
         runs = self._runs
         if lease is self._last_lease and lease.step and runs[-1][2] + lease.step == offset:
@@ -223,8 +259,12 @@ class Feed:
         runs, self._runs = self._runs, []
         self._last_lease = None
         wire = self._link.wire
-        if not runs or wire is None:
+        if not runs:
             return
+        if wire is None:
+            self.ledger.lost += len(runs)
+            return
+        self.ledger.sent += len(runs)
         for start in range(0, len(runs), SETTLE_RUNS_MAX):
             part = runs[start : start + SETTLE_RUNS_MAX]
             body = binary.encode_runs([(run[0], run[1], run[2]) for run in part])
@@ -256,8 +296,10 @@ class Feed:
         wire = self._link.wire
         if lease.void or wire is None:
             self.stale += 1
+            self.ledger.lost += kind != EXTEND
             return
         self._send_runs()
+        self.ledger.sent += kind != EXTEND
         properties = {"lease": str(lease.id), "offset": str(offset)}
         if kind == NACK:
             lease.out -= 1
@@ -327,8 +369,8 @@ class _Remote:
 
 
 class AsyncRemoteConsumer(_Remote, AsyncConsumer):
-    async def flush(self) -> None:
-        await self.feed.flush()
+    flush: Callable[[], Awaitable[None]]
+    """Returns when the acknowledgements of the client so far are on disk in the broker."""
 
 
 class RemoteConsumer(_Remote, Consumer):

@@ -11,6 +11,12 @@ refusal fails its messages, and later messages continue under a new producer id,
 the failed ones were never used. Messages that were gathered with one that is invalid are sent again
 without it. A broker that has forgotten the producer (its topic was created again, or is in memory) gets
 the batches that it certainly does not have under a new id.
+
+The client chooses partitions by the number that the topic had when it asked, and each batch says which number
+that was. When partitions are added, the broker refuses what was planned on the old number. Then nothing more of
+the topic is sent until all its batches in flight are answered; the client asks again and places everything
+that is not stored anew, in the order in which it was published. Without that wait, a message could overtake
+the one before it of the same key, which lies in another partition now.
 """
 
 from __future__ import annotations
@@ -43,18 +49,37 @@ Done = Callable[[Receipt | None, HeadraceError | None], None]
 IN_FLIGHT_MAX = limits.PRODUCER_BATCHES_KEPT
 BUFFER_BYTES_MAX = 64 << 20
 RETRY_S = 0.1
+PARTITIONS_CHANGED = "partitions_changed"
+"""The error code of a batch that was planned on another number of partitions: nothing was stored."""
 
 
 class _Item:
     """The records of one call, and whom to tell."""
 
-    __slots__ = ("alone", "bytes", "columns", "count", "deadline", "done", "generation")
+    __slots__ = (
+        "alone",
+        "bytes",
+        "columns",
+        "count",
+        "deadline",
+        "done",
+        "generation",
+        "is_ours",
+        "number",
+        "planned_on",
+    )
 
-    def __init__(self, columns: Columns, done: Done, deadline: float, generation: int):
+    def __init__(self, columns: Columns, done: Done, deadline: float, generation: int, number: int):
         self.columns = columns
         self.done = done
         self.deadline = deadline
         self.generation = generation
+        self.number = number
+        """In the order of the calls."""
+        self.planned_on: int | None = None
+        """The number of partitions among which its partition was chosen; None: the caller named it."""
+        self.is_ours = False
+        """The producer has chosen the partition, and may choose another one."""
         self.alone = columns.times is not None
         """Not gathered with others: it has its own times, or was in a batch that was refused."""
         self.count = len(columns.values)
@@ -64,9 +89,10 @@ class _Item:
 class _Sent:
     """A batch on its way."""
 
-    __slots__ = ("answered", "error", "items", "raw", "unsure")
+    __slots__ = ("answered", "error", "items", "planned_on", "raw", "unsure")
 
     def __init__(self, items: list[_Item], raw: bytes):
+        self.planned_on = items[0].planned_on
         self.items = items
         """Those that still wait; empty when all of them were given up."""
         self.raw = raw
@@ -134,6 +160,8 @@ class _PartitionLane:
         """Send what waits, as long as more batches may be in flight."""
         self._scheduled = None
         wire = self._producer.wire
+        if self._producer.is_planning_again(self._topic):
+            return
         while self._waiting and not self._stopped and wire is not None:
             full = self._waiting_bytes >= self._producer.batch_bytes
             if len(self._in_flight) >= (IN_FLIGHT_MAX if full else 1):
@@ -150,6 +178,7 @@ class _PartitionLane:
                 or records + item.count > limits.BATCH_RECORDS_TARGET
                 or item.alone
                 or items[0].alone
+                or item.planned_on != items[0].planned_on
             ):
                 break
             items.append(self._waiting.popleft())
@@ -175,6 +204,8 @@ class _PartitionLane:
 
     def _put(self, wire: Wire, sent: _Sent) -> None:
         properties = {"topic": self._topic, "partition": str(self._partition)}
+        if sent.planned_on is not None:
+            properties["partitions"] = str(sent.planned_on)
         wire.send(Type.PUBLISH_BATCH, properties, sent.raw, lambda f: self._answered(sent, f))
 
     # --- answers ----------------------------------------------------------------------------
@@ -196,6 +227,7 @@ class _PartitionLane:
                 self._recover()
         else:
             self.send()
+        self._producer.plan_again_if_idle(self._topic)
         self._producer.progressed()
 
     def _stored(self, sent: _Sent, frame: Frame) -> None:
@@ -229,9 +261,13 @@ class _PartitionLane:
             return
         self._new_identity()
         again: list[_Item] = []
+        misplaced = False
         for sent in left:
             assert sent.error is not None
+            if misplaced and isinstance(sent.error, SequenceGap):
+                sent.unsure = False  # the broker does not have the batch before it, so not this one
             self._refused(sent, sent.error, again)
+            misplaced |= sent.error.code == PARTITIONS_CHANGED
         self._waiting.extendleft(reversed(again))
         self._waiting_bytes += sum(item.bytes for item in again)
         self._stopped = False
@@ -243,6 +279,8 @@ class _PartitionLane:
             again += sent.items  # an earlier batch was refused, or the broker has forgotten it
         elif error.retryable and self._in_time(sent):
             again += sent.items
+        elif error.code == PARTITIONS_CHANGED:
+            self._fail(self._producer.plan_again(self._topic, sent.items), error)
         elif isinstance(error, InvalidArgument) and len(sent.items) > 1:
             for item in sent.items:  # one of them may be invalid, and the others valid
                 item.alone = True
@@ -271,6 +309,20 @@ class _PartitionLane:
             sent.answered, sent.error = False, None
             self._put(wire, sent)
         self.send()
+        self._producer.plan_again_if_idle(self._topic)
+
+    @property
+    def is_answered(self) -> bool:
+        """Nothing is in flight."""
+        return not self._in_flight
+
+    def take_back(self) -> list[_Item]:
+        """The records that wait and may go to another partition."""
+        ours = [item for item in self._waiting if item.is_ours]
+        if ours:
+            self._waiting = deque(item for item in self._waiting if not item.is_ours)
+            self._waiting_bytes -= sum(item.bytes for item in ours)
+        return ours
 
     def expire(self, now: float) -> None:
         """Give up records that have waited too long."""
@@ -328,6 +380,10 @@ class Producer:
         self._asking: dict[str, asyncio.Task[int]] = {}
         self._unplaced: dict[str, deque[_Item]] = {}
         """Records that wait until the number of partitions of their topic is known."""
+        self._again: dict[str, list[_Item]] = {}
+        """Topics whose partitions have changed: records that need another place, once all that is in
+        flight is answered."""
+        self._count = 0
         self._partitioners: dict[str, Partitioner] = {}
         self._bytes = 0
         self._generation = 0
@@ -342,12 +398,25 @@ class Producer:
         return self._link.wire
 
     # --- in ---------------------------------------------------------------------------------
-    def publish(self, topic: str, columns: Columns, partition: int | None, done: Done) -> None:
-        """Publish the records of one call to one partition. ``done`` is called when they are stored."""
+    def publish(
+        self,
+        topic: str,
+        columns: Columns,
+        partition: int | None,
+        done: Done,
+        planned_on: int | None = None,
+    ) -> None:
+        """Publish the records of one call to one partition. ``done`` is called when they are stored.
+
+        ``planned_on``: the number of partitions among which :meth:`spread` has chosen the partition. If it
+        has changed, the records fail with ``partitions_changed``: they may have to be spread again.
+        """
         if self._closed:
             done(None, Closed("the client is closed"))
             return
-        item = _Item(columns, done, self.loop.time() + self._timeout, self._generation)
+        self._count += 1
+        deadline = self.loop.time() + self._timeout
+        item = _Item(columns, done, deadline, self._generation, self._count)
         if self._bytes + item.bytes > BUFFER_BYTES_MAX and self._bytes:
             done(
                 None,
@@ -361,6 +430,7 @@ class Producer:
         self._open[item.generation] += 1
         self._watch()
         if partition is not None:
+            item.planned_on = planned_on
             self._lane(topic, partition).add(item)
         elif topic in self._partitions:
             self._place(topic, item)
@@ -369,7 +439,8 @@ class Producer:
             self._learning(topic)
 
     def _place(self, topic: str, item: _Item) -> None:
-        count = self._partitions[topic]
+        count = item.planned_on = self._partitions[topic]
+        item.is_ours = True
         self._lane(topic, self._choose(topic, item.columns, count)).add(item)
 
     def _choose(self, topic: str, columns: Columns, count: int) -> int:
@@ -392,19 +463,21 @@ class Producer:
 
     async def spread(
         self, topic: str, columns: Columns, partition: int | None
-    ) -> list[tuple[int | None, Columns]]:
-        """(partition, its records) for each partition that the records go to.
+    ) -> list[tuple[int | None, int | None, Columns]]:
+        """(partition, planned on, its records) for each partition that the records go to.
 
         None as the partition leaves the choice to ``publish``: no record has a key.
         """
-        count = await self.learn(topic) if partition is None else 1
-        if partition is not None or count == 1:
-            return [(partition or 0, columns)]
+        if partition is not None:
+            return [(partition, None, columns)]
+        count = await self.learn(topic)
         if columns.keys is None:
-            return [(None, columns)]
+            return [(None, None, columns)]
+        if count == 1:
+            return [(0, count, columns)]
         keyless = self._partitioner(topic).current(count)
         places = spread(columns.keys, count, keyless)
-        return [(number, pick(columns, indexes)) for number, indexes in places]
+        return [(number, count, pick(columns, indexes)) for number, indexes in places]
 
     @property
     def is_busy(self) -> bool:
@@ -452,11 +525,43 @@ class Producer:
             raise
         finally:
             self._asking.pop(topic, None)
+        if topic in self._again:  # others were published before these
+            self.forget(topic)
+            return count
         for item in self._unplaced.pop(topic, ()):
             self._place(topic, item)
         if self._flushes:
             self._send_now()
         return count
+
+    # --- when partitions were added -----------------------------------------------------------
+    def is_planning_again(self, topic: str) -> bool:
+        """Nothing of the topic is sent until all that is in flight is answered."""
+        return topic in self._again
+
+    def plan_again(self, topic: str, items: list[_Item]) -> list[_Item]:
+        """Keep refused records for another place. Returns those that are not ours to place."""
+        self.forget(topic)
+        self._again.setdefault(topic, []).extend(item for item in items if item.is_ours)
+        return [item for item in items if not item.is_ours]
+
+    def plan_again_if_idle(self, topic: str) -> None:
+        """Place everything that is not stored anew, as soon as nothing is in flight."""
+        if not self._again or topic not in self._again:
+            return
+        lanes = [lane for (name, _), lane in self._lanes.items() if name == topic]
+        if not all(lane.is_answered for lane in lanes):
+            return
+        items = self._again.pop(topic)
+        for lane in lanes:
+            items += lane.take_back()
+        items.sort(key=lambda item: item.number)
+        self._unplaced.setdefault(topic, deque()).extendleft(reversed(items))
+        self.forget(topic)
+        if self._unplaced[topic]:
+            self._learning(topic)
+        for lane in lanes:
+            lane.send()
 
     def _lane(self, topic: str, partition: int) -> _PartitionLane:
         lane = self._lanes.get((topic, partition))
@@ -499,12 +604,19 @@ class Producer:
             lane.expire(now)
         for items in self._unplaced.values():
             while items and items[0].deadline <= now:
-                item = items.popleft()
-                self.finished(item)
-                item.done(None, RequestTimeout("the broker could not be reached in time"))
+                self._give_up(items.popleft())
+        for topic, again in self._again.items():
+            self._again[topic] = [item for item in again if item.deadline > now]
+            for item in again:
+                if item.deadline <= now:
+                    self._give_up(item)
         self.progressed()
         if self._bytes:
             self._watch()
+
+    def _give_up(self, item: _Item) -> None:
+        self.finished(item)
+        item.done(None, RequestTimeout("the broker could not be reached in time"))
 
     async def flush(self) -> None:
         """Everything published so far is stored, or has failed, when this returns."""
@@ -528,9 +640,10 @@ class Producer:
             task.cancel()
         for lane in self._lanes.values():
             lane.close()
-        for items in self._unplaced.values():
+        for items in (*self._unplaced.values(), *self._again.values()):
             for item in items:
                 self.finished(item)
                 item.done(None, _not_sent())
         self._unplaced.clear()
+        self._again.clear()
         self.progressed()

@@ -171,9 +171,10 @@ class BrokerClient(BlockingFacade):
             self._failed.append(publication)
 
     def flush(self) -> None:
-        """Everything published and acknowledged so far is known to the broker.
+        """Everything published so far is stored, or has failed, and all acknowledgements so far are on disk.
 
-        Raises the first error of a publish that nobody waited for.
+        Raises the first error of a publish that nobody waited for, and :class:`OutcomeUnknown` if the
+        connection broke before acknowledgements were on disk.
         """
         self._call(self._send)
         for consumer in self._consumers():

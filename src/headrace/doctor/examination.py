@@ -10,9 +10,9 @@ damage here if the next start calls it torn, nor the other way round.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,13 +31,25 @@ from headrace.doctor.findings import (
 )
 from headrace.doctor.remedies import Remedy
 from headrace.doctor.survey import Survey, survey
-from headrace.errors import InvalidArgument
+from headrace.errors import DataCorrupt, InvalidArgument
 from headrace.files import Files
-from headrace.log.directory import DELETED, JOURNAL, LOCK, SUSPECT, TOPIC_SETTINGS
+from headrace.log.directory import (
+    DELETED,
+    JOURNAL,
+    LOCK,
+    RUN,
+    SUSPECT,
+    TOPIC_SETTINGS,
+    LastRun,
+    parse_run,
+)
+from headrace.log.interface import TopicRecord
 from headrace.log.journal import entries_in
 from headrace.log.producers import Producers
 from headrace.log.recovery import segments_of
 from headrace.log.segment import base_offset_of, log_name
+from headrace.log.storage import parse_settings
+from headrace.log.witness import Witnesses
 from headrace.model import check_topic_name
 
 _ASIDE = re.compile(r"\d{20}\.torn-\d+|(\d{20}|@)[.a-z]*\.damaged(-\d+)?")
@@ -61,7 +73,7 @@ Progress = Callable[[str, int, int], None]
 
 def looks_like_data(data_dir: Path, files: Files) -> bool:
     return any(
-        name in (LOCK, SUSPECT, DELETED, JOURNAL) or _is_topic(data_dir / name, files)
+        name in (LOCK, RUN, SUSPECT, DELETED, JOURNAL) or _is_topic(data_dir / name, files)
         for name in files.names(data_dir)
     )
 
@@ -107,6 +119,7 @@ class Examination:
         """Examine everything, or ``only`` the files of some directories: the data directory, topics
         and partitions."""
         files, partitions = self.files, dict[Path, list[Path]]()
+        witnesses = self._witnesses()
         for path in [self.data_dir / name for name in files.names(self.data_dir)]:
             if _is_topic(path, files):
                 partitions[path] = _partitions_of(path, files)
@@ -116,9 +129,13 @@ class Examination:
         every = [path for found in partitions.values() for path in found]
         self._total = sum(size for path in every for _, size in segments_of(files, path))
         for topic, found in partitions.items():
+            record = self._record(topic)
+            reached = [] if record is None else witnesses.ends(record)
             for path in found:
                 if only is None or path in only:
-                    self.report.partitions.append(_PartitionExamination(self, path).run())
+                    number = int(path.name)
+                    at_least = reached[number] if number < len(reached) else 0
+                    self.report.partitions.append(_PartitionExamination(self, path, at_least).run())
             if only is None or topic in only:
                 self._examine_settings(topic / TOPIC_SETTINGS)
                 for path in [topic / name for name in files.names(topic)]:
@@ -187,10 +204,35 @@ class Examination:
         else:
             self.add("unknown_file", path, bytes=size)
 
+    # --- what the files say about each other --------------------------------------------------
+    def _witnesses(self) -> Witnesses:
+        """How far the partitions once reached, as the next start will see it."""
+        try:
+            run = parse_run(self.files.read_file(self.data_dir / RUN))
+        except (OSError, DataCorrupt):
+            run = LastRun()
+        found = Witnesses(run.ends)
+        try:
+            entries = entries_in(self.files.read_file(self.data_dir / JOURNAL))[0]
+        except OSError:
+            entries = []
+        for payload in entries:
+            with suppress(KeyError, ValueError):
+                found.add(payload)
+        return found
+
+    def _record(self, topic: Path) -> TopicRecord | None:
+        try:
+            return parse_settings(topic.name, self.files.read_file(topic / TOPIC_SETTINGS))
+        except (OSError, DataCorrupt):
+            return None
+
     # --- files outside of partitions ----------------------------------------------------------
     def _examine_top(self, path: Path) -> None:
         if path.name == SUSPECT:
             self.add("suspect", path)
+        elif path.name == RUN:
+            self._examine_run(path)
         elif path.name == DELETED and self.files.is_directory(path):
             for topic in self.files.names(path):
                 self.add("half_deleted", path / topic)
@@ -198,6 +240,18 @@ class Examination:
             self._examine_journal(path)
         elif path.name != LOCK:
             self.add_other(path)
+
+    def _examine_run(self, path: Path) -> None:
+        raw = self.read(path)
+        if raw is None:
+            return
+        try:
+            run = parse_run(raw)
+        except DataCorrupt:
+            self.add("run_damaged", path, bytes=len(raw))
+            return
+        if not run.clean:
+            self.add("unclean_stop", path, severity="warning" if run.may_have_failed else "note")
 
     def _examine_journal(self, path: Path) -> None:
         """By the rules of ``Journal.open``, but without touching anything."""
@@ -223,16 +277,16 @@ class Examination:
         if raw is None:
             return
         try:
-            good = isinstance(json.loads(raw), dict)
-        except (ValueError, RecursionError):
-            good = False
-        if not good:
-            self.add("settings_damaged", path, bytes=len(raw))
+            parse_settings(path.parent.name, raw)
+        except DataCorrupt as error:
+            self.add("settings_damaged", path, bytes=len(raw), error=error)
 
 
 class _PartitionExamination:
-    def __init__(self, examination: Examination, directory: Path):
+    def __init__(self, examination: Examination, directory: Path, reached: int):
         self.examination = examination
+        self.reached = reached
+        """All offsets before it were once on disk."""
         self.files = examination.files
         self.add = examination.add
         self.directory = directory
@@ -269,6 +323,12 @@ class _PartitionExamination:
                 self._judge_index(found)
             self.time = max(self.time, found.last_time)
             expected = max(expected, found.end_offset)
+        if expected < self.reached:  # not a single file is left, or the last one cannot be read
+            path = self._path(expected)
+            remedy = Remedy(partial(remedies.fill_gap, path, expected, self.reached, self.time))
+            unreadable = None if self.bases else remedy
+            self._add_gone("segment_missing", path, expected, self.reached, unreadable)
+            expected = self.reached
         self.state.end_offset = expected
         findings = self.examination.report.findings[earlier:]
         self.state.severity = worst(finding.severity for finding in findings)
@@ -302,7 +362,14 @@ class _PartitionExamination:
         base = self.bases[number]
         while True:
             limit = self._limit(number)
-            found = survey(self.files, self._path(base), base, limit=limit, previous_time=self.time)
+            found = survey(
+                self.files,
+                self._path(base),
+                base,
+                limit=limit,
+                previous_time=self.time,
+                reached=self.reached,
+            )
             self.examination.advance(found.path, found.size)
             if limit is None or found.end_offset <= limit or not self._set_aside(limit):
                 return found

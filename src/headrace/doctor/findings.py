@@ -20,8 +20,8 @@ Severity = Literal["ok", "note", "warning", "damage"]
 _ORDER: tuple[Severity, ...] = get_args(Severity)
 
 _ADOPTED = (
-    "The next start adopts the topic with default settings, and its subscriptions begin again at "
-    "the earliest message. Restore the file from a backup if you have one"
+    "The next start adopts the topic with default settings, without retention, and its subscriptions "
+    "begin again at the earliest message. Restore the file from a backup if you have one"
 )
 # fmt: off
 CODES: dict[str, tuple[Severity, str]] = {
@@ -46,7 +46,7 @@ CODES: dict[str, tuple[Severity, str]] = {
         "copying it with ddrescue, and examine again"),
     "journal_damaged": ("damage", "{readable} of the subscription journal can be read. {then}"),
     "settings_missing": ("damage", f"the topic's settings do not exist. {_ADOPTED}"),
-    "settings_damaged": ("damage", f"the topic's settings are not a JSON object. {_ADOPTED}"),
+    "settings_damaged": ("damage", f"the topic's settings cannot be used: {{error}}. {_ADOPTED}"),
     "torn_tail": ("warning",
         "the broker stopped while it wrote the last {size}, and never confirmed them. The next "
         "start cuts them off ({whole} among them) and keeps them in a file beside the segment"),
@@ -56,6 +56,13 @@ CODES: dict[str, tuple[Severity, str]] = {
     "suspect": ("warning",
         "a sync failed and the broker stopped; the next start rewrites the end of every partition "
         "before it trusts it. Check the disk first"),
+    "unclean_stop": ("warning",
+        "the last broker did not stop cleanly: it was killed, it failed, or the machine stopped. The "
+        "next start writes the end of every partition again before it trusts it, unless the machine "
+        "was started again since"),
+    "run_damaged": ("warning",
+        "the record of how the last broker stopped fails its checksum; the next start takes it that "
+        "it did not stop cleanly"),
     "index_wrong": ("warning",
         "the index does not match this segment; no record is lost, but finding one takes longer"),
     "producers_damaged": ("warning",

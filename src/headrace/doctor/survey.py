@@ -8,7 +8,8 @@ The pieces follow each other without a gap in the offsets. A piece is in one of 
     columns   a batch whose checksum matches, but whose columns make no sense
 
 The last segment may also have a torn end, by the same rule as in recovery: no batch with AFTER_SYNC
-follows it. A closed segment has none: the next segment's name says how far it once reached.
+follows it, and nobody knows that the log once reached further (``log/witness.py``). A closed segment has
+none: the next segment's name says how far it once reached.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from headrace.log.batch import (
     parse_header,
 )
 from headrace.log.index import Index
+from headrace.log.recovery import claimed_end
 from headrace.log.segment import Damage, Found, scan
 
 _KNOWN_FLAGS = COLUMNS | COMPRESSION | LOST | STAGED | AFTER_SYNC
@@ -95,9 +97,16 @@ class Survey:
 
 
 def survey(
-    files: Files, path: Path, base_offset: int, *, limit: int | None, previous_time: int = 0
+    files: Files,
+    path: Path,
+    base_offset: int,
+    *,
+    limit: int | None,
+    previous_time: int = 0,
+    reached: int = 0,
 ) -> Survey:
-    """Read a segment. ``limit`` is the base offset of the next one, None for the last.
+    """Read a segment. ``limit`` is the base offset of the next one, None for the last. ``reached``: all
+    offsets before it were once on disk.
 
     ``OSError`` when the disk cannot read it.
     """
@@ -119,7 +128,12 @@ def survey(
                 _add_damage(files, handle, found, damage, part.batch.base_offset)
                 damage = None
             _add_batch(found, part, _state_of(files, handle, found, part))
-        if limit is None:
+        if limit is None and _sure_end(found) < reached:
+            if found.end_offset < reached:
+                rest = damage or Damage(size, size, True)
+                end = max(reached, claimed_end(files, handle, rest, found.end_offset))
+                _add_damage(files, handle, found, rest, end)
+        elif limit is None:
             if damage is not None and not damage.zeros:
                 _add_damage(files, handle, found, damage, found.end_offset)
             _cut_torn(files, handle, found)
@@ -190,11 +204,22 @@ def _add_damage(files: Files, handle: Handle, found: Survey, damage: Damage, end
     found.pieces.append(piece)
 
 
-def _cut_torn(files: Files, handle: Handle, found: Survey) -> None:
+def _first_torn(pieces: list[Piece]) -> int:
     """Recovery's rule: the first damage after the last AFTER_SYNC, and all that follows, is torn."""
+    synced = max((n for n, piece in enumerate(pieces) if piece.after_sync), default=-1)
+    damaged = (n for n in range(synced + 1, len(pieces)) if pieces[n].state == "checksum")
+    return next(damaged, len(pieces))
+
+
+def _sure_end(found: Survey) -> int:
+    """Where the log ends if what looks torn is torn."""
+    number = _first_torn(found.pieces)
+    return found.pieces[number].first if number < len(found.pieces) else found.end_offset
+
+
+def _cut_torn(files: Files, handle: Handle, found: Survey) -> None:
     pieces = found.pieces
-    vouched = max((n for n, piece in enumerate(pieces) if piece.after_sync), default=-1)
-    for number in range(vouched + 1, len(pieces)):
+    for number in range(_first_torn(pieces), len(pieces)):
         if pieces[number].state == "checksum":
             start = pieces[number].position
             tail = files.read_at(handle, start, found.size - start)

@@ -115,6 +115,9 @@ def gather(
         run.close()
         if entry.producer_id and not _is_new(entry, new, producers):
             continue
+        if entry.refusal is not None:
+            entry.error = entry.refusal
+            continue
         try:
             batch = entry.batch or encode(entry.columns)  # type: ignore[arg-type]
         except HeadraceError as error:

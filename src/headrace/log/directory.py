@@ -1,31 +1,61 @@
-"""The data directory as a whole: its lock, and the mark of a failed sync.
+"""The data directory as a whole: its lock, how the last broker ended, and the mark of a failed sync.
 
 The broker holds ``@lock`` with ``flock`` as long as it lives, and writes its name into it. The lock ends
-with the process, so it is never stale. A broker whose sync failed leaves ``@suspect``.
+with the process, so it is never stale.
+
+``@run`` says how the last broker ended. It says *running* from before the first write of a start until the
+end of a clean stop, which replaces it with *stopped* and the end offset of each partition. So a broker that
+was killed, or whose sync failed, leaves *running* behind, even if its disk takes no more writes by then. The
+next start then does not trust what the page cache shows of unsynced writes, unless the machine was started
+again since: then the cache was read from the disk. A missing or damaged ``@run`` is as good as *running*.
+
+A broker whose sync failed also tries to leave ``@suspect``, with the reason.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import logging
 import os
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import orjson
 
 from headrace.clock import Clock
-from headrace.errors import DirectoryLocked, StorageFailed
-from headrace.files import Files, Handle
+from headrace.errors import DataCorrupt, DirectoryLocked, StorageFailed
+from headrace.files import Files, Handle, machine
 from headrace.forking import watch
+from headrace.log.sealed import seal, unseal
+from headrace.log.witness import Ends
 
 logger = logging.getLogger("headrace.log")
 LOCK = "@lock"
+RUN = "@run"
 SUSPECT = "@suspect"
 DELETED = "@deleted"
 JOURNAL = "@subscriptions.journal"
 TOPIC_SETTINGS = "topic.json"
 HOLDER_WAIT_S = 1.0
 """How long to wait for the holder's name: it takes the lock first and then writes its name."""
+
+
+class LastRun(NamedTuple):
+    """What ``@run`` says about the last broker."""
+
+    clean: bool = False
+    """It stopped, and everything is on disk."""
+    machine: str | None = None
+    """The boot of the system that it ran on."""
+    ends: Ends = {}  # noqa: RUF012 - nobody changes it
+    """How far each partition had reached at the last clean stop, of this broker or an earlier one."""
+
+    @property
+    def may_have_failed(self) -> bool:
+        """Whether the page cache may show bytes that are not on disk."""
+        return not self.clean and self.machine in (None, machine())
 
 
 class DataDirectory:
@@ -106,21 +136,82 @@ class DataDirectory:
         """The lock belongs to the parent alone: it must end with the parent, even if children live on."""
         self.release()
 
+    # --- how it ended -----------------------------------------------------------------------
+    def last_run(self) -> LastRun | None:
+        """None if there is no ``@run``: no broker was here, or one of an earlier version."""
+        try:
+            return parse_run(self._files.read_file(self.path / RUN))
+        except FileNotFoundError:
+            return None
+        except DataCorrupt as error:
+            logger.error("%s is not used: %s", self.path / RUN, error)
+            return LastRun()
+
+    def begin_run(self, ends: Ends) -> None:
+        """From now on the end is not clean until ``end_run`` says so."""
+        try:
+            self._write_run(False, ends)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            # No room. Without the file the end counts as not clean, too.
+            if self._files.exists(self.path / RUN):
+                self._files.remove(self.path / RUN)
+                self._files.sync_directory(self.path)
+
+    def end_run(self, ends: Ends) -> None:
+        """All that was accepted is on disk, and these are the ends of the partitions."""
+        try:
+            self._write_run(True, ends)
+        except OSError as error:  # the next start checks more than it had to
+            logger.warning("the clean stop could not be recorded in %s: %s", self.path / RUN, error)
+
+    def _write_run(self, clean: bool, ends: Ends) -> None:
+        document = {
+            "state": "stopped" if clean else "running",
+            "machine": machine(),
+            "ends": {
+                topic: {"incarnation": incarnation, "offsets": offsets}
+                for topic, (incarnation, offsets) in ends.items()
+            },
+        }
+        self._files.replace(self.path / RUN, [seal(document)])
+
     @property
     def is_suspect(self) -> bool:
         return self._files.exists(self.path / SUSPECT)
 
     def mark_suspect(self, why: str) -> None:
-        """Leave a mark for the next start. On a failing disk this may fail too; that is logged."""
+        """Leave a mark for the next start.
+
+        On a failing disk its sync may fail too; ``@run`` then has to do. But the mark is left unsynced: it
+        is there for as long as the page cache is, which is as long as it is needed.
+        """
+        path = self.path / SUSPECT
         try:
-            self._files.replace(self.path / SUSPECT, [why.encode()])
+            self._files.replace(path, [why.encode()])
         except OSError as error:
             logger.critical("the data directory could not be marked as suspect: %s", error)
+            with contextlib.suppress(OSError):
+                self._files.open(path, write=True, create=True).close()
 
     def clear_suspect(self) -> None:
         if self.is_suspect:
             self._files.remove(self.path / SUSPECT)
             self._files.sync_directory(self.path)
+
+
+def parse_run(raw: bytes) -> LastRun:
+    """The content of ``@run``; :class:`DataCorrupt` if it is damaged."""
+    document = unseal(raw)
+    try:
+        ends = {
+            str(topic): (int(item["incarnation"]), [int(offset) for offset in item["offsets"]])
+            for topic, item in document["ends"].items()
+        }
+        return LastRun(document["state"] == "stopped", document["machine"], ends)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise DataCorrupt(f"it makes no sense ({error!r})") from None
 
 
 def _is_alive(pid: int) -> bool:

@@ -57,6 +57,8 @@ class Append:
     context: object = None
     hidden: bool = False
     """Stored after a held end; shown when the log is released."""
+    refusal: HeadraceError | None = None
+    """Of an idempotent entry: why it is not stored if it is new. A repetition is answered all the same."""
     staged: bool = False
     """A whole batch that waits here for its commit: its times are not changed."""
     count: int = 0
@@ -259,10 +261,20 @@ class Storage(Protocol):
     def save(self, topic: TopicRecord) -> None:
         """Store changed settings. Raises OSError if that fails."""
 
-    def open(self, topic: TopicRecord, number: int, *, suspect: bool = False) -> Log:
+    def open(
+        self,
+        topic: TopicRecord,
+        number: int,
+        *,
+        suspect: bool = False,
+        unclean: bool = False,
+        reached: int = 0,
+    ) -> Log:
         """The log of a partition, created if it does not exist.
 
         ``suspect``: the last owner stopped because a sync failed; unsynced bytes are not trusted.
+        ``unclean``: it did not stop cleanly, and why is unknown. ``reached``: all offsets before it were
+        once on disk, so what is missing of them is damage.
         """
 
     def delete(self, topic: TopicRecord) -> Deletion:

@@ -100,8 +100,11 @@ class PartitionLog(BaseLog):
         cache: BatchCache,
         on_failure: Callable[[HeadraceError], None],
         suspect: bool = False,
+        unclean: bool = False,
+        reached: int = 0,
     ):
-        found = recover(files, directory, suspect=suspect)
+        unclean = unclean and settings.durability != "never"  # there nothing was ever promised
+        found = recover(files, directory, suspect=suspect, unclean=unclean, reached=reached)
         super().__init__(clock, loop, found.producers)
         self.directory = directory
         self.settings = settings
@@ -138,21 +141,23 @@ class PartitionLog(BaseLog):
             self._position = self._synced_position = last.size
             self._last_timestamp = last.last_timestamp
             self.torn_bytes = last.torn_bytes
-            if last.damage:
-                self.damage = last.damage
-                ranges = ", ".join(f"{low} to {high - 1}" for low, high in last.damage)
-                self.read_only = (
-                    f"offsets {ranges} are damaged; run 'headrace doctor' to see what is lost "
-                    "and to repair it"
-                )
-                logger.error("%s opens read-only: %s", directory, self.read_only)
+            self.damage = last.damage
             if last.index.times:
                 self._segment_started_ms = last.index.times[0]
             if not self._last_timestamp and found.closed:
                 self._last_timestamp = segments[-2].index().max_timestamp
+        elif reached:
+            self.damage = [(0, reached)]
+        if self.damage:
+            ranges = ", ".join(f"{low} to {high - 1}" for low, high in self.damage)
+            self.read_only = (
+                f"offsets {ranges} are damaged; run 'headrace doctor' to see what is lost "
+                "and to repair it"
+            )
+            logger.error("%s opens read-only: %s", directory, self.read_only)
         self._segments: tuple[Segment, ...] = tuple(segments)
-        self.start_offset = segments[0].base_offset if segments else 0
-        self.end_offset = segments[-1].index().end_offset if segments else 0
+        self.end_offset = found.last.end_offset if found.last is not None else reached
+        self.start_offset = segments[0].base_offset if segments else self.end_offset
         self._next_offset = self.end_offset
 
     # --- writing: on the loop ---------------------------------------------------------------
@@ -458,7 +463,10 @@ class PartitionLog(BaseLog):
 
     # --- keeping house ----------------------------------------------------------------------
     def change(self, settings: TopicSettings) -> None:
+        must_sync = settings.durability == "always" != self.settings.durability
         self.settings = settings
+        if must_sync:  # from now on, what was delivered is taken to be on disk (``witness.py``)
+            self.flush()
 
     def closed_segments(self) -> list[ClosedSegment]:
         """All segments except the active one."""

@@ -12,12 +12,16 @@ its valid batches there may be:
   ``headrace doctor --repair`` gives up the damaged range on demand.
 
 ``AFTER_SYNC`` distinguishes a torn commit (the disk wrote its third batch but not its second) from a
-flipped bit in old data. See ``docs/format.md``.
+flipped bit in old data. It cannot speak for the last commit, so the caller says how far the log once reached
+(``reached``, ``witness.py``): if the valid batches end before that, nothing is torn, and what is missing is
+damage, even at the end of the file or without any file. See ``docs/format.md``.
 
 After a failed fsync, the cached tail may not be on disk, although reads return it and a second fsync
 would succeed. The marker ``@suspect`` makes the next start copy the valid part of the last segment to a
-new file and sync that. An ``OSError`` from :func:`recover` may be such a failed fsync, so the start after
-it must not trust the cache, either.
+new file and sync that. If the last broker did not stop cleanly for an unknown reason (``unclean``), the bytes
+since the last batch with ``AFTER_SYNC`` are written again, over themselves, and synced: earlier bytes were
+synced with success. An ``OSError`` from :func:`recover` may be such a failed fsync, so the start after it
+must not trust the cache, either.
 """
 
 from __future__ import annotations
@@ -29,12 +33,14 @@ from pathlib import Path
 from headrace import limits
 from headrace.errors import DataCorrupt
 from headrace.files import Files, Handle
-from headrace.log.batch import AFTER_SYNC, HEADER_BYTES, is_newer
+from headrace.log.batch import AFTER_SYNC, HEADER_BYTES, is_newer, parse_header
 from headrace.log.index import Index
 from headrace.log.producers import Producers
 from headrace.log.segment import Damage, Found, base_offset_of, log_name, scan
 
 logger = logging.getLogger("headrace.log")
+PAGE_BYTES = 64 << 10
+"""No smaller than the pages and blocks of any system: a failed write may have lost a whole one."""
 
 
 @dataclass
@@ -50,6 +56,11 @@ class LastSegment:
     """Offset ranges (first, end) that cannot be read."""
     torn_bytes: int = 0
     last_timestamp: int = 0
+
+    @property
+    def end_offset(self) -> int:
+        """The offset after the last record, whether it can be read or not."""
+        return max(self.index.end_offset, *(end for _, end in self.damage), self.base_offset)
 
 
 @dataclass
@@ -71,8 +82,18 @@ def segments_of(files: Files, directory: Path) -> list[tuple[int, int]]:
     return sorted(found)
 
 
-def recover(files: Files, directory: Path, *, suspect: bool = False) -> Recovered:
-    """Read the partition's directory and cut off a torn tail; change nothing else."""
+def recover(
+    files: Files,
+    directory: Path,
+    *,
+    suspect: bool = False,
+    unclean: bool = False,
+    reached: int = 0,
+) -> Recovered:
+    """Read the partition's directory and cut off a torn tail; change nothing else.
+
+    ``reached``: all offsets before it were once on disk.
+    """
     for name in files.names(directory):
         if name.endswith(".tmp"):
             files.remove(directory / name)
@@ -85,7 +106,7 @@ def recover(files: Files, directory: Path, *, suspect: bool = False) -> Recovere
         return Recovered([], None, Producers())
     base, _ = segments[-1]
     producers = _producers_before(files, directory, segments)
-    last = _open_last(files, directory / log_name(base), base, producers)
+    last = _open_last(files, directory / log_name(base), base, producers, unclean, reached)
     if suspect:
         _rewrite(files, last)
     return Recovered(segments[:-1], last, producers)
@@ -113,40 +134,80 @@ def _is_stray(files: Files, directory: Path, segments: list[tuple[int, int]]) ->
         handle.close()
 
 
-def _open_last(files: Files, path: Path, base: int, producers: Producers) -> LastSegment:
+def _open_last(
+    files: Files, path: Path, base: int, producers: Producers, unclean: bool, reached: int
+) -> LastSegment:
     handle = files.open(path, write=True)
     try:
         size = files.size(handle)
         last = LastSegment(path, base, 0, Index(base))
         parts = list(scan(files, handle, size, base_offset=base))
         # Everything before the last batch with AFTER_SYNC was on disk once, even if it is damaged now.
-        vouched = max(
-            (number for number, part in enumerate(parts) if _after_sync(part)), default=-1
-        )
+        synced = max((number for number, part in enumerate(parts) if _after_sync(part)), default=-1)
+        vouched = len(parts) if _end_of(parts, synced, base) < reached else synced
         for part in parts:
             if isinstance(part, Damage):
                 _refuse_newer(files, handle, path, part)
         torn = False
         for number, part in enumerate(parts):
+            end = last.index.end_offset
             if isinstance(part, Found):
                 last.index.add(part.batch, part.position, part.size)
                 producers.add_batch(part.batch)
-            elif number < vouched:
+            elif number < vouched and number + 1 < len(parts):
                 following = parts[number + 1]
                 assert isinstance(following, Found)
-                last.damage.append((last.index.end_offset, following.batch.base_offset))
+                last.damage.append((end, following.batch.base_offset))
+            elif number < vouched and end < reached:
+                last.damage.append((end, max(reached, claimed_end(files, handle, part, end))))
             else:
                 torn = not part.zeros or number + 1 < len(parts)
                 break
+        if last.end_offset < reached:  # the file was cut short between two batches
+            last.damage.append((last.end_offset, reached))
         last.size = last.index.log_bytes
         last.last_timestamp = last.index.max_timestamp
         if torn:
             last.torn_bytes = _cut(files, handle, path, last.size, size)
+        if unclean:
+            start = parts[synced].position if synced >= 0 else 0
+            _write_again(files, handle, start - start % PAGE_BYTES, last.size)
         # Records that were written but not synced before a crash become visible now.
         files.sync(handle)
         return last
     finally:
         handle.close()
+
+
+def _end_of(parts: list[Found | Damage], synced: int, base: int) -> int:
+    """Where the log ends if the first damage after the part ``synced`` is torn."""
+    end = base
+    for number, part in enumerate(parts):
+        if isinstance(part, Found):
+            end = part.batch.end_offset
+        elif number > synced:
+            break
+    return end
+
+
+def claimed_end(files: Files, handle: Handle, damage: Damage, expected: int) -> int:
+    """The offset after the records of a damaged place, as far as headers there are still valid."""
+    at = damage.position
+    while at < damage.end:
+        parsed = parse_header(files.read_at(handle, at, HEADER_BYTES))
+        if parsed is None or parsed[0].base_offset != expected:
+            break
+        header, body_len = parsed
+        expected = header.end_offset
+        at += HEADER_BYTES + body_len
+    return expected
+
+
+def _write_again(files: Files, handle: Handle, start: int, end: int) -> None:
+    """Write bytes over themselves: their pages may be marked clean and not be on disk."""
+    for at in range(start, end, limits.COMMIT_BYTES_MAX):
+        chunk = files.read_at(handle, at, min(limits.COMMIT_BYTES_MAX, end - at))
+        files.write_at(handle, at, [chunk])
 
 
 def _after_sync(part: Found | Damage) -> bool:

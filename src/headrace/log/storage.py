@@ -1,8 +1,8 @@
 """The topics of a broker on disk or in memory: creating, listing, opening and deleting them.
 
 On disk a topic is a directory with ``topic.json`` and one directory per partition. The directories
-decide which topics exist: a topic whose ``topic.json`` is lost gets default settings, because missing
-metadata must never cause the loss of data. A topic that is not durable has its settings there and its
+decide which topics exist: a topic whose ``topic.json`` is lost or damaged gets default settings without
+retention, because missing metadata must never cause the loss of data. A topic that is not durable has its settings there and its
 records in memory.
 
 To create or delete a topic touches a few small files. Both are rare, and run at once, on the loop.
@@ -17,8 +17,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
-
-import orjson
+from typing import Any
 
 from headrace.clock import Clock, Loop
 from headrace.errors import (
@@ -34,12 +33,26 @@ from headrace.log.directory import DELETED, TOPIC_SETTINGS
 from headrace.log.interface import Deletion, Log, TopicRecord
 from headrace.log.memory import MemoryLog
 from headrace.log.partition import PartitionLog
+from headrace.log.sealed import seal, unseal
 from headrace.log.segment import Readers
 from headrace.log.workers import Workers
 from headrace.model import TopicSettings, check_topic_name
 
 logger = logging.getLogger("headrace.log")
 _KNOWN = set(TopicSettings.__dataclass_fields__)
+_UNSEALED = frozenset(("name", "incarnation", "created_ms", "settings"))
+_KEEP_ALL: dict[str, Any] = {"retention_hours": None, "retention_bytes": None}
+
+
+def parse_settings(name: str, raw: bytes) -> TopicRecord:
+    """A topic from its ``topic.json``; :class:`DataCorrupt` if that is damaged."""
+    meta = unseal(raw, _UNSEALED)
+    try:
+        known = {key: value for key, value in meta["settings"].items() if key in _KNOWN}
+        settings = TopicSettings.of(known)
+        return TopicRecord(name, settings, int(meta["incarnation"]), meta["created_ms"])
+    except (AttributeError, KeyError, TypeError, ValueError, InvalidArgument) as error:
+        raise DataCorrupt(f"it makes no sense: {error}") from None
 
 
 class MemoryStorage:
@@ -61,7 +74,15 @@ class MemoryStorage:
     def save(self, topic: TopicRecord) -> None:
         pass
 
-    def open(self, topic: TopicRecord, number: int, *, suspect: bool = False) -> Log:
+    def open(
+        self,
+        topic: TopicRecord,
+        number: int,
+        *,
+        suspect: bool = False,
+        unclean: bool = False,
+        reached: int = 0,
+    ) -> Log:
         log = MemoryLog(clock=self._clock, loop=self._loop)
         log.on_commit = lambda seconds, count: self.on_commit(seconds, count)
         return log
@@ -119,20 +140,21 @@ class DiskStorage(MemoryStorage):
         """The topic of a directory; if its settings cannot be read, with defaults and a warning."""
         name = path.name
         try:
-            meta = orjson.loads(self._files.read_file(path / TOPIC_SETTINGS))
-            known = {key: value for key, value in meta["settings"].items() if key in _KNOWN}
-            settings = TopicSettings.of(known)
-            return TopicRecord(name, settings, int(meta["incarnation"]), meta["created_ms"])
+            return parse_settings(name, self._files.read_file(path / TOPIC_SETTINGS))
         except FileNotFoundError:
             why = "has no topic.json"
-        except (AttributeError, KeyError, TypeError, ValueError, InvalidArgument) as error:
+        except DataCorrupt as error:
             why = f"has a damaged topic.json ({error})"
         names = self._files.names(path)
         numbers = [int(n) for n in names if n.isascii() and n.isdigit() and len(n) <= 4]
         if not numbers:
             raise DataCorrupt(f"{path} {why} and no partitions: it is not a topic")
-        logger.error("topic %s %s; it is adopted with default settings", name, why)
-        settings = defaults.but({"partitions": max(numbers) + 1, "durable": True})
+        logger.error(
+            "topic %s %s; it is adopted with default settings, and keeps all messages until you set "
+            "its retention again",
+            name, why,
+        )  # fmt: skip
+        settings = defaults.but({"partitions": max(numbers) + 1, "durable": True, **_KEEP_ALL})
         topic = TopicRecord(name, settings, self._random.getrandbits(53), self._clock.now_ms())
         self.save(topic)
         return topic
@@ -152,18 +174,25 @@ class DiskStorage(MemoryStorage):
             raise
 
     def save(self, topic: TopicRecord) -> None:
-        content = orjson.dumps(
+        content = seal(
             {
                 "name": topic.name,
                 "incarnation": topic.incarnation,
                 "created_ms": topic.created_ms,
                 "settings": topic.settings.as_dict(),
-            },
-            option=orjson.OPT_INDENT_2,
+            }
         )
         self._files.replace(self._directory / topic.name / TOPIC_SETTINGS, [content])
 
-    def open(self, topic: TopicRecord, number: int, *, suspect: bool = False) -> Log:
+    def open(
+        self,
+        topic: TopicRecord,
+        number: int,
+        *,
+        suspect: bool = False,
+        unclean: bool = False,
+        reached: int = 0,
+    ) -> Log:
         if not topic.settings.durable:
             return super().open(topic, number)
         path = self._directory / topic.name / str(number)
@@ -179,6 +208,8 @@ class DiskStorage(MemoryStorage):
             cache=self.cache,
             on_failure=self._on_failure,
             suspect=suspect,
+            unclean=unclean,
+            reached=reached,
         )
         log.on_sync = lambda seconds: self.on_sync(seconds)
         log.on_commit = lambda seconds, count: self.on_commit(seconds, count)

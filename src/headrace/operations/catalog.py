@@ -50,6 +50,7 @@ from headrace.operations.results import (
     PartitionPosition,
     PipelineReport,
     PipelineStats,
+    Redriven,
     StopWanted,
     SubscriptionStats,
     TopicStats,
@@ -344,7 +345,6 @@ class Operations:
         about="subscription",
         runs="owner",
         repeatable=False,
-        answer="redriven",
         errors=("queue_full", "disk_full"),
         http=Http(
             "POST",
@@ -363,12 +363,13 @@ class Operations:
         limit: Offset | None = None,
         rate: Rate | None = None,
         to: Literal["subscription", "topic"] = "subscription",
-    ) -> int:
-        """Publish dead letters to their topic again; returns how many.
+    ) -> Redriven:
+        """Publish dead letters to their topic again; returns how many, and how many cannot be.
 
         By default all of them; otherwise those with these ``offsets``, this ``reason`` (a part of it is
         enough) or this ``topic``. With ``to="subscription"`` only the subscription that gave them up gets
-        them; with ``to="topic"`` all subscriptions of the topic do.
+        them; with ``to="topic"`` all subscriptions of the topic do. A letter that cannot be published again,
+        because it does not say where it came from or the topic refuses it, is skipped, counted, and stays.
 
         Example::
 

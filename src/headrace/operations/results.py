@@ -80,6 +80,16 @@ class DeadLetterCount(TypedDict):
     letters: Count
 
 
+class Redriven(TypedDict):
+    """What became of dead letters that were to be published again."""
+
+    redriven: int
+    skipped: int
+    """Letters that cannot be published again; they stay."""
+    reason: str | None
+    """Why, of the first of them."""
+
+
 class PartitionPosition(TypedDict):
     partition: Count
     incarnation: int

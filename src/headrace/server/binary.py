@@ -195,7 +195,8 @@ class BinarySession(RequestSession[Frame]):
         producer = None
         if batch.producer_id:
             producer = (batch.producer_id, batch.producer_epoch, batch.first_sequence)
-        self._publish(frame, Publish(topic, batch, partition=partition, producer=producer))
+        planned_on = _number_in(frame.properties, "partitions")
+        self._publish(frame, Publish(topic, batch, partition, planned_on, producer=producer))
 
     def _batch_in(self, frame: Frame) -> tuple[str, int | None, Batch]:
         """(topic, partition, batch) of a frame whose body is a batch."""

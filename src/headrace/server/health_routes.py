@@ -49,6 +49,8 @@ def readiness(session: HttpSession) -> list[str]:
     refusal = engine.guard.refusal()
     if refusal is not None:
         reasons.append(refusal.message)
+    if engine.staging.trouble is not None:
+        reasons.append(engine.staging.trouble)
     for topic in engine.topics:
         for partition in topic.partitions:
             if partition.log.read_only:

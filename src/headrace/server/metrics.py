@@ -263,6 +263,10 @@ class Metrics:
             PREFIX + "disk_full", "1 while publishes are refused for want of room",
             value=int(engine.guard.full),
         )  # fmt: skip
+        yield GaugeMetricFamily(
+            PREFIX + "acks_unwritten_seconds", "Age of the oldest ack that is not on disk",
+            value=engine.state.oldest_unwritten,
+        )  # fmt: skip
         yield CounterMetricFamily(
             PREFIX + "retention_deleted_bytes", "Bytes deleted by retention",
             value=engine.retention.deleted_bytes,

@@ -16,7 +16,13 @@ from headrace import limits
 from headrace.broker.delivery import Delivery
 from headrace.broker.positions import news_in
 from headrace.broker.publishing import Publish
-from headrace.errors import HeadraceError, InvalidArgument, OffsetOutOfRange, Unauthenticated
+from headrace.errors import (
+    DataCorrupt,
+    HeadraceError,
+    InvalidArgument,
+    OffsetOutOfRange,
+    Unauthenticated,
+)
 from headrace.log.columns import Columns
 from headrace.log.interface import ReadPending, completed
 from headrace.model import Receipt, parse_position, split_position
@@ -147,8 +153,14 @@ class TextSession(RequestSession[PublishRun | Command]):
         while len(parts) < min(count, limits.BATCH_RECORDS_MAX) and size < 8 << 20:
             if offset >= log.end_offset:
                 break
-            batch = await completed(partial(log.read_cached, offset))
-            values = batch.values()[offset - batch.base_offset :]
+            try:
+                batch = await completed(partial(log.read_cached, offset))
+                values = batch.values()[offset - batch.base_offset :]
+            except DataCorrupt as error:
+                if not parts:
+                    raise
+                parts.append(text.error(error))  # in place of END: what lies before it is good
+                return b"".join(parts)
             for value in values[: count - len(parts)]:
                 parts.append(text.message(offset, value))
                 size += len(value)

@@ -1,0 +1,243 @@
+"""``max_deliveries`` over crashes: no message is delivered more often, however the broker ends.
+
+A delivery must be in the journal before it can be lost with the process, but a plain first delivery must not
+wait for the disk. So:
+
+- First deliveries may go up to an offset that the journal already has (``Cursor.allowed``). It is kept some
+  thousand messages ahead, so in practice nothing waits for it.
+- A message that failed is delivered again when its failed attempts are in the journal.
+- The last permitted delivery is made when the journal says that it was made (*armed*).
+
+After a broker that did not stop cleanly, every message before that offset that is not done may have been out
+once more, and is counted so (``Cursor.doubts``), up to the last delivery but one. So a message that had never
+been delivered may lose one of its attempts, but not the last one. With ``max_deliveries=1`` there is no other
+one: then the offset in the journal is never ahead, and a message that may have been out becomes a dead letter.
+
+Rejected: an entry in the journal for each delivery (a disk write in every delivery); counting only what the
+journal happens to know (the last 50 milliseconds would be forgotten at every crash, without a bound).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from headrace import limits
+from headrace.broker.cursor import UNLIMITED, Cursor
+from headrace.errors import HeadraceError
+from headrace.log.batch import Batch
+
+if TYPE_CHECKING:
+    from headrace.broker.delivery import Lease, Member
+    from headrace.broker.subscription import Subscription
+
+AHEAD_MIN, AHEAD_MAX = 1_000, 65_536
+"""How many first deliveries the journal allows in advance; more for a subscription that is fast."""
+QUICK_S = 0.1
+LAST_ATTEMPT_PAUSE_S = 0.1
+"""After this time a member for the last attempt of a message is looked for again."""
+INTERRUPTED = "the broker stopped during the last delivery"
+Place = tuple[int, int]
+"""(cursor number, offset)"""
+Value = TypeVar("Value")
+
+
+def first_reserve(cursor: Cursor, limit: int) -> None:
+    """Allow the first deliveries of a cursor that is about to be written to the journal."""
+    if limit > 1 and cursor.partition.log.durable:
+        cursor.reserved = cursor.allowed = cursor.next + AHEAD_MIN
+        cursor.reserve_at = cursor.allowed - AHEAD_MIN // 2
+
+
+def recall(cursor: Cursor, kept: dict[str, Any] | None, limit: int, *, clean: bool) -> None:
+    """At a start: what the journal has kept about deliveries; the last broker stopped cleanly, or not."""
+    if kept is not None:
+        cursor.recall(kept["reserved"], kept["doubts"], clean=clean, limit=limit)
+    first_reserve(cursor, limit)
+
+
+@dataclass(slots=True, eq=False)
+class Attempts:
+    """The part of a subscription that counts deliveries."""
+
+    _owner: Subscription
+    _arming: set[Place] = field(default_factory=set)
+    """They wait for the journal."""
+    _armed: set[Place] = field(default_factory=set)
+    """The journal has their attempts: they may be delivered again."""
+    _failed_by: dict[Place, Member] = field(default_factory=dict)
+    """Who had the last attempt but one."""
+    _given_up: dict[Place, str] = field(default_factory=dict)
+    """Why a message was given up whose dead letter could not be stored yet."""
+    _waiting: set[int] = field(default_factory=set)
+    """Numbers of the cursors whose next first delivery waits for the journal."""
+
+    def __len__(self) -> int:
+        return len(self._arming)
+
+    @property
+    def is_fetching(self) -> bool:
+        """Whether something can go on only when the journal is written."""
+        return bool(self._arming or self._waiting)
+
+    # --- first deliveries -----------------------------------------------------------------------
+    def admit(self, cursor: Cursor, end: int) -> int:
+        """How far first deliveries may go, at most to ``end``; asks for more in advance."""
+        owner = self._owner
+        context, limit = owner._context, owner.settings.max_deliveries
+        if not limit or not context.keeps_positions or not cursor.partition.log.durable:
+            cursor.allowed = cursor.reserve_at = UNLIMITED
+            return end
+        now = context.time()
+        if limit == 1:  # no more than is going to be delivered
+            cursor.ahead = 0
+            end = min(end, cursor.next + owner.members.room())
+        elif now - cursor.reserved_at < QUICK_S:
+            cursor.ahead = min(max(2 * cursor.ahead, AHEAD_MIN), AHEAD_MAX)
+        else:
+            cursor.ahead = max(cursor.ahead // 2, AHEAD_MIN)
+        if end + cursor.ahead > cursor.reserved:
+            cursor.reserved_at = now
+            cursor.reserved = upto = end + cursor.ahead
+            context.reserve(cursor, lambda error: self._reserved(cursor, upto))
+        if cursor.allowed <= cursor.next:
+            cursor.waiting = True
+            self._waiting.add(cursor.number)
+        return min(end, cursor.allowed)
+
+    def _reserved(self, cursor: Cursor, upto: int) -> None:
+        # Also after an error: a journal that finds no room must not stop the deliveries.
+        self._waiting.discard(cursor.number)
+        cursor.allowed = max(cursor.allowed, upto)
+        cursor.reserve_at = cursor.allowed - cursor.ahead // 2
+        cursor.waiting = False
+        self._owner.wake()
+
+    def is_last(self, cursor: Cursor, offset: int) -> bool:
+        """Whether a message that was read is due for its last attempt, or has had it: not by itself a
+        first delivery, but one after a broker was killed."""
+        limit = self._owner.settings.max_deliveries
+        failures = cursor.failures(offset)
+        return bool(limit and failures and failures + 1 >= limit)
+
+    def without_last(self, cursor: Cursor, batch: Batch, indexes: Sequence[int]) -> Sequence[int]:
+        """Those that go the usual way; a last attempt is dealt with as a retry."""
+        usual = []
+        for index in indexes:
+            offset = batch.base_offset + index
+            if self.is_last(cursor, offset):
+                self._owner._retries.add(cursor, offset)
+            else:
+                usual.append(index)
+        return usual
+
+    # --- retries --------------------------------------------------------------------------------
+    def ready(self, cursor: Cursor, batch: Batch, indexes: Sequence[int]) -> Sequence[int]:
+        """Those that may go now, together. The others wait for the journal, go alone, or are given up."""
+        limit = self._owner.settings.max_deliveries
+        if not limit or not (cursor.attempts or cursor.doubts):
+            return indexes
+        now: list[int] = []
+        waiting: list[Place] = []
+        for index in indexes:
+            offset = batch.base_offset + index
+            place = (cursor.number, offset)
+            failures = cursor.failures(offset)
+            if not failures:
+                now.append(index)
+            elif place in self._armed:
+                if failures < limit:
+                    self._armed.discard(place)
+                    now.append(index)
+                else:
+                    self._last(cursor, batch, index)
+            elif failures >= limit:
+                self._give_up(cursor, offset, failures)
+            else:
+                waiting.append(place)
+                if failures + 1 == limit:
+                    cursor.failed(offset, limit)
+        if waiting:
+            self._arm(cursor, waiting)
+        return now
+
+    def _arm(self, cursor: Cursor, places: list[Place]) -> None:
+        self._arming.update(places)
+        context = self._owner._context
+        context.changed(cursor)
+
+        def written(_error: HeadraceError | None) -> None:
+            for place in places:
+                if place in self._arming:  # the subscription was not moved meanwhile
+                    self._arming.discard(place)
+                    self._armed.add(place)
+                    self._owner._retries.add(cursor, place[1])
+            self._owner.wake()
+
+        if context.keeps_positions:
+            context.flush(written)
+        else:
+            written(None)
+
+    def _last(self, cursor: Cursor, batch: Batch, index: int) -> None:
+        """The last permitted delivery, which the journal has: alone, and to another member."""
+        owner, offset = self._owner, batch.base_offset + index
+        place = (cursor.number, offset)
+        member, is_worth_waiting = owner.members.for_last_attempt(self._failed_by.get(place))
+        if member is not None:
+            self._armed.discard(place)
+            self._failed_by.pop(place, None)
+            owner._give(member, cursor, batch, [index], batch.stored_bytes // batch.count)
+        elif is_worth_waiting:
+            owner._retry_at(owner._context.time() + LAST_ATTEMPT_PAUSE_S, cursor, offset)
+        else:
+            owner._retries.add(cursor, offset)
+
+    def _give_up(self, cursor: Cursor, offset: int, attempt: int) -> None:
+        """It was delivered as often as it may be, or a killed broker may have done so."""
+        reason = self._given_up.pop((cursor.number, offset), INTERRUPTED)
+        self._owner._bury(cursor, offset, attempt, reason)
+
+    def numbers(self, cursor: Cursor, offsets: Sequence[int]) -> list[int]:
+        """Of a delivery of these, which attempt each one is."""
+        most = self._owner.settings.max_deliveries or limits.MAX_DELIVERIES_MAX
+        return [min(cursor.failures(offset) + 1, most) for offset in offsets]
+
+    # --- what became of deliveries ----------------------------------------------------------------
+    def failed(self, lease: Lease, index: int) -> None:
+        """Remember whose delivery failed, if the next attempt is the last one."""
+        if lease.attempt_at(index) + 1 == self._owner.settings.max_deliveries:
+            self._failed_by[lease.cursor.number, lease.offsets[index]] = lease.member
+
+    def not_begun(self, lease: Lease, index: int) -> None:
+        """A delivery that does not count: if it was the last one, the journal takes that back."""
+        limit = self._owner.settings.max_deliveries
+        if limit > 1 and lease.attempt_at(index) == limit:
+            lease.cursor.failed(lease.offsets[index], limit - 1)
+            self._owner._context.changed(lease.cursor)
+
+    def closed(self, lease: Lease) -> None:
+        """The broker stops, and does not count what is out."""
+        if lease.attempts != 1:
+            for index in lease.out():
+                self.not_begun(lease, index)
+
+    def not_buried(self, cursor: Cursor, offset: int, reason: str) -> None:
+        self._given_up[cursor.number, offset] = reason
+
+    def forget(self, cursor: Cursor, before: int | None) -> None:
+        """The subscription was moved."""
+        self._arming = {place for place in self._arming if is_other(place, cursor, before)}
+        self._armed = {place for place in self._armed if is_other(place, cursor, before)}
+        self._failed_by = others(self._failed_by, cursor, before)
+        self._given_up = others(self._given_up, cursor, before)
+
+
+def is_other(place: Place, cursor: Cursor, before: int | None) -> bool:
+    """Not of the cursor; with ``before`` also what is at that offset of it or behind."""
+    return place[0] != cursor.number or (before is not None and place[1] >= before)
+
+
+def others(places: dict[Place, Value], cursor: Cursor, before: int | None) -> dict[Place, Value]:
+    return {place: value for place, value in places.items() if is_other(place, cursor, before)}

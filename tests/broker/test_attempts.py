@@ -1,0 +1,153 @@
+"""How often a message is delivered: never more often than ``max_deliveries``, however the broker ends."""
+
+from collections import Counter
+from random import Random
+
+import pytest
+
+from headrace.broker.attempts import AHEAD_MIN, INTERRUPTED
+from headrace.broker.state import RETRY_S
+from headrace.log.directory import JOURNAL
+from tests.broker.rig import GROUP, TOPIC, Inbox, Rig
+from tests.fakes import FaultyFiles, SimulatedFiles
+
+
+def attempts(inbox: Inbox) -> list[tuple[int, int]]:
+    return [(message.offset, message.attempt) for message in inbox.messages]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 5])
+@pytest.mark.parametrize("ordering", ["none", "key"])
+def test_kills_never_give_more_deliveries_than_permitted(limit: int, ordering: str) -> None:
+    """A broker that is killed again and again, whatever was nacked and acked before."""
+    rig = Rig()
+    rig.subscribe(max_deliveries=limit, backoff=0.0, ordering=ordering)
+    rig.publish(TOPIC, *(b"%d" % n for n in range(20)), keys=[str(n % 3) for n in range(20)])
+    random = Random(limit)
+    delivered: Counter[int] = Counter()
+    for _ in range(4 * limit):
+        inbox = rig.join(prefetch=8)
+        for _ in range(3):
+            taken = inbox.take()
+            delivered.update(message.offset for message in taken)
+            for message in taken:
+                if random.random() < 0.3:
+                    inbox.nack(message, delay=0)
+            rig.run()
+        delivered.update(inbox.offsets)
+        rig.kill()
+    assert max(delivered.values()) <= limit
+    assert max(delivered.values()) == limit or limit > 3, "and the attempts are used"
+    # In the end everything was delivered or is a dead letter, and nothing is stuck.
+    inbox = rig.join()
+    for _ in range(200):
+        inbox.ack(*inbox.take())
+        rig.advance(0.2)
+    assert rig.engine.subscription(GROUP).lag() == 0
+
+
+def test_a_first_delivery_does_not_wait_for_the_journal() -> None:
+    """Nothing is written for the first deliveries of a thousand messages."""
+    files = FaultyFiles(SimulatedFiles())
+    rig = Rig(files)
+    rig.subscribe()
+    inbox = rig.join(prefetch=10_000)
+    before = files.count("sync", JOURNAL)
+    rig.numbers(AHEAD_MIN // 2)
+    assert len(inbox.messages) == AHEAD_MIN // 2
+    assert files.count("sync", JOURNAL) == before
+
+
+def test_a_reader_that_is_faster_than_the_journal_waits_for_it() -> None:
+    """More than the journal allows is not delivered before it allows more."""
+    rig = Rig()
+    rig.subscribe()
+    rig.numbers(3 * AHEAD_MIN)
+    rig.workers.hold = True
+    inbox = rig.join(prefetch=1_000_000)
+    assert len(inbox.messages) == AHEAD_MIN
+    rig.workers.hold = False
+    rig.workers.release()
+    rig.run()
+    assert len(inbox.messages) == 3 * AHEAD_MIN
+
+
+def test_a_message_that_was_out_at_a_kill_has_one_attempt_less() -> None:
+    """But it keeps its last one; after a clean stop it has all of them."""
+    rig = Rig()
+    rig.subscribe(max_deliveries=3)
+    rig.numbers(1)
+    for end, attempt in (
+        (rig.reopen, 1),
+        (rig.kill, 1),
+        (rig.reopen, 2),
+        (rig.kill, 2),
+        (rig.kill, 3),
+    ):
+        assert attempts(rig.join()) == [(0, attempt)]
+        end()
+    assert rig.join().messages == []
+    [letter] = rig.letters()
+    assert (letter.attempts, letter.reason) == (3, INTERRUPTED)
+
+
+def test_the_last_delivery_is_in_the_journal_before_it_is_made() -> None:
+    """Not a moment earlier, and it is taken back if it was not begun."""
+    rig = Rig()
+    group = rig.subscribe(max_deliveries=2, backoff=0.0)
+    rig.numbers(1)
+    inbox = rig.join()
+    rig.workers.hold = True
+    inbox.nack(inbox.take()[0])
+    rig.run()
+    assert inbox.messages == []
+    assert group.statistics()["waiting_for_retry"] == 1
+    rig.workers.hold = False
+    rig.workers.release()
+    rig.run()
+    assert attempts(inbox) == [(0, 2)]
+    group.release(inbox.messages[0].lease.id, 0)
+    inbox.take()
+    rig.run()
+    assert attempts(inbox) == [(0, 2)]
+    rig.reopen()
+    assert attempts(rig.join()) == [(0, 2)]
+
+
+def test_a_journal_without_room_does_not_stop_deliveries() -> None:
+    """The failed attempts are written later."""
+    files = FaultyFiles(SimulatedFiles())
+    rig = Rig(files)
+    rig.subscribe(backoff=0.0)
+    rig.numbers(1)
+    inbox = rig.join()
+    for kind in ("write_at", "allocate"):
+        files.fail(kind, repeat=True, name=JOURNAL, code=28)
+    inbox.nack(inbox.take()[0])
+    rig.run()
+    assert attempts(inbox) == [(0, 2)]
+    files.heal()
+    rig.advance(RETRY_S)
+
+
+def test_a_seek_forgets_what_may_have_been_out() -> None:
+    """Everything begins again with its first attempt, after a kill too."""
+    rig = Rig()
+    rig.subscribe(max_deliveries=3)
+    rig.numbers(2)
+    rig.join()
+    rig.kill()
+    assert attempts(rig.join()) == [(0, 2), (1, 2)]
+    rig.wait(rig.engine.seek, rig.engine.subscription(GROUP), 0)
+    rig.reopen()
+    assert attempts(rig.join()) == [(0, 1), (1, 1)]
+
+
+def test_without_a_limit_nothing_is_counted() -> None:
+    """``max_deliveries=0``: a message that was out at a kill comes as its first attempt."""
+    rig = Rig()
+    rig.subscribe(max_deliveries=0)
+    rig.numbers(2 * AHEAD_MIN)
+    assert len(rig.join(prefetch=1_000_000).messages) == 2 * AHEAD_MIN
+    rig.kill()
+    assert {message.attempt for message in rig.join(prefetch=1_000_000).messages} == {1}
