@@ -537,14 +537,9 @@ class Subscription:
 
     def buried(self, cursor: Cursor, offset: int, error: Exception | None) -> None:
         """The dead letter is durable, or could not be stored and will be tried again."""
-        if (cursor.number, offset) not in self._burying:
-            return  # the subscription was moved, or the topic deleted, meanwhile
-        if self.closed:  # the broker stops: its logs finish first, its journal after them
-            if error is None:
-                cursor.done(offset)
-                self._context.changed(cursor)
-            return
-        reason = self._burying.pop((cursor.number, offset))
+        reason = self._burying.pop((cursor.number, offset), None)
+        if reason is None or (self.closed and error is not None):
+            return  # the subscription was moved, the topic deleted, or the broker stopped meanwhile
         if error is None:
             self.tally.dead_lettered += 1
             self.activity.buried(reason)
