@@ -181,6 +181,9 @@ class Tally:
 class Context(Protocol):
     """The part of the engine that a subscription uses."""
 
+    failed: HeadraceError | None
+    """Why the broker has stopped itself."""
+
     def time(self) -> float: ...
 
     def now_ms(self) -> int: ...

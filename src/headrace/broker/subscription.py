@@ -657,9 +657,9 @@ class Subscription:
         for member in list(self.members):  # a sink may leave when it is told
             member.sink.closed(error)
         self.members.clear()
+        self._attempts.closed(self.leases.values())
         for lease in list(self.leases.values()):
             out = lease.mask.bit_count()
-            self._attempts.closed(lease)
             lease.mask = 0  # an ack that comes now is stale
             self._settled(lease, out)
 

@@ -190,9 +190,8 @@ class GroupOracle:
 
     def is_finished(self, place: Place) -> bool:
         """Whether nothing more is to be done with a message that stands in the log."""
-        now_ms = (
-            self.world.highest_ms
-        )  # what has expired once stays done when the clock is set back
+        # What has expired once stays done when the clock is set back.
+        now_ms = max(self.world.highest_ms, self.world.clock.now_ms())
         if place in self.out:
             return False
         if place in self.done or place in self.excused:
@@ -385,8 +384,14 @@ class GroupOracle:
             if same(place):
                 self.durable_failures[place] = max(count, self.durable_failures.get(place, 0))
 
-    def restarted(self, *, clean: bool, shorter: dict[tuple[str, int], int]) -> None:
-        """The broker began anew. After a clean stop nothing is forgotten."""
+    def restarted(
+        self, *, clean: bool, interrupted: bool, shorter: dict[tuple[str, int], int]
+    ) -> None:
+        """The broker began anew. After a clean stop nothing is forgotten.
+
+        ``interrupted``: one start or more did not come to its end.
+        """
+        self.crashes += interrupted
         for place in list(self.out):
             self._end(place, failed=False, begun=not clean)
         self.members.clear()

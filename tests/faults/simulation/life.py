@@ -110,11 +110,15 @@ class Life:
     # --- misfortunes ------------------------------------------------------------------------
     def restart(self) -> None:
         self.counts["clean restarts"] += 1
+        faults = self.world.files.faults
+        hits = sum(fault.hits for fault in faults)
         self.world.stop()
         if self.world.engine_failed:
             self.crashed(power_cut=False)
             return
-        self.start_again(clean=True, power_cut=False)
+        # A stop in which the disk refused something may not have stored everything.
+        clean = hits == sum(fault.hits for fault in faults)
+        self.start_again(clean=clean, power_cut=False)
 
     def kill(self) -> None:
         self.counts["kills"] += 1
@@ -133,13 +137,11 @@ class Life:
         self.start_again(clean=False, power_cut=power_cut)
 
     def start_again(self, *, clean: bool, power_cut: bool) -> None:
-        cut_again = self.world.start()
-        if cut_again:
-            clean, power_cut = clean, True
+        interrupted, cut_again = self.world.start()
         self.watch()
-        shorter = self.log.restarted(power_cut=power_cut)
+        shorter = self.log.restarted(power_cut=power_cut or cut_again)
         for group in self.clients.groups:
-            group.restarted(clean=clean and not shorter, shorter=shorter)
+            group.restarted(clean=clean, interrupted=interrupted, shorter=shorter)
         self.clients.restarted()
         self.log.look(everything=True)
 

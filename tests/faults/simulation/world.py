@@ -66,23 +66,25 @@ class SimulatedMachine(Rig):
         self.clock = FakeClock(self.loop, now)
         self.workers = DiskThreads(self.loop)
 
-    def start(self) -> bool:
-        """Open it, as often as it takes. Returns whether the power failed meanwhile."""
-        power_cut = False
+    def start(self) -> tuple[bool, bool]:
+        """Open it, as often as it takes: whether that was interrupted, and by the power."""
+        interrupted = power_cut = False
         for _ in range(OPENS_MAX):
             self.files.restored()
             self.abandon()
             try:
                 self.open()
             except PowerFailed:
+                interrupted = True
                 power_cut |= not self.files.kills
             except HeadraceError:
                 if not self.files.faults:
                     raise
+                interrupted = True
                 self.files.heal()  # the disk refused something; the operator has seen to it
                 self.disk.kill()
             else:
-                return power_cut
+                return interrupted, power_cut
         raise Violation("stuck", "the broker does not start")
 
     def stop(self) -> None:
