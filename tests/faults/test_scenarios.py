@@ -46,7 +46,7 @@ def test_crash_states_notice_a_disk_that_does_not_sync(monkeypatch: pytest.Monke
     """The oracle is honest: what is planted is found."""
     monkeypatch.setattr(SimulatedFiles, "sync", lambda self, handle: None)
     outcome = crash_states.run(RunOptions(seed=7, amount=400, seconds=0.0))
-    assert any("lost" in anomaly for anomaly in outcome.anomalies)
+    assert any("Wrong: " in anomaly for anomaly in outcome.anomalies), outcome.anomalies
 
 
 def test_a_scenario_that_falls_over_is_an_anomaly() -> None:
