@@ -28,8 +28,8 @@ def rows(results: dict[str, Any]) -> str:
         if found is None:
             lines.append(f"| {name} | not run yet | | | | `make faults ARGS={name}` |")
             continue
-        figures = ", ".join(
-            f"{figure:,} {what}" if isinstance(figure, int) else f"{figure} {what}"
+        figures = "; ".join(
+            f"{what}: {figure:,}" if isinstance(figure, int) else f"{what}: {figure}"
             for what, figure in found["figures"].items()
             if figure
         )
