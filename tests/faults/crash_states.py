@@ -89,6 +89,8 @@ class Saga:
         self.staged: list[str] = []
         self.delayed: list[tuple[Fact, Any]] = []
         self.sequence = 0
+        self.has_removed = False
+        """Retention may have deleted segments."""
 
     # --- what happens -----------------------------------------------------------------------
     def begin(self) -> None:
@@ -190,7 +192,9 @@ class Saga:
         self.flushed = asked
 
     def wait(self) -> None:
-        self.rig.advance(self.random.choice((0.06, 1.0, 11.0)))
+        seconds = self.random.choice((0.06, 1.0, 11.0))
+        self.has_removed |= seconds > 10
+        self.rig.advance(seconds)
 
     def make_topic(self) -> None:
         name = f"made-{len(self.topics)}"
@@ -356,7 +360,8 @@ def run(options: RunOptions) -> Outcome:
                     disk.crash(
                         random,
                         sector=random.choice([8, 64, 512]),
-                        ordered=random.random() < 0.7,
+                        # File systems keep the order of removals, and retention relies on it.
+                        ordered=random.random() < 0.7 or saga.has_removed,
                         garbage=random.random() < 0.3,
                     )
                     outcome.amount += 1

@@ -59,6 +59,9 @@ class Life:
             settings = self._topic_settings()
             self.log.topics[name] = settings
             world.engine.create_topic(name, TopicSettings(**settings))
+        if any(each["retention_hours"] is not None for each in self.log.topics.values()):
+            # File systems keep the order of removals; without it, a hole among old segments is no surprise.
+            world.files.crash["ordered"] = True
         names = list(self.log.topics)
         for number in range(random.randint(1, 3)):
             settings = {
