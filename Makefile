@@ -21,7 +21,7 @@ VERSIONS = $(shell sed -n 's/.*"Programming Language :: Python :: \(3\.[0-9]*\)"
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run test test-pythons test-bare slow check format bench bench-spark cluster-spark crash faults-spark fuzz spark venv clean
+.PHONY: help run test test-pythons test-bare slow check format bench bench-spark cluster-spark crash faults faults-spark fuzz spark venv clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -72,6 +72,12 @@ cluster-spark: $(VENV)/.has-test ## start a Spark cluster on this machine (ARGS=
 
 crash: $(VENV)/.has-test ## kill a broker 100 times under load and look for lost messages
 	@$(BIN)/python -m tests.crash --kills 100 $(ARGS)
+
+faults: $(VENV)/.has-test ## break a broker in every way we know and check everything (ARGS="--quick", ARGS="kills --seed 5"; an hour)
+	@command -v strace >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
+		echo "Installing strace …" && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq strace >/dev/null; } || \
+		echo "strace is not installed: no sync is made to fail with it"
+	@$(BIN)/python -m tests.faults $(ARGS)
 
 faults-spark: $(VENV)/.has-test ## kill drivers, workers and brokers 30 times and check the tables
 	@$(BIN)/python -m tests.faults_spark --kills 30 $(ARGS)

@@ -139,6 +139,11 @@ def refused_by_disk(error: OSError) -> StorageFull | StorageFailed:
     return StorageFailed(f"the disk refused the write: {error}")
 
 
+def unreadable(error: OSError) -> StorageFailed:
+    """The error for a read that the disk refused."""
+    return StorageFailed(f"the disk could not be read: {error}; nothing was changed, try again")
+
+
 class OutcomeUnknown(HeadraceError):
     """It may or may not have been stored. Only an idempotent producer can safely retry."""
 

@@ -151,3 +151,46 @@ def test_without_a_limit_nothing_is_counted() -> None:
     assert len(rig.join(prefetch=1_000_000).messages) == 2 * AHEAD_MIN
     rig.kill()
     assert {message.attempt for message in rig.join(prefetch=1_000_000).messages} == {1}
+
+
+def test_a_clean_stop_takes_back_a_last_attempt_that_was_not_made() -> None:
+    """The journal says that it is made, and then the broker stops before any member gets it."""
+    rig = Rig()
+    inbox = rig.join(rig.subscribe(max_deliveries=2, backoff=0.0))
+    rig.numbers(1)
+    rig.workers.hold = True
+    inbox.nack(inbox.take()[0], delay=0)
+    rig.run()
+    closed: list[bool] = []
+    rig.engine.close(lambda: closed.append(True))
+    rig.run()
+    while rig.workers.release():
+        rig.run()
+    assert closed
+    assert inbox.messages == []
+    rig.workers.hold = False
+    rig.open()
+    inbox = rig.join()
+    assert attempts(inbox) == [(0, 2)]
+
+
+def test_a_broker_that_stops_itself_takes_no_attempt_back() -> None:
+    """A failed sync is no clean stop: what is out was delivered."""
+    files = FaultyFiles(SimulatedFiles())
+    rig = Rig(files)
+    inbox = rig.join(rig.subscribe(max_deliveries=2, backoff=0.0))
+    rig.numbers(1)
+    inbox.nack(inbox.take()[0], delay=0)
+    rig.run()
+    assert attempts(inbox) == [(0, 2)]
+    files.fail("sync", name=".log")
+    rig.send(TOPIC, b"its sync fails")
+    rig.run()
+    assert rig.failures
+    rig.advance(1.0)  # the process may live a little longer, and write its journal
+    files.heal()
+    rig.kill()
+    inbox = rig.join()
+    rig.advance(1.0)
+    assert 0 not in inbox.offsets
+    assert [letter.message.value for letter in rig.letters()] == [b"0"]

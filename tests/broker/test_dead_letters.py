@@ -11,6 +11,7 @@ from headrace.broker.administration import Administration
 from headrace.errors import (
     InvalidArgument,
     MessageNotFound,
+    StorageFailed,
     StorageFull,
     SubscriptionNotFound,
 )
@@ -441,6 +442,39 @@ def test_bad_arguments(name: str, given: dict[str, Any]) -> None:
     assert rig.values() == [b"0", b"1"]
 
 
+def test_a_letter_that_is_stored_while_the_broker_stops_is_not_stored_again() -> None:
+    """A clean stop finishes what is under way: the message is done."""
+    rig = Rig()
+    inbox = rig.join(rig.subscribe(max_deliveries=1))
+    rig.publish(TOPIC, b"poison")
+    rig.workers.hold = True
+    inbox.nack(inbox.take()[0])
+    rig.run()
+    closed: list[bool] = []
+    rig.engine.close(lambda: closed.append(True))
+    rig.run()
+    while rig.workers.release():
+        rig.run()
+    assert closed
+    rig.workers.hold = False
+    rig.open()
+    inbox = rig.join(rig.engine.subscription(GROUP))
+    assert inbox.messages == []
+    assert offsets(rig.letters()) == [0]
+
+
+def test_letters_that_cannot_be_read_are_an_answer_and_not_a_crash() -> None:
+    """The disk refuses a read: the operation says so, and the next try works."""
+    files = FaultyFiles(SimulatedFiles())
+    rig = with_letters(2, files=files)
+    rig.reopen()  # nothing is cached any more
+    files.fail("read_at", name=".log")
+    given = {"subscription": GROUP}
+    with pytest.raises(StorageFailed, match="could not be read"):
+        Administration(rig.engine).call(OPERATIONS["dead_letters"], given).send(None)
+    assert offsets(rig.letters()) == [0, 1]
+
+
 def test_a_group_over_dead_letters_does_not_feed_itself() -> None:
     """Its own dead letters go to a topic of their own."""
     rig = with_letters(1)
@@ -453,16 +487,15 @@ def test_a_group_over_dead_letters_does_not_feed_itself() -> None:
     assert [letter.message.topic for letter in rig.letters(f"{dead}.dlq")] == [dead]
 
 
-def test_letters_of_a_memory_topic_are_in_memory() -> None:
-    """A dead letter is as durable as its origin."""
-    rig = Rig(topic={"durable": False})
-    inbox = rig.join(rig.subscribe(max_deliveries=1))
-    rig.numbers(2)
-    for message in inbox.take():
-        inbox.nack(message)
-    rig.run()
-    assert offsets(rig.letters()) == [0, 1]
-    assert rig.engine.topics.find(f"{GROUP}.dlq").settings.durable is False
-    rig.wait(rig.engine.dead_letters.purge, GROUP, [0])
-    rig.run()
-    assert rig.log(f"{GROUP}.dlq").start_offset == 1
+def test_letters_of_a_durable_topic_survive_although_the_first_came_from_memory() -> None:
+    """A subscription over several topics has one topic of dead letters, and it is on disk."""
+    rig = Rig()
+    rig.engine.create_topic("shop.prices", TopicSettings(durable=False))
+    rig.engine.create_topic("shop.orders", TopicSettings())
+    inbox = rig.join(rig.subscribe(topic="shop.*", max_deliveries=1))
+    for topic in ("shop.prices", "shop.orders"):
+        rig.publish(topic, topic)
+        inbox.nack(inbox.take()[0])
+        rig.run()
+    rig.kill()
+    assert [letter.message.value for letter in rig.letters()] == [b"shop.prices", b"shop.orders"]

@@ -6,6 +6,7 @@ import pytest
 
 from headrace.broker.retention import INTERVAL_S, DiskGuard, low_water
 from headrace.errors import DataCorrupt, QueueFull, StorageFull
+from headrace.log.batch import encode
 from tests.broker.rig import DATA, GROUP, TOPIC, Rig
 from tests.fakes import FakeLoop, FaultyFiles, SimulatedFiles
 
@@ -173,6 +174,26 @@ def test_one_topic_that_cannot_be_looked_at_does_not_stop_the_rest(
 
 
 # --- in memory ----------------------------------------------------------------------------------
+def test_staged_batches_that_cannot_be_read_do_not_end_retention() -> None:
+    """One failed read among the staged batches must not let the disk fill up for good."""
+    files = FaultyFiles(SimulatedFiles())
+    rig = Rig(files, topic={"retention_hours": None})
+    batch = encode(rig.columns([b"staged"]))
+    rig.wait(rig.engine.staging.stage, TOPIC, 0, batch)
+    for number in range(3):
+        rig.publish(TOPIC, b"%d" % number)
+        rig.advance(HOUR)
+        rig.roll()
+    rig.engine.change_topic(TOPIC, {"retention_hours": 1.5})
+    fault = files.fail("read_at", repeat=True, name=".log")
+    look(rig)
+    assert fault.hits
+    files.heal()
+    rig.advance(HOUR)
+    look(rig)
+    assert rig.log().start_offset >= 2
+
+
 def test_in_memory_what_everybody_has_done_is_dropped() -> None:
     """At once, without waiting for a round; the slowest group decides."""
     rig = Rig(directory=None)

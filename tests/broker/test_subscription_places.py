@@ -1,6 +1,7 @@
 """Where a subscription stands: starting, moving, many topics, what is passed over, restarts."""
 
 import tracemalloc
+from typing import Any
 
 import pytest
 
@@ -488,3 +489,34 @@ def test_a_million_unsettled_messages_are_cheap() -> None:
     assert group.lag() == 1_000_000 - acked
     rig.advance(10)  # the deadline of all of the others, at once
     assert group.in_flight() == 0
+
+
+@pytest.mark.parametrize("topic", [{"durable": False}, {"durability": "never"}])
+def test_a_message_does_not_inherit_the_failures_of_one_that_was_lost(
+    topic: dict[str, Any],
+) -> None:
+    """A topic may lose its end with the power; the next message there has all its attempts.
+
+    Or all but one: after a crash the broker counts a delivery that it may have forgotten.
+    """
+    rig = Rig(topic=topic)
+    group = rig.subscribe(max_deliveries=3, backoff=0.0)
+    inbox = rig.join(group)
+    rig.publish(TOPIC, b"lost")
+    for attempt in (1, 2):
+        (message,) = inbox.take()
+        assert message.attempt == attempt
+        inbox.nack(message, 0.0 if attempt == 1 else 60.0)
+        rig.run()
+    rig.flush()
+    rig.abandon()
+    for name in rig.disk.names(DATA / TOPIC):  # what was never synced is gone
+        if rig.disk.is_directory(DATA / TOPIC / name):
+            rig.disk.remove_tree(DATA / TOPIC / name)
+    rig.disk.kill()
+    rig.open()
+    inbox = rig.join()
+    rig.publish(TOPIC, b"new")
+    (message,) = inbox.messages
+    assert (message.value, message.offset) == (b"new", 0)
+    assert message.attempt <= 2

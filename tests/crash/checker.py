@@ -13,8 +13,10 @@
 ``skipped``       a group missed one: never delivered, or never done and still not delivered again
 ``unexplained``   a group got one again with no nack, deadline, leaving or restart in between; or
                   after an ack that was durable; or a dead letter stands twice with no restart
+``too often``     a group got one more often than ``max_deliveries`` says, restarts or not
 ``out of turn``   an ordered group got a message while an earlier one of its key was not done
-``stuck``         not delivered within the recovery window
+``stuck``         not delivered within the recovery window; or, after the drain, still in flight, an
+                  open file, or a segment that retention should have deleted
 ``problem``       the broker, or the test, did what it should never do
 ================  ==================================================================================
 
@@ -110,6 +112,10 @@ class _Delivery:
         return self.acked is not None and not self.stale
 
     @property
+    def timeout_ns(self) -> int:
+        return self.deadline - self.at
+
+    @property
     def in_time(self) -> bool:
         return self.is_done and self.acked is not None and self.acked < self.deadline - RACE_NS
 
@@ -144,6 +150,7 @@ class Checker:
         self._left: dict[tuple[str, int], int] = {}
         self._dead: dict[tuple[str, Place, int], list[int]] = defaultdict(list)
         self._kills_ms: list[int] = []
+        self._closed_lives: set[int] = set()
 
     def add(self, event: Event) -> None:
         getattr(self, "_on_" + event["event"])(event)
@@ -173,11 +180,20 @@ class Checker:
     def _on_closed(self, event: Event) -> None:
         """In good order: every ack of this life is stored."""
         self.counts["closed in good order"] += 1
+        self._closed_lives.add(event["life"])
+        if event.get("files_open", 0) > 0:
+            self._wrong("stuck", f"life {event['life']} left {event['files_open']} files open")
         for (_, life), deliveries in self._acked.items():
             if life == event["life"]:
                 for delivery in deliveries:
                     delivery.durable = True
                 deliveries.clear()
+
+    def _on_rest(self, event: Event) -> None:
+        """After the drain nothing may be left over."""
+        for name, count in event["left"].items():
+            if count:
+                self._wrong("stuck", f"after the drain: {name} {count}")
 
     def _on_final(self, event: Event) -> None:
         self._final = defaultdict(dict)
@@ -377,6 +393,7 @@ class Checker:
         for delivery in sorted(self._deliveries.values(), key=lambda d: (d.life, d.deadline, d.at)):
             by_message[(delivery.group, delivery.place, delivery.offset)].append(delivery)
         self._check_redeliveries(by_message)
+        self._check_limit(by_message)
         for name, group in self._groups.items():
             self._check_skipped(name, group, by_message)
             if group["ordering"] == "key":
@@ -384,6 +401,26 @@ class Checker:
         self._check_dead()
         self.counts["messages"] = len(self._places)
         return self.anomalies
+
+    def _check_limit(self, by_message: dict[tuple[str, Place, int], list[_Delivery]]) -> None:
+        """A delivery counts unless its member, or the broker, ended in good order while it was out."""
+        for (name, place, offset), deliveries in by_message.items():
+            limit = self._groups[name]["max_deliveries"]
+            counted = [
+                d
+                for d in deliveries
+                if d.acked is not None
+                or d.nacked is not None
+                or d.at + d.timeout_ns < self._left.get((d.member, d.life), d.at)
+                or ((d.member, d.life) not in self._left and d.life not in self._closed_lives)
+            ]
+            if limit and (len(counted) > limit or any(d.attempt > limit for d in deliveries)):
+                attempts = [d.attempt for d in deliveries]
+                self._wrong(
+                    "too often",
+                    f"{name} got {place[0]}/{place[1]} offset {offset} {len(counted)} times, "
+                    f"max_deliveries is {limit}; attempts {attempts}",
+                )
 
     def _check_final(self, final: dict[Place, dict[int, str]]) -> None:
         for place, partition in self._partitions.items():

@@ -9,7 +9,7 @@ processes of a machine share.
 ``topic``      one that the load writes to: ``name``, ``partitions``, ``retention`` (may drop its start)
 ``group``      a subscription: ``name``, ``topic``, ``ordering``, ``max_deliveries``
 ``start``      a victim begins its ``life``; ``opened`` when its broker is ready, ``closed`` when it was
-               closed in good order, ``killed`` when it was not
+               closed in good order (``files_open``: of its directory), ``killed`` when it was not
 ``invoke``     ``op``, ``what`` (publish, delay, cancel, define, drop), ``topic``, ``count``; for
                ``delay`` also ``due``; for ``cancel`` also ``of``; ``atomic`` for an idempotent one
 ``ok``         ``op``, ``receipts`` as [partition, offset, count]
@@ -24,6 +24,7 @@ processes of a machine share.
 ``flushed``    ``member``, ``life``, ``since``: all it had acknowledged before then is durable
 ``left``       ``member``, ``life``: it closes
 ``dead``       a dead letter: ``group``, ``topic``, ``partition``, ``offset``, ``value``, ``stored_ms``
+``rest``       ``left``: what is left over after the drain, by name; all of it has to be 0
 ``final``      from here on, ``read`` shows everything there is at the end
 ``stuck``      ``what`` was not delivered within the recovery window
 ``problem``    ``what`` should never have happened

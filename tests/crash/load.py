@@ -159,7 +159,7 @@ class Bulk(Single):
 
     def step(self) -> None:
         op = self.next_op()
-        values = values_of(op, self.random.choice((1, 2, 10, 50, 150)))
+        values = values_of(op, self.random.choice((1, 2, 10, 50, 150, 300)))
         keys = [key_of(value) for value in values]
         self.call(
             op,
@@ -262,7 +262,7 @@ class Fenced(Idempotent):
                 producer=(before["id"], before["epoch"], before["next"]),
             )
             self.oracle.tell("problem", what=f"{self.name}: an old epoch could publish")
-        except ProducerFenced as error:
+        except (ProducerFenced, StorageFailed, StorageFull) as error:
             self.oracle.tell("fail", op=op, code=error.code)
 
 

@@ -112,6 +112,8 @@ class Run:
         self.options = options or {}
         self.without: set[str] = set()
         """Kinds of publishers that are left out."""
+        self.topic_changes: dict[str, Any] = {}
+        """Settings that all topics of the load get: where the page cache is lost, ``durability``."""
         self.checker = Checker()
         self._progress = progress
         self._random = Random(seed)
@@ -175,6 +177,7 @@ class Run:
             "phase": phase,
             "seed": self.seed,
             "options": self.options,
+            "topic_changes": self.topic_changes,
             "publishers": [
                 name for kind in kinds if kind not in self.without for name in PUBLISHERS[kind]
             ],

@@ -6,75 +6,28 @@ there is room again everything goes on by itself. The checker looks at all of it
 
 from __future__ import annotations
 
-import os
 import secrets
-import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from headrace import Broker
 from headrace.errors import StorageFull
-from tests.crash.runner import Run, Victim
+from tests.crash.full_disk import Ballast, NoDisk, small_disk, told, wait_for
+from tests.crash.runner import Run
 
-DISK_BYTES = 64 << 20
 RESERVE_BYTES = 4 << 20
 
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    mount = tmp_path / "disk"
-    mount.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(mount)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        pytest.skip(f"needs a file system of its own: {' '.join(command)}: {done.stderr.strip()}")
     try:
-        yield mount
-    finally:
-        subprocess.run(["umount", str(mount)], check=True)
-
-
-class Ballast:
-    """A file that takes all the room but for what it is told to leave."""
-
-    def __init__(self, disk: Path):
-        self._disk = disk
-        self._path = disk / "ballast"
-
-    def fill(self, leave: int = 0) -> None:
-        with self._path.open("ab") as file:
-            info = os.statvfs(self._disk)
-            take = info.f_bavail * info.f_frsize - leave
-            while take >= 4096:  # the broker takes some of it, too
-                try:
-                    os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, take)
-                except OSError:
-                    take //= 2
-                else:
-                    take = 0 if leave else take // 2
-
-    def remove(self) -> None:
-        self._path.unlink()
-
-
-def wait_for(what: Callable[[], bool], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
-
-
-def told(victim: Victim, event: str, since: int, **fields: object) -> bool:
-    """Whether the victim told of such an event after a moment."""
-    return any(
-        e["event"] == event
-        and e["at"] > since
-        and all(e.get(name) == value for name, value in fields.items())
-        for e in list(victim.events)
-    )
+        with small_disk(tmp_path / "disk") as mount:
+            yield mount
+    except NoDisk as error:
+        pytest.skip(str(error))
 
 
 @pytest.mark.parametrize("reserve", [RESERVE_BYTES, 0], ids=["with a reserve", "to the brim"])

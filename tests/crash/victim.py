@@ -11,6 +11,7 @@ pipe. Phases:
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -30,12 +31,12 @@ EXIT_FAILED = 3
 """The broker stopped itself."""
 
 
-def define(broker: Broker) -> None:
+def define(broker: Broker, changes: dict[str, Any]) -> None:
     """The topics and groups of the load, whichever are not there yet."""
     there = set(broker.topics())
     for name, settings in TOPICS.items():
         if name not in there:
-            broker.create_topic(name, **settings)
+            broker.create_topic(name, **settings | changes)
     for group, (topic, settings) in GROUPS.items():
         broker.create_subscription(group, topic, **settings)
 
@@ -154,6 +155,45 @@ def drain(broker: Broker, oracle: Oracle, orders: dict[str, Any]) -> None:
         time.sleep(0.05)
     stop(clients)
     show_dead(broker, oracle)
+    oracle.tell("rest", left=left_over(broker))
+
+
+def left_over(broker: Broker) -> dict[str, int]:
+    """What should be nothing when everything is done: liveness, and not only safety."""
+    groups = [broker.subscription_stats(group, topic) for group, (topic, _) in GROUPS.items()]
+    left = {
+        f"{what} of {group['name']}": int(group[what])  # type: ignore[literal-required]
+        for group in groups
+        for what in ("lag", "in_flight", "waiting_for_retry")
+    }
+    found: list[int] = []
+    done = threading.Event()
+
+    def retain() -> None:
+        engine = broker.engine
+        engine.retention.run()
+        found.append(
+            sum(
+                len(partition.log.closed_segments())
+                for topic in engine.topics
+                if topic.settings.retention_bytes == 0
+                for partition in topic.partitions
+            )
+        )
+        done.set()
+
+    broker._call(retain)
+    done.wait(10)
+    return left | {"finished segments kept": sum(found)}
+
+
+def open_files(directory: str) -> int:
+    """How many files of the directory this process has open."""
+    found = 0
+    for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
+        with contextlib.suppress(OSError):
+            found += os.readlink(f"/proc/self/fd/{name}").startswith(directory)
+    return found
 
 
 def main() -> int:
@@ -171,14 +211,14 @@ def main() -> int:
                 show(broker, oracle, {})
             else:
                 show(broker, oracle, orders["begin"])
-                define(broker)
+                define(broker, orders["topic_changes"])
                 (load if phase == "load" else drain)(broker, oracle, orders)
         except HeadraceError as error:
             if broker.engine.failed is None:
                 raise
             oracle.tell("failed", life=life, what=str(error))
             return EXIT_FAILED
-    oracle.tell("closed", life=life)
+    oracle.tell("closed", life=life, files_open=open_files(orders["data"]))
     return 0
 
 

@@ -11,11 +11,13 @@ fake                    instead of              what it is for
 :class:`InlineWorkers`  ``log.workers.Workers`` disk jobs without threads, held back on demand
 :class:`FaultyFiles`    ``files.Files``         counts every call and lets the Nth of them fail
 :class:`SimulatedFiles` ``files.Files``         a disk in memory that can lose power
+:class:`Mains`          ``files.Files``         the power fails at a planned operation of that disk
 :class:`SlowStorage`    ``log.storage``         logs whose reads complete later, as over a network
 ======================  ======================  =================================================
 """
 
 from tests.fakes.faults import Call, Fault, FaultyFiles
+from tests.fakes.power import Mains, PowerFailed
 from tests.fakes.simulated import SimulatedFiles
 from tests.fakes.slow import SlowStorage
 from tests.fakes.time import FakeClock, FakeLoop
@@ -28,6 +30,8 @@ __all__ = [
     "Fault",
     "FaultyFiles",
     "InlineWorkers",
+    "Mains",
+    "PowerFailed",
     "SimulatedFiles",
     "SlowStorage",
 ]

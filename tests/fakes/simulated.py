@@ -241,6 +241,12 @@ class SimulatedFiles(Files):
         other._root = _copy(self._root)
         return other
 
+    def clone(self) -> SimulatedFiles:
+        """Another disk in the same state: what is not synced here is not synced there either."""
+        other = SimulatedFiles(capacity=self.capacity)
+        other._root = _clone(self._root, {})
+        return other
+
     def _directories(
         self, top: _Directory, first: Callable[[_Directory], None] = lambda one: None
     ) -> Iterator[_Directory]:
@@ -398,3 +404,27 @@ def _copy(directory: _Directory) -> _Directory:
         other.entries[name] = _copy(node) if isinstance(node, _Directory) else _File(node.data)
     other.stored = dict(other.entries)
     return other
+
+
+def _clone(node: _Node, known: dict[int, _File | _Directory]) -> _Node:
+    """A deep copy; one node may be known under several names, before and after a rename."""
+    found = known.get(id(node))
+    if found is not None:
+        assert isinstance(found, type(node))
+        return found
+    if isinstance(node, _File):
+        file = known[id(node)] = _File(node.stored)
+        file.data = bytearray(node.data)
+        file.changes = list(node.changes)
+        return file
+    directory = known[id(node)] = _Directory()
+
+    def some(
+        entries: dict[str, _File | _Directory | None],
+    ) -> dict[str, _File | _Directory | None]:
+        return {n: None if each is None else _clone(each, known) for n, each in entries.items()}
+
+    directory.entries = some(node.entries)  # type: ignore[arg-type, assignment]
+    directory.stored = some(node.stored)  # type: ignore[arg-type, assignment]
+    directory.changes = [some(change) for change in node.changes]
+    return directory

@@ -238,3 +238,21 @@ def test_wrong_paths_fail_as_on_a_real_disk() -> None:
     ]:
         with pytest.raises(OSError, match=os.strerror(code)):
             call()
+
+
+def test_a_clone_crashes_as_the_original_does() -> None:
+    """The same dice give the same disk, and neither changes the other."""
+    files = synced_file(b"before")
+    handle = files.open(PATH, write=True)
+    files.write_at(handle, 0, [b"x" * 3000])
+    files.rename(PATH, PATH.with_name("after"))
+    for seed in range(20):
+        crashed = [files.clone(), files.clone()]
+        for each in crashed:
+            each.crash(Random(seed), sector=64)
+        contents = [
+            {name: each.read_file(PATH.with_name(name)) for name in each.names(PATH.parent)}
+            for each in crashed
+        ]
+        assert contents[0] == contents[1]
+    assert files.read_file(PATH.with_name("after")) == b"x" * 3000

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 from headrace.clock import Loop
@@ -36,10 +37,15 @@ class InlineWorkers(Workers):
         else:
             self._work(work, done)
 
-    def release(self, count: int | None = None) -> int:
-        """Run held jobs, the oldest first; all that are held now, or ``count``. Says how many."""
+    def release(self, count: int | None = None, random: Random | None = None) -> int:
+        """Run held jobs; all that are held now, or ``count``. Says how many.
+
+        The oldest first, or with ``random`` any: threads that wait for a disk overtake each other.
+        """
         count = len(self._held) if count is None else min(count, len(self._held))
         for _ in range(count):
+            if random is not None:
+                self._held.rotate(-random.randrange(len(self._held)))
             self._work(*self._held.popleft())
         return count
 

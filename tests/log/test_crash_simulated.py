@@ -18,44 +18,10 @@ from hypothesis import strategies as st
 
 from headrace.errors import HeadraceError, OutcomeUnknown
 from headrace.log.interface import Append
-from tests.fakes import FaultyFiles, SimulatedFiles
-from tests.fakes.faults import CHANGES, Fault
+from tests.fakes import Mains, PowerFailed, SimulatedFiles
 from tests.log.rig import Rig, records
 
 pytestmark = pytest.mark.usefixtures("quiet")
-
-
-class PowerFailed(BaseException):
-    """Nothing that runs may catch this and go on."""
-
-
-class Mains(FaultyFiles):
-    """A disk whose power fails right before, or right behind, a planned operation."""
-
-    def __init__(self, disk: SimulatedFiles, **crash: object):
-        super().__init__(disk)
-        self.disk, self.crash = disk, crash
-        self.countdown = 0
-        self.random = Random(0)
-        self.dead = False
-
-    def plan(self, countdown: int, seed: int) -> None:
-        self.countdown, self.random = countdown, Random(seed)
-
-    def cut(self) -> None:
-        self.countdown = 0
-        self.disk.crash(self.random, **self.crash)  # type: ignore[arg-type]
-        self.dead = True
-
-    def _meet(self, kind: str, path) -> Fault | None:  # type: ignore[no-untyped-def]
-        if self.dead:
-            raise PowerFailed
-        if kind in CHANGES and self.countdown:
-            self.countdown -= 1
-            if not self.countdown:
-                self.cut()
-                raise PowerFailed
-        return super()._meet(kind, path)
 
 
 class World:
@@ -85,7 +51,7 @@ class World:
     def start(self) -> None:
         """Open it, as often as it takes: the power may fail during a recovery as well."""
         while True:
-            self.files.dead = False
+            self.files.restored()
             self.rig = self.new_rig()
             try:
                 log = self.rig.open()

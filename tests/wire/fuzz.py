@@ -2,7 +2,8 @@
 
     python -m tests.wire.fuzz --seconds 60 [--corpus DIRECTORY]
 
-The first byte chooses the reader: the text parser, the binary parser, or the check of a batch. Each may
+The first byte chooses the reader: the text parser, the binary parser, the check of a batch, the HTTP parser, or
+the cutter of WebSocket frames. Each may
 find something or refuse it with a typed error, and nothing else; and how the bytes are cut must make no
 difference. It needs ``atheris`` (``make fuzz`` installs it). A finding is written to the working directory
 as ``crash-…``; handing that file over as an argument runs it again.
@@ -32,7 +33,9 @@ with atheris.instrument_imports(["headrace"]) if atheris else contextlib.nullcon
     from headrace.log.columns import Columns
     from headrace.wire import binary
     from headrace.wire.binary import BinaryParser, Type
+    from headrace.wire.http import HttpParser
     from headrace.wire.text import PublishRun, TextParser
+    from headrace.wire.websocket import PlainFrames
 
 BYTES_MAX = 4096
 LENGTH_MAX = 2048
@@ -89,17 +92,54 @@ def _batch(raw: bytes) -> None:
     assert len(batch.messages("a", 0)) == batch.count
 
 
+def _http(pieces: list[bytes]) -> object:
+    parser = HttpParser(BYTES_MAX)
+    found = [
+        (
+            request.method,
+            request.path,
+            tuple(request.words),
+            dict(request.query),
+            dict(request.headers),
+            request.body,
+            request.keep_alive,
+            request.upgrade,
+            None if request.refusal is None else request.refusal.code,
+        )
+        for piece in pieces
+        for request in parser.feed(piece)
+    ]
+    return found, _code(parser.error)
+
+
+def _websocket(pieces: list[bytes]) -> object:
+    """Texts, and between them what is left to the library, however that is cut."""
+    frames = PlainFrames()
+    found: list[tuple[bytes, bool]] = []
+    for piece in pieces:
+        for content, is_text in frames.cut(piece):
+            if not is_text and found and not found[-1][1]:
+                content = found.pop()[0] + content
+            found.append((content, is_text))
+    return found
+
+
+READERS = ("text", "binary", "batch", "http", "websocket")
+"""The first byte of an input, modulo their number, chooses one of these."""
+
+
 def one_input(data: bytes) -> None:
     """What is tried with each input. Raises only when something is wrong with us."""
     if not data:
         return
     choice, rest = data[0], data[1:]
-    if choice % 3 == 2:
+    reader = READERS[choice % len(READERS)]
+    if reader == "batch":
         _batch(rest)
         if len(rest) > HEADER_BYTES:
             _batch(_summed(rest))
         return
-    read = _binary if choice % 3 else _text
+    read = {"text": _text, "binary": _binary, "http": _http, "websocket": _websocket}[reader]
     expected = read([rest])
     cut = choice % (len(rest) + 1)
     assert read([rest[:cut], rest[cut:]]) == expected, f"the cut at {cut} made a difference"
@@ -121,6 +161,12 @@ def seeds() -> list[bytes]:
         b"\1" + binary.encode(Type.PUBLISH, 1, {"topic": "a", "h.x": "y"}, b"body", 5),
         b"\1" + binary.encode(Type.HEARTBEAT, 1) + binary.encode(Type.SETTLE, 2, {}, bytes(24)),
         *(b"\2" + batch.raw() for batch in batches),
+        b"\3POST /publish/orders?key=a%20b HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello"
+        b"GET /health/ready HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"\3POST /publish/a HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"3\r\nabc\r\n0\r\n\r\n",
+        b"\4\x81\x85abcd" + bytes(5) + b"\x89\x80abcd" + b"\x81\xfe\x00\x80abcd" + bytes(128),
+        b"\4\x01\x83abcdxyz\x80\x82abcdxy\x88\x82abcd\x03\xe8",
     ]
 
 

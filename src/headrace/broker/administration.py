@@ -24,7 +24,7 @@ from headrace.broker import positions as places
 from headrace.broker.engine import Engine
 from headrace.broker.permissions import Permissions
 from headrace.broker.topic import Topic
-from headrace.errors import HeadraceError, MessageNotFound
+from headrace.errors import HeadraceError, MessageNotFound, unreadable
 from headrace.facade import settle
 from headrace.log.interface import completed
 from headrace.model import (
@@ -86,11 +86,11 @@ class Administration:
         self.engine.check_open()
         if operation.permission not in AUDITED or not self.engine.audit.is_on:
             self.permissions.check(operation, checked)
-            return await getattr(self, operation.method)(**checked)
+            return await self._run(operation, checked)
         outcome = "bug"
         try:
             self.permissions.check(operation, checked)
-            result = await getattr(self, operation.method)(**checked)
+            result = await self._run(operation, checked)
             outcome = "ok"
             return result
         except HeadraceError as error:
@@ -103,6 +103,12 @@ class Administration:
                 self.engine.audit.operation(
                     self.caller.name, self._peer, operation.name, target, checked, outcome
                 )
+
+    async def _run(self, operation: Operation, checked: dict[str, Any]) -> Any:
+        try:
+            return await getattr(self, operation.method)(**checked)
+        except OSError as error:  # of a read: what is written answers with an error of its own
+            raise unreadable(error) from error
 
     # --- topics -----------------------------------------------------------------------------
     async def create_topic(self, topic: str, settings: dict[str, Any]) -> TopicStats:

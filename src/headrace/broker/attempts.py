@@ -19,7 +19,7 @@ journal happens to know (the last 50 milliseconds would be forgotten at every cr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -217,11 +217,22 @@ class Attempts:
             lease.cursor.failed(lease.offsets[index], limit - 1)
             self._owner._context.changed(lease.cursor)
 
-    def closed(self, lease: Lease) -> None:
-        """The broker stops, and does not count what is out."""
-        if lease.attempts != 1:
-            for index in lease.out():
-                self.not_begun(lease, index)
+    def closed(self, leases: Iterable[Lease]) -> None:
+        """The broker stops cleanly, and does not count what is out, nor what was only about to be."""
+        owner = self._owner
+        if owner._context.failed is not None:
+            return  # the journal has the last word, and may have it already
+        for lease in leases:
+            if lease.attempts != 1:
+                for index in lease.out():
+                    self.not_begun(lease, index)
+        limit = owner.settings.max_deliveries
+        cursors = {cursor.number: cursor for cursor in owner.cursors.values()}
+        for number, offset in (*self._arming, *self._armed):
+            cursor = cursors.get(number)
+            if cursor is not None and limit > 1 and cursor.attempts.get(offset) == limit:
+                cursor.failed(offset, limit - 1)
+                owner._context.changed(cursor)
 
     def not_buried(self, cursor: Cursor, offset: int, reason: str) -> None:
         self._given_up[cursor.number, offset] = reason

@@ -124,6 +124,11 @@ class Cursor:
             self.attempts.pop(offset, None)
         return True
 
+    def forget_attempts(self, end: int) -> None:
+        """Nothing at or after ``end`` has failed: those records are gone."""
+        if any(offset >= end for offset in self.attempts):
+            self.attempts = {o: n for o, n in self.attempts.items() if o < end}
+
     def done_run(self, start: int, stop: int) -> None:
         """Mark all offsets in ``start:stop`` done."""
         start = max(start, self.position)

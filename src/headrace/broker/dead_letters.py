@@ -111,10 +111,8 @@ class DeadLetters:
         name = self.topic_name(subscription, source)
         topic = engine.topics.get(name)
         if topic is None:
-            durable = engine.topics.find(source).settings.durable
-            topic = engine.create_topic(
-                name, TopicSettings(durable=durable, retention_hours=None), internal=True
-            )
+            # On disk even if the source is in memory: letters of other sources come here, too.
+            topic = engine.create_topic(name, TopicSettings(retention_hours=None), internal=True)
         engine.keeper(KEEPER, name)
         return topic
 

@@ -195,6 +195,8 @@ class Context(Protocol):
     """The part of the engine that a subscription uses."""
 
     pace: Pace
+    failed: HeadraceError | None
+    """Why the broker has stopped itself."""
 
     def time(self) -> float: ...
 

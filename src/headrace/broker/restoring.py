@@ -56,6 +56,8 @@ def restored(engine: Engine, loaded: Loaded, *, clean: bool) -> list[Subscriptio
                     partition.number,
                 )
                 cursor.seek(min(cursor.position, end))
+        # Records that are gone take their failed attempts along: others will have these offsets.
+        cursor.forget_attempts(end)
         owner.attach(cursor)
     return list(by_number.values())
 

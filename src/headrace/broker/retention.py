@@ -56,12 +56,15 @@ class Retention:
             self._timer = None
 
     def _tick(self) -> None:
-        self.run()
         self.start()
+        self.run()
 
     def run(self) -> None:
         """Look at every topic once."""
-        self.before_run()
+        try:
+            self.before_run()
+        except (HeadraceError, OSError) as error:  # the topics are looked at all the same
+            logger.error("staged batches could not be looked at: %s", error)
         for topic in self._topics:
             for partition in topic.partitions:
                 try:

@@ -341,7 +341,8 @@ class Schedule:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._heap and not self._rounding and not self._engine.failed:
+        ends = self._engine.closing or self._engine.failed is not None
+        if self._heap and not self._rounding and not ends:
             delay = (self._heap[0][0] - self._engine.now_ms()) / 1000
             self._timer = self._engine.call_later(min(max(delay, 0.0), LOOK_AGAIN_S), self._round)
 

@@ -557,9 +557,9 @@ class Subscription:
 
     def buried(self, cursor: Cursor, offset: int, error: Exception | None) -> None:
         """The dead letter is durable, or could not be stored and will be tried again."""
-        if self.closed or (cursor.number, offset) not in self._burying:
-            return  # the subscription was moved, or the topic deleted, meanwhile
-        reason = self._burying.pop((cursor.number, offset))
+        reason = self._burying.pop((cursor.number, offset), None)
+        if reason is None or (self.closed and error is not None):
+            return  # the subscription was moved, the topic deleted, or the broker stopped meanwhile
         if error is None:
             self.tally.dead_lettered += 1
             self.activity.buried(reason)
@@ -681,9 +681,9 @@ class Subscription:
         for member in list(self.members):  # a sink may leave when it is told
             member.sink.closed(error)
         self.members.clear()
+        self._attempts.closed(self.leases.values())
         for lease in list(self.leases.values()):
             out = lease.mask.bit_count()
-            self._attempts.closed(lease)
             lease.mask = 0  # an ack that comes now is stale
             self._settled(lease, out)
 

@@ -354,7 +354,8 @@ class PartitionLog(BaseLog):
         hidden = commit.entries[0].hidden
         if not hidden:
             self.end_offset = self._next_offset
-        if self.settings.durability == "interval" and self._sync_timer is None:
+        wants_sync = self.settings.durability == "interval" and self._closing is None
+        if wants_sync and self._sync_timer is None:
             self._sync_timer = self._loop.call_later(
                 self.settings.sync_interval_ms / 1000, self.flush
             )
