@@ -121,6 +121,8 @@ class Listener:
         def opened(task: asyncio.Task[None]) -> None:
             self._opening.discard(task)
             opening.discard(connection)
+            if task.cancelled():  # perhaps before it began
+                accepted.close()
 
         task = self._loop.create_task(self._connect(accepted, connection))
         self._opening.add(task)
@@ -139,15 +141,11 @@ class Listener:
                     ssl_shutdown_timeout=SHUTDOWN_S,
                 )
         except (
-            OSError,
-            ssl.SSLError,
-        ) as error:  # ConnectionAbortedError: the handshake took too long
+            OSError
+        ) as error:  # also ssl.SSLError, and ConnectionAbortedError after handshake_timeout
             self._hub.failed_handshakes += 1
             logger.debug("a connection was not opened: %s", error)
             accepted.close()
-        except asyncio.CancelledError:
-            accepted.close()
-            raise
 
     def close(self) -> None:
         """Accept no more. Handshakes that are under way end."""
