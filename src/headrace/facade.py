@@ -526,13 +526,13 @@ def readable(pages: Iterable[list[Batch]], at: int) -> Iterator[tuple[Batch, int
 def messages_of(
     pages: Pages, topic: str, partition: int, limit: int, max_bytes: int
 ) -> list[Message]:
-    """Messages of about ``max_bytes`` together, however small they are when they are packed."""
+    """Messages of about ``max_bytes`` together, twice that at most, however small they are when packed."""
     found: list[Message] = []
     size = 0
     with no_collection(limit):
         for batch, start in pages:
             stop = min(batch.count, start + limit - len(found))
-            fits = batch.fitting(start, stop, max_bytes - size)
+            fits = batch.fitting(start, stop, max_bytes)  # cutting a batch means decoding it twice
             found += batch.messages(topic, partition, start, fits)
             size += max(batch.value_bytes(start, fits), batch.stored_bytes)
             _let_go(batch)
@@ -545,7 +545,7 @@ def values_of(pages: Pages, max_bytes: int) -> list[bytes]:
     found: list[bytes] = []
     size = 0
     for batch, start in pages:
-        fits = batch.fitting(start, batch.count, max_bytes - size)
+        fits = batch.fitting(start, batch.count, max_bytes)
         found += batch.values(start, fits)
         size += max(batch.value_bytes(start, fits), batch.stored_bytes)
         _let_go(batch)

@@ -82,8 +82,9 @@ OPEN_READERS_MAX = 512
 PRODUCERS_PER_PARTITION_MAX = 10_000
 PRODUCER_BATCHES_KEPT = 5
 """How far back a retried batch of an idempotent producer is recognised."""
-BATCH_CACHE_BYTES = 32 << 20
-"""Recently written or read batches, kept decoded for the next reader."""
+BATCH_CACHE_BYTES = 96 << 20
+"""Recently written or read batches, by all the memory that they may take when they are decoded; at most
+a quarter of ``memory_limit``."""
 BATCH_CACHE_COUNT = 4096
 DISK_RESERVE_BYTES_DEFAULT = 64 << 20
 """Publishes are refused below this much free space; acks and positions are still written."""

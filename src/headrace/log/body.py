@@ -121,9 +121,14 @@ def binary(plain: bytes, start: int, count: int, low: int, high: int) -> list[by
     if first == last:
         return [b""] * (high - low)
     data = plain[base + first : base + last]
-    if not first:
-        return [data[a:b] for a, b in pairwise(offsets)]
-    return [data[a - first : b - first] for a, b in pairwise(offsets)]
+    if first:
+        return [data[a - first : b - first] for a, b in pairwise(offsets)]
+    items: list[bytes] = []
+    append = items.append  # the fastest way to cut a whole column
+    for end in offsets[1:]:
+        append(data[first:end])
+        first = end
+    return items
 
 
 def validity(plain: bytes, start: int, low: int, high: int) -> str | None:

@@ -3,9 +3,11 @@
 All partitions of a broker share the cache. It is bounded in number and in bytes of memory: a batch counts
 with all that it can become when it is unpacked and decoded, so reading it does not change the sum. Batches
 used longest ago are dropped first. The newest one stays even if it is larger than the cache, because it is
-read in slices, and unpacking all of it for each slice would take far longer. ``find`` returns the batch that holds an offset: a member with room for five hundred
-messages needs the same batch of ten thousand twenty times, and it is read and decoded once. Only the event
-loop's thread uses the cache, except for ``get``.
+read in slices, and unpacking all of it for each slice would take far longer.
+
+``find`` returns the batch that holds an offset: a member with room for five hundred messages needs the same
+batch of ten thousand twenty times, and it is read and decoded once. Only the event loop's thread uses the
+cache, except for ``get``.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ class BatchCache:
         count_max: int = limits.BATCH_CACHE_COUNT,
         budget: Budget | None = None,
     ):
-        self._bytes_max, self._count_max = bytes_max, count_max
         self._budget = budget or Budget()
+        self._bytes_max, self._count_max = min(bytes_max, self._budget.limit // 4), count_max
         self._bytes = 0
         self._sizes: dict[tuple[int, int], int] = {}
         """As they were counted: the log may pack a batch after it was put here."""
