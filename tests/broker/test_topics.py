@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -27,7 +28,7 @@ from headrace.log.sealed import seal
 from headrace.log.storage import DiskStorage
 from headrace.model import TopicSettings
 from tests.broker.rig import DATA, GROUP, TOPIC, Answer, Rig
-from tests.fakes import FaultyFiles, SimulatedFiles
+from tests.fakes import FaultyFiles, Mains, PowerFailed, SimulatedFiles
 
 
 @pytest.fixture
@@ -576,3 +577,32 @@ def test_topics_are_not_created_faster_than_at_a_rate(
     rig.publish("later", b"x")
     with pytest.raises(QueueFull):
         rig.follow("too-late")
+
+
+def test_what_a_killed_broker_did_not_sync_is_synced_by_the_next() -> None:
+    """Partitions are added, the broker is killed before the new name of topic.json is synced, the next one takes
+    messages for them, and then the power fails: they are there."""
+    lost = []
+    for countdown in range(1, 12):
+        files = Mains(SimulatedFiles(), ordered=True)
+        rig = Rig(files)
+        rig.engine.create_topic(TOPIC, TopicSettings())
+        rig.publish(TOPIC, b"first")
+        files.plan(countdown, 0, kills=True)
+        with suppress(PowerFailed):
+            rig.engine.change_topic(TOPIC, {"partitions": 2})
+        files.countdown = 0
+        rig.abandon()
+        files.restored()
+        rig.disk.kill()
+        rig.open()
+        count = len(rig.engine.topics.find(TOPIC).partitions)
+        rig.publish(TOPIC, b"acknowledged", partition=count - 1)
+        for seed in range(5):
+            other = Rig(files.disk.clone())
+            other.disk.crash(Random(seed), ordered=True)
+            partitions = other.engine.topics.find(TOPIC).partitions
+            found = [value for p in partitions for value in other.values(TOPIC, p.number)]
+            if b"acknowledged" not in found:
+                lost.append((countdown, seed))
+    assert lost == []

@@ -120,6 +120,8 @@ class DiskStorage(MemoryStorage):
     # --- listing ----------------------------------------------------------------------------
     def topics(self, defaults: TopicSettings) -> list[TopicRecord]:
         self._remove_deleted(self._directory / DELETED)
+        # A killed broker may have made names and not synced them; from now on they are relied on.
+        self._files.sync_directory(self._directory)
         found = []
         for name in self._files.names(self._directory):
             path = self._directory / name
@@ -196,6 +198,8 @@ class DiskStorage(MemoryStorage):
         unclean: bool = False,
         reached: int = 0,
     ) -> Log:
+        if unclean and number == 0:  # the names of topic.json and of the partitions, likewise
+            self._files.sync_directory(self._directory / topic.name)
         if not topic.settings.durable:
             return super().open(topic, number)
         path = self._directory / topic.name / str(number)
