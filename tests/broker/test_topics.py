@@ -97,7 +97,7 @@ def test_bad_settings(rig: Rig, settings: dict[str, Any], code: str) -> None:
     assert next(iter(settings)) in caught.value.message
     topic = rig.engine.create_topic(TOPIC)
     with pytest.raises(InvalidArgument):
-        rig.engine.change_topic(TOPIC, settings)
+        rig.wait(rig.engine.change_topic, TOPIC, settings)
     assert topic.settings == TopicSettings()
 
 
@@ -149,11 +149,88 @@ def test_making_fails_at_every_step_and_leaves_nothing(rig: Rig) -> None:
     assert number > 5
 
 
+# --- by a worker --------------------------------------------------------------------------------
+def test_a_worker_touches_the_disk(rig: Rig) -> None:
+    """Until it has, nobody finds the topic; its name and its partitions are taken all the same."""
+    rig.open()
+    rig.workers.hold = True
+    before = rig.files.names(DATA)
+    made = rig.ask(rig.engine.create_topic_later, TOPIC, TopicSettings(partitions=3))
+    rig.run()
+    assert rig.files.names(DATA) == before
+    assert (made.calls, names(rig), rig.engine.topics.partition_count) == (0, [], 3)
+    with pytest.raises(QueueFull) as caught:
+        rig.offer(TOPIC, rig.columns([b"x"]))
+    assert (caught.value.code, caught.value.retryable) == ("topic_changing", True)
+    assert rig.workers.release() == 1
+    rig.run()
+    assert made.get() is rig.engine.topics.find(TOPIC)
+    grown = rig.ask(rig.engine.change_topic, TOPIC, {"partitions": 5})
+    rig.run()
+    assert rig.files.names(DATA / TOPIC) == ["0", "1", "2", "topic.json"]
+    rig.workers.hold = False
+    assert rig.workers.release() == 1
+    rig.run()
+    assert len(grown.get().partitions) == rig.engine.topics.partition_count == 5
+    rig.reopen()
+    assert len(rig.engine.topics.find(TOPIC).partitions) == 5
+
+
+def test_many_partitions_cost_no_more_syncs_than_one() -> None:
+    """A sync takes a millisecond, and a topic has up to thousands of partitions."""
+    counts = []
+    for partitions in (1, 100):
+        files = FaultyFiles(SimulatedFiles())
+        rig = Rig(files)
+        rig.open()
+        before = files.counts["sync"] + files.counts["sync_directory"]
+        rig.wait(rig.engine.create_topic_later, TOPIC, TopicSettings(partitions=partitions))
+        counts.append(files.counts["sync"] + files.counts["sync_directory"] - before)
+    assert counts[0] == counts[1]
+
+
+def test_a_worker_that_fails_leaves_nothing(rig: Rig) -> None:
+    """Neither a topic nor taken partitions; and it works later."""
+    for number in range(1, 100):
+        files = FaultyFiles(SimulatedFiles())
+        rig = Rig(files)
+        rig.open()
+        fault = files.fail(None, number, errno.ENOSPC, repeat=True)
+        try:
+            rig.wait(rig.engine.create_topic_later, TOPIC, TopicSettings(partitions=2))
+        except StorageFull:
+            pass
+        else:
+            assert fault.hits == 0
+            break
+        assert (names(rig), rig.engine.topics.partition_count) == ([], 0)
+        files.heal()
+        rig.publish(TOPIC, b"x")
+    assert number > 5
+
+
+def test_closing_waits_for_a_worker(rig: Rig) -> None:
+    """Nobody else may open the directory while a topic is being made in it."""
+    rig.open()
+    rig.workers.hold = True
+    made = rig.ask(rig.engine.create_topic_later, TOPIC, TopicSettings(partitions=2))
+    closed: list[bool] = []
+    rig.engine.close(lambda: closed.append(True))
+    rig.workers.hold = False
+    rig.run()
+    assert (closed, made.calls) == ([], 0)
+    rig.workers.release()
+    rig.run()
+    assert (closed, made.calls) == ([True], 1)
+    rig.abandon()
+    assert names(rig) == [TOPIC]
+
+
 # --- changing -----------------------------------------------------------------------------------
 def test_partitions_grow_and_never_shrink(rig: Rig) -> None:
     """New ones are empty and durable; fewer, or another kind of storage, is refused."""
     rig.numbers(1)
-    rig.engine.change_topic(TOPIC, {"partitions": 3, "retention_hours": None})
+    rig.wait(rig.engine.change_topic, TOPIC, {"partitions": 3, "retention_hours": None})
     assert rig.publish(TOPIC, b"x", partition=2).offset == 0
     rig.crash()
     topic = rig.engine.topics.find(TOPIC)
@@ -161,10 +238,10 @@ def test_partitions_grow_and_never_shrink(rig: Rig) -> None:
     assert topic.end_offsets() == [1, 0, 1]
     for change in ({"partitions": 2}, {"durable": False}):
         with pytest.raises(Conflict) as caught:
-            rig.engine.change_topic(TOPIC, change)
+            rig.wait(rig.engine.change_topic, TOPIC, change)
         assert caught.value.code == "topic_settings_fixed"
     with pytest.raises(TopicNotFound):
-        rig.engine.change_topic("nothing", {})
+        rig.wait(rig.engine.change_topic, "nothing", {})
 
 
 def test_a_change_that_fails_changes_nothing() -> None:
@@ -175,7 +252,7 @@ def test_a_change_that_fails_changes_nothing() -> None:
         rig.numbers(1)
         files.fail(None, number, repeat=True)
         try:
-            rig.engine.change_topic(TOPIC, {"partitions": 2, "message_ttl_ms": 5})
+            rig.wait(rig.engine.change_topic, TOPIC, {"partitions": 2, "message_ttl_ms": 5})
         except StorageFailed:
             pass
         else:

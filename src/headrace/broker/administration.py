@@ -106,18 +106,28 @@ class Administration:
 
     # --- topics -----------------------------------------------------------------------------
     async def create_topic(self, topic: str, settings: dict[str, Any]) -> TopicStats:
+        await self._unchanged(topic)
         existing = self.engine.topics.get(topic)
         if existing is not None and existing.settings.but(settings) == existing.settings:
             return self._topic(existing)
         chosen = self.engine.topics.defaults.but(settings)
         self.permissions.need_to_create(topic, chosen.partitions)
-        made = self.engine.create_topic(topic, chosen)
+        made: Topic = await answer(self.engine.create_topic_later, topic, chosen)
         return New(self._topic(made))  # type: ignore[return-value]
 
     async def change_topic(self, topic: str, settings: dict[str, Any]) -> TopicStats:
         if "partitions" in settings:
             self.permissions.need_to_create(topic, settings["partitions"])
-        return self._topic(self.engine.change_topic(topic, settings))
+        await self._unchanged(topic)
+        changed: Topic = await answer(self.engine.change_topic, topic, settings)
+        return self._topic(changed)
+
+    async def _unchanged(self, topic: str) -> None:
+        """Wait while a worker creates or changes the topic for somebody else."""
+        while (when := self.engine.topics.when_unchanged(topic)) is not None:
+            unchanged = asyncio.Event()
+            when(unchanged.set)
+            await unchanged.wait()
 
     def _topic(self, topic: Topic) -> TopicStats:
         stats = topic_stats(self.engine, topic)
@@ -127,6 +137,7 @@ class Administration:
         return stats
 
     async def delete_topic(self, topic: str) -> None:
+        await self._unchanged(topic)
         await done(self.engine.delete_topic, topic)
 
     async def list_topics(self) -> list[TopicStats]:
