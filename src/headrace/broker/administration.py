@@ -23,12 +23,14 @@ from headrace.access.rules import AccessRules
 from headrace.broker import positions as places
 from headrace.broker.engine import Engine
 from headrace.broker.permissions import Permissions
+from headrace.broker.subscription import Subscription
 from headrace.broker.topic import Topic
 from headrace.errors import HeadraceError, MessageNotFound
 from headrace.facade import settle
 from headrace.log.interface import completed
 from headrace.model import (
     DEAD_LETTER_SUFFIX,
+    INTERNAL_PREFIX,
     DeadLetter,
     Message,
     ProducerIdentity,
@@ -132,7 +134,7 @@ class Administration:
     def _topic(self, topic: Topic) -> TopicStats:
         stats = topic_stats(self.engine, topic)
         if not self.caller.unlimited:
-            seen = filter(self.permissions.sees, self.engine.subscriptions(topic.name))
+            seen = filter(self.permissions.sees, topic_subscriptions(topic))
             stats["subscriptions"] = [subscription.name for subscription in seen]
         return stats
 
@@ -145,7 +147,12 @@ class Administration:
         found = {
             t.name: t for t in self.engine.topics if not t.name.startswith("__") and sees(t.name)
         }
-        return [self._topic(found[name]) for name in sorted(found)]
+        topics = [found[name] for name in sorted(found)]
+        return [
+            self._topic(topic)
+            async for topic in self.engine.pace.each(topics)
+            if self.engine.topics.get(topic.name) is topic  # not deleted meanwhile
+        ]
 
     async def topic_stats(self, topic: str, create: bool) -> TopicStats:
         if create and not self.caller.unlimited:
@@ -189,7 +196,7 @@ class Administration:
 
     async def subscriptions(self, topic: str | None) -> list[SubscriptionStats]:
         seen = filter(self.permissions.sees, self.engine.subscriptions(topic))
-        return [subscription.statistics() for subscription in seen]
+        return [each.statistics() async for each in self.engine.pace.each(seen)]
 
     async def subscription_stats(self, subscription: str, topic: str | None) -> SubscriptionStats:
         return self.permissions.subscription(subscription, topic).statistics()
@@ -580,6 +587,15 @@ def _shown(rules: AccessRules, name: str) -> dict[str, Any]:
     return management.user_info(rules, user)
 
 
+def topic_subscriptions(topic: Topic) -> list[Subscription]:
+    """Those that users made, also by a wildcard. The broker may have a hundred thousand on other topics."""
+    return [
+        watcher
+        for watcher in topic.partitions[0].watchers
+        if isinstance(watcher, Subscription) and not watcher.name.startswith(INTERNAL_PREFIX)
+    ]
+
+
 def topic_stats(engine: Engine, topic: Topic) -> TopicStats:
     partitions: list[PartitionStats] = [
         {
@@ -597,7 +613,7 @@ def topic_stats(engine: Engine, topic: Topic) -> TopicStats:
         "messages": sum(p["end_offset"] - p["start_offset"] for p in partitions),
         "bytes": topic.size_bytes(),
         "backlog": engine.publishing.backlog(topic),
-        "subscriptions": [s.name for s in engine.subscriptions(topic.name)],
+        "subscriptions": [subscription.name for subscription in topic_subscriptions(topic)],
         "durability": topic.settings.durability if topic.settings.durable else "memory",
         "created": topic.created_ms,
         "settings": topic.settings.as_dict(),

@@ -237,9 +237,9 @@ class Cursor:
         return doubted
 
     # --- asking -----------------------------------------------------------------------------
-    def undone(self, stop: int) -> Iterator[int]:
-        """Offsets from the position up to ``stop`` that are not done, in order."""
-        offset = self.position
+    def undone(self, stop: int, start: int = 0) -> Iterator[int]:
+        """Offsets from the position, or from ``start`` on, up to ``stop`` that are not done, in order."""
+        offset = max(self.position, start)
         while offset < stop:
             chunk = self._chunks.get(offset >> CHUNK_BITS)
             end = min(stop, (offset | _LOW) + 1)
