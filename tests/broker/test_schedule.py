@@ -24,7 +24,7 @@ def rig() -> Rig:
 
 
 def waiting(rig: Rig, topic: str | None = None) -> list[tuple[str, int]]:
-    return [(s.topic, s.deliver_at) for s in rig.engine.schedule.waiting(topic)]
+    return [(s.topic, s.deliver_at) for s in rig.engine.schedule.listing(topic).collect()]
 
 
 # --- when ---------------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ def test_cancelled_by_its_id(rig: Rig) -> None:
     own = rig.publish(TOPIC, b"b", delay=10, ids=[OWN]).id
     rig.publish(TOPIC, b"c", delay=10)
     assert str(own) == OWN
-    assert own in [scheduled.id for scheduled in rig.engine.schedule.waiting()]
+    assert own in [scheduled.id for scheduled in rig.engine.schedule.listing().collect()]
     for message_id in (derived, own):
         rig.wait(rig.engine.schedule.cancel, message_id)
         with pytest.raises(MessageNotFound) as caught:
@@ -165,7 +165,7 @@ def test_an_id_that_waits_already_is_not_scheduled_again(rig: Rig) -> None:
     again = rig.publish(TOPIC, b"first", delay=5, ids=[OWN])
     assert (first.duplicate, again.duplicate) == (False, True)
     assert first.id == again.id == uuid.UUID(OWN)
-    assert len(rig.engine.schedule.waiting()) == 1
+    assert len(rig.engine.schedule.listing().collect()) == 1
     rig.advance(20)
     assert rig.values() == [b"first"]
 
@@ -187,7 +187,7 @@ def test_listed_soonest_first(rig: Rig) -> None:
     now = rig.clock.now_ms()
     assert waiting(rig) == [("b", now + 10_000), ("a", now + 20_000), ("a", now + 30_000)]
     assert waiting(rig, "a") == [("a", now + 20_000), ("a", now + 30_000)]
-    assert len(rig.engine.schedule.waiting(limit=1)) == 1
+    assert len(rig.engine.schedule.listing(limit=1).collect()) == 1
 
 
 def test_the_topic_is_deleted(rig: Rig) -> None:

@@ -376,7 +376,8 @@ class Administration:
     # --- delayed messages -------------------------------------------------------------------
     async def scheduled(self, topic: str | None, limit: int) -> list[Scheduled]:
         may = None if self.caller.unlimited else self._browses
-        return await completed(lambda: self.engine.schedule.waiting(topic, limit, may))
+        listing = await completed(lambda: self.engine.schedule.listing(topic, limit, may))
+        return await completed(listing.collect)
 
     async def cancel(self, id: uuid.UUID) -> None:
         if not self.caller.unlimited:

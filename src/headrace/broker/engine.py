@@ -352,16 +352,20 @@ class Engine:
                 self.state.forget(cursor)
             if subscription.pattern == name:
                 self._remove(subscription, TopicNotFound(f"topic {name!r} was deleted"))
-        self.schedule.forget_topic(name)
+        under_way = 2
 
-        def deleted() -> None:
-            self.state.flush(flushed)
+        def done_one() -> None:
+            nonlocal under_way
+            under_way -= 1
+            if under_way == 0:
+                self.state.flush(flushed)
 
         def flushed(error: HeadraceError | None) -> None:
             # A journal that finds no room is written later; the topic is gone all the same.
             done(error if isinstance(error, OutcomeUnknown) else deletion.unsure)
 
-        self.topics.delete(topic, deletion, deleted)
+        self.schedule.forget_topic(name, done_one)
+        self.topics.delete(topic, deletion, done_one)
 
     def topic_for_publish(self, name: str) -> Topic:
         topic = self.topics.get(name)
