@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from headrace import limits
+from headrace.broker import pace
 from headrace.errors import (
     Conflict,
     DirectoryLocked,
@@ -611,6 +613,39 @@ def test_groups_of_a_deleted_topic_do_not_meet_its_namesake(rig: Rig) -> None:
     rig.open()
     assert rig.join(rig.engine.subscription("wide")).offsets == [0, 1, 2]
     assert GROUP not in [s.name for s in rig.engine.subscriptions()]
+
+
+def test_many_subscriptions_go_in_turns(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The topic is gone at once; its name is free when the last of them is gone."""
+    rig.numbers(3)
+    for number in range(5):
+        rig.subscribe(f"group-{number}")
+    rig.subscribe("wide", "*")
+    rig.flush()
+    left: list[Callable[[], object]] = []
+    monkeypatch.setattr(pace, "PIECE_S", -1.0)
+    monkeypatch.setattr(rig.engine.pace, "soon", left.append)
+    deleted = rig.ask(rig.engine.delete_topic, TOPIC)
+    turns = 0
+    while left:
+        rig.run()
+        assert (deleted.calls, names(rig)) == (0, [])
+        with pytest.raises(QueueFull) as caught:
+            rig.offer(TOPIC, rig.columns([b"x"]))
+        assert caught.value.code == "topic_changing"
+        rig.engine.state._rewrite_due = True  # the journal is rewritten meanwhile
+        rig.flush()
+        left.pop()()
+        turns += 1
+    rig.run()
+    assert turns == 6
+    assert (deleted.calls, deleted.error) == (1, None)
+    assert [s.name for s in rig.engine.subscriptions()] == ["wide"]
+    monkeypatch.undo()
+    rig.numbers(1)
+    rig.crash()
+    assert [s.name for s in rig.engine.subscriptions()] == ["wide"]
+    assert rig.engine.subscription("wide").lag() == 1
 
 
 # --- topics that nobody creates on purpose --------------------------------------------------------

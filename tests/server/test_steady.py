@@ -221,12 +221,14 @@ def test_thousands_of_partitions_are_made_by_a_worker(steady: Steady) -> None:
 def test_long_lists_are_made_in_turns(server: RunningServer) -> None:
     """All subscriptions, over each protocol."""
     server.call(lambda: server.engine.create_topic("orders"))
-    for start in range(0, 10_000, 500):
-        server.call(lambda start=start: subscribe(server, range(start, start + 500)))
+    for start in range(0, 10_000, 100):
+        server.call(lambda start=start: subscribe(server, range(start, start + 100)))
     with server.client() as client, closing(Http(server.http_address)) as http:
         assert len(client.subscriptions()) == 10_000
         assert len(http.ask("GET", "/subscriptions").json) == 10_000
         assert len(client.list_topics()[0]["subscriptions"]) == 10_000
+        client.delete_topic("orders")
+        assert client.subscriptions() == []
 
 
 def subscribe(server: RunningServer, numbers: range) -> None:

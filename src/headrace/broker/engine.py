@@ -30,6 +30,7 @@ from headrace.broker.attempts import first_reserve
 from headrace.broker.audit import Audit
 from headrace.broker.cursor import Cursor
 from headrace.broker.dead_letters import DeadLetters
+from headrace.broker.deleting import delete_topic
 from headrace.broker.delivery import Sink
 from headrace.broker.events import Events
 from headrace.broker.follower import Follower
@@ -54,7 +55,6 @@ from headrace.errors import (
     InvalidArgument,
     MessageNotFound,
     OffsetOutOfRange,
-    OutcomeUnknown,
     QueueFull,
     StorageFailed,
     SubscriptionNotFound,
@@ -233,8 +233,11 @@ class Engine:
         for subscription in self._subscriptions.values():
             payloads.append(self._definition(subscription))
             for cursor in subscription.cursors.values():
-                incarnation = self.topics.find(cursor.partition.topic).incarnation
-                payloads.append(entries.number_cursor(cursor, subscription.number, incarnation))
+                topic = self.topics.get(cursor.partition.topic)
+                if topic is None:
+                    continue  # it is being deleted
+                number = subscription.number
+                payloads.append(entries.number_cursor(cursor, number, topic.incarnation))
                 payloads.append(cursor.snapshot())
                 if cursor.reserved or cursor.doubts:
                     payloads.append(entries.reserve(cursor))
@@ -341,31 +344,7 @@ class Engine:
     def delete_topic(self, name: str, done: Done) -> None:
         """The topic, its records and the subscriptions over it alone are gone."""
         self.check_open()
-        check_topic_name(name)
-        topic = self.topics.find(name)
-        deletion = self.topics.storage.delete(topic.record)
-        self.events.ended(topic)
-        for follower in self.open_followers():
-            follower.detach(name)
-        for subscription in list(self._subscriptions.values()):
-            for cursor in subscription.detach(name):
-                self.state.forget(cursor)
-            if subscription.pattern == name:
-                self._remove(subscription, TopicNotFound(f"topic {name!r} was deleted"))
-        under_way = 2
-
-        def done_one() -> None:
-            nonlocal under_way
-            under_way -= 1
-            if under_way == 0:
-                self.state.flush(flushed)
-
-        def flushed(error: HeadraceError | None) -> None:
-            # A journal that finds no room is written later; the topic is gone all the same.
-            done(error if isinstance(error, OutcomeUnknown) else deletion.unsure)
-
-        self.schedule.forget_topic(name, done_one)
-        self.topics.delete(topic, deletion, done_one)
+        delete_topic(self, name, done)
 
     def topic_for_publish(self, name: str) -> Topic:
         topic = self.topics.get(name)
@@ -582,12 +561,12 @@ class Engine:
     def unsubscribe(self, subscription: Subscription, done: Done) -> None:
         """Delete it, with its position."""
         self.check_open()
-        self._remove(
+        self.remove(
             subscription, SubscriptionNotFound(f"subscription {subscription.name!r} was deleted")
         )
         self.state.flush(done)
 
-    def _remove(self, subscription: Subscription, error: HeadraceError) -> None:
+    def remove(self, subscription: Subscription, error: HeadraceError) -> None:
         self.events.ended(subscription)
         del self._subscriptions[subscription.key]
         self._unstored.discard(subscription.key)
@@ -623,9 +602,15 @@ class Engine:
             )
         partitions = [cursor.partition for cursor in chosen]
         targets = self.resolve_all(partitions, where, time_ms=time_ms)
-        for cursor in chosen:
-            subscription.seek(cursor, targets[cursor.partition])
-        self.state.flush(done)
+
+        def seek(cursor: Cursor) -> None:
+            if (
+                subscription.cursors.get((cursor.partition.topic, cursor.partition.number))
+                is cursor
+            ):
+                subscription.seek(cursor, targets[cursor.partition])
+
+        self.pace.go_through(chosen, seek, lambda: self.state.flush(done))
 
     def follow(
         self,

@@ -66,6 +66,23 @@ class Pace:
             if queue:
                 self._loop.call_soon(self._run)
 
+    def go_through(
+        self, items: Iterable[Item], do: Callable[[Item], object], done: Callable[[], object]
+    ) -> None:
+        """``do`` it for each item: the first of them now, the rest in later turns. Then ``done``."""
+        left = iter(items)
+
+        def step() -> None:
+            deadline = self.deadline()
+            for item in left:
+                do(item)
+                if self.is_past(deadline):
+                    self.soon(step)
+                    return
+            done()
+
+        step()
+
     async def each(self, items: Iterable[Item]) -> AsyncIterator[Item]:
         """The items; others have their turn in between whenever a piece has lasted long enough."""
         deadline = self.deadline()

@@ -4,7 +4,7 @@
 accepted, and how many partitions there may be.
 
 A topic with thousands of partitions takes the disk a second, so ``create_later`` and ``change_later`` leave
-that to a worker. Meanwhile the topic is *changing*: nothing else changes or deletes it (``when_unchanged``),
+that to a worker; a deletion takes turns of the loop (``deleting.py``). Meanwhile the topic is *changing*: nothing else changes or deletes it (``when_unchanged``),
 and publishes do not create it. What publishing creates, and the broker's own topics, are created at once.
 """
 
@@ -49,7 +49,7 @@ class Topics:
         self.storage = storage
         self._workers = workers
         self._changing: dict[str, list[Callable[[], None]]] = {}
-        """Topics that a worker creates or changes -> who waits for the end of that."""
+        """Topics that are being created, changed or deleted -> who waits for the end of that."""
         self.defaults = defaults
         self._clock, self._random = clock, random
         self._topics: dict[str, Topic] = {}
@@ -141,7 +141,8 @@ class Topics:
         check_topic_name(name, internal=internal)
         if name in self._changing and name not in self._topics:
             raise QueueFull(
-                f"topic {name!r} is being created; try again in a moment", code="topic_changing"
+                f"topic {name!r} is being created or deleted; try again in a moment",
+                code="topic_changing",
             )
         if name in self._topics:
             raise Conflict(
@@ -237,12 +238,18 @@ class Topics:
             )
         self._check_partitions(added)
 
-    def delete(self, topic: Topic, deletion: Deletion, done: Callable[[], None]) -> None:
-        """Remove it at once; storage, which has agreed to it, frees the space later."""
+    def begin_deletion(self, topic: Topic) -> None:
+        """Remove it at once; its name stays taken until ``end_deletion``."""
         del self._topics[topic.name]
         del self._by_hash[topic.hash]
         self._partitions -= len(topic.partitions)
+        self._changing[topic.name] = []
         self._changed()
+
+    def end_deletion(self, topic: Topic, deletion: Deletion, done: Callable[[], None]) -> None:
+        """Close it; storage, which has agreed to the deletion, frees the space later."""
+        for go_on in self._changing.pop(topic.name):
+            go_on()
         logs = [partition.log for partition in topic.partitions]
         _close(logs, lambda: deletion.finish(done))
 
