@@ -313,6 +313,8 @@ class Cursor:
         return payload
 
     def snapshot(self) -> bytes:
+        if not self._chunks and not self.attempts:  # as most are, and there may be a hundred thousand
+            return b"C" + _DELTA.pack(self.number, 1, self.position, 0, 0)
         return self._pack(1, self.runs(), self.attempts)
 
     def _pack(self, reset: int, runs: list[list[int]], attempts: dict[int, int]) -> bytes:
