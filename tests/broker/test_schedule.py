@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from headrace import limits
+from headrace.broker import pace, schedule
 from headrace.broker.schedule import LOOK_AGAIN_S, ROUND_MAX
 from headrace.broker.schedule import TOPIC as HOME
 from headrace.errors import InvalidArgument, MessageNotFound, QueueFull
+from headrace.log.interface import ReadPending
 from headrace.model import TopicSettings
 from tests.broker.rig import DATA, TOPIC, Inbox, Rig, damage, flip
 from tests.fakes import FaultyFiles, SimulatedFiles
@@ -42,6 +44,32 @@ def test_it_comes_when_its_time_comes(rig: Rig) -> None:
     assert message.id == receipt.id
     assert (message.topic, message.offset) == (TOPIC, 0)
     assert len(rig.engine.schedule) == 0
+
+
+def test_many_are_listed_and_forgotten_in_turns(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only those of the deleted topic, and not those of a later one of the same name; none is published."""
+    for number in range(6):
+        rig.publish(TOPIC if number % 2 else "other", b"%d" % number, delay=20 - number)
+    monkeypatch.setattr(pace, "PIECE_S", -1.0)
+    monkeypatch.setattr(schedule, "LOOKED_AT_ONCE", 1)
+    listing = rig.engine.schedule.listing(limit=3)
+    with pytest.raises(ReadPending):
+        listing.collect()
+    now = rig.clock.now_ms()
+    assert [s.deliver_at - now for s in rig.complete(listing.collect)] == [15_000, 16_000, 17_000]
+    rig.engine.create_topic(TOPIC)
+    left: list[Any] = []
+    monkeypatch.setattr(rig.engine.pace, "soon", left.append)
+    deleted = rig.ask(rig.engine.delete_topic, TOPIC)
+    monkeypatch.undo()
+    rig.advance(30)  # all are due
+    assert (deleted.calls, rig.engine.topics.get(TOPIC)) == (0, None)
+    (go_on,) = left
+    go_on()
+    rig.run()
+    assert (deleted.calls, rig.engine.topics.get(TOPIC)) == (1, None)
+    assert len(rig.engine.schedule) == 0
+    assert sorted(rig.values("other")) == [b"0", b"2", b"4"]
 
 
 def test_a_time_that_is_past_is_now(rig: Rig) -> None:

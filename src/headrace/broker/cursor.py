@@ -313,7 +313,9 @@ class Cursor:
         return payload
 
     def snapshot(self) -> bytes:
-        if not self._chunks and not self.attempts:  # as most are, and there may be a hundred thousand
+        if (
+            not self._chunks and not self.attempts
+        ):  # as most are, and there may be a hundred thousand
             return b"C" + _DELTA.pack(self.number, 1, self.position, 0, 0)
         return self._pack(1, self.runs(), self.attempts)
 

@@ -583,6 +583,8 @@ class ScheduledListing:
         self._soonest: list[tuple[int, int, _Waiting]] = []
         self._latest = math.inf
         """When the last of the soonest so far is due; later ones are left out."""
+        self._left: Iterator[tuple[int, int, _Waiting]] | None = None
+        self._found: list[Scheduled] = []
 
     def collect(self) -> list[Scheduled]:
         deadline = self._pace.deadline()
@@ -599,10 +601,14 @@ class ScheduledListing:
                 self._latest = soonest[-1][0] if soonest else -1
             if self._pace.is_past(deadline):
                 raise ReadPending(self._pace.soon)
-        soonest.sort()
-        return [
-            Scheduled(w.id, w.control["topic"], w.deliver_at) for _, _, w in soonest[: self._limit]
-        ]
+        if self._left is None:
+            soonest.sort()
+            self._left = iter(soonest[: self._limit])
+        for deliver_at, _, waiting in self._left:
+            self._found.append(Scheduled(waiting.id, waiting.control["topic"], deliver_at))
+            if self._pace.is_past(deadline):
+                raise ReadPending(self._pace.soon)
+        return self._found
 
 
 def _control(
