@@ -1,12 +1,13 @@
 """Dead letters: listed, shown, edited, redriven and purged, and all of that over restarts."""
 
 import math
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
 import pytest
 
-from headrace.broker import dead_letters
+from headrace.broker import dead_letters, pace
 from headrace.broker.administration import Administration
 from headrace.errors import (
     InvalidArgument,
@@ -15,6 +16,7 @@ from headrace.errors import (
     StorageFull,
     SubscriptionNotFound,
 )
+from headrace.log.interface import ReadPending
 from headrace.model import DeadLetter, TopicSettings
 from headrace.operations.catalog import OPERATIONS
 from tests.broker.rig import GROUP, TOPIC, Rig
@@ -48,6 +50,42 @@ def test_letters_are_listed_oldest_first_and_in_pages() -> None:
     assert offsets(rig.letters(after=2, limit=3)) == [3, 4, 5]
     assert offsets(rig.letters(where=lambda letter: letter.reason == "odd")) == [1, 3, 5, 7, 9]
     assert rig.engine.dead_letters.topics() == [(f"{GROUP}.dlq", 10)]
+
+
+def test_letters_are_looked_through_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page is collected in pieces; so is the search for one letter among all."""
+    rig = with_letters(10)
+    pieces = 0
+
+    def soon(work: Callable[[], object]) -> None:
+        nonlocal pieces
+        pieces += 1
+        rig.loop.call_soon(work)
+
+    monkeypatch.setattr(pace, "PIECE_S", -1.0)
+    monkeypatch.setattr(rig.engine.pace, "soon", soon)
+    listing = rig.engine.dead_letters.listing(GROUP)
+    with pytest.raises(ReadPending):
+        listing.collect()
+    assert offsets(rig.complete(listing.collect)) == list(range(10))
+    before = pieces
+    redriven = rig.wait(
+        rig.engine.dead_letters.redrive, GROUP, where=lambda letter: letter.offset == 9
+    )
+    assert redriven["redriven"] == 1
+    assert pieces >= before + 9
+
+
+def test_all_are_purged_also_where_some_are_done() -> None:
+    """Those that are stored later stay."""
+    rig = with_letters(6)
+    assert rig.wait(rig.engine.dead_letters.purge, GROUP, [1, 4]) == 2
+    assert rig.wait(rig.engine.dead_letters.purge, GROUP, None) == 4
+    assert rig.letters() == []
+    rig.publish(f"{GROUP}.dlq", b"by hand")
+    assert offsets(rig.letters()) == [6]
+    rig.crash()
+    assert offsets(rig.letters()) == [6]
 
 
 def test_by_the_name_of_the_group_or_of_the_topic() -> None:

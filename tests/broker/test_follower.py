@@ -38,7 +38,7 @@ def test_a_wildcard_and_what_comes_later(rig: Rig) -> None:
     """Topics and partitions made later are followed from their first record."""
     inbox = rig.follow("orders.*")
     rig.numbers(1, topic="orders.eu")
-    rig.engine.change_topic("orders.eu", {"partitions": 2})
+    rig.wait(rig.engine.change_topic, "orders.eu", {"partitions": 2})
     rig.publish("orders.eu", b"p1", partition=1)
     rig.numbers(1, topic="users")
     assert [(m.topic, m.partition) for m in inbox.messages] == [("orders.eu", 0), ("orders.eu", 1)]

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from headrace.broker.pace import TURN_S, Pace
+from headrace.broker.pace import PIECE_S, TURN_S, Pace
 from headrace.clock import Clock
 from tests.fakes import FakeLoop
 
@@ -91,3 +91,31 @@ def test_a_cancelled_coroutine_is_no_error() -> None:
         await pace.turn()
 
     asyncio.run(run())
+
+
+def test_items_are_gone_through_in_pieces(clock: Ticking) -> None:
+    """The first piece at once, the others in later turns, and ``done`` after the last item."""
+    loop, done = FakeLoop(), []
+    pace = Pace(loop, clock)
+
+    def do(item: int) -> None:
+        clock.now += PIECE_S * 0.6
+        done.append(item)
+
+    pace.go_through(range(5), do, lambda: done.append("end"))
+    assert done == [0, 1]
+    loop.run_until_idle()
+    assert done == [0, 1, 2, 3, 4, "end"]
+
+
+def test_a_coroutine_goes_through_items_in_pieces(clock: Ticking) -> None:
+    async def run() -> list[object]:
+        loop, seen = asyncio.get_running_loop(), []
+        async for item in Pace(loop, clock).each(range(4)):
+            seen.append(item)
+            if item == 0:
+                loop.call_soon(seen.append, "others")
+            clock.now += PIECE_S * 0.6
+        return seen
+
+    assert asyncio.run(run()) == [0, 1, "others", 2, 3]

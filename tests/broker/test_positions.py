@@ -212,7 +212,7 @@ def test_a_wildcard_is_advanced_by_topic_also_in_a_partition_just_added() -> Non
     rig.numbers(2, "orders.eu")
     rig.subscribe("spark", "orders.*")
     rig.numbers(3, "orders.us")
-    rig.engine.change_topic("orders.eu", {"partitions": 2})
+    rig.wait(rig.engine.change_topic, "orders.eu", {"partitions": 2})
     rig.numbers(4, "orders.eu", partition=1)
     advance(rig, {"orders.eu": {0: 2, 1: 3}, "orders.us": {0: 3}}, "spark")
     assert rig.engine.subscription("spark").lag() == 1

@@ -378,7 +378,7 @@ def test_a_bound_on_a_durable_topic(rig: Rig) -> None:
     inbox = rig.join(group)
     inbox.ack(*inbox.take())
     rig.publish(TOPIC, *[b"z"] * 5)
-    rig.engine.change_topic(TOPIC, {"max_queue_size": None})
+    rig.wait(rig.engine.change_topic, TOPIC, {"max_queue_size": None})
     rig.publish(TOPIC, *[b"z"] * 50)
 
 
@@ -470,7 +470,9 @@ def test_a_plan_on_another_number_of_partitions_is_refused() -> None:
     rig.workers.hold = True
     first = rig.offer(TOPIC, batches[0], **placing[0])
     rig.run()
-    rig.engine.change_topic(TOPIC, {"partitions": 3})
+    rig.workers.hold = False
+    rig.wait(rig.engine.change_topic, TOPIC, {"partitions": 3})
+    rig.workers.hold = True
     repeated = rig.offer(TOPIC, encode(rig.columns([b"0"])), **placing[0])
     refused = rig.offer(TOPIC, batches[1], **placing[1])
     rig.run()

@@ -23,7 +23,7 @@ def segmented(count: int = 5, **settings: Any) -> Rig:
             rig.roll()
         rig.publish(TOPIC, b"%d" % number * 100)
     assert len(rig.segments()) == count
-    rig.engine.change_topic(TOPIC, settings)
+    rig.wait(rig.engine.change_topic, TOPIC, settings)
     return rig
 
 
@@ -48,7 +48,7 @@ def test_by_bytes() -> None:
     """The oldest closed segments go until the rest is small enough."""
     rig = segmented()
     each = rig.log().size_bytes() // 5
-    rig.engine.change_topic(TOPIC, {"retention_bytes": 3 * each})
+    rig.wait(rig.engine.change_topic, TOPIC, {"retention_bytes": 3 * each})
     look(rig)
     assert rig.segments() == [2, 3, 4]
     assert rig.engine.retention.deleted_bytes == 2 * each

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from headrace import limits
+from headrace.broker import pace, schedule
 from headrace.broker.schedule import LOOK_AGAIN_S, ROUND_MAX
 from headrace.broker.schedule import TOPIC as HOME
 from headrace.errors import InvalidArgument, MessageNotFound, QueueFull
+from headrace.log.interface import ReadPending
 from headrace.model import TopicSettings
 from tests.broker.rig import DATA, TOPIC, Inbox, Rig, damage, flip
 from tests.fakes import FaultyFiles, SimulatedFiles
@@ -24,7 +26,7 @@ def rig() -> Rig:
 
 
 def waiting(rig: Rig, topic: str | None = None) -> list[tuple[str, int]]:
-    return [(s.topic, s.deliver_at) for s in rig.engine.schedule.waiting(topic)]
+    return [(s.topic, s.deliver_at) for s in rig.engine.schedule.listing(topic).collect()]
 
 
 # --- when ---------------------------------------------------------------------------------------
@@ -42,6 +44,32 @@ def test_it_comes_when_its_time_comes(rig: Rig) -> None:
     assert message.id == receipt.id
     assert (message.topic, message.offset) == (TOPIC, 0)
     assert len(rig.engine.schedule) == 0
+
+
+def test_many_are_listed_and_forgotten_in_turns(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only those of the deleted topic, and not those of a later one of the same name; none is published."""
+    for number in range(6):
+        rig.publish(TOPIC if number % 2 else "other", b"%d" % number, delay=20 - number)
+    monkeypatch.setattr(pace, "PIECE_S", -1.0)
+    monkeypatch.setattr(schedule, "LOOKED_AT_ONCE", 1)
+    listing = rig.engine.schedule.listing(limit=3)
+    with pytest.raises(ReadPending):
+        listing.collect()
+    now = rig.clock.now_ms()
+    assert [s.deliver_at - now for s in rig.complete(listing.collect)] == [15_000, 16_000, 17_000]
+    rig.engine.create_topic(TOPIC)
+    left: list[Any] = []
+    monkeypatch.setattr(rig.engine.pace, "soon", left.append)
+    deleted = rig.ask(rig.engine.delete_topic, TOPIC)
+    monkeypatch.undo()
+    rig.advance(30)  # all are due
+    assert (deleted.calls, rig.engine.topics.get(TOPIC)) == (0, None)
+    (go_on,) = left
+    go_on()
+    rig.run()
+    assert (deleted.calls, rig.engine.topics.get(TOPIC)) == (1, None)
+    assert len(rig.engine.schedule) == 0
+    assert sorted(rig.values("other")) == [b"0", b"2", b"4"]
 
 
 def test_a_time_that_is_past_is_now(rig: Rig) -> None:
@@ -131,7 +159,7 @@ def test_cancelled_by_its_id(rig: Rig) -> None:
     own = rig.publish(TOPIC, b"b", delay=10, ids=[OWN]).id
     rig.publish(TOPIC, b"c", delay=10)
     assert str(own) == OWN
-    assert own in [scheduled.id for scheduled in rig.engine.schedule.waiting()]
+    assert own in [scheduled.id for scheduled in rig.engine.schedule.listing().collect()]
     for message_id in (derived, own):
         rig.wait(rig.engine.schedule.cancel, message_id)
         with pytest.raises(MessageNotFound) as caught:
@@ -165,7 +193,7 @@ def test_an_id_that_waits_already_is_not_scheduled_again(rig: Rig) -> None:
     again = rig.publish(TOPIC, b"first", delay=5, ids=[OWN])
     assert (first.duplicate, again.duplicate) == (False, True)
     assert first.id == again.id == uuid.UUID(OWN)
-    assert len(rig.engine.schedule.waiting()) == 1
+    assert len(rig.engine.schedule.listing().collect()) == 1
     rig.advance(20)
     assert rig.values() == [b"first"]
 
@@ -187,7 +215,7 @@ def test_listed_soonest_first(rig: Rig) -> None:
     now = rig.clock.now_ms()
     assert waiting(rig) == [("b", now + 10_000), ("a", now + 20_000), ("a", now + 30_000)]
     assert waiting(rig, "a") == [("a", now + 20_000), ("a", now + 30_000)]
-    assert len(rig.engine.schedule.waiting(limit=1)) == 1
+    assert len(rig.engine.schedule.listing(limit=1).collect()) == 1
 
 
 def test_the_topic_is_deleted(rig: Rig) -> None:

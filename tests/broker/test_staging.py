@@ -250,7 +250,7 @@ def test_what_stands_against_a_commit_is_found_before_it_is_decided() -> None:
     with pytest.raises(TopicNotFound):
         commit(rig, 0, gone)
     assert "job" not in rig.engine.staging.decisions
-    rig.engine.change_topic("small", {"max_queue_size": 2})
+    rig.wait(rig.engine.change_topic, "small", {"max_queue_size": 2})
     assert commit(rig, 0, full) is True
 
 

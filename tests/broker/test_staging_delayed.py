@@ -45,7 +45,7 @@ def test_they_wait_from_their_commit_on() -> None:
     assert rig.values() == []
     assert commit(rig, 0, *pieces)
     assert rig.values() == [b"at once"]
-    assert [s.topic for s in rig.engine.schedule.waiting()] == [TOPIC, TOPIC]
+    assert [s.topic for s in rig.engine.schedule.listing().collect()] == [TOPIC, TOPIC]
     rig.advance(9)
     assert rig.values() == [b"at once", b"a"]
     rig.advance(10)
@@ -68,7 +68,7 @@ def test_they_keep_key_headers_and_place() -> None:
     rig = Rig(topic={"partitions": 4})
     piece = stage(rig, b"x", b"y", keys=[b"k", None], headers=[{"a": "1"}, None], partition=3)
     commit(rig, 0, piece)
-    first, second = rig.engine.schedule.waiting()
+    first, second = rig.engine.schedule.listing().collect()
     rig.wait(rig.engine.schedule.cancel, second.id)
     rig.advance(10)
     (message,) = rig.read(TOPIC, 3)

@@ -172,7 +172,7 @@ def test_partitions_added_later_are_read(rig: Rig) -> None:
     """A topic that grows is read in its new partitions from their first record on."""
     group = rig.subscribe(start="latest")
     inbox = rig.join(group)
-    rig.engine.change_topic(TOPIC, {"partitions": 3})
+    rig.wait(rig.engine.change_topic, TOPIC, {"partitions": 3})
     for partition in range(3):
         rig.publish(TOPIC, b"x", partition=partition)
     assert [m.partition for m in inbox.take()] == [0, 1, 2]
@@ -233,7 +233,7 @@ def test_the_topics_own_time_to_live(rig: Rig) -> None:
     assert inbox.values == [b"topic's", b"longer"]
     rig.advance(4)
     assert rig.join(rig.subscribe("late")).values == [b"longer"]
-    rig.engine.change_topic(TOPIC, {"message_ttl_ms": None})
+    rig.wait(rig.engine.change_topic, TOPIC, {"message_ttl_ms": None})
     assert rig.join(rig.subscribe("later")).values == [b"topic's", b"longer"]
 
 

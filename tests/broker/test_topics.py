@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from random import Random
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from headrace import limits
+from headrace.broker import pace
 from headrace.errors import (
     Conflict,
     DirectoryLocked,
@@ -98,7 +100,7 @@ def test_bad_settings(rig: Rig, settings: dict[str, Any], code: str) -> None:
     assert next(iter(settings)) in caught.value.message
     topic = rig.engine.create_topic(TOPIC)
     with pytest.raises(InvalidArgument):
-        rig.engine.change_topic(TOPIC, settings)
+        rig.wait(rig.engine.change_topic, TOPIC, settings)
     assert topic.settings == TopicSettings()
 
 
@@ -150,11 +152,88 @@ def test_making_fails_at_every_step_and_leaves_nothing(rig: Rig) -> None:
     assert number > 5
 
 
+# --- by a worker --------------------------------------------------------------------------------
+def test_a_worker_touches_the_disk(rig: Rig) -> None:
+    """Until it has, nobody finds the topic; its name and its partitions are taken all the same."""
+    rig.open()
+    rig.workers.hold = True
+    before = rig.files.names(DATA)
+    made = rig.ask(rig.engine.create_topic_later, TOPIC, TopicSettings(partitions=3))
+    rig.run()
+    assert rig.files.names(DATA) == before
+    assert (made.calls, names(rig), rig.engine.topics.partition_count) == (0, [], 3)
+    with pytest.raises(QueueFull) as caught:
+        rig.offer(TOPIC, rig.columns([b"x"]))
+    assert (caught.value.code, caught.value.retryable) == ("topic_changing", True)
+    assert rig.workers.release() == 1
+    rig.run()
+    assert made.get() is rig.engine.topics.find(TOPIC)
+    grown = rig.ask(rig.engine.change_topic, TOPIC, {"partitions": 5})
+    rig.run()
+    assert rig.files.names(DATA / TOPIC) == ["0", "1", "2", "topic.json"]
+    rig.workers.hold = False
+    assert rig.workers.release() == 1
+    rig.run()
+    assert len(grown.get().partitions) == rig.engine.topics.partition_count == 5
+    rig.reopen()
+    assert len(rig.engine.topics.find(TOPIC).partitions) == 5
+
+
+def test_many_partitions_cost_no_more_syncs_than_one() -> None:
+    """A sync takes a millisecond, and a topic has up to thousands of partitions."""
+    counts = []
+    for partitions in (1, 100):
+        files = FaultyFiles(SimulatedFiles())
+        rig = Rig(files)
+        rig.open()
+        before = files.counts["sync"] + files.counts["sync_directory"]
+        rig.wait(rig.engine.create_topic_later, TOPIC, TopicSettings(partitions=partitions))
+        counts.append(files.counts["sync"] + files.counts["sync_directory"] - before)
+    assert counts[0] == counts[1]
+
+
+def test_a_worker_that_fails_leaves_nothing(rig: Rig) -> None:
+    """Neither a topic nor taken partitions; and it works later."""
+    for number in range(1, 100):
+        files = FaultyFiles(SimulatedFiles())
+        rig = Rig(files)
+        rig.open()
+        fault = files.fail(None, number, errno.ENOSPC, repeat=True)
+        try:
+            rig.wait(rig.engine.create_topic_later, TOPIC, TopicSettings(partitions=2))
+        except StorageFull:
+            pass
+        else:
+            assert fault.hits == 0
+            break
+        assert (names(rig), rig.engine.topics.partition_count) == ([], 0)
+        files.heal()
+        rig.publish(TOPIC, b"x")
+    assert number > 5
+
+
+def test_closing_waits_for_a_worker(rig: Rig) -> None:
+    """Nobody else may open the directory while a topic is being made in it."""
+    rig.open()
+    rig.workers.hold = True
+    made = rig.ask(rig.engine.create_topic_later, TOPIC, TopicSettings(partitions=2))
+    closed: list[bool] = []
+    rig.engine.close(lambda: closed.append(True))
+    rig.workers.hold = False
+    rig.run()
+    assert (closed, made.calls) == ([], 0)
+    rig.workers.release()
+    rig.run()
+    assert (closed, made.calls) == ([True], 1)
+    rig.abandon()
+    assert names(rig) == [TOPIC]
+
+
 # --- changing -----------------------------------------------------------------------------------
 def test_partitions_grow_and_never_shrink(rig: Rig) -> None:
     """New ones are empty and durable; fewer, or another kind of storage, is refused."""
     rig.numbers(1)
-    rig.engine.change_topic(TOPIC, {"partitions": 3, "retention_hours": None})
+    rig.wait(rig.engine.change_topic, TOPIC, {"partitions": 3, "retention_hours": None})
     assert rig.publish(TOPIC, b"x", partition=2).offset == 0
     rig.crash()
     topic = rig.engine.topics.find(TOPIC)
@@ -162,10 +241,10 @@ def test_partitions_grow_and_never_shrink(rig: Rig) -> None:
     assert topic.end_offsets() == [1, 0, 1]
     for change in ({"partitions": 2}, {"durable": False}):
         with pytest.raises(Conflict) as caught:
-            rig.engine.change_topic(TOPIC, change)
+            rig.wait(rig.engine.change_topic, TOPIC, change)
         assert caught.value.code == "topic_settings_fixed"
     with pytest.raises(TopicNotFound):
-        rig.engine.change_topic("nothing", {})
+        rig.wait(rig.engine.change_topic, "nothing", {})
 
 
 def test_a_change_that_fails_changes_nothing() -> None:
@@ -176,7 +255,7 @@ def test_a_change_that_fails_changes_nothing() -> None:
         rig.numbers(1)
         files.fail(None, number, repeat=True)
         try:
-            rig.engine.change_topic(TOPIC, {"partitions": 2, "message_ttl_ms": 5})
+            rig.wait(rig.engine.change_topic, TOPIC, {"partitions": 2, "message_ttl_ms": 5})
         except StorageFailed:
             pass
         else:
@@ -535,6 +614,39 @@ def test_groups_of_a_deleted_topic_do_not_meet_its_namesake(rig: Rig) -> None:
     rig.open()
     assert rig.join(rig.engine.subscription("wide")).offsets == [0, 1, 2]
     assert GROUP not in [s.name for s in rig.engine.subscriptions()]
+
+
+def test_many_subscriptions_go_in_turns(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The topic is gone at once; its name is free when the last of them is gone."""
+    rig.numbers(3)
+    for number in range(5):
+        rig.subscribe(f"group-{number}")
+    rig.subscribe("wide", "*")
+    rig.flush()
+    left: list[Callable[[], object]] = []
+    monkeypatch.setattr(pace, "PIECE_S", -1.0)
+    monkeypatch.setattr(rig.engine.pace, "soon", left.append)
+    deleted = rig.ask(rig.engine.delete_topic, TOPIC)
+    turns = 0
+    while left:
+        rig.run()
+        assert (deleted.calls, names(rig)) == (0, [])
+        with pytest.raises(QueueFull) as caught:
+            rig.offer(TOPIC, rig.columns([b"x"]))
+        assert caught.value.code == "topic_changing"
+        rig.engine.state._rewrite_due = True  # the journal is rewritten meanwhile
+        rig.flush()
+        left.pop()()
+        turns += 1
+    rig.run()
+    assert turns == 6
+    assert (deleted.calls, deleted.error) == (1, None)
+    assert [s.name for s in rig.engine.subscriptions()] == ["wide"]
+    monkeypatch.undo()
+    rig.numbers(1)
+    rig.crash()
+    assert [s.name for s in rig.engine.subscriptions()] == ["wide"]
+    assert rig.engine.subscription("wide").lag() == 1
 
 
 # --- topics that nobody creates on purpose --------------------------------------------------------

@@ -20,7 +20,7 @@ from __future__ import annotations
 import errno
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -190,6 +190,15 @@ class FaultyFiles(Files):
                 self._pass("mkdir", directory)
                 self.inner.make_directory(directory)
                 self._pass("sync_directory", directory.parent)
+
+    def make_directories(self, parent: Path, names: Iterable[str]) -> set[str]:
+        wanted = list(names)
+        for name in wanted:
+            if not self.inner.exists(parent / name):
+                self._pass("mkdir", parent / name)
+        made = self.inner.make_directories(parent, wanted)
+        self._pass("sync_directory", parent)
+        return made
 
     def make_private(self, path: Path) -> int:
         return self.inner.make_private(path)

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from random import Random
 from typing import TypeVar
@@ -361,6 +361,14 @@ class SimulatedFiles(Files):
             if not isinstance(node, _Directory):
                 raise _error(errno.ENOTDIR, path)
             directory = node
+
+    def make_directories(self, parent: Path, names: Iterable[str]) -> set[str]:
+        directory = self._directory(parent)
+        made = {name for name in names if name not in directory.entries}
+        for name in sorted(made):
+            directory.change({name: _Directory()})
+        directory.sync()
+        return made
 
     def make_private(self, path: Path) -> int:
         return 0  # there are no other users here

@@ -102,6 +102,9 @@ class SlowStorage:
     def create(self, topic: TopicRecord) -> list[Log]:
         return [self._slow(log) for log in self._storage.create(topic)]
 
+    def add(self, topic: TopicRecord, numbers: range) -> list[Log]:
+        return [self._slow(log) for log in self._storage.add(topic, numbers)]
+
     def save(self, topic: TopicRecord) -> None:
         self._storage.save(topic)
 

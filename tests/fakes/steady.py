@@ -11,7 +11,7 @@ import asyncio
 from headrace.server.watchdog import Watchdog
 from headrace.testing import RunningServer
 
-BLOCKED_S_MAX = 0.25
+BLOCKED_S_MAX = 0.1
 INTERVAL_S = 0.005
 
 

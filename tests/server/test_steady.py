@@ -11,6 +11,7 @@ from contextlib import ExitStack, closing
 
 import pytest
 
+from headrace.broker.dead_letters import KEEPER
 from headrace.errors import HeadraceError, MemoryFull, TooLarge
 from headrace.log.batch import Batch, encode
 from headrace.log.columns import Columns
@@ -205,6 +206,48 @@ def test_a_large_batch_of_json_keeps_its_place_among_publishes(server: RunningSe
     assert b'"published":40000' in read
     with server.client() as client:
         assert client.fetch("orders", 40_001)[0].value == b"2"
+
+
+# --- operations -----------------------------------------------------------------------------------
+def test_thousands_of_partitions_are_made_by_a_worker(steady: Steady) -> None:
+    with running_server() as server, server.client() as client:
+        steady(server)
+        client.create_topic("orders", partitions=1_500)
+        client.change_topic("orders", partitions=3_000)
+        assert len(client.topic_stats("orders")["partitions"]) == 3_000
+        client.delete_topic("orders")
+
+
+def test_long_lists_are_made_in_turns(server: RunningServer) -> None:
+    """All subscriptions, over each protocol."""
+    server.call(lambda: server.engine.create_topic("orders"))
+    for start in range(0, 10_000, 100):
+        server.call(lambda start=start: subscribe(server, range(start, start + 100)))
+    with server.client() as client, closing(Http(server.http_address)) as http:
+        assert len(client.subscriptions()) == 10_000
+        assert len(http.ask("GET", "/subscriptions").json) == 10_000
+        assert len(client.list_topics()[0]["subscriptions"]) == 10_000
+        client.delete_topic("orders")
+        assert client.subscriptions() == []
+
+
+def subscribe(server: RunningServer, numbers: range) -> None:
+    for number in numbers:
+        server.engine.subscribe(f"group-{number}", "orders")
+
+
+def test_dead_letters_are_looked_through_in_turns(server: RunningServer) -> None:
+    """Whether one wants to see them or looks for one among all of them."""
+    engine = server.engine
+    server.call(lambda: engine.create_topic("email.dlq"))
+    server.call(lambda: engine.keeper(KEEPER, "email.dlq"))
+    headers = {"headrace-dlq-reason": "odd", "color": "blue"}
+    store(server, "email.dlq", encode(Columns([b"x"] * 10_000, headers=[headers] * 10_000)))
+    with server.client() as client, closing(Http(server.http_address)) as http:
+        assert len(client.dead_letters("email", limit=10_000)) == 10_000
+        assert len(http.ask("GET", "/dead-letters/email?limit=10000").json) == 10_000
+        assert client.redrive("email", reason="nowhere")["redriven"] == 0
+        assert client.purge_dead_letters("email") == 10_000
 
 
 # --- memory ---------------------------------------------------------------------------------------

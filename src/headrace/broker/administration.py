@@ -23,12 +23,14 @@ from headrace.access.rules import AccessRules
 from headrace.broker import positions as places
 from headrace.broker.engine import Engine
 from headrace.broker.permissions import Permissions
+from headrace.broker.subscription import Subscription
 from headrace.broker.topic import Topic
 from headrace.errors import HeadraceError, MessageNotFound, unreadable
 from headrace.facade import settle
 from headrace.log.interface import completed
 from headrace.model import (
     DEAD_LETTER_SUFFIX,
+    INTERNAL_PREFIX,
     DeadLetter,
     Message,
     ProducerIdentity,
@@ -112,27 +114,38 @@ class Administration:
 
     # --- topics -----------------------------------------------------------------------------
     async def create_topic(self, topic: str, settings: dict[str, Any]) -> TopicStats:
+        await self._unchanged(topic)
         existing = self.engine.topics.get(topic)
         if existing is not None and existing.settings.but(settings) == existing.settings:
             return self._topic(existing)
         chosen = self.engine.topics.defaults.but(settings)
         self.permissions.need_to_create(topic, chosen.partitions)
-        made = self.engine.create_topic(topic, chosen)
+        made: Topic = await answer(self.engine.create_topic_later, topic, chosen)
         return New(self._topic(made))  # type: ignore[return-value]
 
     async def change_topic(self, topic: str, settings: dict[str, Any]) -> TopicStats:
         if "partitions" in settings:
             self.permissions.need_to_create(topic, settings["partitions"])
-        return self._topic(self.engine.change_topic(topic, settings))
+        await self._unchanged(topic)
+        changed: Topic = await answer(self.engine.change_topic, topic, settings)
+        return self._topic(changed)
+
+    async def _unchanged(self, topic: str) -> None:
+        """Wait while a worker creates or changes the topic for somebody else."""
+        while (when := self.engine.topics.when_unchanged(topic)) is not None:
+            unchanged = asyncio.Event()
+            when(unchanged.set)
+            await unchanged.wait()
 
     def _topic(self, topic: Topic) -> TopicStats:
         stats = topic_stats(self.engine, topic)
         if not self.caller.unlimited:
-            seen = filter(self.permissions.sees, self.engine.subscriptions(topic.name))
+            seen = filter(self.permissions.sees, topic_subscriptions(topic))
             stats["subscriptions"] = [subscription.name for subscription in seen]
         return stats
 
     async def delete_topic(self, topic: str) -> None:
+        await self._unchanged(topic)
         await done(self.engine.delete_topic, topic)
 
     async def list_topics(self) -> list[TopicStats]:
@@ -140,7 +153,12 @@ class Administration:
         found = {
             t.name: t for t in self.engine.topics if not t.name.startswith("__") and sees(t.name)
         }
-        return [self._topic(found[name]) for name in sorted(found)]
+        topics = [found[name] for name in sorted(found)]
+        return [
+            self._topic(topic)
+            async for topic in self.engine.pace.each(topics)
+            if self.engine.topics.get(topic.name) is topic  # not deleted meanwhile
+        ]
 
     async def topic_stats(self, topic: str, create: bool) -> TopicStats:
         if create and not self.caller.unlimited:
@@ -184,7 +202,7 @@ class Administration:
 
     async def subscriptions(self, topic: str | None) -> list[SubscriptionStats]:
         seen = filter(self.permissions.sees, self.engine.subscriptions(topic))
-        return [subscription.statistics() for subscription in seen]
+        return [each.statistics() async for each in self.engine.pace.each(seen)]
 
     async def subscription_stats(self, subscription: str, topic: str | None) -> SubscriptionStats:
         return self.permissions.subscription(subscription, topic).statistics()
@@ -364,7 +382,8 @@ class Administration:
     # --- delayed messages -------------------------------------------------------------------
     async def scheduled(self, topic: str | None, limit: int) -> list[Scheduled]:
         may = None if self.caller.unlimited else self._browses
-        return await completed(lambda: self.engine.schedule.waiting(topic, limit, may))
+        listing = await completed(lambda: self.engine.schedule.listing(topic, limit, may))
+        return await completed(listing.collect)
 
     async def cancel(self, id: uuid.UUID) -> None:
         if not self.caller.unlimited:
@@ -575,6 +594,15 @@ def _shown(rules: AccessRules, name: str) -> dict[str, Any]:
     return management.user_info(rules, user)
 
 
+def topic_subscriptions(topic: Topic) -> list[Subscription]:
+    """Those that users made, also by a wildcard. The broker may have a hundred thousand on other topics."""
+    return [
+        watcher
+        for watcher in topic.partitions[0].watchers
+        if isinstance(watcher, Subscription) and not watcher.name.startswith(INTERNAL_PREFIX)
+    ]
+
+
 def topic_stats(engine: Engine, topic: Topic) -> TopicStats:
     partitions: list[PartitionStats] = [
         {
@@ -592,7 +620,7 @@ def topic_stats(engine: Engine, topic: Topic) -> TopicStats:
         "messages": sum(p["end_offset"] - p["start_offset"] for p in partitions),
         "bytes": topic.size_bytes(),
         "backlog": engine.publishing.backlog(topic),
-        "subscriptions": [s.name for s in engine.subscriptions(topic.name)],
+        "subscriptions": [subscription.name for subscription in topic_subscriptions(topic)],
         "durability": topic.settings.durability if topic.settings.durable else "memory",
         "created": topic.created_ms,
         "settings": topic.settings.as_dict(),

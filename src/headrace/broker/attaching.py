@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from headrace.broker.follower import Follower
 from headrace.broker.subscription import Subscription
+from headrace.broker.topic import Topic
 from headrace.model import is_pattern, pattern_matches
 
 if TYPE_CHECKING:
@@ -28,6 +29,19 @@ def attaches(engine: Engine, subscription: Subscription, topic: str) -> bool:
     if owner is None or not is_pattern(pattern):
         return True
     return engine.access.owner_may_consume(owner, topic, subscription.name)
+
+
+def attach_all(engine: Engine, topic: Topic, before: int) -> None:
+    """Give the partitions from ``before`` on to everybody who gets the topic."""
+    if len(topic.partitions) == before:
+        return
+    for subscription in engine.all_subscriptions():
+        if attaches(engine, subscription, topic.name):
+            engine.attach(subscription, topic)
+    for follower in engine.open_followers():
+        if follower.matches(topic.name):
+            for partition in topic.partitions[before:]:
+                follower.attach(partition, 0)
 
 
 def reattach(engine: Engine) -> None:

@@ -242,9 +242,9 @@ class Cursor:
         return doubted
 
     # --- asking -----------------------------------------------------------------------------
-    def undone(self, stop: int) -> Iterator[int]:
-        """Offsets from the position up to ``stop`` that are not done, in order."""
-        offset = self.position
+    def undone(self, stop: int, start: int = 0) -> Iterator[int]:
+        """Offsets from the position, or from ``start`` on, up to ``stop`` that are not done, in order."""
+        offset = max(self.position, start)
         while offset < stop:
             chunk = self._chunks.get(offset >> CHUNK_BITS)
             end = min(stop, (offset | _LOW) + 1)
@@ -318,6 +318,10 @@ class Cursor:
         return payload
 
     def snapshot(self) -> bytes:
+        if (
+            not self._chunks and not self.attempts
+        ):  # as most are, and there may be a hundred thousand
+            return b"C" + _DELTA.pack(self.number, 1, self.position, 0, 0)
         return self._pack(1, self.runs(), self.attempts)
 
     def _pack(self, reset: int, runs: list[list[int]], attempts: dict[int, int]) -> bytes:

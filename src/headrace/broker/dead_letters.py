@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from headrace.broker.cursor import Cursor
+from headrace.broker.pace import Pace
 from headrace.errors import (
     Closed,
     Conflict,
@@ -152,13 +153,16 @@ class DeadLetters:
     ) -> Listing:
         """Letters that were not redriven, edited or purged, oldest first."""
         topic, _, cursor = self._open(name)
-        return Listing(topic, cursor, after, limit, where)
+        return Listing(topic, cursor, self._engine.pace, after, limit, where)
 
     def show(self, name: str, offset: int) -> DeadLetter:
-        letters = self.listing(name, after=offset - 1, limit=1).collect()
-        if not letters or letters[0].offset != offset:
-            raise MessageNotFound(f"{name!r} has no dead letter {offset}, or it was dealt with")
-        return letters[0]
+        topic, _, cursor = self._open(name)
+        log = topic.partitions[0].log
+        if log.start_offset <= offset < log.end_offset and not cursor.is_done(offset):
+            batch = log.read_cached(offset)
+            if not batch.flags & LOST:
+                return _letter(batch.message(topic.name, 0, offset))
+        raise MessageNotFound(f"{name!r} has no dead letter {offset}, or it was dealt with")
 
     # --- dealing with them ---------------------------------------------------------------------
     def purge(self, name: str, offsets: list[int] | None, done: CountDone) -> None:
@@ -166,8 +170,11 @@ class DeadLetters:
         self._engine.check_open()
         topic, _, cursor = self._open(name)
         end = topic.partitions[0].log.end_offset
-        chosen = list(cursor.undone(end)) if offsets is None else offsets
-        count = sum(cursor.done(offset) for offset in chosen if offset < end)
+        if offsets is None:
+            count = cursor.undone_count(end)
+            cursor.done_run(cursor.position, end)
+        else:
+            count = sum(cursor.done(offset) for offset in offsets if offset < end)
         self._engine.changed(cursor)
         self._engine.state.flush(lambda error: done(count, error))
 
@@ -221,10 +228,14 @@ class DeadLetters:
 
 @dataclass(slots=True, eq=False)
 class Listing:
-    """A page of letters. Where the log still fetches them, ``collect`` is called again."""
+    """A page of letters. Where the log still fetches them, ``collect`` is called again.
+
+    So it is when it has kept the loop for long enough: a filter may look through all letters for one.
+    """
 
     _topic: Topic
     _cursor: Cursor
+    _pace: Pace
     _after: int
     _limit: int
     _where: Select | None
@@ -234,15 +245,17 @@ class Listing:
         topic, found = self._topic, self._found
         log = topic.partitions[0].log
         batch = None
-        for offset in self._cursor.undone(log.end_offset):
-            if offset <= self._after:
-                continue
+        deadline = self._pace.deadline()
+        for offset in self._cursor.undone(log.end_offset, self._after + 1):
             if len(found) >= self._limit:
                 break
+            if batch is not None and self._pace.is_past(deadline):
+                raise ReadPending(self._pace.soon)
             if batch is None or offset >= batch.end_offset:
                 try:
                     batch = log.read_cached(offset)
                 except OffsetOutOfRange:
+                    self._after = offset
                     continue
             if not batch.flags & LOST:
                 letter = _letter(batch.message(topic.name, 0, offset))

@@ -25,11 +25,12 @@ from typing import Any
 from headrace import limits
 from headrace.access.control import AccessControl
 from headrace.broker import state as entries
-from headrace.broker.attaching import attaches, reattach
+from headrace.broker.attaching import attach_all, attaches, reattach
 from headrace.broker.attempts import first_reserve
 from headrace.broker.audit import Audit
 from headrace.broker.cursor import Cursor
 from headrace.broker.dead_letters import DeadLetters
+from headrace.broker.deleting import delete_topic
 from headrace.broker.delivery import Sink
 from headrace.broker.events import Events
 from headrace.broker.follower import Follower
@@ -43,7 +44,7 @@ from headrace.broker.staging import Staging
 from headrace.broker.state import Loaded, StateJournal
 from headrace.broker.subscription import Subscription
 from headrace.broker.topic import Partition, Topic
-from headrace.broker.topics import Topics
+from headrace.broker.topics import TopicDone, Topics
 from headrace.budget import Budget
 from headrace.clock import Clock, Loop
 from headrace.errors import (
@@ -54,7 +55,6 @@ from headrace.errors import (
     InvalidArgument,
     MessageNotFound,
     OffsetOutOfRange,
-    OutcomeUnknown,
     QueueFull,
     StorageFailed,
     SubscriptionNotFound,
@@ -142,7 +142,9 @@ class Engine:
                 budget=self.budget,
             )
         defaults = topic_defaults or TopicSettings()
-        self.topics = Topics(storage, defaults, clock=self._clock, random=self._random)
+        self.topics = Topics(
+            storage, defaults, clock=self._clock, random=self._random, workers=self.workers
+        )
         journal = None if data_dir is None else Journal(files, data_dir / JOURNAL, entries.MAGIC)
         self.state = StateJournal(journal, loop, self.workers, self._snapshot, self.fail)
         self.retention = Retention(self.topics, self._clock, loop)
@@ -231,8 +233,11 @@ class Engine:
         for subscription in self._subscriptions.values():
             payloads.append(self._definition(subscription))
             for cursor in subscription.cursors.values():
-                incarnation = self.topics.find(cursor.partition.topic).incarnation
-                payloads.append(entries.number_cursor(cursor, subscription.number, incarnation))
+                topic = self.topics.get(cursor.partition.topic)
+                if topic is None:
+                    continue  # it is being deleted
+                number = subscription.number
+                payloads.append(entries.number_cursor(cursor, number, topic.incarnation))
                 payloads.append(cursor.snapshot())
                 if cursor.reserved or cursor.doubts:
                     payloads.append(entries.reserve(cursor))
@@ -313,54 +318,33 @@ class Engine:
     ) -> Topic:
         self.check_open()
         topic = self.topics.create(name, settings or self.topics.defaults, internal=internal)
-        for subscription in self._subscriptions.values():
-            if attaches(self, subscription, name):
-                self.attach(subscription, topic)
-        for follower in self._open_followers():
-            if follower.matches(name):
-                for partition in topic.partitions:
-                    follower.attach(partition, 0)
+        attach_all(self, topic, 0)
         return topic
 
-    def change_topic(self, name: str, changes: dict[str, Any]) -> Topic:
+    def create_topic_later(self, name: str, settings: TopicSettings, done: TopicDone) -> None:
+        """``create_topic``, by a worker: it may have thousands of partitions."""
+        self.check_open()
+        self.topics.create_later(name, settings, partial(self._topic_stored, 0, done))
+
+    def change_topic(
+        self, name: str, changes: dict[str, Any], done: TopicDone = lambda topic, error: None
+    ) -> None:
         self.check_open()
         topic = self.topics.find(name)
-        before = len(topic.partitions)
-        self.topics.change(topic, topic.settings.but(changes))
-        if len(topic.partitions) > before:
-            for subscription in self._subscriptions.values():
-                if attaches(self, subscription, name):
-                    self.attach(subscription, topic)
-            for follower in self._open_followers():
-                if follower.matches(name):
-                    for partition in topic.partitions[before:]:
-                        follower.attach(partition, 0)
-        return topic
+        stored = partial(self._topic_stored, len(topic.partitions), done)
+        self.topics.change_later(topic, topic.settings.but(changes), stored)
+
+    def _topic_stored(
+        self, before: int, done: TopicDone, topic: Topic | None, error: HeadraceError | None
+    ) -> None:
+        if topic is not None and not self.closing and self.failed is None:
+            attach_all(self, topic, before)
+        done(topic, error)
 
     def delete_topic(self, name: str, done: Done) -> None:
         """The topic, its records and the subscriptions over it alone are gone."""
         self.check_open()
-        check_topic_name(name)
-        topic = self.topics.find(name)
-        deletion = self.topics.storage.delete(topic.record)
-        self.events.ended(topic)
-        for follower in self._open_followers():
-            follower.detach(name)
-        for subscription in list(self._subscriptions.values()):
-            for cursor in subscription.detach(name):
-                self.state.forget(cursor)
-            if subscription.pattern == name:
-                self._remove(subscription, TopicNotFound(f"topic {name!r} was deleted"))
-        self.schedule.forget_topic(name)
-
-        def deleted() -> None:
-            self.state.flush(flushed)
-
-        def flushed(error: HeadraceError | None) -> None:
-            # A journal that finds no room is written later; the topic is gone all the same.
-            done(error if isinstance(error, OutcomeUnknown) else deletion.unsure)
-
-        self.topics.delete(topic, deletion, deleted)
+        delete_topic(self, name, done)
 
     def topic_for_publish(self, name: str) -> Topic:
         topic = self.topics.get(name)
@@ -577,12 +561,12 @@ class Engine:
     def unsubscribe(self, subscription: Subscription, done: Done) -> None:
         """Delete it, with its position."""
         self.check_open()
-        self._remove(
+        self.remove(
             subscription, SubscriptionNotFound(f"subscription {subscription.name!r} was deleted")
         )
         self.state.flush(done)
 
-    def _remove(self, subscription: Subscription, error: HeadraceError) -> None:
+    def remove(self, subscription: Subscription, error: HeadraceError) -> None:
         self.events.ended(subscription)
         del self._subscriptions[subscription.key]
         self._unstored.discard(subscription.key)
@@ -618,9 +602,15 @@ class Engine:
             )
         partitions = [cursor.partition for cursor in chosen]
         targets = self.resolve_all(partitions, where, time_ms=time_ms)
-        for cursor in chosen:
-            subscription.seek(cursor, targets[cursor.partition])
-        self.state.flush(done)
+
+        def seek(cursor: Cursor) -> None:
+            if (
+                subscription.cursors.get((cursor.partition.topic, cursor.partition.number))
+                is cursor
+            ):
+                subscription.seek(cursor, targets[cursor.partition])
+
+        self.pace.go_through(chosen, seek, lambda: self.state.flush(done))
 
     def follow(
         self,
@@ -652,7 +642,7 @@ class Engine:
                 follower.attach(partition, partition.log.end_offset)
         return follower
 
-    def _open_followers(self) -> tuple[Follower, ...]:
+    def open_followers(self) -> tuple[Follower, ...]:
         """One that could not read on has closed itself and is forgotten here."""
         self._followers = {follower for follower in self._followers if not follower.closed}
         return tuple(self._followers)

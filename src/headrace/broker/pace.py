@@ -11,7 +11,7 @@ Rules:
   queue is first in, first out, so everybody advances at the same rate.
 - All pieces of a turn share its time. A thousand subscribers with five milliseconds each would be five
   seconds.
-- ``deadline`` and ``is_past`` are for a loop inside of one piece; ``turn`` is for a coroutine.
+- ``deadline`` and ``is_past`` are for a loop inside of one piece; ``turn`` and ``each`` are for a coroutine.
 
 Rejected: a number of messages as the bound (a message may have ten bytes or a thousand headers).
 """
@@ -20,11 +20,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
+from typing import TypeVar
 
 from headrace.clock import Clock, Loop
 
+Item = TypeVar("Item")
 PIECE_S = 0.004
 """How long one piece of work goes on, besides its last step."""
 TURN_S = 0.010
@@ -63,6 +65,32 @@ class Pace:
             self._scheduled = bool(queue)
             if queue:
                 self._loop.call_soon(self._run)
+
+    def go_through(
+        self, items: Iterable[Item], do: Callable[[Item], object], done: Callable[[], object]
+    ) -> None:
+        """``do`` it for each item: the first of them now, the rest in later turns. Then ``done``."""
+        left = iter(items)
+
+        def step() -> None:
+            deadline = self.deadline()
+            for item in left:
+                do(item)
+                if self.is_past(deadline):
+                    self.soon(step)
+                    return
+            done()
+
+        step()
+
+    async def each(self, items: Iterable[Item]) -> AsyncIterator[Item]:
+        """The items; others have their turn in between whenever a piece has lasted long enough."""
+        deadline = self.deadline()
+        for item in items:
+            yield item
+            if self.is_past(deadline):
+                await self.turn()
+                deadline = self.deadline()
 
     async def turn(self) -> None:
         """Let the others have their turn."""

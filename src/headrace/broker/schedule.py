@@ -20,16 +20,19 @@ from __future__ import annotations
 
 import heapq
 import logging
+import math
 import uuid
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from headrace import limits
 from headrace.broker.cursor import Cursor
+from headrace.broker.pace import Pace
 from headrace.broker.publishing import SCHEDULE_PRODUCER as PRODUCER_ID
 from headrace.broker.topic import Topic
 from headrace.errors import HeadraceError, InvalidArgument, MessageNotFound, QueueFull
@@ -55,6 +58,8 @@ KEEPER = "__schedule"
 CONTROL = "headrace-schedule"
 ROUND_MAX = 1000
 READ_AT_ONCE = 200
+LOOKED_AT_ONCE = 1000
+"""Messages that are looked at between two looks at the clock: half a millisecond."""
 PREPARING_BYTES = 1_500
 """What it takes to prepare one delayed message for its commit, besides its own bytes."""
 WAITING_BYTES = 700
@@ -86,6 +91,8 @@ class Schedule:
         self._moving: set[int] = set()
         self._timer: Any = None
         self._rounding = False
+        self._forgetting: dict[str, int] = {}
+        """Topics that were deleted -> the offset before which their messages still have to be dropped."""
         self._when_loaded: list[Callable[[], None]] | None = None
         """Callbacks that wait until the log has been read; None when it has."""
 
@@ -262,22 +269,28 @@ class Schedule:
 
         self._read(list(range(start, stop)), take, self._arm)
 
-    def waiting(
+    def listing(
         self,
         topic: str | None = None,
         limit: int = 1000,
         may: Callable[[str], bool] | None = None,
-    ) -> list[Scheduled]:
+    ) -> ScheduledListing:
         """The messages that wait, soonest first; ``may`` tells which topics the caller may see."""
+
+        def wanted(waiting: _Waiting) -> bool:
+            name = waiting.control["topic"]
+            return (topic is None or name == topic) and (may is None or may(name))
+
         self._check_loaded()
-        chosen = (
-            w
-            for w in self._waiting.values()
-            if (topic is None or w.control["topic"] == topic)
-            and (may is None or may(w.control["topic"]))
-        )
-        soonest = heapq.nsmallest(limit, chosen, key=lambda w: (w.deliver_at, w.offset))
-        return [Scheduled(w.id, w.control["topic"], w.deliver_at) for w in soonest]
+        return ScheduledListing(self._all(), wanted, limit, self._engine.pace)
+
+    def _all(self) -> Iterator[_Waiting | None]:
+        """All that wait now, with gaps. Messages may come and go meanwhile."""
+        if self._waiting:
+            yield from map(self._waiting.get, range(self._cursor().position, self._end_offset()))
+
+    def _end_offset(self) -> int:
+        return self._engine.topics.find(TOPIC).partitions[0].log.end_offset
 
     def _check_loaded(self) -> None:
         if self._when_loaded is not None:
@@ -312,15 +325,31 @@ class Schedule:
         waiting = None if offset is None else self._waiting.get(offset)
         return None if waiting is None else str(waiting.control["topic"])
 
-    def forget_topic(self, topic: str) -> None:
-        """The topic is deleted, and what was to be published to it with it."""
-        self._drop(
-            [
-                waiting.offset
-                for waiting in self._waiting.values()
-                if waiting.control["topic"] == topic
-            ]
-        )
+    def forget_topic(self, topic: str, done: Callable[[], None]) -> None:
+        """The topic is deleted, and what was to be published to it with it.
+
+        Not at once: millions may wait. Meanwhile none of these is published, which would create the topic.
+        """
+        if not self._waiting:
+            done()
+            return
+        waiting, pace = self._all(), self._engine.pace
+        end = self._forgetting[topic] = self._end_offset()
+
+        def step() -> None:
+            deadline = pace.deadline()
+            while part := list(islice(waiting, LOOKED_AT_ONCE)):
+                self._drop(
+                    [w.offset for w in part if w is not None and w.control["topic"] == topic]
+                )
+                if pace.is_past(deadline):
+                    pace.soon(step)
+                    return
+            if self._forgetting.get(topic) == end:  # else it was deleted again
+                del self._forgetting[topic]
+            done()
+
+        step()
 
     def _drop(self, offsets: list[int]) -> None:
         if not offsets:
@@ -431,7 +460,8 @@ class Schedule:
         """``failed``: the messages that could not be read."""
         places: dict[tuple[str, int], list[tuple[_Waiting, Message]]] = {}
         for waiting, message in pairs:
-            if waiting.offset not in self._waiting:
+            deleted_at = self._forgetting.get(waiting.control["topic"], 0)
+            if waiting.offset not in self._waiting or waiting.offset < deleted_at:
                 continue  # its topic was deleted meanwhile
             try:
                 places.setdefault(self._place(waiting, message), []).append((waiting, message))
@@ -538,6 +568,48 @@ class Schedule:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+class ScheduledListing:
+    """Looks for the soonest of the messages that wait. ``collect`` is called again after each piece."""
+
+    def __init__(
+        self,
+        waiting: Iterator[_Waiting | None],
+        wanted: Callable[[_Waiting], bool],
+        limit: int,
+        pace: Pace,
+    ):
+        self._waiting, self._wanted, self._limit, self._pace = waiting, wanted, limit, pace
+        self._soonest: list[tuple[int, int, _Waiting]] = []
+        self._latest = math.inf
+        """When the last of the soonest so far is due; later ones are left out."""
+        self._left: Iterator[tuple[int, int, _Waiting]] | None = None
+        self._found: list[Scheduled] = []
+
+    def collect(self) -> list[Scheduled]:
+        deadline = self._pace.deadline()
+        soonest = self._soonest
+        while part := list(islice(self._waiting, LOOKED_AT_ONCE)):
+            soonest += [
+                (w.deliver_at, w.offset, w)
+                for w in part
+                if w is not None and w.deliver_at <= self._latest and self._wanted(w)
+            ]
+            if len(soonest) > self._limit + LOOKED_AT_ONCE:
+                soonest.sort()
+                del soonest[self._limit :]
+                self._latest = soonest[-1][0] if soonest else -1
+            if self._pace.is_past(deadline):
+                raise ReadPending(self._pace.soon)
+        if self._left is None:
+            soonest.sort()
+            self._left = iter(soonest[: self._limit])
+        for deliver_at, _, waiting in self._left:
+            self._found.append(Scheduled(waiting.id, waiting.control["topic"], deliver_at))
+            if self._pace.is_past(deadline):
+                raise ReadPending(self._pace.soon)
+        return self._found
 
 
 def _control(

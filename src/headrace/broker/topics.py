@@ -2,25 +2,54 @@
 
 ``Storage`` keeps them (``log/interface.py``); here are the rules: which names and settings are
 accepted, and how many partitions there may be.
+
+A topic with thousands of partitions takes the disk a second, so ``create_later`` and ``change_later`` leave
+that to a worker; a deletion takes turns of the loop (``deleting.py``). Meanwhile the topic is *changing*: nothing else changes or deletes it (``when_unchanged``),
+and publishes do not create it. What publishing creates, and the broker's own topics, are created at once.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from random import Random
+from typing import Any
 
 from headrace import limits
 from headrace.broker.topic import Topic
 from headrace.clock import Clock
-from headrace.errors import Conflict, InvalidArgument, QueueFull, TopicNotFound, refused_by_disk
+from headrace.errors import (
+    Conflict,
+    HeadraceError,
+    InvalidArgument,
+    QueueFull,
+    TopicNotFound,
+    refused_by_disk,
+)
 from headrace.log.interface import Deletion, Log, Storage, TopicRecord
 from headrace.log.witness import Ends, Witnesses
+from headrace.log.workers import Workers
 from headrace.model import TopicSettings, check_topic_name, is_pattern, pattern_matches
+
+logger = logging.getLogger("headrace.broker")
+TopicDone = Callable[[Topic | None, HeadraceError | None], None]
 
 
 class Topics:
-    def __init__(self, storage: Storage, defaults: TopicSettings, *, clock: Clock, random: Random):
+    def __init__(
+        self,
+        storage: Storage,
+        defaults: TopicSettings,
+        *,
+        clock: Clock,
+        random: Random,
+        workers: Workers,
+    ):
         self.storage = storage
+        self._workers = workers
+        self._changing: dict[str, list[Callable[[], None]]] = {}
+        """Topics that are being created, changed or deleted -> who waits for the end of that."""
         self.defaults = defaults
         self._clock, self._random = clock, random
         self._topics: dict[str, Topic] = {}
@@ -84,7 +113,37 @@ class Topics:
 
     # --- creating, changing, deleting ---------------------------------------------------------
     def create(self, name: str, settings: TopicSettings, *, internal: bool = False) -> Topic:
+        topic = self._plan(name, settings, internal=internal)
+        try:
+            topic.add_partitions(self.storage.create(topic.record))
+        except OSError as error:
+            raise refused_by_disk(error) from error
+        self._register(topic)
+        return topic
+
+    def create_later(self, name: str, settings: TopicSettings, done: TopicDone) -> None:
+        topic = self._plan(name, settings)
+        more = topic.settings.partitions
+        self._partitions += more  # nobody else may take them
+        self._by_hash[topic.hash] = topic
+
+        def made(logs: list[Log] | None) -> None:
+            self._partitions -= more
+            del self._by_hash[topic.hash]
+            if logs is not None:
+                topic.add_partitions(logs)
+                self._register(topic)
+
+        self._in_worker(topic, partial(self.storage.create, topic.record), made, done)
+
+    def _plan(self, name: str, settings: TopicSettings, *, internal: bool = False) -> Topic:
+        """Check a new topic; nothing is stored yet."""
         check_topic_name(name, internal=internal)
+        if name in self._changing and name not in self._topics:
+            raise QueueFull(
+                f"topic {name!r} is being created or deleted; try again in a moment",
+                code="topic_changing",
+            )
         if name in self._topics:
             raise Conflict(
                 f"topic {name!r} exists already, with other settings", code="topic_exists"
@@ -100,15 +159,70 @@ class Topics:
                 "hash; choose another name",
                 code="topic_exists",
             )
-        try:
-            topic.add_partitions(self.storage.create(record))
-        except OSError as error:
-            raise refused_by_disk(error) from error
-        self._register(topic)
         return topic
 
-    def change(self, topic: Topic, settings: TopicSettings) -> None:
+    def change_later(self, topic: Topic, settings: TopicSettings, done: TopicDone) -> None:
         """Apply new settings; partitions can be added but not taken away."""
+        self._check_change(topic, settings)
+        before = len(topic.partitions)
+        added = settings.partitions - before
+        self._partitions += added
+
+        def stored(logs: list[Log] | None) -> None:
+            self._partitions -= added
+            if logs is None:
+                return
+            topic.apply(settings)
+            topic.add_partitions(logs)
+            self._partitions += len(logs)
+            if logs:
+                self._changed()
+
+        record = topic.record._replace(settings=settings)
+
+        def store() -> list[Log]:
+            logs = self.storage.add(record, range(before, settings.partitions))
+            self.storage.save(record)
+            return logs
+
+        self._in_worker(topic, store, stored, done)
+
+    def _in_worker(
+        self,
+        topic: Topic,
+        work: Callable[[], list[Log]],
+        finish: Callable[[list[Log] | None], None],
+        done: TopicDone,
+    ) -> None:
+        """Let a worker do it, then ``finish`` with the new logs, or with None if it failed."""
+
+        def finished(logs: list[Log] | None, error: BaseException | None) -> None:
+            waiting = self._changing.pop(topic.name)
+            finish(None if error is not None else logs)
+            for go_on in waiting:
+                go_on()
+            if error is None:
+                done(topic, None)
+            elif isinstance(error, OSError):
+                done(None, refused_by_disk(error))
+            else:
+                logger.error("topic %s cannot be stored", topic.name, exc_info=error)
+                done(
+                    None, HeadraceError("the broker has a bug here; its log says more", code="bug")
+                )
+
+        self._changing[topic.name] = []
+        if self.storage.durable:
+            self._workers.submit(work, finished)
+        else:
+            finished(work(), None)
+
+    def when_unchanged(self, name: str) -> Callable[[Callable[[], Any]], None] | None:
+        """None, or what takes a callback that runs when the topic is no longer changing."""
+        waiting = self._changing.get(name)
+        return None if waiting is None else waiting.append
+
+    def _check_change(self, topic: Topic, settings: TopicSettings) -> None:
         old = topic.settings
         if settings.durable != old.durable:
             raise Conflict(
@@ -123,26 +237,19 @@ class Topics:
                 code="topic_settings_fixed",
             )
         self._check_partitions(added)
-        topic.apply(settings)
-        record = topic.record
-        try:
-            new = range(old.partitions, settings.partitions)
-            logs = [self.storage.open(record, number) for number in new]
-            self.storage.save(record)
-        except OSError as error:
-            topic.apply(old)
-            raise refused_by_disk(error) from error
-        topic.add_partitions(logs)
-        self._partitions += added
-        if added:
-            self._changed()
 
-    def delete(self, topic: Topic, deletion: Deletion, done: Callable[[], None]) -> None:
-        """Remove it at once; storage, which has agreed to it, frees the space later."""
+    def begin_deletion(self, topic: Topic) -> None:
+        """Remove it at once; its name stays taken until ``end_deletion``."""
         del self._topics[topic.name]
         del self._by_hash[topic.hash]
         self._partitions -= len(topic.partitions)
+        self._changing[topic.name] = []
         self._changed()
+
+    def end_deletion(self, topic: Topic, deletion: Deletion, done: Callable[[], None]) -> None:
+        """Close it; storage, which has agreed to the deletion, frees the space later."""
+        for go_on in self._changing.pop(topic.name):
+            go_on()
         logs = [partition.log for partition in topic.partitions]
         _close(logs, lambda: deletion.finish(done))
 
@@ -196,6 +303,9 @@ class Topics:
             watcher()
 
     def close(self, done: Callable[[], None]) -> None:
+        for waiting in self._changing.values():  # its logs have to be closed, too
+            waiting.append(lambda: self.close(done))
+            return
         _close([partition.log for topic in self for partition in topic.partitions], done)
 
 

@@ -258,7 +258,14 @@ class Storage(Protocol):
         """Every stored topic. A topic whose settings are lost gets ``defaults``."""
 
     def create(self, topic: TopicRecord) -> list[Log]:
-        """Store a new topic and open its partitions. If it raises OSError, the topic does not exist."""
+        """Store a new topic and open its partitions. If it raises OSError, the topic does not exist.
+
+        ``create``, ``add`` and ``save`` take long, and may be called in any thread: no two of them for one
+        topic at a time.
+        """
+
+    def add(self, topic: TopicRecord, numbers: range) -> list[Log]:
+        """Open partitions that are new. Raises OSError if that fails."""
 
     def save(self, topic: TopicRecord) -> None:
         """Store changed settings. Raises OSError if that fails."""

@@ -39,7 +39,8 @@ from headrace.log.cache import BatchCache
 from headrace.log.commit import CommitGroup
 from headrace.log.index import Index
 from headrace.log.interface import Append, ClosedSegment, ReadPending, Whereabouts
-from headrace.log.recovery import recover
+from headrace.log.producers import Producers
+from headrace.log.recovery import Recovered, recover
 from headrace.log.segment import Readers, Segment, log_name, offset_at_time
 from headrace.log.workers import Lane, SyncFailed, Workers
 from headrace.model import TopicSettings
@@ -99,12 +100,16 @@ class PartitionLog(BaseLog):
         readers: Readers,
         cache: BatchCache,
         on_failure: Callable[[HeadraceError], None],
+        is_new: bool = False,
         suspect: bool = False,
         unclean: bool = False,
         reached: int = 0,
     ):
         unclean = unclean and settings.durability != "never"  # there nothing was ever promised
-        found = recover(files, directory, suspect=suspect, unclean=unclean, reached=reached)
+        if is_new:  # its directory was just made
+            found = Recovered([], None, Producers())
+        else:
+            found = recover(files, directory, suspect=suspect, unclean=unclean, reached=reached)
         super().__init__(clock, loop, found.producers)
         self.directory = directory
         self.settings = settings

@@ -5,7 +5,8 @@ decide which topics exist: a topic whose ``topic.json`` is lost or damaged gets 
 retention, because missing metadata must never cause the loss of data. A topic that is not durable has its settings there and its
 records in memory.
 
-To create or delete a topic touches a few small files. Both are rare, and run at once, on the loop.
+To create a topic, or to add partitions, takes a few syncs and a directory for each partition: up to seconds.
+``create``, ``add`` and ``save`` may therefore run in any thread; no two of them for one topic at a time.
 A deletion survives a crash: the directory is first moved to ``@deleted`` in one step, and the next
 start removes everything there. If the disk refuses that step, the topic is not changed.
 """
@@ -71,7 +72,10 @@ class MemoryStorage:
         return []
 
     def create(self, topic: TopicRecord) -> list[Log]:
-        return [self.open(topic, number) for number in range(topic.settings.partitions)]
+        return self.add(topic, range(topic.settings.partitions))
+
+    def add(self, topic: TopicRecord, numbers: range) -> list[Log]:
+        return [self.open(topic, number) for number in numbers]
 
     def save(self, topic: TopicRecord) -> None:
         pass
@@ -171,12 +175,19 @@ class DiskStorage(MemoryStorage):
         try:
             self._files.make_directory(path)
             self.save(topic)
-            return super().create(topic)
+            return self.add(topic, range(topic.settings.partitions))
         except OSError:
             if is_new:
                 with contextlib.suppress(OSError):
                     self._files.remove_tree(path)
             raise
+
+    def add(self, topic: TopicRecord, numbers: range) -> list[Log]:
+        if not topic.settings.durable:
+            return super().add(topic, numbers)
+        # One sync for all, and nothing to recover in what is new.
+        made = self._files.make_directories(self._directory / topic.name, map(str, numbers))
+        return [self._open(topic, number, is_new=str(number) in made) for number in numbers]
 
     def save(self, topic: TopicRecord) -> None:
         content = seal(
@@ -202,10 +213,12 @@ class DiskStorage(MemoryStorage):
             self._files.sync_directory(self._directory / topic.name)
         if not topic.settings.durable:
             return super().open(topic, number)
-        path = self._directory / topic.name / str(number)
-        self._files.make_directory(path)
+        self._files.make_directory(self._directory / topic.name / str(number))
+        return self._open(topic, number, suspect=suspect, unclean=unclean, reached=reached)
+
+    def _open(self, topic: TopicRecord, number: int, **how: Any) -> Log:
         log = PartitionLog(
-            path,
+            self._directory / topic.name / str(number),
             topic.settings,
             files=self._files,
             clock=self._clock,
@@ -214,9 +227,7 @@ class DiskStorage(MemoryStorage):
             readers=self._readers,
             cache=self.cache,
             on_failure=self._on_failure,
-            suspect=suspect,
-            unclean=unclean,
-            reached=reached,
+            **how,
         )
         log.on_sync = lambda seconds: self.on_sync(seconds)
         log.on_commit = lambda seconds, count: self.on_commit(seconds, count)

@@ -186,7 +186,8 @@ class BinarySession(RequestSession[Frame]):
 
         async def administer() -> bytes:
             result = await self.connection.call(operation, request)
-            return success(frame.sequence, None, documents.dumps(result))
+            body = await self.connection.hub.operations.encoded(result)
+            return success(frame.sequence, None, body)
 
         self._later(frame.sequence, administer(), ordered=operation not in TAKES_LONG)
 

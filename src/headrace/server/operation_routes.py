@@ -45,10 +45,8 @@ def _handler(operation: Operation, route: Http) -> Callable[..., Any]:
             given.setdefault(name, value)
         result = await session.connection.run(operation, given)
         status = 201 if isinstance(result, New) else 200
-        answer = orjson.dumps(
-            operation.document(given, result), default=_view, option=documents.OPTIONS
-        )
-        return Answer(status, answer)
+        document = operation.document(given, result)
+        return Answer(status, await session.hub.operations.encoded(document, _encode))
 
     handle.__name__ = f"on_{_operation_id(operation, route)}"
     return handle
@@ -101,6 +99,10 @@ def _merge(operation: Operation, route: Http, given: dict[str, Any], body: dict[
             given[name] = value
     if settings:
         given[SETTINGS] = settings
+
+
+def _encode(value: Any) -> bytes:
+    return orjson.dumps(value, default=_view, option=documents.OPTIONS)
 
 
 def _view(value: Any) -> Any:

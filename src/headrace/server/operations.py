@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from headrace.access.caller import Caller
 from headrace.broker.administration import Administration
 from headrace.broker.engine import Engine
 from headrace.errors import InvalidArgument
+from headrace.operations import documents
 from headrace.operations.catalog import OPERATIONS
 from headrace.operations.declaring import Operation
 
@@ -40,3 +42,12 @@ class ServedOperations:
         if not isinstance(given, dict):
             raise InvalidArgument("the arguments are a JSON object")
         return operation.document(given, await self.run(operation, given, caller, peer))
+
+    async def encoded(
+        self, document: Any, encode: Callable[[Any], bytes] = documents.dumps
+    ) -> bytes:
+        """JSON of an answer. A list, which may have ten thousand items, is encoded in turns of the loop."""
+        if not isinstance(document, list):
+            return encode(document)
+        items = [encode(item) async for item in self._engine.pace.each(document)]
+        return b"[%b]" % b",".join(items)
