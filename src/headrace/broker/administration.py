@@ -21,7 +21,7 @@ from headrace.access.management import Authority, quota_values
 from headrace.access.rights import Right, grant_text
 from headrace.access.rules import AccessRules
 from headrace.broker import positions as places
-from headrace.broker.engine import Engine
+from headrace.broker.engine import Done, Engine
 from headrace.broker.permissions import Permissions
 from headrace.broker.topic import Topic
 from headrace.errors import HeadraceError, MessageNotFound
@@ -111,7 +111,8 @@ class Administration:
             return self._topic(existing)
         chosen = self.engine.topics.defaults.but(settings)
         self.permissions.need_to_create(topic, chosen.partitions)
-        made = self.engine.create_topic(topic, chosen)
+        with self.permissions.owning():
+            made = self.engine.create_topic(topic, chosen)
         return New(self._topic(made))  # type: ignore[return-value]
 
     async def change_topic(self, topic: str, settings: dict[str, Any]) -> TopicStats:
@@ -127,6 +128,7 @@ class Administration:
         return stats
 
     async def delete_topic(self, topic: str) -> None:
+        self.engine.access.forget_topic(topic)
         await done(self.engine.delete_topic, topic)
 
     async def list_topics(self) -> list[TopicStats]:
@@ -159,17 +161,20 @@ class Administration:
     ) -> SubscriptionStats:
         position, time_ms = split_position(start)
         is_new = self.engine.subscription_or_none(subscription, topic) is None
-        await done(
-            lambda done: self.engine.subscribe(
-                subscription,
-                topic,
-                start=position,
-                start_time_ms=time_ms,
-                settings=settings,
-                done=done,
-                owner=None if self.caller.unlimited else self.caller.name,
-            )
-        )
+
+        def subscribe(done: Done) -> None:
+            with self.permissions.owning():
+                self.engine.subscribe(
+                    subscription,
+                    topic,
+                    start=position,
+                    start_time_ms=time_ms,
+                    settings=settings,
+                    done=done,
+                    owner=None if self.caller.unlimited else self.caller.name,
+                )
+
+        await done(subscribe)
         stats = self.engine.subscription(subscription, topic).statistics()
         return New(stats) if is_new else stats  # type: ignore[return-value]
 
