@@ -69,6 +69,19 @@ class New(dict[str, Any]):
 
 AUDITED = ("manage", "admin")
 """Permissions whose operations change something for others."""
+AUDITED_TOO = ("create_subscription", "seek")
+"""They take less, but move or keep what all members of a subscription get."""
+
+
+def _is_audited(operation: Operation) -> bool:
+    return operation.permission in AUDITED or operation.name in AUDITED_TOO
+
+
+def _is_change(operation: Operation, checked: dict[str, Any], result: object) -> bool:
+    """Not a list of users, and not a subscription that is there: every member creates it as it joins."""
+    if operation.name == "create_subscription":
+        return isinstance(result, New) or bool(checked["settings"])
+    return operation.method not in ("users", "tokens")
 
 
 class Administration:
@@ -84,10 +97,10 @@ class Administration:
         """Check the arguments and the permission, and carry the operation out."""
         checked = operation.check(given, strict=strict)
         self.engine.check_open()
-        if operation.permission not in AUDITED or not self.engine.audit.is_on:
+        if not self.engine.audit.is_on or not _is_audited(operation):
             self.permissions.check(operation, checked)
             return await getattr(self, operation.method)(**checked)
-        outcome = "bug"
+        outcome, result = "bug", None
         try:
             self.permissions.check(operation, checked)
             result = await getattr(self, operation.method)(**checked)
@@ -97,8 +110,7 @@ class Administration:
             outcome = error.code
             raise
         finally:
-            # A list of users changes nothing.
-            if outcome != "ok" or operation.method not in ("users", "tokens"):
+            if outcome != "ok" or _is_change(operation, checked, result):
                 target = checked.get(operation.about or "")
                 self.engine.audit.operation(
                     self.caller.name, self._peer, operation.name, target, checked, outcome

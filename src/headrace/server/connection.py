@@ -225,9 +225,12 @@ class RequestSession(Session, Generic[Item]):
     def feed(self, data: bytes) -> None:
         add, depends = self._requests.add, self.depends
         self._requests.begin_turn()
-        for item in self._parser.feed(data):
+        items, incomplete = self._parser.feed(data), self.outbox.incomplete
+        if items and incomplete.size:
+            incomplete.clear()  # it is complete now, and counts as a request
+        for item in items:
             add(item, depends(item))
-        held, incomplete = self._parser.buffered, self.outbox.incomplete
+        held = self._parser.buffered
         if held >= COUNTED_BYTES_MIN or incomplete.size:
             refusal = incomplete.refusal(held - incomplete.size) if held > incomplete.size else None
             incomplete.set(held if held >= COUNTED_BYTES_MIN and not self.outbox.closed else 0)

@@ -205,6 +205,8 @@ class WebSocketSession(Session):
     # --- commands ---------------------------------------------------------------------------
     def _text(self, content: bytes) -> None:
         self._unfinished = 0
+        if self.outbox.incomplete.size:
+            self.outbox.incomplete.clear()  # it is complete now, and counts as a request
         try:
             commands = exact_json.loads(content)
         except InvalidArgument as error:
