@@ -424,6 +424,18 @@ def test_a_delayed_message_that_was_accepted_is_published(
     assert root.scheduled("orders") == []
 
 
+def test_a_wildcard_subscription_shows_only_topics_that_one_may_see(
+    server: RunningServer, root: BrokerClient
+) -> None:
+    """Whoever may see one of its topics sees the subscription, and not the names of all others."""
+    for topic in ("mine.a", "secret.a"):
+        root.create_topic(topic)
+    root.create_subscription("all", ">")
+    with server.client(token=token(root, "ci", "publish:mine.>")) as client:
+        for found in (client.subscription_stats("all"), *client.subscriptions()):
+            assert [each["topic"] for each in found["partitions"]] == ["mine.a"]
+
+
 # --- quotas -----------------------------------------------------------------------------------------
 def test_quotas_refuse(server: RunningServer, root: BrokerClient) -> None:
     """Connections, topics, partitions, subscriptions: with a code, and over HTTP with 429."""

@@ -195,10 +195,17 @@ class Administration:
 
     async def subscriptions(self, topic: str | None) -> list[SubscriptionStats]:
         seen = filter(self.permissions.sees, self.engine.subscriptions(topic))
-        return [subscription.statistics() for subscription in seen]
+        return [self._seen(subscription.statistics()) for subscription in seen]
 
     async def subscription_stats(self, subscription: str, topic: str | None) -> SubscriptionStats:
-        return self.permissions.subscription(subscription, topic).statistics()
+        return self._seen(self.permissions.subscription(subscription, topic).statistics())
+
+    def _seen(self, stats: SubscriptionStats) -> SubscriptionStats:
+        """Without the topics of a wildcard that the caller has no right over."""
+        if not self.caller.unlimited:
+            sees = self.caller.sees
+            stats["partitions"] = [each for each in stats["partitions"] if sees(each["topic"])]
+        return stats
 
     async def seek(
         self, subscription: str, to: Start, topic: str | None, partition: int | None
