@@ -436,6 +436,23 @@ def test_a_wildcard_subscription_shows_only_topics_that_one_may_see(
             assert [each["topic"] for each in found["partitions"]] == ["mine.a"]
 
 
+def test_names_of_dead_letter_topics_are_shown_to_those_who_see_the_subscription(
+    server: RunningServer, root: BrokerClient
+) -> None:
+    """A grant over all names is not one over all dead letters."""
+    for team in ("mine", "secret"):
+        root.publish(f"{team}.a", b"x")
+        root.create_subscription(f"{team}-s", f"{team}.a", max_deliveries=1)
+        with root.subscription(f"{team}-s") as consumer:
+            consumer.nack(consumer.get(timeout=10))
+            server.wait_until(
+                lambda team=team: f"{team}-s.dlq" in dict(server.engine.dead_letters.topics())
+            )
+    with server.client(token=token(root, "ci", "browse:mine.>")) as client:
+        assert client.dead_letter_topics() == [{"topic": "mine-s.dlq", "letters": 1}]
+        assert client.dead_letters("secret-s") == []
+
+
 # --- quotas -----------------------------------------------------------------------------------------
 def test_quotas_refuse(server: RunningServer, root: BrokerClient) -> None:
     """Connections, topics, partitions, subscriptions: with a code, and over HTTP with 429."""

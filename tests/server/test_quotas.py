@@ -336,6 +336,19 @@ def test_a_delayed_message_creates_its_topic_at_once(
     refused(lambda: publish(server, secret, "t.b", options="delay=3600"))
 
 
+def test_a_chosen_dead_letter_topic_counts(server: RunningServer, root: BrokerClient) -> None:
+    """Else each other choice would be another topic."""
+    secret = token(root, "ci", "publish,consume:t.>", topics=2)
+    with server.client(token=secret) as client:
+        client.publish("t.a", b"x")
+        client.create_subscription("s", "t.a", max_deliveries=1, dead_letter_topic="t.dead")
+        with client.subscription("s") as consumer:
+            consumer.nack(consumer.get(timeout=10))
+            server.wait_until(lambda: server.engine.topics.get("t.dead") is not None)
+        refused(lambda: publish(server, secret, "t.b"))
+        refused(lambda: client.create_subscription("s", "t.a", dead_letter_topic="t.other"))
+
+
 def test_the_owner_is_kept_on_disk(tmp_path: Path) -> None:
     """It counts after a restart; a topic of an older version belongs to nobody."""
     with running_server(tmp_path, token=ROOT) as server, server.client(token=ROOT) as root:

@@ -28,7 +28,6 @@ from headrace.errors import HeadraceError, MessageNotFound
 from headrace.facade import settle
 from headrace.log.interface import completed
 from headrace.model import (
-    DEAD_LETTER_SUFFIX,
     DeadLetter,
     Message,
     ProducerIdentity,
@@ -261,10 +260,11 @@ class Administration:
     # --- dead letters -----------------------------------------------------------------------
     async def dead_letter_topics(self) -> list[DeadLetterCount]:
         letters = self.engine.dead_letters.topics()
+        known = set() if self.caller.unlimited else self.permissions.buried()
         return [
             {"topic": topic, "letters": count}
             for topic, count in letters
-            if self.caller.sees(topic) or self.caller.sees(name=_buried_by(topic))
+            if self.caller.sees(topic) or topic in known
         ]
 
     async def dead_letters(self, subscription: str, after: int, limit: int) -> list[DeadLetter]:
@@ -580,11 +580,6 @@ def _letter_filter(reason: str | None, topic: str | None) -> Callable[[DeadLette
         )
 
     return wanted
-
-
-def _buried_by(topic: str) -> str:
-    """The subscription whose dead letters a topic holds, unless it was told to use another one."""
-    return topic.removesuffix(DEAD_LETTER_SUFFIX)
 
 
 def _shown(rules: AccessRules, name: str) -> dict[str, Any]:

@@ -112,9 +112,14 @@ class DeadLetters:
         topic = engine.topics.get(name)
         if topic is None:
             durable = engine.topics.find(source).settings.durable
-            topic = engine.create_topic(
-                name, TopicSettings(durable=durable, retention_hours=None), internal=True
-            )
+            if subscription.settings.dead_letter_topic:  # a topic that somebody has chosen
+                engine.topics.owner = subscription.owner
+            try:
+                topic = engine.create_topic(
+                    name, TopicSettings(durable=durable, retention_hours=None), internal=True
+                )
+            finally:
+                engine.topics.owner = None
         engine.keeper(KEEPER, name)
         return topic
 

@@ -78,6 +78,12 @@ class Permissions(NamedTuple):
                     found.add(source)
         return found - {topic}
 
+    def buried(self) -> set[str]:
+        """The dead-letter topics of the subscriptions that the caller sees."""
+        name_of = self.engine.dead_letters.topic_name
+        seen = filter(self.sees, self.engine.subscriptions())
+        return {name_of(each, source) for each in seen for source, _ in each.cursors}
+
     def need_to_follow(self, pattern: str) -> None:
         """A wildcard gets what the caller may consume; a topic that does not exist is created."""
         if is_pattern(pattern):
@@ -212,6 +218,8 @@ class Permissions(NamedTuple):
         buried_in = settings.get("dead_letter_topic")
         if isinstance(buried_in, str):
             caller.need("publish", buried_in)
+            if self.engine.topics.get(buried_in) is None:
+                self.need_to_create(buried_in)
         if existing is None:
             if caller.meter is not None and caller.meter.quotas.subscriptions is not None:
                 mine = sum(s.owner == caller.name for s in self.engine.subscriptions())
