@@ -95,10 +95,12 @@ def test_only_a_whole_grant_makes_an_administrator() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "fly:orders", "publish:a b", "publish:a:b:c", "publish:>.a", "publish::__x", ":a"]
-)
+    "text",
+    ["", "fly:orders", "publish:a b", "publish:a:b:c", "publish:>.a", "publish::__x", ":a",
+     "publish", "publish:", "admin:", "admin::", "admin:>:", "publish:,", "publish:__>"],
+)  # fmt: skip
 def test_a_bad_grant_is_refused(text: str) -> None:
-    """With a sentence."""
+    """With a sentence. An empty part, such as a variable that is not set, is never everything."""
     with pytest.raises(InvalidArgument):
         parse_grant(text)
 

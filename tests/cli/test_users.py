@@ -116,6 +116,9 @@ def test_users_and_tokens_of_a_broker(
     assert (ran.code, ran.err.endswith("[forbidden]\n")) == (2, True)
     assert command("users", "list").err.endswith("[forbidden]\n")
     root = ("--token", "root-token")
+    ran = command("bench", "--topic", "orders.new", "-c", "1", "-n", "5")
+    assert ran.code == 0, ran.err
+    assert command("bench", "--topic", "users", "-c", "1", "-n", "5").code != 0
     assert command("users", "change", "alice", "--no-grants", *root).code == 0
     assert command("publish", "orders.new", "x").err.endswith("[forbidden]\n")
     assert command("users", "delete", "alice", "--yes", *root).lines == ["Deleted user alice."]

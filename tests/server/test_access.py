@@ -409,6 +409,50 @@ def test_pieces_go_only_where_one_may_publish(server: RunningServer, root: Broke
     assert [each.topic for each in root.scheduled()] == ["orders"]
 
 
+def test_a_delayed_message_that_was_accepted_is_published(
+    server: RunningServer, root: BrokerClient
+) -> None:
+    """Though its publisher has lost the right since. Whoever may manage the topic can cancel it."""
+    secret = token(root, "ci", "publish:orders")
+    with server.client(token=secret) as client:
+        client.publish("orders", b"accepted", delay=1)
+        cancelled = client.publish("orders", b"cancelled", delay=3600)
+    root.revoke_token("ci")
+    root.cancel(cancelled.id)
+    server.wait_until(lambda: server.engine.partition("orders").log.end_offset == 1)
+    assert [message.value for message in root.fetch("orders")] == [b"accepted"]
+    assert root.scheduled("orders") == []
+
+
+def test_a_wildcard_subscription_shows_only_topics_that_one_may_see(
+    server: RunningServer, root: BrokerClient
+) -> None:
+    """Whoever may see one of its topics sees the subscription, and not the names of all others."""
+    for topic in ("mine.a", "secret.a"):
+        root.create_topic(topic)
+    root.create_subscription("all", ">")
+    with server.client(token=token(root, "ci", "publish:mine.>")) as client:
+        for found in (client.subscription_stats("all"), *client.subscriptions()):
+            assert [each["topic"] for each in found["partitions"]] == ["mine.a"]
+
+
+def test_names_of_dead_letter_topics_are_shown_to_those_who_see_the_subscription(
+    server: RunningServer, root: BrokerClient
+) -> None:
+    """A grant over all names is not one over all dead letters."""
+    for team in ("mine", "secret"):
+        root.publish(f"{team}.a", b"x")
+        root.create_subscription(f"{team}-s", f"{team}.a", max_deliveries=1)
+        with root.subscription(f"{team}-s") as consumer:
+            consumer.nack(consumer.get(timeout=10))
+            server.wait_until(
+                lambda team=team: f"{team}-s.dlq" in dict(server.engine.dead_letters.topics())
+            )
+    with server.client(token=token(root, "ci", "browse:mine.>")) as client:
+        assert client.dead_letter_topics() == [{"topic": "mine-s.dlq", "letters": 1}]
+        assert client.dead_letters("secret-s") == []
+
+
 # --- quotas -----------------------------------------------------------------------------------------
 def test_quotas_refuse(server: RunningServer, root: BrokerClient) -> None:
     """Connections, topics, partitions, subscriptions: with a code, and over HTTP with 429."""
@@ -555,6 +599,62 @@ def test_the_audit_says_who_changed_what(tmp_path: Path) -> None:
         whole = b"".join(message.value for message in messages)
         for hidden in (PASSWORD, "argon2", "hunter2", secret):
             assert hidden.encode() not in whole
+
+
+def test_the_audit_has_what_moves_a_subscription(tmp_path: Path) -> None:
+    """It is created, sought, redriven, purged, deleted; that a member joins it is no change."""
+    with running_server(tmp_path / "data", token=ROOT) as server, server.client() as root:
+        secret = token(root, "ci", "publish,consume,browse,manage:orders,>:>")
+        with server.client(token=secret) as client:
+            client.publish("orders", b"x")
+            for _ in range(3):
+                client.create_subscription("s", "orders", max_deliveries=1)
+            for _ in range(3):
+                client.create_subscription("s", "orders")
+            text = text_as(server, secret)
+            text.ask("SUB orders group=s")
+            text.close()
+            client.seek("s", "earliest")
+            with client.subscription("s") as consumer:
+                consumer.nack(consumer.get(timeout=10))
+                server.wait_until(lambda: any(server.engine.dead_letters.topics()))
+            client.redrive("s")
+            client.purge_dead_letters("s")
+            client.delete_subscription("s")
+        for user in ("alice", "bob"):
+            with pytest.raises(Unauthenticated):
+                server.client(token=None, user=user, password="x").connect()
+        server.call(server.engine.audit.close)
+        server.wait_until(lambda: server.engine.partition(AUDIT).log.end_offset >= 10)
+        records = [json.loads(message.value) for message in root.fetch(AUDIT)]
+        found = [(r["action"], r.get("target"), r["outcome"]) for r in records]
+        # Settings that are given are recorded, though they may be the same.
+        assert [each for each in found if each[0] == "create_subscription"] == [
+            ("create_subscription", "s", "ok")
+        ] * 3
+        assert found[4:] == [
+            ("seek", "s", "ok"),
+            ("redrive", "s", "ok"),
+            ("purge_dead_letters", "s", "ok"),
+            ("delete_subscription", "s", "ok"),
+            ("login", None, "unauthenticated"),
+            ("login", None, "unauthenticated"),
+        ]
+
+
+def test_failures_do_not_hide_a_change(tmp_path: Path) -> None:
+    """Whoever guesses leaves room in the audit for what succeeds."""
+    with running_server(tmp_path / "data", token=ROOT) as server:
+
+        def flood() -> bool:
+            audit = server.engine.audit
+            for _ in range(1000):
+                audit.record("x", "y", "login", "unauthenticated")
+            before = audit.recorded
+            audit.record("user:alice", "y", "delete_topic", "ok")
+            return audit.recorded == before + 1
+
+        assert server.call(flood)
 
 
 def test_the_audit_has_a_bounded_rate(tmp_path: Path) -> None:

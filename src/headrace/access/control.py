@@ -310,6 +310,11 @@ class AccessControl:
             return True
         return is_allowed(self._owners.get(owner, ()), "consume", topic, subscription)
 
+    def forget_topic(self, topic: str) -> None:
+        """It is deleted: whoever publishes to it again creates another one, within its quotas."""
+        for caller in self._callers.values():
+            caller.publishes.discard(topic)
+
     def meter_of(self, address: str) -> Meter | None:
         """What counts the use of an address; None without quotas for addresses."""
         return self.meters.of_address(address)

@@ -1,26 +1,30 @@
 """Quotas: what a principal or an address uses, and what happens when it is too much.
 
 Rates (bytes and requests per second) *slow*: a full bucket tells for how long the connection is not
-read. Counts (connections, topics, …) *refuse*: ``quota_exceeded``. Only principals and addresses that have
+read, and gets no deliveries. Counts (connections, topics, …) and memory *refuse*: ``quota_exceeded``. Only principals and addresses that have
 a quota have a :class:`Meter`; all others cost one test for None.
 
 A bucket holds one second's worth. What is over is a debt that the next reads wait for, so one large
-message passes and is paid for afterwards.
+message passes and is paid for afterwards. A debt is at most ``DEBT_S_MAX`` seconds' worth: a client that
+got one large delivery must be heard again before the delivery times out, or it would get it for ever.
+
+Bytes count in both directions. Requests count once each, however many messages they have. Memory is a part of
+the broker's budget (``headrace/budget.py``).
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Protocol
 
 from headrace.access.rules import QUOTAS, Quotas
+from headrace.budget import Part
 from headrace.clock import Loop
 from headrace.errors import QueueFull
 
 PAUSE_S_MAX = 5.0
 """The longest time for which a connection is not read; then it is looked at again."""
-CROWDED_S = 0.05
-"""How long a connection is not read while its principal holds too much memory."""
+DEBT_S_MAX = 20.0
+"""Less than the time in which a delivery must be acknowledged, by default."""
 ADDRESSES_MAX = 100_000
 """Addresses without a connection that are remembered."""
 
@@ -30,13 +34,6 @@ def exceeded(what: str, bound: float) -> QueueFull:
         f"the quota of {bound:g} {what} is used up; use less, or ask an administrator for more",
         code="quota_exceeded",
     )
-
-
-class Holder(Protocol):
-    """A connection."""
-
-    def held(self) -> int:
-        """The bytes of its requests that are not answered."""
 
 
 class RateBucket:
@@ -51,6 +48,7 @@ class RateBucket:
     def take(self, amount: float, now: float) -> float:
         """Use some; returns the seconds until the debt is paid."""
         self._left = min(self.rate, self._left + (now - self._at) * self.rate) - amount
+        self._left = max(self._left, -DEBT_S_MAX * self.rate)
         self._at = now
         return max(0.0, -self._left / self.rate)
 
@@ -61,7 +59,8 @@ class Meter:
     def __init__(self, loop: Loop):
         self._loop = loop
         self.quotas = Quotas()
-        self._holders: set[Holder] = set()
+        self.memory = Part()
+        self._holders: set[object] = set()
         self._bytes: RateBucket | None = None
         self._requests: RateBucket | None = None
 
@@ -70,6 +69,7 @@ class Meter:
             now = self._loop.time()
             self._bytes = _bucket(quotas.bytes_per_second, now)
             self._requests = _bucket(quotas.requests_per_second, now)
+            self.memory.limit = quotas.memory
             self.quotas = quotas
         return self
 
@@ -77,25 +77,18 @@ class Meter:
     def connections(self) -> int:
         return len(self._holders)
 
-    def connect(self, holder: Holder) -> None:
-        """One more connection, or :class:`QueueFull`."""
+    def connect(self, holder: object, *, is_new: bool = True) -> None:
+        """One more connection, or :class:`QueueFull`; one that is there already is not refused."""
         bound = self.quotas.connections
-        if bound is not None and self.connections >= bound:
+        if is_new and bound is not None and self.connections >= bound:
             raise exceeded("connections", bound)
         self._holders.add(holder)
 
-    def disconnect(self, holder: Holder) -> None:
+    def disconnect(self, holder: object) -> None:
         self._holders.discard(holder)
 
-    def crowded(self) -> float:
-        """For how many seconds nothing more should be read, because its connections hold too much."""
-        bound = self.quotas.memory
-        if bound is None or sum(holder.held() for holder in self._holders) <= bound:
-            return 0.0
-        return CROWDED_S
-
-    def received(self, size: int) -> float:
-        """Bytes came; returns for how many seconds nothing more should be read."""
+    def moved(self, size: int) -> float:
+        """Bytes came or went; returns for how many seconds nothing more should be read and delivered."""
         return self._pause(self._bytes, size)
 
     def requested(self, count: int = 1) -> float:

@@ -68,14 +68,18 @@ class Grant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
 
 def parse_grant(text: str) -> Grant:
-    """``RIGHT[,RIGHT…]:TOPIC[,TOPIC…][:NAME[,NAME…]]``, as people write it."""
+    """``RIGHT[,RIGHT…]:TOPIC[,TOPIC…][:NAME[,NAME…]]``, as people write it.
+
+    A part that is empty is an error. It is often a variable of a script that is not set, and must not stand
+    for everything.
+    """
     rights, *patterns = text.split(":")
-    if len(patterns) > 2:
+    if not 1 <= len(patterns) <= 2 or not all(patterns):
         raise InvalidArgument(
-            f"a grant is RIGHTS:TOPICS or RIGHTS:TOPICS:NAMES, not {text[:80]!r}",
+            f"a grant is RIGHTS:TOPICS or RIGHTS:TOPICS:NAMES, not {text[:80]!r}; all topics are '>'",
             code="invalid_grant",
         )
-    lists = [tuple(part.split(",")) if part else (EVERYTHING,) for part in (*patterns, "", "")]
+    lists = [tuple(part.split(",")) for part in (*patterns, EVERYTHING)]
     return Grant(tuple(rights.split(",")), lists[0], lists[1]).check()  # type: ignore[arg-type]
 
 

@@ -36,15 +36,16 @@ class Quotas(
 
     connections: _Count | None = None
     topics: _Count | None = None
-    """Among the topics that it has a right over."""
+    """That it created."""
     partitions: _Count | None = None
+    """Of the topics that it created."""
     subscriptions: _Count | None = None
     """That it created."""
     bytes_per_second: _Rate | None = None
-    """That it sends."""
+    """That it sends and gets."""
     requests_per_second: _Rate | None = None
     memory: _Count | None = None
-    """Bytes of its requests that are not answered yet."""
+    """Bytes of its large requests that are not answered yet, and of answers that it does not read."""
 
     def is_within(self, held: Quotas) -> bool:
         """Whether no bound is wider than the one that is held."""

@@ -21,7 +21,7 @@ from headrace.access.management import Authority, quota_values
 from headrace.access.rights import Right, grant_text
 from headrace.access.rules import AccessRules
 from headrace.broker import positions as places
-from headrace.broker.engine import Engine
+from headrace.broker.engine import Done, Engine
 from headrace.broker.permissions import Permissions
 from headrace.broker.subscription import Subscription
 from headrace.broker.topic import Topic
@@ -29,7 +29,6 @@ from headrace.errors import HeadraceError, MessageNotFound, unreadable
 from headrace.facade import settle
 from headrace.log.interface import completed
 from headrace.model import (
-    DEAD_LETTER_SUFFIX,
     INTERNAL_PREFIX,
     DeadLetter,
     Message,
@@ -71,6 +70,19 @@ class New(dict[str, Any]):
 
 AUDITED = ("manage", "admin")
 """Permissions whose operations change something for others."""
+AUDITED_TOO = ("create_subscription", "seek")
+"""They take less, but move or keep what all members of a subscription get."""
+
+
+def _is_audited(operation: Operation) -> bool:
+    return operation.permission in AUDITED or operation.name in AUDITED_TOO
+
+
+def _is_change(operation: Operation, checked: dict[str, Any], result: object) -> bool:
+    """Not a list of users, and not a subscription that is there: every member creates it as it joins."""
+    if operation.name == "create_subscription":
+        return isinstance(result, New) or bool(checked["settings"])
+    return operation.method not in ("users", "tokens")
 
 
 class Administration:
@@ -86,10 +98,10 @@ class Administration:
         """Check the arguments and the permission, and carry the operation out."""
         checked = operation.check(given, strict=strict)
         self.engine.check_open()
-        if operation.permission not in AUDITED or not self.engine.audit.is_on:
+        if not self.engine.audit.is_on or not _is_audited(operation):
             self.permissions.check(operation, checked)
             return await self._run(operation, checked)
-        outcome = "bug"
+        outcome, result = "bug", None
         try:
             self.permissions.check(operation, checked)
             result = await self._run(operation, checked)
@@ -99,8 +111,7 @@ class Administration:
             outcome = error.code
             raise
         finally:
-            # A list of users changes nothing.
-            if outcome != "ok" or operation.method not in ("users", "tokens"):
+            if outcome != "ok" or _is_change(operation, checked, result):
                 target = checked.get(operation.about or "")
                 self.engine.audit.operation(
                     self.caller.name, self._peer, operation.name, target, checked, outcome
@@ -120,7 +131,12 @@ class Administration:
             return self._topic(existing)
         chosen = self.engine.topics.defaults.but(settings)
         self.permissions.need_to_create(topic, chosen.partitions)
-        made: Topic = await answer(self.engine.create_topic_later, topic, chosen)
+
+        def create(done: Callable[..., None]) -> None:
+            with self.permissions.owning():
+                self.engine.create_topic_later(topic, chosen, done)
+
+        made: Topic = await answer(create)
         return New(self._topic(made))  # type: ignore[return-value]
 
     async def change_topic(self, topic: str, settings: dict[str, Any]) -> TopicStats:
@@ -146,6 +162,7 @@ class Administration:
 
     async def delete_topic(self, topic: str) -> None:
         await self._unchanged(topic)
+        self.engine.access.forget_topic(topic)
         await done(self.engine.delete_topic, topic)
 
     async def list_topics(self) -> list[TopicStats]:
@@ -183,17 +200,20 @@ class Administration:
     ) -> SubscriptionStats:
         position, time_ms = split_position(start)
         is_new = self.engine.subscription_or_none(subscription, topic) is None
-        await done(
-            lambda done: self.engine.subscribe(
-                subscription,
-                topic,
-                start=position,
-                start_time_ms=time_ms,
-                settings=settings,
-                done=done,
-                owner=None if self.caller.unlimited else self.caller.name,
-            )
-        )
+
+        def subscribe(done: Done) -> None:
+            with self.permissions.owning():
+                self.engine.subscribe(
+                    subscription,
+                    topic,
+                    start=position,
+                    start_time_ms=time_ms,
+                    settings=settings,
+                    done=done,
+                    owner=None if self.caller.unlimited else self.caller.name,
+                )
+
+        await done(subscribe)
         stats = self.engine.subscription(subscription, topic).statistics()
         return New(stats) if is_new else stats  # type: ignore[return-value]
 
@@ -202,10 +222,17 @@ class Administration:
 
     async def subscriptions(self, topic: str | None) -> list[SubscriptionStats]:
         seen = filter(self.permissions.sees, self.engine.subscriptions(topic))
-        return [each.statistics() async for each in self.engine.pace.each(seen)]
+        return [self._seen(each.statistics()) async for each in self.engine.pace.each(seen)]
 
     async def subscription_stats(self, subscription: str, topic: str | None) -> SubscriptionStats:
-        return self.permissions.subscription(subscription, topic).statistics()
+        return self._seen(self.permissions.subscription(subscription, topic).statistics())
+
+    def _seen(self, stats: SubscriptionStats) -> SubscriptionStats:
+        """Without the topics of a wildcard that the caller has no right over."""
+        if not self.caller.unlimited:
+            sees = self.caller.sees
+            stats["partitions"] = [each for each in stats["partitions"] if sees(each["topic"])]
+        return stats
 
     async def seek(
         self, subscription: str, to: Start, topic: str | None, partition: int | None
@@ -261,10 +288,11 @@ class Administration:
     # --- dead letters -----------------------------------------------------------------------
     async def dead_letter_topics(self) -> list[DeadLetterCount]:
         letters = self.engine.dead_letters.topics()
+        known = set() if self.caller.unlimited else self.permissions.buried()
         return [
             {"topic": topic, "letters": count}
             for topic, count in letters
-            if self.caller.sees(topic) or self.caller.sees(name=_buried_by(topic))
+            if self.caller.sees(topic) or topic in known
         ]
 
     async def dead_letters(self, subscription: str, after: int, limit: int) -> list[DeadLetter]:
@@ -581,11 +609,6 @@ def _letter_filter(reason: str | None, topic: str | None) -> Callable[[DeadLette
         )
 
     return wanted
-
-
-def _buried_by(topic: str) -> str:
-    """The subscription whose dead letters a topic holds, unless it was told to use another one."""
-    return topic.removesuffix(DEAD_LETTER_SUFFIX)
 
 
 def _shown(rules: AccessRules, name: str) -> dict[str, Any]:

@@ -8,10 +8,12 @@ The key of a record is the principal, the value::
 ``outcome`` is ``ok`` or the error's code. A failed login has the action ``login``.
 
 Rules:
-- Every operation that needs ``manage`` or ``admin`` is recorded, refused ones too. Messages, passwords and
+- Every operation that needs ``manage`` or ``admin`` is recorded, and those that create or seek a
+  subscription; refused ones too. Messages, passwords and
   tokens never are: only arguments that are in ``SHOWN``.
 - The rate is bounded (``PER_SECOND_MAX``): beyond it records are counted, and the next record says how
-  many are ``missing``. Whoever guesses passwords cannot fill the disk.
+  many are ``missing``. Whoever guesses passwords cannot fill the disk. Nor can he hide a change among his
+  failures: what failed takes at most half of the rate.
 - Records are gathered for a moment and stored together, as durably as any topic. An audit that the disk
   refuses is logged; it never stops the broker.
 - A broker without access control has no audit, because it knows nobody's name; neither has one in
@@ -81,10 +83,10 @@ class Audit:
         now = self._engine.now_ms()
         if now // 1000 != self._second:
             self._second, self._count = now // 1000, 0
-        self._count += 1
-        if self._count > PER_SECOND_MAX:
+        if self._count >= (PER_SECOND_MAX if outcome == "ok" else PER_SECOND_MAX // 2):
             self._missing += 1
             return
+        self._count += 1
         record = {"time": now, "who": who, "from": where, "action": action, **more}
         record["outcome"] = outcome
         if self._missing:

@@ -112,8 +112,15 @@ class DeadLetters:
         name = self.topic_name(subscription, source)
         topic = engine.topics.get(name)
         if topic is None:
-            # On disk even if the source is in memory: letters of other sources come here, too.
-            topic = engine.create_topic(name, TopicSettings(retention_hours=None), internal=True)
+            if subscription.settings.dead_letter_topic:  # a topic that somebody has chosen
+                engine.topics.owner = subscription.owner
+            try:
+                # On disk even if the source is in memory: letters of other sources come here, too.
+                topic = engine.create_topic(
+                    name, TopicSettings(retention_hours=None), internal=True
+                )
+            finally:
+                engine.topics.owner = None
         engine.keeper(KEEPER, name)
         return topic
 

@@ -8,6 +8,8 @@ Rules:
 - To consume from a subscription, seek it or see its messages, a caller needs the right over its name and
   over *every* topic that it is attached to. A member cannot get a part of a subscription's messages.
 - A wildcard subscription is attached to those topics that its owner may consume (``Engine.attaches``).
+- A topic belongs to the principal that created it: explicitly, or by publishing to it or subscribing to it.
+  It counts in this principal's quotas. Topics of administrators and of the broker belong to nobody.
 - A dead-letter topic holds messages of other topics. Reading it as a topic takes the right over it and
   over the topics of the subscriptions that bury there; a single letter takes the right over its origin.
 - Something that the caller may not see does not exist for it: the answer is "not found", or it is left
@@ -16,7 +18,8 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace.access.caller import Caller
@@ -75,6 +78,12 @@ class Permissions(NamedTuple):
                     found.add(source)
         return found - {topic}
 
+    def buried(self) -> set[str]:
+        """The dead-letter topics of the subscriptions that the caller sees."""
+        name_of = self.engine.dead_letters.topic_name
+        seen = filter(self.sees, self.engine.subscriptions())
+        return {name_of(each, source) for each in seen for source, _ in each.cursors}
+
     def need_to_follow(self, pattern: str) -> None:
         """A wildcard gets what the caller may consume; a topic that does not exist is created."""
         if is_pattern(pattern):
@@ -99,7 +108,8 @@ class Permissions(NamedTuple):
         meter = self.caller.meter
         if meter is None or (meter.quotas.topics is None and meter.quotas.partitions is None):
             return
-        mine = [known for known in self.engine.topics if self.caller.sees(known.name)]
+        owner = self.caller.name
+        mine = [known for known in self.engine.topics if known.record.owner == owner]
         existing = self.engine.topics.get(topic)
         if existing is None:
             meter.check("topics", len(mine))
@@ -107,13 +117,29 @@ class Permissions(NamedTuple):
         if more > 0:
             meter.check("partitions", sum(len(each.partitions) for each in mine) + more - 1)
 
+    @contextmanager
+    def owning(self) -> Iterator[None]:
+        """Topics that are created inside of it belong to the caller. Nothing may be awaited there."""
+        topics = self.engine.topics
+        topics.owner = None if self.caller.unlimited else self.caller.name
+        try:
+            yield
+        finally:
+            topics.owner = None
+
     def check_publish(self, topic: str) -> None:
-        """Nothing, or why it may not publish; a topic that passes is remembered by the caller."""
+        """Nothing, or why it may not publish; a topic that passes is remembered by the caller.
+
+        A topic that does not exist is created here and not by the publish: a delayed message would create
+        it later, when nobody knows for whom.
+        """
         caller = self.caller
         caller.need("publish", topic)
-        if caller.meter is not None and self.engine.topics.get(topic) is None:
+        if self.engine.topics.get(topic) is None and not caller.unlimited:
+            self.engine.check_open()
             self.need_to_create(topic, self.engine.topics.defaults.partitions)
-            return  # it is asked again until the topic exists
+            with self.owning():
+                self.engine.topic_for_publish(topic)
         if len(caller.publishes) >= PUBLISHES_MAX:
             caller.publishes.clear()
         caller.publishes.add(topic)
@@ -192,6 +218,8 @@ class Permissions(NamedTuple):
         buried_in = settings.get("dead_letter_topic")
         if isinstance(buried_in, str):
             caller.need("publish", buried_in)
+            if self.engine.topics.get(buried_in) is None:
+                self.need_to_create(buried_in)
         if existing is None:
             if caller.meter is not None and caller.meter.quotas.subscriptions is not None:
                 mine = sum(s.owner == caller.name for s in self.engine.subscriptions())

@@ -60,6 +60,8 @@ class Topics:
         self._automatic = float(limits.PARTITIONS_AUTO_BURST)
         """Partitions that may be created automatically now."""
         self._automatic_at = 0.0
+        self.owner: str | None = None
+        """The principal for which topics are created at this moment (``Permissions.owning``)."""
         self.watchers: list[Callable[[], None]] = []
         """Called when a topic or a partition is created, or a topic deleted."""
 
@@ -151,7 +153,8 @@ class Topics:
         if settings.durable and not self.storage.durable:
             settings = settings.but({"durable": False})
         self._check_partitions(settings.partitions)
-        record = TopicRecord(name, settings, self._random.getrandbits(53), self._clock.now_ms())
+        incarnation = self._random.getrandbits(53)
+        record = TopicRecord(name, settings, incarnation, self._clock.now_ms(), self.owner)
         topic = Topic(record)
         if topic.hash in self._by_hash:
             raise Conflict(

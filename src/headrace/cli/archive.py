@@ -85,7 +85,7 @@ def run(
 
     kind = check_kind(format_ or kind_of(directory_of(to)) or KINDS[0])
     source = place.source()
-    with connected(place.server, place.token, place.ca) as client:
+    with connected(place.server, place.token, place.ca, place.user) as client:
         client.positions(
             list(topics)
         )  # a topic that does not exist is an error before Spark starts
@@ -143,7 +143,7 @@ def verify(
     source = place.source(data_dir)
     describe(path)  # a table that does not exist is an error before Spark starts
     if data_dir is None:
-        with connected(place.server, place.token, place.ca):
+        with connected(place.server, place.token, place.ca, place.user):
             pass
     with sparkling("archive verify", place, log) as spark:
         verdict = watched(

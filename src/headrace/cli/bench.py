@@ -19,6 +19,7 @@ from headrace.cli.connecting import (
     BROKER_OPTIONS,
     address,
     given_as,
+    login_as,
     usable_certificate,
     with_options,
 )
@@ -40,6 +41,7 @@ class BrokerOptions(NamedTuple):
     server: str | None
     token: str | None
     ca: str | None
+    user: str | None
 
 
 @with_options("broker", BROKER_OPTIONS, given_as(BrokerOptions))
@@ -116,7 +118,10 @@ def bench(
     host, port, tls = address(server)
     with usable_certificate(broker.ca):
         context = make_tls(tls, broker.ca)
-    clients = _clients(host, port, token=broker.token, tls=context or False)
+    user, password = login_as(broker.token, broker.user)
+    clients = _clients(
+        host, port, token=broker.token, user=user, password=password, tls=context or False
+    )
     raise typer.Exit(_run(plan, clients, as_json))
 
 

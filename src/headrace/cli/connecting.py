@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import wraps
+from functools import cache, wraps
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import typer
@@ -42,7 +42,7 @@ User = Annotated[
         help="Log in as this user, with the password in HEADRACE_PASSWORD, or asked for.",
     ),
 ]
-BROKER_OPTIONS: dict[str, Any] = {"server": Server, "token": Token, "ca": Ca}
+BROKER_OPTIONS: dict[str, Any] = {"server": Server, "token": Token, "ca": Ca, "user": User}
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")]
 TopicOrWildcard = Annotated[
     str, typer.Argument(metavar="TOPIC", help="The topic, or a wildcard such as 'orders.*'.")
@@ -148,10 +148,11 @@ def connected(
     token: str | None = None,
     ca: str | None = None,
     user: str | None = None,
+    password: str | None = None,
 ) -> Iterator[BrokerClient]:
     host, port, tls = address(server)
-    if token is not None:
-        user = None  # the token is the stronger one
+    if password is None:
+        user, password = login_as(token, user)
     with usable_certificate(ca):
         client = BrokerClient(
             host,
@@ -159,7 +160,7 @@ def connected(
             client_id=f"cli-{os.getpid()}",
             token=token,
             user=user,
-            password=None if user is None else password_of(user),
+            password=password,
             tls=tls,
             ca=ca,
             request_timeout=request_timeout(),
@@ -169,14 +170,25 @@ def connected(
         yield client
 
 
+def login_as(token: str | None, user: str | None) -> tuple[str | None, str | None]:
+    """(user, password) to log in with; none of them if there is a token, which is the stronger one."""
+    return (None, None) if token is not None or user is None else (user, password_of(user))
+
+
 def password_of(user: str) -> str:
     """From the environment, or asked for. Never a flag: other users of the machine see flags."""
     found = os.environ.get("HEADRACE_PASSWORD")
     if found is None and sys.stdin.isatty():
-        found = getpass.getpass(f"Password of {user}: ")
+        found = _ask_password(user)
     if found is None:
         raise InvalidArgument(f"set HEADRACE_PASSWORD to the password of {user}")
     return found
+
+
+@cache
+def _ask_password(user: str) -> str:
+    """Once: a command may connect several times."""
+    return getpass.getpass(f"Password of {user}: ")
 
 
 @contextmanager
@@ -187,5 +199,5 @@ def usable_certificate(ca: str | None) -> Iterator[None]:
         raise InvalidArgument(f"the certificate {ca} cannot be used: {error}") from None
 
 
-with_client = with_options("client", {**BROKER_OPTIONS, "user": User}, connected)
+with_client = with_options("client", BROKER_OPTIONS, connected)
 """Connect for the length of a command, which gets the client as its argument ``client``."""

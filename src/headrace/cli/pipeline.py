@@ -189,7 +189,8 @@ def _setting(source: dict[str, str], **limits: int) -> PipelineSetting:
 def _broker(source: dict[str, str]) -> AbstractContextManager[BrokerClient]:
     """A client for a few questions. If the broker does not answer, that is an error at once."""
     server = source["servers"].split(",")[0].strip()
-    return connected(server, source.get("token"), source.get("ca"))
+    login = (source.get("user"), source.get("password"))
+    return connected(server, source.get("token"), source.get("ca"), *login)
 
 
 def _log_file(declared: PipelineFile, given: str | None) -> Path | None:

@@ -19,6 +19,7 @@ from headrace.cli.connecting import (
     BROKER_OPTIONS,
     address,
     given_as,
+    login_as,
     named_values,
     request_timeout,
     with_options,
@@ -86,6 +87,7 @@ class SparkPlace(NamedTuple):
     server: str | None
     token: str | None
     ca: str | None
+    user: str | None
 
     def source(self, path: Path | None = None) -> dict[str, str]:
         """The broker, or a data directory, as ``format("headrace")`` takes it."""
@@ -98,8 +100,11 @@ class SparkPlace(NamedTuple):
             "servers": f"{'tls' if tls else 'tcp'}://{host}:{port}",
             "timeout": f"{request_timeout():g}",
         }
+        user, password = login_as(self.token, self.user)
         if self.token:
             where["token"] = self.token
+        elif user is not None and password is not None:
+            where |= {"user": user, "password": password}
         if self.ca:
             where["ca"] = self.ca
         return where

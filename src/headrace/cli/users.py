@@ -19,7 +19,6 @@ import typer
 from headrace.access.directory import AccessDirectory
 from headrace.cli.connecting import (
     BROKER_OPTIONS,
-    User,
     Yes,
     connected,
     named_values,
@@ -74,7 +73,7 @@ def administrated(data: Path | None, **broker: Any) -> Iterator[Any]:
         yield client
 
 
-with_access = with_options("rules", {"data": Data, **BROKER_OPTIONS, "user": User}, administrated)
+with_access = with_options("rules", {"data": Data, **BROKER_OPTIONS}, administrated)
 """Give a command the users and tokens of a broker or of a data directory, as its argument ``rules``."""
 
 

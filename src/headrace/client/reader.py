@@ -30,7 +30,7 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 
 from headrace.client.direct import OpenFile, open_file
-from headrace.client.link import BACKOFF_S, ConnectionLost, connect_failed, error_of
+from headrace.client.link import BACKOFF_S, ConnectionLost, connect_failed, error_of, login_of
 from headrace.errors import (
     DataCorrupt,
     HeadraceError,
@@ -69,13 +69,15 @@ class BatchReader:
         addresses: Sequence[tuple[str, int]],
         *,
         token: str | None = None,
+        user: str | None = None,
+        password: str | None = None,
         tls: ssl.SSLContext | None = None,
         timeout: float = 60.0,
         fetch_bytes: int = FETCH_BYTES,
         direct: bool = True,
     ):
         self._addresses = tuple(addresses)
-        self._token, self._tls = token, tls
+        self._login, self._tls = login_of(token, user, password), tls
         self._timeout = timeout
         self._fetch_bytes = fetch_bytes
         self._direct = machine() if direct else None
@@ -298,8 +300,8 @@ class BatchReader:
             raise connect_failed(host, port, error) from None
         self._socket = found
         self._next_address -= 1  # this one is good
-        if self._token is not None:
-            number = self._send(found, Type.AUTH, {"token": self._token}, deadline)
+        if self._login is not None:
+            number = self._send(found, Type.AUTH, self._login, deadline)
             self._receive(number, deadline)
         return found
 

@@ -233,6 +233,8 @@ class TopicRecord(NamedTuple):
     settings: TopicSettings
     incarnation: int
     created_ms: int
+    owner: str | None = None
+    """The principal that created it; None: an administrator, the broker itself, or an older version."""
 
 
 class Deletion(NamedTuple):

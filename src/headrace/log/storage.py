@@ -52,7 +52,10 @@ def parse_settings(name: str, raw: bytes) -> TopicRecord:
     try:
         known = {key: value for key, value in meta["settings"].items() if key in _KNOWN}
         settings = TopicSettings.of(known)
-        return TopicRecord(name, settings, int(meta["incarnation"]), meta["created_ms"])
+        owner = meta.get("owner")
+        if not isinstance(owner, str | None):
+            raise TypeError("an owner is a name")
+        return TopicRecord(name, settings, int(meta["incarnation"]), meta["created_ms"], owner)
     except (AttributeError, KeyError, TypeError, ValueError, InvalidArgument) as error:
         raise DataCorrupt(f"it makes no sense: {error}") from None
 
@@ -190,12 +193,14 @@ class DiskStorage(MemoryStorage):
         return [self._open(topic, number, is_new=str(number) in made) for number in numbers]
 
     def save(self, topic: TopicRecord) -> None:
+        owner = {} if topic.owner is None else {"owner": topic.owner}
         content = seal(
             {
                 "name": topic.name,
                 "incarnation": topic.incarnation,
                 "created_ms": topic.created_ms,
                 "settings": topic.settings.as_dict(),
+                **owner,
             }
         )
         self._files.replace(self._directory / topic.name / TOPIC_SETTINGS, [content])

@@ -300,7 +300,7 @@ class BinarySession(RequestSession[Frame]):
         size = min(max(size, 1), FETCH_BYTES_MAX)
         position, time_ms = split_position(parse_position(properties.get("offset", "earliest")))
         log = partition.log
-        self.engine.budget.check(size)
+        size = self.outbox.requests.fitting(size)
 
         def resolve() -> int:
             if isinstance(position, int) and time_ms is None:
@@ -315,7 +315,7 @@ class BinarySession(RequestSession[Frame]):
                 # One answer after the other: a publish may wake a thousand of these at once.
                 await self.engine.pace.turn()
                 await self.outbox.when_writable()
-                self.engine.budget.check(size)
+                self.outbox.requests.check(size)
             return await completed(lambda: self._batches(frame.sequence, log, offset, size))
 
         try:

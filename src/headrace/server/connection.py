@@ -23,7 +23,6 @@ they stop (``binary``).
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import socket
 import sys
@@ -226,15 +225,17 @@ class RequestSession(Session, Generic[Item]):
     def feed(self, data: bytes) -> None:
         add, depends = self._requests.add, self.depends
         self._requests.begin_turn()
-        for item in self._parser.feed(data):
+        items, incomplete = self._parser.feed(data), self.outbox.incomplete
+        if items and incomplete.size:
+            incomplete.clear()  # it is complete now, and counts as a request
+        for item in items:
             add(item, depends(item))
-        held, incomplete = self._parser.buffered, self.outbox.incomplete
+        held = self._parser.buffered
         if held >= COUNTED_BYTES_MIN or incomplete.size:
-            budget = self.engine.budget
-            refused = held > incomplete.size and budget.used + held > budget.limit + incomplete.size
+            refusal = incomplete.refusal(held - incomplete.size) if held > incomplete.size else None
             incomplete.set(held if held >= COUNTED_BYTES_MIN and not self.outbox.closed else 0)
-            if refused:
-                add(budget.refusal(held), True)
+            if refusal is not None:
+                add(refusal, True)
                 return
         if self._parser.error is not None:
             add(self._parser.error, True)
@@ -263,6 +264,12 @@ class RequestSession(Session, Generic[Item]):
             self.fail(item, error)
         except Exception:
             self.fail(item, connection.bug())
+        if connection.is_metered:  # after it: now it is known who has sent an HTTP request
+            connection.charge(requests=self.requests_in(item))
+
+    def requests_in(self, item: Item) -> int:
+        """How many requests these are, for the quotas."""
+        return 1
 
     def depends(self, item: Item) -> bool:
         """Whether everything before the request must be answered first."""
@@ -305,6 +312,8 @@ class Connection(asyncio.Protocol):
         self._certified: Caller | None = None
         self._meters: tuple[Meter, ...] = ()
         """Of its address and its principal, where they have quotas."""
+        self.is_metered = False
+        """Whether there are any."""
         self._resume: asyncio.TimerHandle | None = None
         self.peer = "?"
         self.address = ""
@@ -384,8 +393,8 @@ class Connection(asyncio.Protocol):
         try:
             if self.closing and not (session and session.hears_goodbye):
                 return
-            if self._meters:
-                self._charge(received=len(data))
+            if self.is_metered:
+                self.charge(len(data))
             if session is None:
                 session = self.session = self._open_session(self, data)
             session.feed(data)
@@ -414,7 +423,7 @@ class Connection(asyncio.Protocol):
             self._resume.cancel()
         for meter in self._meters:
             meter.disconnect(self)
-        self._meters = ()
+        self._meters, self.is_metered = (), False
         for task in tuple(self._tasks):
             task.cancel()
         if self.session is not None:
@@ -465,36 +474,49 @@ class Connection(asyncio.Protocol):
             self.caller = caller
         self.authenticated = True
 
-    def _count(self, caller: Caller | None) -> None:
+    def _count(self, caller: Caller | None, *, is_new: bool = True) -> None:
         """Count the connection for its address and its principal, instead of whom it was counted for."""
-        meters = [self.hub.engine.access.meter_of(self.address)]
-        meters.append(None if caller is None else caller.meter)
-        new = [meter for meter in meters if meter is not None]
-        for meter in new:
-            if meter not in self._meters:
-                meter.connect(self)
-                self._meters = (*self._meters, meter)
-        for meter in [meter for meter in self._meters if meter not in new]:
-            meter.disconnect(self)
-        self._meters = tuple(new)
+        meters = (
+            self.hub.engine.access.meter_of(self.address),
+            None if caller is None else caller.meter,
+        )
+        wanted = tuple(meter for meter in meters if meter is not None)
+        if wanted == self._meters:
+            return
+        joined: list[Meter] = []
+        try:
+            for meter in wanted:
+                if meter not in self._meters:
+                    meter.connect(self, is_new=is_new)
+                    joined.append(meter)
+        except HeadraceError:
+            for meter in joined:
+                meter.disconnect(self)
+            raise
+        for meter in self._meters:
+            if meter not in wanted:
+                meter.disconnect(self)
+        self._meters, self.is_metered = wanted, bool(wanted)
+        self.outbox.belong(tuple(meter.memory for meter in wanted))
+        self.outbox.on_sent = self.charge if wanted else None
 
-    def _charge(self, received: int = 0, requests: int = 0) -> None:
-        """Count against the quotas; over them, the client is not read for a while."""
+    def charge(self, moved: int = 0, requests: int = 0) -> None:
+        """Count bytes, of either direction, and requests against the quotas. Over them, the client is
+        not read for a while, and gets no deliveries."""
         pause = 0.0
         for meter in self._meters:
-            pause = max(pause, meter.received(received), meter.requested(requests), meter.crowded())
-        if pause > 0 and self._resume is None:
+            pause = max(pause, meter.moved(moved), meter.requested(requests))
+        if pause > 0 and self._resume is None and not self.closing:
             self.outbox.throttle(True)
             self._resume = asyncio.get_running_loop().call_later(pause, self._go_on)
 
     def _go_on(self) -> None:
         self._resume = None
-        self.outbox.throttle(False)
-        self._charge()  # others may hold too much still
-
-    def held(self) -> int:
-        """The bytes of its requests that are not answered."""
-        return self.outbox.unanswered_bytes
+        pause = max((max(m.moved(0), m.requested(0)) for m in self._meters), default=0.0)
+        if pause > 0:  # a debt that is longer than the longest pause
+            self._resume = asyncio.get_running_loop().call_later(pause, self._go_on)
+        else:
+            self.outbox.throttle(False)
 
     def access_changed(self) -> None:
         """The rules have changed. What the caller may do has changed by itself; what it holds has not."""
@@ -505,8 +527,7 @@ class Connection(asyncio.Protocol):
             self.caller, self.authenticated = self.hub.engine.access.nobody, False
             self.session.expel(error)
             return
-        with contextlib.suppress(HeadraceError):  # a new quota for connections is for new ones
-            self._count(self.caller)
+        self._count(self.caller, is_new=False)  # a new quota for connections is for new ones
         self.session.access_changed()
 
     def publish(self, publish: Publish, done: PublishDone) -> None:
@@ -515,8 +536,6 @@ class Connection(asyncio.Protocol):
         try:
             if not caller.unlimited and publish.topic not in caller.publishes:
                 self.permissions.check_publish(publish.topic)
-            if self._meters:
-                self._charge(requests=publish.count)
             self.hub.engine.publish(publish, done)
         except HeadraceError as error:
             done([], error)
@@ -525,14 +544,10 @@ class Connection(asyncio.Protocol):
 
     async def call(self, operation: object, arguments: object) -> Any:
         """An operation by its name; returns its answer as JSON has it."""
-        if self._meters:
-            self._charge(requests=1)
         return await self.hub.operations.call(operation, arguments, self.caller, self.peer)
 
     async def run(self, operation: Operation, arguments: dict[str, Any]) -> Any:
         """An operation whose arguments may be text; returns its result."""
-        if self._meters:
-            self._charge(requests=1)
         operations = self.hub.operations
         return await operations.run(operation, arguments, self.caller, self.peer, strict=False)
 

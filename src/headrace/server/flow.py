@@ -9,7 +9,8 @@ exceed a hard bound.
 in order: publishes follow each other without waiting, which makes pipelining fast, and any other request
 waits until everything before it is answered. A fetch after a publish sees the published message.
 
-What a connection holds counts against the broker's ``memory_limit`` (``headrace/budget.py``): requests that
+What a connection holds counts against the broker's ``memory_limit`` (``headrace/budget.py``), and against
+the quotas of its principal and its address: requests that
 are incomplete, that wait, or that are not answered, and answers that the client has not read. Only large
 ones are counted one by one; the small ones have the bounds below.
 """
@@ -22,7 +23,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from headrace.broker.pace import Pace
-from headrace.budget import Budget, Share
+from headrace.budget import Budget, Part, Share
 
 UNANSWERED_BYTES_HIGH = 8 << 20
 UNANSWERED_BYTES_LOW = 2 << 20
@@ -68,7 +69,7 @@ class Outbox:
     __slots__ = (
         "_drained", "_held", "_late", "_loop", "_recounting", "_sending", "_slots", "_stalled",
         "_stalled_bytes", "_throttles", "_transport", "_unsent", "before_idle", "closed", "incomplete",
-        "on_idle", "on_writable", "reading", "requests", "unanswered_bytes", "writable",
+        "on_idle", "on_sent", "on_writable", "reading", "requests", "unanswered_bytes", "writable",
     )  # fmt: skip
 
     def __init__(
@@ -102,6 +103,8 @@ class Outbox:
         self.writable = True
         self.closed = False
         self.on_writable: Callable[[], None] = lambda: None
+        self.on_sent: Callable[[int], None] | None = None
+        """Called with the size of whatever is sent, where somebody counts it."""
         self.before_idle: Callable[[], None] = lambda: None
         """Called when everything is answered and requests wait; it begins more of them."""
         self.on_idle: Callable[[], None] | None = None
@@ -151,9 +154,22 @@ class Outbox:
         self._regulate()
 
     def throttle(self, throttled: bool) -> None:
-        """Whether nothing more is read for a while: the client logs in, or has used up a quota."""
+        """Whether nothing more is read and delivered for a while: the client logs in, or has used up a
+        quota."""
         self._throttles += 1 if throttled else -1
         self._regulate()
+        if self.may_deliver:
+            self.on_writable()
+
+    @property
+    def may_deliver(self) -> bool:
+        """Whether the client takes deliveries now."""
+        return self.writable and not self._throttles and not self.closed
+
+    def belong(self, parts: tuple[Part, ...]) -> None:
+        """What the connection holds counts in these quotas."""
+        for share in (self.incomplete, self.requests, self._unsent):
+            share.belong(parts)
 
     def _regulate(self) -> None:
         """Pause or resume reading, by the cost of the unanswered requests."""
@@ -201,6 +217,8 @@ class Outbox:
         if sum(map(len, pieces)) < PIECE_BYTES_MIN * len(pieces):
             self.write(b"".join(pieces))
         elif not self.closed:
+            if self.on_sent is not None:
+                self.on_sent(sum(map(len, pieces)))
             self._transport.writelines(pieces)
             self._count_unsent()
 
@@ -265,6 +283,8 @@ class Outbox:
         """Write past the order, for data that carries its own number."""
         if self.closed or not data:
             return
+        if self.on_sent is not None:
+            self.on_sent(len(data))
         self._transport.write(data)
         self._count_unsent()
 

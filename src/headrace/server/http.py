@@ -159,6 +159,9 @@ class HttpSession(RequestSession[Request]):
     def _admit_body(self, request: Request) -> int:
         """How large a request's body may be. The parser asks before it keeps any of it."""
         self._admit(request)
+        caller = request.memo.get("caller")
+        if caller is not None and caller.meter is not None and not self.outbox.busy:
+            self.connection.enter(caller)  # the body counts against the quotas of its sender
         message_max = self.engine.max_message_size
         return self.hub.routes.body_limit(request.method, request.words, message_max)
 

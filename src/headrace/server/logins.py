@@ -88,6 +88,7 @@ class Logins:
             wait = self.guesses.turn(address, user)
         except QueueFull:
             self.refused += 1
+            self._record(peer, user, "too_many_attempts")
             self._log(peer, user)
             raise
         if wait > 0:
@@ -104,10 +105,13 @@ class Logins:
     def _failed(self, peer: str, address: str, user: str | None) -> Unauthenticated:
         self.failed += 1
         self.guesses.failed(address, user)
-        who = "unknown" if user is None else f"user:{user[:200]}"
-        self._engine.audit.record(who, peer, "login", "unauthenticated")
+        self._record(peer, user, "unauthenticated")
         self._log(peer, user)
         return Unauthenticated("wrong token" if user is None else "wrong user or password")
+
+    def _record(self, peer: str, user: str | None, outcome: str) -> None:
+        who = "unknown" if user is None else f"user:{user[:200]}"
+        self._engine.audit.record(who, peer, "login", outcome)
 
     def _log(self, peer: str, user: str | None) -> None:
         now = self._engine.time()

@@ -120,10 +120,10 @@ class Memberships:
     # --- what sinks need ----------------------------------------------------------------------
     def has_room(self) -> bool:
         """Whether this connection takes another delivery now."""
-        outbox, budget = self.outbox, self._engine.budget
-        if not outbox.writable or outbox.closed or self._writer.is_busy:
+        outbox = self.outbox
+        if not outbox.may_deliver or self._writer.is_busy:
             return False
-        if budget.used < budget.limit:
+        if outbox.requests.has_room():
             return True
         if not self._is_waiting:
             self._is_waiting = True
@@ -160,7 +160,8 @@ class Memberships:
         self._sinks[key] = sink
         try:
             left = self._places_left(pattern)
-            follower = self._engine.follow(pattern, sink, self._may_follow, places_max=left)
+            with self._connection.permissions.owning():
+                follower = self._engine.follow(pattern, sink, self._may_follow, places_max=left)
             sink.follower, sink.review = follower, lambda: self._review_follower(follower)
         except HeadraceError:
             del self._sinks[key]

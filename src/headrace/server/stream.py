@@ -69,7 +69,8 @@ class EventStream(Session):
         check_pattern(self._topic)
         self.connection.permissions.need_to_follow(self._topic)
         if not is_pattern(self._topic):
-            engine.topic_for_publish(self._topic)
+            with self.connection.permissions.owning():
+                engine.topic_for_publish(self._topic)
         places = [
             (partition, self._place(partition, known, start))
             for topic in engine.topics
@@ -117,11 +118,10 @@ class EventStream(Session):
 
     # --- Sink -------------------------------------------------------------------------------
     def room(self) -> int:
-        is_ready = self.outbox.writable and not self.connection.closing
+        is_ready = self.outbox.may_deliver and not self.connection.closing
         if not is_ready or (self._writer is not None and self._writer.is_busy):
             return 0
-        budget = self.engine.budget
-        if budget.used >= budget.limit:
+        if not self.outbox.requests.has_room():
             if not self._is_waiting:
                 self._is_waiting = True
                 self.engine.call_later(MEMORY_FULL_S, self._look_again)

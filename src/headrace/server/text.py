@@ -62,6 +62,9 @@ class TextSession(RequestSession[PublishRun | Command]):
     def is_open(self, item: PublishRun | Command) -> bool:
         return isinstance(item, Command) and item.verb in ("AUTH", "PING", "HELP", "QUIT")
 
+    def requests_in(self, item: PublishRun | Command) -> int:
+        return len(item.values) if isinstance(item, PublishRun) else 1
+
     def begin(self, item: PublishRun | Command) -> None:
         if self.connection.is_stranger and not self._meet(item):
             return
@@ -89,8 +92,7 @@ class TextSession(RequestSession[PublishRun | Command]):
         return True
 
     def fail(self, item: PublishRun | Command, error: HeadraceError) -> None:
-        count = len(item.values) if isinstance(item, PublishRun) else 1
-        self.outbox.send(text.error_run(error, count))
+        self.outbox.send(text.error_run(error, self.requests_in(item)))
 
     def end(self, error: HeadraceError) -> None:
         self.outbox.send(text.error(error))

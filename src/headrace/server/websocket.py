@@ -122,11 +122,10 @@ class WebSocketSession(Session):
     def _count_unfinished(self) -> None:
         """A large frame that has not come completely counts against the broker's memory."""
         size, incomplete = self._unfinished, self.outbox.incomplete
-        budget = self.engine.budget
-        is_full = size > incomplete.size and budget.used + size - incomplete.size > budget.limit
+        refusal = incomplete.refusal(size - incomplete.size) if size > incomplete.size else None
         incomplete.set(size if size >= COUNTED_BYTES_MIN and not self.outbox.closed else 0)
-        if is_full and self._is_open:
-            self._fail(None, budget.refusal(size))
+        if refusal is not None and self._is_open:
+            self._fail(None, refusal)
             self._protocol.fail(1013, "the broker has no memory for this")
             self._flush()
 
@@ -206,6 +205,8 @@ class WebSocketSession(Session):
     # --- commands ---------------------------------------------------------------------------
     def _text(self, content: bytes) -> None:
         self._unfinished = 0
+        if self.outbox.incomplete.size:
+            self.outbox.incomplete.clear()  # it is complete now, and counts as a request
         try:
             commands = exact_json.loads(content)
         except InvalidArgument as error:
@@ -247,6 +248,8 @@ class WebSocketSession(Session):
             if not isinstance(command, dict):
                 raise InvalidArgument("a command is a JSON object", code="invalid_json")
             message_id = _message_id(command)
+            if self.connection.is_metered:
+                self.connection.charge(requests=1)
             kind = command.get("type")
             handler = TYPES.get(kind) if isinstance(kind, str) else None
             if handler is None:

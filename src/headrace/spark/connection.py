@@ -1,8 +1,10 @@
 """How a broker is reached: the options for it, and a client that waits until the broker is up.
 
 The options are a small value that is pickled to executors. What the driver's environment says
-(``HEADRACE_SERVERS``, ``HEADRACE_TOKEN``, ``HEADRACE_CA``) and the certificate's own text are put into it,
-so that an executor needs neither the environment nor the file.
+(``HEADRACE_SERVERS``, ``HEADRACE_TOKEN``, ``HEADRACE_USER``, ``HEADRACE_PASSWORD``, ``HEADRACE_CA``) and the
+certificate's own text are put into it, so that an executor needs neither the environment nor the file.
+
+An option is stronger than the environment, and a token than a user.
 """
 
 from __future__ import annotations
@@ -10,7 +12,8 @@ from __future__ import annotations
 import os
 import ssl
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from headrace.client.link import ConnectFailed
@@ -20,7 +23,7 @@ from headrace.spark.options import Given, Seconds, wrong
 PORT_DEFAULT = 9999
 TIMEOUT_S_DEFAULT = 60.0
 PAUSE_S = (0.02, 0.05, 0.1, 0.25, 0.5)
-CONNECTION = ("servers", "token", "ca", "tls", "timeout")
+CONNECTION = ("servers", "token", "user", "password", "ca", "tls", "timeout")
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,9 @@ class ConnectionOptions:
     """Everything that is needed to reach a broker, on any machine."""
 
     addresses: tuple[tuple[str, int], ...]
-    token: str | None = None
+    token: str | None = field(default=None, repr=False)
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
     tls: bool = False
     ca: str | None = None
     """The text of the certificate to trust (PEM), not its path."""
@@ -50,7 +55,7 @@ class ConnectionOptions:
             values |= {"tls": True, "ca": _certificate(ca)}
         if any(tls for _, _, tls in found):
             values["tls"] = True
-        values.setdefault("token", environment.get("HEADRACE_TOKEN") or None)
+        values |= _login(values, environment)
         return cls(tuple((host, port) for host, port, _ in found), **values)
 
     def tls_context(self) -> ssl.SSLContext | None:
@@ -58,6 +63,27 @@ class ConnectionOptions:
 
     def __str__(self) -> str:
         return ",".join(f"{host}:{port}" for host, port in self.addresses)
+
+
+def _login(values: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
+    """The token, or the user and the password, of the options or else of the environment."""
+    if "token" in values:
+        if "user" in values:
+            raise wrong("user", "give a token, or a user and a password, not both")
+        return {}
+    token, user = environment.get("HEADRACE_TOKEN"), values.get("user")
+    if user is None:
+        if "password" in values:
+            raise wrong("password", "it goes with the option user")
+        if token:
+            return {"token": token}
+        user = environment.get("HEADRACE_USER")
+    if not user:
+        return {}
+    password = values.get("password") or environment.get("HEADRACE_PASSWORD")
+    if not password:
+        raise wrong("password", f"it is missing, for user {user}; or set HEADRACE_PASSWORD")
+    return {"user": user, "password": password}
 
 
 def _address(text: str) -> tuple[str, int, bool]:
@@ -100,6 +126,8 @@ def connect(connection: ConnectionOptions, *, patience: float | None = None) -> 
                 host,
                 port,
                 token=connection.token,
+                user=connection.user,
+                password=connection.password,
                 tls=tls or False,
                 request_timeout=connection.timeout,
                 delivery_timeout=patience or connection.timeout,

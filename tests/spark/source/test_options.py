@@ -17,7 +17,14 @@ def source(**options: object) -> SourceOptions:
 
 @pytest.fixture(autouse=True)
 def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("HEADRACE_SERVERS", "HEADRACE_SERVER", "HEADRACE_TOKEN", "HEADRACE_CA"):
+    for name in (
+        "HEADRACE_SERVERS",
+        "HEADRACE_SERVER",
+        "HEADRACE_TOKEN",
+        "HEADRACE_CA",
+        "HEADRACE_USER",
+        "HEADRACE_PASSWORD",
+    ):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -100,6 +107,31 @@ def test_the_environment_of_the_driver_goes_along(
     assert (given.ca, given.tls) == (text, True)
     with pytest.raises(InvalidArgument, match="option ca"):
         source(ca=str(tmp_path / "missing.pem"))
+
+
+def test_a_user_logs_in_with_a_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An option is stronger than the environment, and a token than a user; no secret is shown."""
+
+    def login(**options: str) -> tuple[str | None, ...]:
+        found = source(**options).connection
+        assert found is not None
+        assert "hunter" not in repr(found)
+        return found.token, found.user, found.password
+
+    given = {"user": "alice", "password": "hunter2"}
+    assert login(**given) == (None, "alice", "hunter2")
+    monkeypatch.setenv("HEADRACE_USER", "bob")
+    monkeypatch.setenv("HEADRACE_PASSWORD", "hunter3")
+    assert login() == (None, "bob", "hunter3")
+    assert login(user="carol") == (None, "carol", "hunter3")
+    assert login(token="hunter-token") == ("hunter-token", None, None)
+    monkeypatch.setenv("HEADRACE_TOKEN", "hunter-token")
+    assert login() == ("hunter-token", None, None)
+    assert login(**given) == (None, "alice", "hunter2")
+    monkeypatch.delenv("HEADRACE_PASSWORD")
+    for wrong in ({"user": "alice"}, {"password": "x"}, {**given, "token": "t"}):
+        with pytest.raises(InvalidArgument, match=r"option (user|password)"):
+            source(**wrong)
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,26 @@ def test_what_there_is(opened: Callable[[], Store], client: BrokerClient) -> Non
         store.topics(["nothing"])
 
 
+@pytest.mark.parametrize("direct", [False, True])
+def test_a_user_reads_what_it_may_browse(direct: bool) -> None:
+    """The driver's client and the executors' readers log in with its password."""
+    with running_server(token="root-token") as server, server.client() as root:
+        fill(root, "orders", 20)
+        fill(root, "secrets", 1)
+        root.create_user("alice", password="correct-horse", grants=["browse:orders"])
+        options = ConnectionOptions(
+            (server.address,), user="alice", password="correct-horse", timeout=10
+        )
+        store = BrokerStore(pickle.loads(pickle.dumps(options)), direct=direct)
+        try:
+            assert read(store, "orders", 0, 20) == numbers(0, 20)
+            with pytest.raises(errors.HeadraceError) as caught:
+                store.topics(["secrets"])
+            assert caught.value.code in ("forbidden", "topic_not_found")
+        finally:
+            store.close()
+
+
 def test_reading_a_part(opened: Callable[[], Store], client: BrokerClient) -> None:
     """From any offset to any other, over many segments."""
     client.create_topic("orders", segment_bytes=4096)

@@ -111,7 +111,7 @@ class SourceOptions:
         given.check_names(READING)
         values = given.read(cls)
         if "path" in values:
-            for name in ("servers", "token", "ca", "tls", "group"):
+            for name in ("servers", "token", "user", "password", "ca", "tls", "group"):
                 if given.text(name) is not None:
                     raise wrong(name, "it is for a broker, and path reads without one; give one")
             values["path"] = str(Path(values["path"].removeprefix("file://")).absolute())

@@ -133,6 +133,8 @@ class BrokerStore:
             self._reader = BatchReader(
                 self.connection.addresses,
                 token=self.connection.token,
+                user=self.connection.user,
+                password=self.connection.password,
                 tls=self.connection.tls_context(),
                 timeout=self.connection.timeout,
                 direct=self._direct,
