@@ -30,6 +30,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 from headrace import limits
@@ -65,6 +66,8 @@ UNAUTHENTICATED_S = 10.0
 """How long a client may stay on the TCP port without authenticating, where a token is needed."""
 UNAUTHENTICATED_BYTES_MAX = 64 << 10
 """Of an incomplete command that is kept for a client that has not authenticated."""
+MEASURED_EVERY = 100
+"""Requests that arrived together and begin together: after so many the time is looked at."""
 LINGER_S = 2.0
 REVIEW_S = 0.005
 """How long the loop looks at connections after a change of rights, before it does something else."""
@@ -226,8 +229,13 @@ class RequestSession(Session, Generic[Item]):
     def feed(self, data: bytes) -> None:
         add, depends = self._requests.add, self.depends
         self._requests.begin_turn()
-        for item in self._parser.feed(data):
-            add(item, depends(item))
+        for number, item in enumerate(self._parser.feed(data)):
+            add(item, depends(item), not number % MEASURED_EVERY or self.may_be_long(item))
+        if (
+            self._requests.took_long()
+        ):  # the loop reads a socket up to 32 times before it turns to others
+            self.outbox.throttle(True)
+            self.engine.pace.soon(partial(self.outbox.throttle, False))
         held, incomplete = self._parser.buffered, self.outbox.incomplete
         if held >= COUNTED_BYTES_MIN or incomplete.size:
             budget = self.engine.budget
@@ -267,6 +275,10 @@ class RequestSession(Session, Generic[Item]):
     def depends(self, item: Item) -> bool:
         """Whether everything before the request must be answered first."""
         raise NotImplementedError
+
+    def may_be_long(self, item: Item) -> bool:
+        """Whether the time is looked at before this request begins, although it does not depend on others."""
+        return False
 
     def is_open(self, item: Item) -> bool:
         """Whether the request is allowed before the login."""
