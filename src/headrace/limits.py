@@ -31,6 +31,8 @@ PARTITIONS_AUTO_RATE = 20.0
 """Partitions of topics that publishing and subscribing create: so many at once, then so many a second."""
 """Each durable partition in use holds one open file."""
 SUBSCRIPTIONS_MAX = 100_000
+POSITIONS_MAX = 250_000
+"""Of all subscriptions together, before a new wildcard is refused: it has one in each partition, of a kilobyte."""
 OFFSETS_PER_REQUEST_MAX = 100_000
 """Dead letters that one request may name."""
 LISTED_MAX = 10_000

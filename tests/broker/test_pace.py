@@ -119,3 +119,27 @@ def test_a_coroutine_goes_through_items_in_pieces(clock: Ticking) -> None:
         return seen
 
     assert asyncio.run(run()) == [0, 1, "others", 2, 3]
+
+
+def test_a_turn_wakes_one_coroutine() -> None:
+    """It goes on after the pieces, where nobody measures it: a thousand at once would be one long turn."""
+
+    async def run() -> int:
+        loop = asyncio.get_running_loop()
+        pace, turn, woken = Pace(loop, Clock()), 0, []
+
+        def count() -> None:
+            nonlocal turn
+            turn += 1
+            loop.call_soon(count)
+
+        async def wait() -> None:
+            await pace.turn()
+            woken.append(turn)
+
+        tasks = [asyncio.create_task(wait()) for _ in range(10)]
+        count()
+        await asyncio.wait(tasks)
+        return len(set(woken))
+
+    assert asyncio.run(run()) == 10

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from headrace import Broker, limits
 from headrace.broker.delivery import Delivery, Member
 from headrace.errors import (
     Closed,
@@ -520,3 +521,17 @@ def test_a_message_does_not_inherit_the_failures_of_one_that_was_lost(
     (message,) = inbox.messages
     assert (message.value, message.offset) == (b"new", 0)
     assert message.attempt <= 2
+
+
+def test_the_positions_of_all_subscriptions_have_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wildcard has one in each partition: a few hundred wildcards over thousands of topics were gigabytes."""
+    monkeypatch.setattr(limits, "POSITIONS_MAX", 5)
+    with Broker() as broker:
+        for name in ("a.1", "a.2", "a.3"):
+            broker.create_topic(name)
+        broker.subscription("first", "a.*").close()
+        with pytest.raises(InvalidArgument) as refused:
+            broker.subscription("second", "a.*")
+        assert refused.value.code == "too_many_subscriptions"
+        broker.subscription("third", "a.1").close()
+        assert sorted(s["name"] for s in broker.subscriptions()) == ["first", "third"]

@@ -8,9 +8,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from headrace.broker.pace import Pace
+from headrace.clock import Clock
 from headrace.server import flow
-from headrace.server.flow import Outbox
+from headrace.server.flow import Outbox, RequestQueue
 from headrace.testing import RunningServer, running_server, server_process, wait_until
+from headrace.wire import binary
+from headrace.wire.binary import Type
 from tests.contract.raw_binary import CREATE_SUBSCRIPTION, SUBSCRIBE, FrameSocket
 from tests.contract.raw_text import TextSocket
 from tests.fakes import FakeLoop
@@ -52,6 +56,16 @@ class FakeTransport(asyncio.Transport):
 
     def abort(self) -> None:
         self.aborted = True
+
+
+class WorkClock(Clock):
+    """A clock that work moves on."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def seconds(self) -> float:
+        return self.now
 
 
 class Rig:
@@ -425,3 +439,95 @@ def test_the_memory_of_a_server_stays_bounded_under_floods() -> None:
         finally:
             for plain in sockets:
                 plain.close()
+
+
+# --- many at once ---------------------------------------------------------------------------------
+def test_requests_that_take_long_take_turns(rig: Rig) -> None:
+    """Hundreds of small packed batches fit into one read of a socket: the others come in between."""
+    clock = WorkClock()
+    done: list[int] = []
+
+    def handle(item: int) -> None:
+        clock.now += 0.01
+        done.append(item)
+
+    queue = RequestQueue(rig.outbox, handle, Pace(rig.loop, clock))
+    queue.begin_turn()
+    for item in range(20):
+        queue.add(item, depends=False, measured=True)
+    assert queue.took_long()
+    assert len(done) < 4
+    rig.loop.run_until_idle()
+    assert done == list(range(20))
+    assert rig.transport.reading
+
+
+def test_requests_that_are_not_measured_begin_at_once(rig: Rig) -> None:
+    """A measurement costs as much as a small publish."""
+    clock = WorkClock()
+    done: list[int] = []
+    queue = RequestQueue(rig.outbox, done.append, Pace(rig.loop, clock))
+    queue.begin_turn()
+    for item in range(20):
+        clock.now += 0.01
+        queue.add(item, depends=False, measured=not item)
+    assert done == list(range(20))
+
+
+def test_a_socket_whose_data_takes_long_is_not_read_again_at_once() -> None:
+    """The loop reads one socket up to 32 times before it turns to the next."""
+    with running_server() as server, contextlib.closing(FrameSocket(server.address)) as frames:
+        paused: list[bool] = []
+        frames.send(binary.encode(Type.PUBLISH, 1, {"topic": "slow"}, b"x"))
+        assert frames.read().sequence == 1
+        server.call(_make_slow, server, paused)
+        frames.send(binary.encode(Type.PUBLISH, 2, {"topic": "slow"}, b"x"))
+        assert frames.read().sequence == 2
+    assert paused[:2] == [True, False]
+
+
+def _make_slow(server: RunningServer, paused: list[bool]) -> None:
+    """Let each publish of the only connection take a second, by the clock of the pace."""
+    clock, publish = WorkClock(), server.engine.publish
+
+    def slow(*given: object) -> None:
+        clock.now += 1.0
+        publish(*given)  # type: ignore[arg-type]
+
+    server.engine.pace.seconds = clock.seconds
+    server.engine.publish = slow  # type: ignore[assignment]
+    (connection,) = server.server.hub.connections
+    soon = server.engine.pace.soon
+
+    def noted(work: Callable[[], object]) -> None:
+        paused.append(not connection.outbox.reading)
+
+        def then() -> None:
+            work()
+            paused.append(not connection.outbox.reading)
+
+        soon(then)
+
+    server.engine.pace.soon = noted  # type: ignore[method-assign]
+
+
+def test_waiting_text_fetches_share_the_memory() -> None:
+    """One large publish wakes all of them, and nobody reads."""
+    with (
+        running_server(memory_limit="64MB", max_message_size="4MB") as server,
+        server.client() as client,
+        contextlib.ExitStack() as stack,
+    ):
+        client.create_topic("news")
+        for _ in range(40):
+            text = stack.enter_context(contextlib.closing(TextSocket(server.address)))
+            text.send(b"FETCH news 0 count=10 wait=60000\r\n")
+        server.wait_until(lambda: _waiters(server, "news") == 40)
+        client.publish_many("news", [bytes(4 << 20)] * 3)
+        server.wait_until(lambda: _waiters(server, "news") == 0)
+        server.wait_until(lambda: server.engine.budget.refused > 0)
+        assert server.call(lambda: server.engine.budget.used) <= 64 << 20
+
+
+def _waiters(server: RunningServer, topic: str) -> int:
+    return len(server.engine.topics.find(topic).partitions[0].watchers)

@@ -10,11 +10,14 @@ in them; they get topics that are new to them from the first message that is kep
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
+from headrace import limits
 from headrace.broker.follower import Follower
 from headrace.broker.subscription import Subscription
 from headrace.broker.topic import Topic
+from headrace.errors import InvalidArgument
 from headrace.model import is_pattern, pattern_matches
 
 if TYPE_CHECKING:
@@ -42,6 +45,24 @@ def attach_all(engine: Engine, topic: Topic, before: int) -> None:
         if follower.matches(topic.name):
             for partition in topic.partitions[before:]:
                 follower.attach(partition, 0)
+
+
+def check_room(subscriptions: Collection[Subscription], partitions: int) -> None:
+    """Refuse a new subscription to so many partitions if the broker has too many already."""
+    if len(subscriptions) >= limits.SUBSCRIPTIONS_MAX:
+        raise InvalidArgument(
+            f"the broker has {limits.SUBSCRIPTIONS_MAX} subscriptions, the limit",
+            code="too_many_subscriptions",
+        )
+    if partitions > 1:
+        positions = sum([len(subscription.cursors) for subscription in subscriptions])
+        if positions + partitions > limits.POSITIONS_MAX:
+            raise InvalidArgument(
+                f"the subscriptions have {positions} positions, one in each partition, and may have "
+                f"{limits.POSITIONS_MAX}; this one needs {partitions} more. Delete subscriptions, or use a "
+                "narrower wildcard",
+                code="too_many_subscriptions",
+            )
 
 
 def reattach(engine: Engine) -> None:

@@ -25,7 +25,7 @@ from typing import Any
 from headrace import limits
 from headrace.access.control import AccessControl
 from headrace.broker import state as entries
-from headrace.broker.attaching import attach_all, attaches, reattach
+from headrace.broker.attaching import attach_all, attaches, check_room, reattach
 from headrace.broker.attempts import first_reserve
 from headrace.broker.audit import Audit
 from headrace.broker.cursor import Cursor
@@ -500,16 +500,12 @@ class Engine:
                 name,
             )
             start = "earliest"
-        if len(self._subscriptions) >= limits.SUBSCRIPTIONS_MAX:
-            raise InvalidArgument(
-                f"the broker has {limits.SUBSCRIPTIONS_MAX} subscriptions, the limit",
-                code="too_many_subscriptions",
-            )
         subscription = Subscription(
             self, self._next_number, name, pattern, chosen, self.now_ms(), owner
         )
         topics = [t for t in self.topics.matching(pattern) if attaches(self, subscription, t.name)]
         partitions = [partition for topic in topics for partition in topic.partitions]
+        check_room(self._subscriptions.values(), len(partitions))
         # A bad start is refused before anything is created.
         offsets = self.resolve_all(partitions, start, time_ms=start_time_ms)
         self._number()

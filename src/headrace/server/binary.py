@@ -86,6 +86,9 @@ class BinarySession(RequestSession[Frame]):
     def depends(self, item: Frame) -> bool:
         return item.type not in _INDEPENDENT
 
+    def may_be_long(self, item: Frame) -> bool:
+        return item.type in _MAY_BE_LONG
+
     def is_open(self, item: Frame) -> bool:
         return item.type in (Type.AUTH, Type.HEARTBEAT)
 
@@ -503,6 +506,8 @@ TYPES: dict[int, Callable[[BinarySession, Frame], None]] = {
 }
 
 
+_MAY_BE_LONG = {Type.PUBLISH_BATCH, Type.STAGE, Type.SETTLE}
+"""However small they are."""
 _INDEPENDENT = {
     Type.PUBLISH,
     Type.PUBLISH_BATCH,

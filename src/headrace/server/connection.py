@@ -29,6 +29,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 from headrace import limits
@@ -64,6 +65,8 @@ UNAUTHENTICATED_S = 10.0
 """How long a client may stay on the TCP port without authenticating, where a token is needed."""
 UNAUTHENTICATED_BYTES_MAX = 64 << 10
 """Of an incomplete command that is kept for a client that has not authenticated."""
+MEASURED_EVERY = 100
+"""Requests that arrived together and begin together: after so many the time is looked at."""
 LINGER_S = 2.0
 REVIEW_S = 0.005
 """How long the loop looks at connections after a change of rights, before it does something else."""
@@ -228,8 +231,12 @@ class RequestSession(Session, Generic[Item]):
         items, incomplete = self._parser.feed(data), self.outbox.incomplete
         if items and incomplete.size:
             incomplete.clear()  # it is complete now, and counts as a request
-        for item in items:
-            add(item, depends(item))
+        for number, item in enumerate(items):
+            add(item, depends(item), not number % MEASURED_EVERY or self.may_be_long(item))
+        if self._requests.took_long():
+            # The loop reads a socket up to 32 times before it turns to others.
+            self.outbox.throttle(True)
+            self.engine.pace.soon(partial(self.outbox.throttle, False))
         held = self._parser.buffered
         if held >= COUNTED_BYTES_MIN or incomplete.size:
             refusal = incomplete.refusal(held - incomplete.size) if held > incomplete.size else None
@@ -274,6 +281,10 @@ class RequestSession(Session, Generic[Item]):
     def depends(self, item: Item) -> bool:
         """Whether everything before the request must be answered first."""
         raise NotImplementedError
+
+    def may_be_long(self, item: Item) -> bool:
+        """Whether the time is looked at before this request begins, although it does not depend on others."""
+        return False
 
     def is_open(self, item: Item) -> bool:
         """Whether the request is allowed before the login."""

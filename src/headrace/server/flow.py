@@ -41,6 +41,9 @@ UNSENT_BYTES_MIN = 256 << 10
 """Unsent answers of one client count against the broker's memory from this size on."""
 RECOUNT_S = 1.0
 """How long a count of unsent answers may be out of date, after the client has read them."""
+INDEPENDENT_S = 0.01
+"""How much longer a turn may last for requests that do not wait for others. What is cut off waits until all
+before it is on disk, so a fast publisher should not reach this."""
 STALLED_S = 30.0
 STALLED_BYTES_MIN = 64 << 10
 """A client that has taken this much in the meantime is slow, not gone."""
@@ -373,7 +376,9 @@ class RequestQueue(Generic[Item]):
     requests wait, the socket is not read, so the queue holds no more than what had already arrived.
 
     A client may send thousands of such requests at once, so after a few milliseconds the rest waits for
-    later turns of the loop (``pace``). Publishes are not measured: a measurement costs as much as one of them.
+    later turns of the loop (``pace``). Single publishes and settlements are not measured one by one, because
+    a measurement costs as much as one of them: whoever adds them has some of them ``measured``. A batch
+    always is: a few hundred bytes may be megabytes when they are unpacked.
     """
 
     __slots__ = (
@@ -397,10 +402,10 @@ class RequestQueue(Generic[Item]):
         """New data has come."""
         self._deadline = 0.0
 
-    def add(self, item: Item, depends: bool) -> None:
+    def add(self, item: Item, depends: bool, measured: bool = False) -> None:
         if self._waiting or ((depends or self._barrier) and self._outbox.is_occupied):
             self._wait(item, depends)
-        elif depends and self._is_late():
+        elif (depends or measured) and self._is_late(0.0 if depends else INDEPENDENT_S):
             self._wait(item, depends)
             self._pace.soon(self._go_on)
         else:
@@ -416,11 +421,15 @@ class RequestQueue(Generic[Item]):
         if size >= COUNTED_BYTES_MIN:
             self._outbox.requests.add(size)
 
-    def _is_late(self) -> bool:
+    def _is_late(self, more_s: float = 0.0) -> bool:
         if not self._deadline:
             self._deadline = self._pace.deadline()
             return False
-        return self._pace.is_past(self._deadline)
+        return self._pace.is_past(self._deadline + more_s)
+
+    def took_long(self) -> bool:
+        """Whether the data of this turn has kept the loop for so long that the others come first now."""
+        return self._deadline > 0.0 and self._is_late()
 
     def _go_on(self) -> None:
         """It is this connection's turn again."""

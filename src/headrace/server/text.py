@@ -21,6 +21,7 @@ from headrace import limits
 from headrace.broker.delivery import Delivery
 from headrace.broker.positions import news_in
 from headrace.broker.publishing import Publish
+from headrace.budget import Share
 from headrace.errors import DataCorrupt, HeadraceError, InvalidArgument, OffsetOutOfRange
 from headrace.log.columns import Columns
 from headrace.log.interface import ReadPending, completed
@@ -172,8 +173,19 @@ class TextSession(RequestSession[PublishRun | Command]):
         if wait and offset == log.end_offset:
             await news_in([partition], wait)
             self.connection.permissions.need("browse", partition.topic)
+            # One answer after the other: a publish may wake a thousand of these at once.
+            await self.engine.pace.turn()
+            await self.outbox.when_writable()
+            self.engine.budget.check(FETCHED_BYTES_MAX)
         if count is None:
             return await completed(lambda: self._one(partition, offset))
+        held = Share(self.engine.budget)
+        try:
+            return await self._many(log, offset, count, held)
+        finally:
+            held.clear()
+
+    async def _many(self, log: Any, offset: int, count: int, held: Share) -> bytes:
         parts: list[bytes] = []
         size = 0
         while len(parts) < min(count, limits.BATCH_RECORDS_MAX) and size < FETCHED_BYTES_MAX:
@@ -193,6 +205,7 @@ class TextSession(RequestSession[PublishRun | Command]):
                 parts.append(text.message(offset, value))
                 size += len(value)
                 offset += 1
+            held.take(size - held.size)
             await self.engine.pace.turn()
         parts.append(f"END {offset}\r\n".encode())
         return b"".join(parts)
