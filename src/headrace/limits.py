@@ -55,7 +55,7 @@ BATCH_BYTES_MAX = 128 << 20
 """Of the stored or unpacked body. Offsets in a batch are int32, so the format allows 2 GiB; this is less."""
 CLIENT_BATCH_RECORDS_MAX = 100_000
 """Of one batch that a client made. The broker looks at all of them in one turn of its loop."""
-BATCH_HEADERS_MAX = 250_000
+BATCH_HEADERS_MAX = 150_000
 """Of all messages of one batch that a client made, for the same reason."""
 UNPACKED_BYTES_MAX = 16 << 20
 """Of one packed batch, besides one message of any size: unpacking more takes the loop too long."""

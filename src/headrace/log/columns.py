@@ -64,9 +64,13 @@ def pieces(columns: Columns) -> list[Columns]:
     """The columns, cut into parts if one batch would be too large for readers."""
     count = len(columns.values)
     size = sum(map(len, columns.values)) + 1
-    if count <= limits.BATCH_RECORDS_TARGET and size <= 2 * limits.BATCH_BYTES_TARGET:
+    most = limits.BATCH_RECORDS_TARGET
+    if columns.headers is not None:  # a broker takes no batch with more than BATCH_HEADERS_MAX
+        each = max((len(headers) for headers in columns.headers if headers), default=0)
+        most = min(most, limits.BATCH_HEADERS_MAX // max(each, 1))
+    if count <= most and size <= 2 * limits.BATCH_BYTES_TARGET:
         return [columns]
-    step = max(1, min(limits.BATCH_RECORDS_TARGET, count * limits.BATCH_BYTES_TARGET // size))
+    step = max(1, min(most, count * limits.BATCH_BYTES_TARGET // size))
     return [cut(columns, start, start + step) for start in range(0, count, step)]
 
 
