@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from headrace import limits
 from headrace.broker.state import FLUSH_S, PAUSE_S_MIN, RETRY_S
 from headrace.errors import BrokerFailed, Closed, OutcomeUnknown, StorageFailed, StorageFull
+from headrace.log.batch import encode
 from headrace.log.directory import JOURNAL
 from headrace.log.journal import frame
 from tests.broker.rig import DATA, GROUP, TOPIC, Rig, damage, flip
@@ -375,6 +376,53 @@ def test_nothing_is_written_behind_close() -> None:
     rig.advance(100)
     assert isinstance(late.error, Closed)
     assert len(files.changes) == before
+    assert rig.loop.timers == 0
+
+
+def test_what_comes_during_the_last_write_is_refused() -> None:
+    """It is not written behind the close, and who waits for it hears so."""
+    rig, files = faulty()
+    rig.subscribe()
+    inbox = rig.join()
+    rig.numbers(3)
+    rig.advance(1)
+    inbox.ack(inbox.messages[0])
+    engine, cursor = rig.engine, rig.engine.subscription(GROUP).cursors[(TOPIC, 0)]
+    rig.workers.hold = True
+    closed: list[bool] = []
+    engine.state.close(lambda: closed.append(True))
+    rig.run()
+    assert rig.workers.held
+    cursor.done(1)
+    engine.changed(cursor)
+    late = rig.ask(engine.state.flush)
+    rig.workers.release(1)
+    rig.run()
+    assert closed
+    before = [change for change in files.changes if change.path == PATH]
+    rig.workers.release()
+    rig.advance(100)
+    assert isinstance(late.error, Closed)
+    assert [change for change in files.changes if change.path == PATH] == before
+
+
+def test_a_start_without_room_leaves_one_timer() -> None:
+    """A commit that is dropped at the start changes a position before the journal is written anew."""
+    rig, files = faulty()
+    rig.engine.create_topic(TOPIC)
+    staging = rig.engine.staging
+    batch = encode(rig.columns([b"x"]))
+    staged = rig.ask(staging.stage, TOPIC, 0, batch)
+    rig.run()
+    committed = rig.ask(staging.commit, "job", 0, [staged.get()])
+    rig.run()
+    committed.get()
+    rig.kill()
+    rig.close()
+    files.fail("create", 1, errno.ENOSPC, name=JOURNAL)
+    rig.open()
+    files.heal()
+    rig.close()
     assert rig.loop.timers == 0
 
 

@@ -209,7 +209,7 @@ class StateJournal:
                 raise
             logger.error("the subscription journal cannot be rewritten yet: %s", error)
             self._rewrite_due = True
-            self._timer = self._loop.call_later(RETRY_S, self._flush_later)
+            self._retry()
 
     # --- writing ----------------------------------------------------------------------------
     def write(self, payload: bytes, done: Done | None = None) -> None:
@@ -252,6 +252,11 @@ class StateJournal:
         else:
             self._dirty_since = None
 
+    def _retry(self) -> None:
+        # A timer that runs already comes earlier; a second one would outlive the journal.
+        if self._timer is None:
+            self._timer = self._loop.call_later(RETRY_S, self._flush_later)
+
     def _prepare(self, entries: list[Entry]) -> Callable[[], None]:
         journal = self._journal
         assert journal is not None
@@ -285,8 +290,7 @@ class StateJournal:
                 self._dirty[cursor.number] = cursor
             # A refused definition is only in memory; the next write must include it.
             self._rewrite_due |= any(entry.payload is not None for entry in entries)
-            if self._timer is None:
-                self._timer = self._loop.call_later(RETRY_S, self._flush_later)
+            self._retry()
         elif error is None:
             self._rewrite_due = False  # if it was due, it has just been done
         else:
@@ -306,6 +310,10 @@ class StateJournal:
 
         def closed(_error: HeadraceError | None) -> None:
             self._closed = True
+            # What came during the last write comes too late.
+            late, self._lane.waiting = self._lane.waiting, []
+            for entry in late:
+                self._put(entry)
             # Not earlier: a write that found no room has scheduled another one.
             if self._timer is not None:
                 self._timer.cancel()

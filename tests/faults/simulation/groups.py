@@ -95,7 +95,9 @@ class GroupOracle:
     )
     """Partition -> what was done, and what had failed, before a seek that was not answered yet."""
     _last: dict[tuple[str, int, bytes], int] = field(default_factory=dict)
-    _letters: dict[Place, int] = field(default_factory=dict)
+    _letters: dict[tuple[Place, int], int] = field(default_factory=dict)
+    """(origin, number of the message) -> its letters. After a restart a topic in memory begins anew, and
+    another message has the offset."""
     _letters_read: set[tuple[str, int]] = field(default_factory=set)
 
     @property
@@ -351,12 +353,10 @@ class GroupOracle:
         self.log.look_at(topic, partition)
         past = {place for place in self._places(topic, partition) if place[2] < target}
         self._forget_out((topic, partition), target)
+        # Their failures stay known: a crash may forget the advance, and then the broker counts on from them.
         self.done |= past
         self.unsure -= past
         self.excused |= past
-        for known in (self.failures, self.failures_least):
-            for place in past & known.keys():
-                del known[place]
 
     def grown(self, topic: str) -> None:
         """Partitions are about to be added to a topic."""
@@ -384,6 +384,15 @@ class GroupOracle:
             if same(place):
                 self.durable_failures[place] = max(count, self.durable_failures.get(place, 0))
 
+    def stopping(self) -> None:
+        """The broker is about to stop in good order.
+
+        It takes back what is out, and does not count it. It also takes it back when the disk refuses
+        something later in the stop (the note that the stop was clean): the members were let go before.
+        """
+        for place in list(self.out):
+            self._end(place, failed=False, begun=False)
+
     def restarted(
         self, *, clean: bool, interrupted: bool, shorter: dict[tuple[str, int], int]
     ) -> None:
@@ -393,7 +402,7 @@ class GroupOracle:
         """
         self.crashes += interrupted
         for place in list(self.out):
-            self._end(place, failed=False, begun=not clean)
+            self._end(place, failed=False)
         self.members.clear()
         self.deadlines.clear()
         self._last.clear()
@@ -440,8 +449,11 @@ class GroupOracle:
                 continue
             if not self.max_deliveries or letter.attempts < self.max_deliveries:
                 raise self._wrong("dead letter", f"{letter} after {letter.attempts} attempts")
-            count = self._letters[letter.origin] = self._letters.get(letter.origin, 0) + 1
-            if count > 1 + self.crashes + self.seeks:
+            which = (letter.origin, letter.sent.number)
+            count = self._letters[which] = self._letters.get(which, 0) + 1
+            # A letter that was redriven to a topic that began anew may come to stand at the same offset.
+            redriven = letter.sent.copies if self.log.is_volatile(letter.origin[0]) else 0
+            if count > 1 + self.crashes + self.seeks + redriven:
                 raise self._wrong("dead letter", f"{count} letters of {letter.origin}")
 
     # --- the end --------------------------------------------------------------------------------

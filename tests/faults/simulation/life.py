@@ -115,13 +115,20 @@ class Life:
         self.counts["clean restarts"] += 1
         faults = self.world.files.faults
         hits = sum(fault.hits for fault in faults)
-        self.world.stop()
+        self.stop()
         if self.world.engine_failed:
             self.crashed(power_cut=False)
             return
         # A stop in which the disk refused something may not have stored everything.
         clean = hits == sum(fault.hits for fault in faults)
         self.start_again(clean=clean, power_cut=False)
+
+    def stop(self) -> None:
+        self.tell_time()
+        if not self.world.engine_failed:
+            for group in self.clients.groups:
+                group.stopping()
+        self.world.stop()
 
     def kill(self) -> None:
         self.counts["kills"] += 1
@@ -273,7 +280,7 @@ class Life:
             group.finish()
         self.check_disk()
         for again in range(2):  # what was done stays done
-            self.world.stop()
+            self.stop()
             if self.seed % CHECK_EVERY == 0 and not again:
                 report = examine(DATA, world.disk)
                 if not report.healthy:
