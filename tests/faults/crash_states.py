@@ -149,7 +149,7 @@ class Saga:
         self.rig.run()
 
     def cancel(self) -> None:
-        waiting = {item.id for item in self.rig.engine.schedule.waiting()}
+        waiting = {item.id for item in self.rig.engine.schedule.listing().collect()}
         for fact, id in self.delayed:
             if id in waiting:
                 fact.cancelled = True
@@ -310,7 +310,7 @@ def _judge_messages(saga: Saga, rig: Rig) -> dict[bytes, tuple[int, int]]:
 
 
 def _judge_delayed(saga: Saga, rig: Rig, found: dict[bytes, tuple[int, int]]) -> None:
-    waiting = {item.id for item in rig.engine.schedule.waiting()}
+    waiting = {item.id for item in rig.engine.schedule.listing().collect()}
     for fact, id in saga.delayed:
         states = (fact.value in found) + (id in waiting)
         if states > 1 or (states == 0 and not fact.cancelled):

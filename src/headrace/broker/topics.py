@@ -141,12 +141,9 @@ class Topics:
     def _plan(self, name: str, settings: TopicSettings, *, internal: bool = False) -> Topic:
         """Check a new topic; nothing is stored yet."""
         check_topic_name(name, internal=internal)
-        if name in self._changing and name not in self._topics:
-            raise QueueFull(
-                f"topic {name!r} is being created or deleted; try again in a moment",
-                code="topic_changing",
-            )
-        if name in self._topics:
+        if name not in self._topics:
+            self.check_unchanged(name)
+        else:
             raise Conflict(
                 f"topic {name!r} exists already, with other settings", code="topic_exists"
             )
@@ -166,6 +163,7 @@ class Topics:
 
     def change_later(self, topic: Topic, settings: TopicSettings, done: TopicDone) -> None:
         """Apply new settings; partitions can be added but not taken away."""
+        self.check_unchanged(topic.name)
         self._check_change(topic, settings)
         before = len(topic.partitions)
         added = settings.partitions - before
@@ -219,6 +217,13 @@ class Topics:
             self._workers.submit(work, finished)
         else:
             finished(work(), None)
+
+    def check_unchanged(self, name: str) -> None:
+        if name in self._changing:
+            raise QueueFull(
+                f"topic {name!r} is being created, changed or deleted; try again in a moment",
+                code="topic_changing",
+            )
 
     def when_unchanged(self, name: str) -> Callable[[Callable[[], Any]], None] | None:
         """None, or what takes a callback that runs when the topic is no longer changing."""

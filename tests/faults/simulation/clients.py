@@ -463,7 +463,7 @@ class Clients:
         topic = self.topic()
         assert topic is not None
         count = self.partitions(topic)
-        if count < PARTITIONS_MAX:
+        if count < PARTITIONS_MAX and self.world.engine.topics.when_unchanged(topic) is None:
             for group in self.groups:
                 if any(name == topic for name, _ in group.subscription.cursors):
                     group.grown(topic)

@@ -267,6 +267,7 @@ class Life:
         world.files.countdown = 0
         for name, settings in self.log.topics.items():
             if "max_queue_size" in settings:  # nobody may read it, and then it stays full
+                world.work()  # it may still grow
                 world.engine.change_topic(name, {"max_queue_size": None})
         if world.clock.now_ms() < world.highest_ms:
             world.jump(world.highest_ms - world.clock.now_ms())  # the clock is right again
@@ -296,7 +297,7 @@ class Life:
         if self.clients.open_calls:
             return f"{self.clients.open_calls} calls are not answered"
         if len(engine.schedule):
-            return f"{len(engine.schedule)} delayed messages wait: {engine.schedule.waiting()}"
+            return f"{len(engine.schedule)} delayed messages wait: {engine.schedule.listing().collect()}"
         for group in self.clients.groups:
             missing = group.check_idle()
             if missing is not None:
