@@ -194,3 +194,78 @@ def test_a_broker_that_stops_itself_takes_no_attempt_back() -> None:
     rig.advance(1.0)
     assert 0 not in inbox.offsets
     assert [letter.message.value for letter in rig.letters()] == [b"0"]
+
+
+def test_a_retry_behind_a_full_member_is_read_once() -> None:
+    """After a start, messages that failed lie among others for which there is no room yet."""
+    rig = Rig()
+    rig.subscribe(max_deliveries=2, backoff=0.0)
+    rig.numbers(9)
+    inbox = rig.join()
+    for message in inbox.take():
+        if message.offset in (3, 7, 8):
+            inbox.nack(message, delay=30)
+    rig.reopen()
+    inbox = rig.join(prefetch=1)
+    found = []
+    for _ in range(20):
+        for message in inbox.take():
+            found.append((message.offset, message.attempt))
+            inbox.ack(message)
+        rig.advance(0.2)
+    assert sorted(found) == [(n, 2 if n in (3, 7, 8) else 1) for n in range(9)]
+
+
+def test_a_message_that_waits_for_its_retry_loses_nothing_by_kills() -> None:
+    """Only what is out, or may be, uses up an attempt when the broker is killed."""
+    rig = Rig()
+    rig.subscribe(max_deliveries=4)
+    rig.numbers(1)
+    inbox = rig.join()
+    inbox.nack(inbox.take()[0], delay=1000)
+    rig.flush()
+    for _ in range(5):
+        rig.kill()
+    assert attempts(rig.join()) == [(0, 2)]
+    rig.kill()
+    assert attempts(rig.join()) == [(0, 3)]
+
+
+def test_kills_without_members_cost_no_attempts() -> None:
+    """What nobody was given has all its attempts, but for the few that the first broker had allowed."""
+    rig = Rig()
+    rig.subscribe(max_deliveries=3)
+    rig.numbers(3 * AHEAD_MIN)
+    for _ in range(5):
+        rig.kill()
+    found = Counter(message.attempt for message in rig.join(prefetch=1_000_000).messages)
+    assert found == {2: AHEAD_MIN, 1: 2 * AHEAD_MIN}
+
+
+def test_a_kill_counts_what_a_member_had_room_for() -> None:
+    """A backlog in one large batch: the messages far behind those that are out keep their attempts."""
+    rig = Rig()
+    rig.subscribe(max_deliveries=3)
+    rig.numbers(10_000)
+    rig.kill()
+    seen = set()
+    for _ in range(5):
+        inbox = rig.join(prefetch=10)
+        assert len(inbox.messages) == 10
+        seen.update(inbox.offsets)
+        rig.kill()
+    inbox = rig.join(prefetch=1_000_000)
+    assert sum(message.attempt > 1 for message in inbox.messages) <= 4 * AHEAD_MIN
+    assert seen.union(inbox.offsets) == set(range(10_000)), "only what was out is given up"
+
+
+def test_doubts_alone_give_no_message_up() -> None:
+    """Also when the limit is lowered below what killed brokers may have delivered."""
+    rig = Rig()
+    rig.subscribe(max_deliveries=5)
+    rig.numbers(3)
+    for _ in range(3):
+        rig.join()
+        rig.kill()
+    rig.subscribe(max_deliveries=2)
+    assert attempts(rig.join()) == [(0, 2), (1, 2), (2, 2)]

@@ -3,18 +3,22 @@
 A delivery must be in the journal before it can be lost with the process, but a plain first delivery must not
 wait for the disk. So:
 
-- First deliveries may go up to an offset that the journal already has (``Cursor.allowed``). It is kept some
-  thousand messages ahead, so in practice nothing waits for it.
-- A message that failed is delivered again when its failed attempts are in the journal.
-- The last permitted delivery is made when the journal says that it was made (*armed*).
+- First deliveries may go up to an offset that the journal already has (``Cursor.allowed``). It is kept ahead by
+  what is delivered in a fraction of a second, so in practice nothing waits for it but the first delivery
+  after a start.
+- A message that failed is delivered again when the journal counts that delivery as made (*armed*). A delivery
+  that is not begun is taken back. So what a kill costs a message that failed before is exact: nothing while
+  it waits for its turn, however long that is.
 
-After a broker that did not stop cleanly, every message before that offset that is not done may have been out
-once more, and is counted so (``Cursor.doubts``), up to the last delivery but one. So a message that had never
-been delivered may lose one of its attempts, but not the last one. With ``max_deliveries=1`` there is no other
-one: then the offset in the journal is never ahead, and a message that may have been out becomes a dead letter.
+After a broker that did not stop cleanly, every message before that offset that is not done and never failed may
+have been out once more, and is counted so (``Cursor.doubts``), up to the last delivery but one; then it is
+delivered as one that failed is. So a message that had never been delivered may lose one of its attempts if it
+was about to be, but not the last one. With ``max_deliveries=1`` there is no other one: then the offset in the
+journal is never ahead, and a message that may have been out becomes a dead letter.
 
 Rejected: an entry in the journal for each delivery (a disk write in every delivery); counting only what the
-journal happens to know (the last 50 milliseconds would be forgotten at every crash, without a bound).
+journal happens to know (the last 50 milliseconds would be forgotten at every crash, without a bound); one more
+attempt for everything that had failed and was not done (fifteen kills made one message in ten a dead letter).
 """
 
 from __future__ import annotations
@@ -32,9 +36,10 @@ if TYPE_CHECKING:
     from headrace.broker.delivery import Lease, Member
     from headrace.broker.subscription import Subscription
 
-AHEAD_MIN, AHEAD_MAX = 1_000, 65_536
+AHEAD_MIN, AHEAD_MAX = 64, 32_768
 """How many first deliveries the journal allows in advance; more for a subscription that is fast."""
-QUICK_S = 0.1
+QUICK_S = 0.025
+"""Half of that is to last for so long."""
 LAST_ATTEMPT_PAUSE_S = 0.1
 """After this time a member for the last attempt of a message is looked for again."""
 INTERRUPTED = "the broker stopped during the last delivery"
@@ -51,10 +56,12 @@ def first_reserve(cursor: Cursor, limit: int) -> None:
 
 
 def recall(cursor: Cursor, kept: dict[str, Any] | None, limit: int, *, clean: bool) -> None:
-    """At a start: what the journal has kept about deliveries; the last broker stopped cleanly, or not."""
+    """At a start: what the journal has kept about deliveries; the last broker stopped cleanly, or not.
+
+    Nothing is allowed in advance: a subscription without members loses nothing by kills.
+    """
     if kept is not None:
         cursor.recall(kept["reserved"], kept["doubts"], clean=clean, limit=limit)
-    first_reserve(cursor, limit)
 
 
 @dataclass(slots=True, eq=False)
@@ -65,7 +72,7 @@ class Attempts:
     _arming: set[Place] = field(default_factory=set)
     """They wait for the journal."""
     _armed: set[Place] = field(default_factory=set)
-    """The journal has their attempts: they may be delivered again."""
+    """The journal counts their next delivery, as ``Cursor.attempts`` does: it may be made."""
     _failed_by: dict[Place, Member] = field(default_factory=dict)
     """Who had the last attempt but one."""
     _given_up: dict[Place, str] = field(default_factory=dict)
@@ -89,15 +96,17 @@ class Attempts:
         if not limit or not context.keeps_positions or not cursor.partition.log.durable:
             cursor.allowed = cursor.reserve_at = UNLIMITED
             return end
-        now = context.time()
-        if limit == 1:  # no more than is going to be delivered
-            cursor.ahead = 0
-            end = min(end, cursor.next + owner.members.room())
-        elif now - cursor.reserved_at < QUICK_S:
-            cursor.ahead = min(max(2 * cursor.ahead, AHEAD_MIN), AHEAD_MAX)
-        else:
-            cursor.ahead = max(cursor.ahead // 2, AHEAD_MIN)
-        if end + cursor.ahead > cursor.reserved:
+        # No more than is going to be delivered; but many at a time where most are done or for others.
+        room = owner.members.room()
+        end = min(end, cursor.next + (room if limit == 1 else max(room, AHEAD_MIN)))
+        if end + cursor.ahead // 2 > cursor.reserved:
+            now = context.time()
+            if limit == 1:
+                cursor.ahead = 0
+            elif cursor.allowed <= cursor.next or now - cursor.reserved_at < QUICK_S:
+                cursor.ahead = min(max(2 * cursor.ahead, AHEAD_MIN), AHEAD_MAX)
+            else:
+                cursor.ahead = max(cursor.ahead // 2, AHEAD_MIN)
             cursor.reserved_at = now
             cursor.reserved = upto = end + cursor.ahead
             context.reserve(cursor, lambda error: self._reserved(cursor, upto))
@@ -114,23 +123,28 @@ class Attempts:
         cursor.waiting = False
         self._owner.wake()
 
-    def is_last(self, cursor: Cursor, offset: int) -> bool:
-        """Whether a message that was read is due for its last attempt, or has had it: not by itself a
-        first delivery, but one after a broker was killed."""
+    def is_retry(self, cursor: Cursor, offset: int) -> bool:
+        """Whether a message that was read, after a start, has failed before, or is due for its last attempt,
+        or has had it."""
         limit = self._owner.settings.max_deliveries
         failures = cursor.failures(offset)
-        return bool(limit and failures and failures + 1 >= limit)
+        return bool(limit and failures and (offset in cursor.attempts or failures + 1 >= limit))
 
-    def without_last(self, cursor: Cursor, batch: Batch, indexes: Sequence[int]) -> Sequence[int]:
-        """Those that go the usual way; a last attempt is dealt with as a retry."""
-        usual = []
+    def share(self, cursor: Cursor, batch: Batch, indexes: Sequence[int]) -> Sequence[int]:
+        """Deal out those that go the usual way, and note the retries among them.
+
+        Returns those that found no room. The retries behind the first of these are read again.
+        """
+        usual: list[int] = []
+        retries: list[int] = []
         for index in indexes:
-            offset = batch.base_offset + index
-            if self.is_last(cursor, offset):
-                self._owner._retries.add(cursor, offset)
-            else:
-                usual.append(index)
-        return usual
+            is_retry = self.is_retry(cursor, batch.base_offset + index)
+            (retries if is_retry else usual).append(index)
+        left = self._owner._share(cursor, batch, usual)
+        for index in retries:
+            if not left or index < left[0]:
+                self._owner._retries.add(cursor, batch.base_offset + index)
+        return left
 
     # --- retries --------------------------------------------------------------------------------
     def ready(self, cursor: Cursor, batch: Batch, indexes: Sequence[int]) -> Sequence[int]:
@@ -140,6 +154,8 @@ class Attempts:
             return indexes
         now: list[int] = []
         waiting: list[Place] = []
+        # No more than the members have room for: what is armed and not delivered is given up at a kill.
+        room = self._owner.members.room() - len(self._arming) - len(self._armed)
         for index in indexes:
             offset = batch.base_offset + index
             place = (cursor.number, offset)
@@ -148,16 +164,18 @@ class Attempts:
                 now.append(index)
             elif place in self._armed:
                 if failures < limit:
-                    self._armed.discard(place)
                     now.append(index)
                 else:
                     self._last(cursor, batch, index)
-            elif failures >= limit:
+            elif failures >= limit and (limit == 1 or offset in cursor.attempts):
                 self._give_up(cursor, offset, failures)
-            else:
+            elif len(waiting) >= room:
+                self._owner._retry_at(
+                    self._owner._context.time() + LAST_ATTEMPT_PAUSE_S, cursor, offset
+                )
+            else:  # doubts alone give no message up, also when the limit was lowered
                 waiting.append(place)
-                if failures + 1 == limit:
-                    cursor.failed(offset, limit)
+                cursor.failed(offset, min(failures + 1, limit))
         if waiting:
             self._arm(cursor, waiting)
         return now
@@ -168,11 +186,11 @@ class Attempts:
         context.changed(cursor)
 
         def written(_error: HeadraceError | None) -> None:
-            for place in places:
-                if place in self._arming:  # the subscription was not moved meanwhile
-                    self._arming.discard(place)
-                    self._armed.add(place)
-                    self._owner._retries.add(cursor, place[1])
+            # Those that are left: the subscription may have been moved meanwhile.
+            armed = [place for place in places if place in self._arming]
+            self._arming.difference_update(armed)
+            self._armed.update(armed)
+            self._owner._retries.add_first(cursor, [offset for _, offset in armed])
             self._owner.wake()
 
         if context.keeps_positions:
@@ -186,7 +204,6 @@ class Attempts:
         place = (cursor.number, offset)
         member, is_worth_waiting = owner.members.for_last_attempt(self._failed_by.get(place))
         if member is not None:
-            self._armed.discard(place)
             self._failed_by.pop(place, None)
             owner._give(member, cursor, batch, [index], batch.stored_bytes // batch.count)
         elif is_worth_waiting:
@@ -202,7 +219,16 @@ class Attempts:
     def numbers(self, cursor: Cursor, offsets: Sequence[int]) -> list[int]:
         """Of a delivery of these, which attempt each one is."""
         most = self._owner.settings.max_deliveries or limits.MAX_DELIVERIES_MAX
-        return [min(cursor.failures(offset) + 1, most) for offset in offsets]
+        armed, number = self._armed, cursor.number
+        found = []
+        for offset in offsets:
+            count = cursor.failures(offset)
+            if (number, offset) in armed:  # it is counted already
+                armed.discard((number, offset))
+            else:
+                count += 1
+            found.append(min(count, most))
+        return found
 
     # --- what became of deliveries ----------------------------------------------------------------
     def failed(self, lease: Lease, index: int) -> None:
@@ -211,11 +237,14 @@ class Attempts:
             self._failed_by[lease.cursor.number, lease.offsets[index]] = lease.member
 
     def not_begun(self, lease: Lease, index: int) -> None:
-        """A delivery that does not count: if it was the last one, the journal takes that back."""
-        limit = self._owner.settings.max_deliveries
-        if limit > 1 and lease.attempt_at(index) == limit:
-            lease.cursor.failed(lease.offsets[index], limit - 1)
-            self._owner._context.changed(lease.cursor)
+        """A delivery that does not count: if the journal counts it, that is taken back."""
+        attempt, offset = lease.attempt_at(index), lease.offsets[index]
+        if attempt > 1 and lease.cursor.attempts.get(offset) == attempt:
+            self._take_back(lease.cursor, offset)
+
+    def _take_back(self, cursor: Cursor, offset: int) -> None:
+        cursor.failed(offset, cursor.attempts[offset] - 1)
+        self._owner._context.changed(cursor)
 
     def closed(self, leases: Iterable[Lease]) -> None:
         """The broker stops cleanly, and does not count what is out, nor what was only about to be."""
@@ -226,19 +255,20 @@ class Attempts:
             if lease.attempts != 1:
                 for index in lease.out():
                     self.not_begun(lease, index)
-        limit = owner.settings.max_deliveries
         cursors = {cursor.number: cursor for cursor in owner.cursors.values()}
         for number, offset in (*self._arming, *self._armed):
             cursor = cursors.get(number)
-            if cursor is not None and limit > 1 and cursor.attempts.get(offset) == limit:
-                cursor.failed(offset, limit - 1)
-                owner._context.changed(cursor)
+            if cursor is not None and cursor.attempts.get(offset, 0) > 1:
+                self._take_back(cursor, offset)
 
     def not_buried(self, cursor: Cursor, offset: int, reason: str) -> None:
         self._given_up[cursor.number, offset] = reason
 
     def forget(self, cursor: Cursor, before: int | None) -> None:
-        """The subscription was moved."""
+        """The subscription was moved. A delivery that was only about to be made does not count."""
+        for place in (*self._arming, *self._armed):
+            if not is_other(place, cursor, before) and cursor.attempts.get(place[1], 0) > 1:
+                self._take_back(cursor, place[1])
         self._arming = {place for place in self._arming if is_other(place, cursor, before)}
         self._armed = {place for place in self._armed if is_other(place, cursor, before)}
         self._failed_by = others(self._failed_by, cursor, before)

@@ -64,7 +64,8 @@ class Cursor:
         self.high = position
         """The offset after the highest done one: nothing at or above it is done."""
         self.attempts: dict[int, int] = {}
-        """Offset that is not done -> failed deliveries so far."""
+        """Offset that is not done -> failed deliveries so far. It includes a retry that is out, or about
+        to be (``Attempts``)."""
         self.blocked: str | None = None
         """Why nothing more is read here, or None."""
         self.parked = 0
@@ -208,11 +209,15 @@ class Cursor:
         if clean or not limit or reserved <= self.position:
             return
         most = max(limit - 1, 1)
-        for offset, count in self.attempts.items():
-            if offset < reserved and count < most:
-                self.attempts[offset] = count + 1
-        counted = [[before, min(count + 1, most)] for before, count in self.doubts]
-        if not counted or counted[-1][0] < reserved:
+        counted: list[list[int]] = []
+        after = self.position
+        for before, count in self.doubts:
+            if after < reserved:
+                counted.append([min(before, reserved), max(min(count + 1, most), count)])
+            if before > reserved:
+                counted.append([before, count])
+            after = before
+        if after < reserved:
             counted.append([reserved, 1])
         # Equal counts are one; of too many, the oldest join the next, which have lower counts.
         merged: list[list[int]] = []

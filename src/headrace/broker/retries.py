@@ -39,6 +39,9 @@ class Retries:
     def add(self, cursor: Cursor, offset: int) -> None:
         self.ready.append((cursor, offset))
 
+    def add_first(self, cursor: Cursor, offsets: list[int]) -> None:
+        self.ready.extendleft([(cursor, offset) for offset in reversed(offsets)])
+
     def add_at(self, due: float, cursor: Cursor, offset: int) -> None:
         self._count += 1
         heapq.heappush(self._later, (due, self._count, cursor, offset))

@@ -177,10 +177,10 @@ class Subscription:
         pace = self._context.pace
         deadline = pace.deadline()
         while self.members.have_room():
-            if self._retries.ready:
-                self._hand_out_retries()
-            elif self._attempts and self.members.room() <= len(self._attempts):
+            if self._attempts and self.members.room() <= len(self._attempts):
                 break  # the room is for what waits for the journal to be delivered again
+            elif self._retries.ready:
+                self._hand_out_retries()
             elif (found := self._reading.next(self._order.has_room)) is not None:
                 self._hand_out_fresh(*found)
             else:
@@ -214,9 +214,8 @@ class Subscription:
         if self._ordered and batch.flags & HAS_KEYS:
             stop = self._hand_out_ordered(cursor, batch, indexes, stop)
         else:
-            if cursor.attempts or cursor.doubts:
-                indexes = self._attempts.without_last(cursor, batch, indexes)
-            left = self._share(cursor, batch, indexes)
+            share = self._attempts.share if cursor.attempts or cursor.doubts else self._share
+            left = share(cursor, batch, indexes)
             if left:
                 stop = left[0]
         self._reading.read(cursor, batch.base_offset + stop)
@@ -335,7 +334,7 @@ class Subscription:
                     break
                 self._order.park(key, cursor, offset)
                 continue
-            if self._attempts.is_last(cursor, offset):
+            if self._attempts.is_retry(cursor, offset):
                 if key is not None:
                     self._order.hold(key, cursor, offset)
                 self._retries.add(cursor, offset)
@@ -362,7 +361,7 @@ class Subscription:
         """Give the waiting ones out again, those of one batch together."""
         pace = self._context.pace
         deadline = pace.deadline()
-        room = self.members.room()
+        room = self.members.room() - len(self._attempts)
         ready = self._retries.ready
         taken: list[tuple[Cursor, int]] = []
         while ready and len(taken) < min(room, limits.LEASE_RECORDS_MAX):
