@@ -135,7 +135,8 @@ class Attempts:
 
         Returns those that found no room. The retries behind the first of these are read again.
         """
-        usual, retries = [], []
+        usual: list[int] = []
+        retries: list[int] = []
         for index in indexes:
             is_retry = self.is_retry(cursor, batch.base_offset + index)
             (retries if is_retry else usual).append(index)
