@@ -59,6 +59,7 @@ from headrace.broker.staged_commit import (
     target_of,
 )
 from headrace.broker.topic import Topic
+from headrace.clock import Timer
 from headrace.errors import (
     DataCorrupt,
     HeadraceError,
@@ -104,6 +105,7 @@ class Staging:
         """Offsets of pieces of commits that are not finished."""
         self._queue: deque[Decision] = deque()
         self._applying: Decision | None = None
+        self._retry: Timer | None = None
         self.trouble: str | None = None
         """Why a decided commit, and all that wait behind it, cannot go on; None if they can."""
 
@@ -158,8 +160,14 @@ class Staging:
 
     def close(self, error: HeadraceError) -> None:
         """The broker ends: whoever waits is told. What is decided is finished at the next start."""
+        if self._retry is not None:
+            self._retry.cancel()
         for decision in list(self.decisions.values()):
             decision.answer(error)
+
+    def _later(self, step: Callable[[], None]) -> None:
+        """Try a step of the commit that is being applied once more; there is only one at a time."""
+        self._retry = self._engine.call_later(RETRY_S, step)
 
     # --- staging ----------------------------------------------------------------------------
     def stage(
@@ -522,7 +530,7 @@ class Staging:
                     return
                 self._queue.appendleft(decision)
                 self._applying = None
-                engine.call_later(RETRY_S, self._next)
+                self._later(self._next)
             return
         self.trouble = None
         decision.finished = True
@@ -542,7 +550,7 @@ class Staging:
                 self._applying = None
                 self._next()
             elif not (self._engine.failed or self._engine.closing):
-                self._engine.call_later(RETRY_S, write)  # the journal must know it first
+                self._later(write)  # the journal must know it first
 
         write()
 
@@ -557,7 +565,7 @@ class Staging:
                 self._finished(decision)
                 self._next()
             elif not (engine.failed or engine.closing):
-                engine.call_later(RETRY_S, self._record)
+                self._later(self._record)
 
         engine.state.write(_entry(decision), recorded)
 
