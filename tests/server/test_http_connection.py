@@ -456,7 +456,9 @@ def test_https_and_secure_websockets(tmp_path: Path) -> None:
             raw.send("\r\n\r\n", b"x" * 100_000)
             assert raw.answer().status == 413
         host, port = server.http_address
-        with connect(f"wss://localhost:{port}/ws", ssl=context, sock=_dial(host, port)) as client:
+        with connect(
+            f"wss://localhost:{port}/ws", ssl=context, sock=_dial(host, port), open_timeout=60
+        ) as client:
             client.send('{"type": "publish", "topic": "orders", "data": 1, "messageId": 1}')
             assert '"offset":100' in str(client.recv(10))
             server.stop()
