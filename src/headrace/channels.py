@@ -19,15 +19,16 @@ from typing import Any, Self
 
 from headrace import limits
 from headrace.errors import Closed, HeadraceError, InvalidArgument, RequestTimeout
-from headrace.model import Message, check_reason, check_seconds
+from headrace.model import Message, check_reason
+from headrace.times import Duration, check_seconds, seconds
 
 LOOK_S = 1.0
 """A signal that arrives just before a thread waits for a lock does not wake the thread: Ctrl-C would have
 no effect until the next message. So no thread waits for longer than this without a check."""
 
 
-def _timed_out(timeout: float) -> RequestTimeout:
-    return RequestTimeout(f"no message came within {timeout} seconds", code="no_message")
+def _timed_out(timeout: Duration) -> RequestTimeout:
+    return RequestTimeout(f"no message came within {seconds(timeout):g} seconds", code="no_message")
 
 
 def check_count(name: str, value: object) -> None:
@@ -151,9 +152,14 @@ class Channel(Arrivals):
         self.is_closed = True
         self.error = error
 
-    def get(self, timeout: float | None = None) -> Message:
+    def get(self, timeout: Duration | None = None) -> Message:
         """The next message. :class:`RequestTimeout` after ``timeout`` seconds without one,
-        :class:`Closed` when the channel is closed and empty."""
+        :class:`Closed` when the channel is closed and empty.
+
+        Example::
+
+            message = channel.get(timeout=5)
+        """
         try:
             message = self._items.popleft()
         except IndexError:
@@ -164,14 +170,20 @@ class Channel(Arrivals):
         return message
 
     def get_nowait(self) -> Message | None:
-        """The next message, if one has arrived."""
+        """The next message, if one has arrived.
+
+        Example::
+
+            while (message := channel.get_nowait()) is not None:
+                print(message.text())
+        """
         try:
             return self.get(0)
         except RequestTimeout:
             return None
 
-    def _wait(self, timeout: float | None) -> Message:
-        deadline = None if timeout is None else time.monotonic() + timeout
+    def _wait(self, timeout: Duration | None) -> Message:
+        deadline = None if timeout is None else time.monotonic() + seconds(timeout)
         with self._condition:
             self._sleepers += 1
             try:
@@ -217,15 +229,20 @@ class AsyncChannel(Arrivals):
                 waiter.set_result(None)
         self._waiters.clear()
 
-    async def get(self, timeout: float | None = None) -> Message:
+    async def get(self, timeout: Duration | None = None) -> Message:
         """The next message. :class:`RequestTimeout` after ``timeout`` seconds without one,
-        :class:`Closed` when the channel is closed and empty."""
+        :class:`Closed` when the channel is closed and empty.
+
+        Example::
+
+            message = await channel.get(timeout=5)
+        """
         if not self._items:
             if timeout is None:
                 await self._wait()
             else:
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(timeout):
+                    async with asyncio.timeout(seconds(timeout)):
                         await self._wait()
                 if not self._items:
                     raise _timed_out(timeout)
@@ -271,25 +288,53 @@ class Consuming:
     """Called on the loop: run the settlement."""
 
     def ack(self, message: Message) -> None:
+        """The same as ``message.ack()``.
+
+        Example::
+
+            consumer.ack(message)
+        """
         self._settle(ACK, message)
 
     def ack_many(self, messages: Iterable[Message]) -> None:
+        """Acknowledge each of the messages.
+
+        Example::
+
+            consumer.ack_many([consumer.get(), consumer.get()])
+        """
         for message in messages:
-            self._settle(ACK, message)
+            self.ack(message)
 
     def ack_up_to(self, message: Message) -> None:
-        """Acknowledge the message and all earlier messages of its partition that this consumer has."""
+        """Acknowledge the message and all earlier messages of its partition that this consumer has.
+
+        Example::
+
+            consumer.ack_up_to(message)
+        """
         self._settle(UP_TO, message)
 
-    def nack(self, message: Message, delay: float | None = None, reason: str = "nack") -> None:
-        if delay is not None:
-            check_seconds("delay", delay, limits.DELAY_S_MAX)
-        self._settle(NACK, message, delay, check_reason(reason))
+    def nack(self, message: Message, delay: Duration | None = None, reason: str = "nack") -> None:
+        """The same as ``message.nack(delay, reason)``.
 
-    def extend(self, message: Message, seconds: float | None = None) -> None:
-        if seconds is not None:
-            check_seconds("seconds", seconds, limits.ACK_TIMEOUT_S_MAX)
-        self._settle(EXTEND, message, seconds)
+        Example::
+
+            consumer.nack(message, delay=timedelta(minutes=1))
+        """
+        after = None if delay is None else check_seconds("delay", delay, limits.DELAY_S_MAX)
+        self._settle(NACK, message, after, check_reason(reason))
+
+    def extend(self, message: Message, seconds: Duration | None = None) -> None:
+        """The same as ``message.extend(seconds)``.
+
+        Example::
+
+            consumer.extend(message, 60)
+        """
+        most = limits.ACK_TIMEOUT_S_MAX
+        granted = None if seconds is None else check_seconds("seconds", seconds, most)
+        self._settle(EXTEND, message, granted)
 
 
 class AsyncConsumer(Consuming, AsyncChannel):

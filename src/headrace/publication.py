@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from headrace.errors import HeadraceError, RequestTimeout
 from headrace.model import Receipt
+from headrace.times import Duration, seconds
 
 _lock = threading.Lock()
 """One lock for all publications: each holds it only for a moment, and callers wait for few of them."""
@@ -48,18 +49,18 @@ class Publication:
         for callback in callbacks or ():
             callback(self)
 
-    def result(self, timeout: float | None = None) -> Receipt:
+    def result(self, timeout: Duration | None = None) -> Receipt:
         self._waited = True
         if not self._is_done and not self._wait(timeout):
             raise RequestTimeout(
-                f"not known to be stored within {timeout} seconds; it may still be"
+                f"not known to be stored within {seconds(timeout or 0):g} seconds; it may still be"
             )
         if self._error is not None:
             raise self._error
         assert self._receipt is not None
         return self._receipt
 
-    def _wait(self, timeout: float | None) -> bool:
+    def _wait(self, timeout: Duration | None) -> bool:
         lock = threading.Lock()
         lock.acquire()
         with _lock:
@@ -68,7 +69,7 @@ class Publication:
             if self._waiting is None:
                 self._waiting = []
             self._waiting.append(lock)
-        limit = -1 if timeout is None else min(max(timeout, 0), threading.TIMEOUT_MAX)
+        limit = -1 if timeout is None else min(max(seconds(timeout), 0), threading.TIMEOUT_MAX)
         return lock.acquire(timeout=limit)
 
     def done(self) -> bool:
@@ -85,12 +86,12 @@ class Publication:
         callback(self)
 
     @property
-    def offset(self) -> int:
-        """Waits for the receipt."""
+    def offset(self) -> int | None:
+        """Waits for the receipt; None for a delayed message."""
         return self.result().offset
 
     @property
-    def partition(self) -> int:
+    def partition(self) -> int | None:
         return self.result().partition
 
     @property

@@ -14,6 +14,7 @@ from headrace.broker.subscription import Subscription
 from headrace.channels import ACK, EXTEND, NACK, Arrivals, AsyncConsumer, Consumer
 from headrace.errors import StaleDelivery
 from headrace.model import Message, Settling, not_a_delivery
+from headrace.times import Duration, seconds
 
 logger = logging.getLogger("headrace.broker")
 
@@ -74,9 +75,9 @@ class EmbeddedConsumer(_Embedded, Consumer):
         Consumer.__init__(self, subscription.pattern, prefetch, call)
         self._become_member(subscription, name, prefetch)
 
-    def get(self, timeout: float | None = None) -> Message:
+    def get(self, timeout: Duration | None = None) -> Message:
         """The next message that is still ours; one that timed out in the channel comes again."""
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else time.monotonic() + seconds(timeout)
         message = super().get(timeout)
         while not message.lease.is_out(message.offset):
             left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
@@ -136,9 +137,9 @@ class AsyncEmbeddedConsumer(_Embedded, AsyncConsumer):
         lease = message.lease or self._lease_for(ACK, message)
         self.subscription.ack(lease.id, message.offset)
 
-    async def get(self, timeout: float | None = None) -> Message:
+    async def get(self, timeout: Duration | None = None) -> Message:
         """The next message that is still ours; one that timed out in the channel comes again."""
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else time.monotonic() + seconds(timeout)
         message = await super().get(timeout)
         while not message.lease.is_out(message.offset):
             left = None if deadline is None else max(deadline - time.monotonic(), 0.0)

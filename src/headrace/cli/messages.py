@@ -79,14 +79,13 @@ def publish(
             say(f"Published {count_of(count, 'message')} to {topic}.")
         return
     receipt = client.publish(topic, message, headers, key=key, delay=delay, **options)
-    is_delayed = receipt.offset < 0
     if as_json:
         document = documents.receipt(receipt)
-        if is_delayed:  # it has no place yet
+        if receipt.is_delayed:  # it has no place yet
             del document["partition"], document["offset"]
             document["scheduled"] = True
         print_json(document)
-    elif is_delayed:
+    elif receipt.is_delayed:
         say(f"Scheduled message {receipt.id}.")
     else:
         say(f"Published to {topic}/{receipt.partition} at offset {receipt.offset}.")

@@ -414,6 +414,8 @@ class Link:
         try:
             async with asyncio.timeout(limit):
                 return await work
+        except RequestTimeout:
+            raise
         except TimeoutError:
             host, port = self.address
             raise RequestTimeout(f"no answer from {host}:{port} within {limit:g} seconds") from None

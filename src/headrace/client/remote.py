@@ -134,8 +134,8 @@ def receipt_of(frame: Frame) -> Receipt:
     properties = frame.properties
     return Receipt(
         properties["topic"],
-        int(properties.get("partition", "-1")),
-        int(properties.get("offset", "-1")),
+        int(properties["partition"]) if "partition" in properties else None,
+        int(properties["offset"]) if "offset" in properties else None,
         int(properties["timestamp"]),
         int(properties.get("count", "1")),
         properties.get("duplicate") == "true",

@@ -16,9 +16,9 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from headrace import limits
+from headrace.contents import check_headers
 from headrace.errors import InvalidArgument
 from headrace.model import (
-    check_headers,
     check_pattern,
     check_pipeline_name,
     check_principal_name,
@@ -26,9 +26,9 @@ from headrace.model import (
     check_topic_name,
     parse_id,
     parse_position,
-    to_ms,
 )
 from headrace.operations.documents import unpack
+from headrace.times import to_ms
 
 Schema = dict[str, Any]
 

@@ -605,7 +605,7 @@ def _receipt(receipt: Receipt) -> dict[str, str]:
         "count": str(receipt.count),
         "id": str(receipt.id),
     }
-    if receipt.offset < 0:
+    if receipt.is_delayed:
         del properties["offset"], properties["partition"]
         properties["scheduled"] = "true"
     if receipt.duplicate:

@@ -84,7 +84,7 @@ def on_publish(session: HttpSession, request: Request, topic: str) -> None:
         receipt = receipts[0]
         if receipt.duplicate:
             receipt = first_receipt(session.engine, receipt)
-        status = 202 if receipt.offset < 0 else 200
+        status = 202 if receipt.is_delayed else 200
         session.finish(request, Answer(status, receipt_json(receipt)), slot)
 
     session.connection.publish(publish, done)
@@ -105,17 +105,19 @@ def _publish_head(request: Request) -> tuple[bool, dict[str, str], PublishOption
 
 def first_receipt(engine: Engine, receipt: Receipt) -> Receipt:
     """The receipt of the first publish, for a repetition: the log does not say when that was."""
+    partition, offset = receipt.partition, receipt.offset
+    if partition is None or offset is None:
+        return receipt
     try:
-        log = engine.partition(receipt.topic, receipt.partition).log
-        batch = log.read_cached(receipt.offset)
-        index = receipt.offset - batch.base_offset
-        first = batch.messages(receipt.topic, receipt.partition, index, index + 1)[0]
+        batch = engine.partition(receipt.topic, partition).log.read_cached(offset)
+        index = offset - batch.base_offset
+        first = batch.messages(receipt.topic, partition, index, index + 1)[0]
     except (HeadraceError, OSError, ReadPending):  # retention dropped it, or it is not at hand
         return receipt
     return Receipt(
         receipt.topic,
-        receipt.partition,
-        receipt.offset,
+        partition,
+        offset,
         first.timestamp,
         receipt.count,
         True,

@@ -12,7 +12,7 @@ from headrace import limits
 from headrace.broker.dead_letters import REASON_CHARS_MAX
 from headrace.broker.subscription import Subscription
 from headrace.errors import InvalidArgument, StaleDelivery
-from headrace.model import check_seconds
+from headrace.times import check_seconds
 
 Settle = Callable[[Subscription, int, int], object]
 """Called with (subscription, lease, offset)."""

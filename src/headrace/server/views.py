@@ -22,8 +22,9 @@ import orjson
 from headrace.broker.delivery import Delivery
 from headrace.broker.pace import Pace
 from headrace.budget import Budget, Share
+from headrace.contents import check_key
 from headrace.errors import InvalidArgument
-from headrace.model import Message, Receipt, check_key, topic_hash
+from headrace.model import Message, Receipt, topic_hash
 from headrace.server import exact_json
 
 CONTENT_TYPE = "content-type"
@@ -112,7 +113,7 @@ def receipt_view(receipt: Receipt) -> dict[str, Any]:
         "offset": receipt.offset,
         "timestamp": iso(receipt.timestamp),
     }
-    if receipt.offset < 0:
+    if receipt.is_delayed:
         del view["partition"], view["offset"]
         view["scheduled"] = True
     if receipt.duplicate:
@@ -126,7 +127,7 @@ def receipt_json(receipt: Receipt) -> bytes:
     """The JSON of a receipt. That of a message that was just stored is put together by hand, because
     it is made for each publish."""
     offset = receipt.offset
-    if offset < 0 or receipt.duplicate or receipt._id is not None:
+    if offset is None or receipt.duplicate or receipt._id is not None:
         return orjson.dumps(receipt_view(receipt))
     head, middle = _receipt_parts(receipt.topic, receipt.partition)
     high, low = 0x8000 | offset >> 48, offset & 0xFFFF_FFFF_FFFF

@@ -33,7 +33,14 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructType
 
 from headrace.clock import Clock
-from headrace.errors import Conflict, DataCorrupt, InvalidArgument, TopicNotFound, refused_by_disk
+from headrace.errors import (
+    Conflict,
+    DataCorrupt,
+    HeadraceError,
+    InvalidArgument,
+    TopicNotFound,
+    refused_by_disk,
+)
 from headrace.files import Files
 from headrace.model import check_subscription_name, check_topic_name
 from headrace.spark import lake
@@ -170,6 +177,8 @@ class Replay:
         try:
             with locked(self._path.with_suffix(".lock"), busy):  # two plans would be two replays
                 return self._run(spark, tell, stop or StopFlag())
+        except HeadraceError:  # a RequestTimeout is an OSError, too
+            raise
         except OSError as error:
             raise refused_by_disk(error) from error
 
