@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import socket
 import ssl
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import partial
-from typing import Any, Self
+from typing import Any, Self, TypedDict
 
 from headrace import limits
 from headrace.channels import Arrivals, AsyncChannel
+from headrace.client.address import BrokerAddress, Login, find_brokers, find_login
 from headrace.client.consumer import AckLedger, AsyncRemoteConsumer, Feed, RemoteConsumer
 from headrace.client.link import ConnectionLost, Link, Wire, error_of, login_of
 from headrace.client.producer import PARTITIONS_CHANGED, Done, Producer
@@ -25,6 +27,7 @@ from headrace.errors import (
     Conflict,
     DataCorrupt,
     HeadraceError,
+    InvalidArgument,
     NotFound,
 )
 from headrace.facade import Asked, Pages, readable, settle
@@ -39,6 +42,7 @@ from headrace.model import (
     position_text,
 )
 from headrace.operations import documents
+from headrace.times import Duration, seconds
 from headrace.wire.binary import Frame, Type
 
 logger = logging.getLogger("headrace.client")
@@ -58,10 +62,42 @@ def make_tls(
         return tls
     if not tls and ca is None and certificate is None:
         return None
-    context = ssl.create_default_context(cafile=ca)
+    try:
+        context = ssl.create_default_context(cafile=ca)
+    except OSError as error:
+        raise InvalidArgument(f"the certificate {ca} cannot be used: {error}") from None
     if certificate is not None:
-        context.load_cert_chain(*certificate)
+        try:
+            context.load_cert_chain(*certificate)
+        except OSError as error:
+            names = " and ".join(certificate)
+            raise InvalidArgument(f"the certificate {names} cannot be used: {error}") from None
     return context
+
+
+def _brokers(
+    addresses: list[BrokerAddress],
+    tls: bool | ssl.SSLContext,
+    ca: str | None,
+    certificate: tuple[str, str] | None,
+) -> list[tuple[str, int, ssl.SSLContext | None]]:
+    """The addresses, each with TLS if it or an option asks for it."""
+    if ca is None and not isinstance(tls, ssl.SSLContext):
+        ca = os.environ.get("HEADRACE_CA") or None
+    context = make_tls(tls, ca, certificate)
+    wanted = context or (make_tls(True, None) if any(each.tls for each in addresses) else None)
+    return [(host, port, wanted if is_tls else context) for host, port, is_tls in addresses]
+
+
+def _login(
+    token: str | None,
+    user: str | None,
+    password: str | None,
+    certificate: tuple[str, str] | None,
+) -> Login:
+    if certificate is not None and token is None and user is None:
+        return Login()  # it is the login, whatever the environment says
+    return find_login(token, user, password)
 
 
 def not_connected() -> Closed:
@@ -80,49 +116,71 @@ def _is_misplaced(error: BaseException | None) -> bool:
     return isinstance(error, HeadraceError) and error.code == PARTITIONS_CHANGED
 
 
+class ClientOptions(TypedDict, total=False):
+    """The options of both clients, besides host, port and client_id."""
+
+    servers: str | Sequence[str] | None
+    """Several addresses of the broker: they are tried in turn, at first and after a broken connection."""
+    token: str | None
+    user: str | None
+    password: str | None
+    tls: bool | ssl.SSLContext
+    ca: str | None
+    """Use TLS and trust this certificate (the path of a PEM file)."""
+    certificate: tuple[str, str] | None
+    """The files of our own certificate and of its key: it is the login."""
+    request_timeout: Duration
+    """How long any waiting takes at most, except for a publish."""
+    heartbeat_interval: Duration
+    delivery_timeout: Duration
+    """How long a publish is tried."""
+    linger: Duration
+    """How long publishes are gathered."""
+    batch_bytes: int
+    """How much is gathered."""
+    max_message_size: int | None
+    """Refuse larger messages; the broker's own limit is known without this."""
+
+
 class AsyncClient(RemoteOperations):
-    """A client of one broker. ``async with AsyncClient("localhost", 9999) as client: ...``
+    """A client of a broker. ``async with AsyncClient("localhost:9999") as client: ...``
 
-    It logs in with a ``token``, with ``user`` and ``password``, or with a ``certificate`` (the files of the
-    certificate and of its key).
-
-    ``linger`` (seconds) and ``batch_bytes`` say how long and how much publishes are gathered;
-    ``delivery_timeout`` how long one is tried. All other waiting ends after ``request_timeout``.
+    Addresses and logins can be in the environment: see ``client/address.py``. Options: ``ClientOptions``.
     """
 
     def __init__(
         self,
-        host: str = "localhost",
-        port: int = 9999,
+        host: str | None = None,
+        port: int | None = None,
         client_id: str | None = None,
         *,
+        servers: str | Sequence[str] | None = None,
         token: str | None = None,
         user: str | None = None,
         password: str | None = None,
         tls: bool | ssl.SSLContext = False,
         ca: str | None = None,
         certificate: tuple[str, str] | None = None,
-        request_timeout: float = 30.0,
-        heartbeat_interval: float = 30.0,
-        delivery_timeout: float = 120.0,
-        linger: float = 0.0,
+        request_timeout: Duration = 30.0,
+        heartbeat_interval: Duration = 30.0,
+        delivery_timeout: Duration = 120.0,
+        linger: Duration = 0.0,
         batch_bytes: int = 256 << 10,
         max_message_size: int | None = None,
     ):
         self._is_named = client_id is not None
         self.client_id = client_id or default_client_id()
         self._link_options: dict[str, Any] = {
+            "brokers": _brokers(find_brokers(host, port, servers), tls, ca, certificate),
             "client_id": self.client_id,
-            "login": login_of(token, user, password),
-            "tls": make_tls(tls, ca, certificate),
-            "request_timeout": request_timeout,
-            "heartbeat_interval": heartbeat_interval,
+            "login": login_of(_login(token, user, password, certificate)),
+            "request_timeout": seconds(request_timeout),
+            "heartbeat_interval": seconds(heartbeat_interval),
         }
-        self._address = (host, port)
         self._producer_options = {
-            "linger": linger,
+            "linger": seconds(linger),
             "batch_bytes": batch_bytes,
-            "timeout": delivery_timeout,
+            "timeout": seconds(delivery_timeout),
         }
         self._max_message_size = max_message_size or limits.MESSAGE_BYTES_CEILING
         self._begin()
@@ -149,7 +207,7 @@ class AsyncClient(RemoteOperations):
     async def connect(self) -> Self:
         if self._link is not None:
             return self
-        link = Link(*self._address, **self._link_options)
+        link = Link(**self._link_options)
         link.on_frame = self._frame
         link.on_up = self._up
         link.on_down = self._down

@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import CancelledError, Future
 from functools import partial
-from typing import Any
+from typing import Unpack
 
 from headrace.channels import Channel
-from headrace.client.aio import AsyncClient, goes_alone, not_connected
+from headrace.client.aio import AsyncClient, ClientOptions, goes_alone, not_connected
 from headrace.client.consumer import Feed, RemoteConsumer
 from headrace.clock import Clock
 from headrace.errors import Closed, HeadraceError, OutcomeUnknown
@@ -28,14 +28,15 @@ FAILED_KEPT_MAX = 100
 
 
 class BrokerClient(BlockingFacade):
-    """A client of one broker::
+    """A client of a broker::
 
         client = BrokerClient(host='localhost', port=9999, client_id='publisher-1')
         client.connect()
         client.publish_text('events', 'Hello, World!')
         client.disconnect()
 
-    or ``with BrokerClient() as client: ...``. Options as for ``AsyncClient``.
+    or ``with BrokerClient("localhost:9999") as client: ...``. Addresses and logins can be in the environment:
+    see ``client/address.py``.
     """
 
     _core: AsyncClient
@@ -43,10 +44,10 @@ class BrokerClient(BlockingFacade):
 
     def __init__(
         self,
-        host: str = "localhost",
-        port: int = 9999,
+        host: str | None = None,
+        port: int | None = None,
         client_id: str | None = None,
-        **options: Any,
+        **options: Unpack[ClientOptions],
     ):
         self._core = AsyncClient(host, port, client_id, **options)
         super().__init__()
