@@ -38,6 +38,7 @@ from headrace.channels import (
     check_count,
     check_prefetch,
 )
+from headrace.contents import Value
 from headrace.errors import Closed, HeadraceError, NotFound
 from headrace.log.batch import COMPRESSION, LOST, Batch, no_collection
 from headrace.model import (
@@ -50,7 +51,7 @@ from headrace.model import (
 )
 from headrace.operations.blocking import BlockingOperations
 from headrace.operations.catalog import Operations
-from headrace.publication import Publication
+from headrace.publication import Failures, Publication, note_failure
 from headrace.shell import blocking, nowait
 
 logger = logging.getLogger("headrace.facade")
@@ -65,6 +66,8 @@ STOP_S = 30.0
 
 
 class AsyncFacade(Operations):
+    _failures: Failures
+    """What failed while nobody waited, for ``flush`` and ``close`` to raise."""
     _handlers: dict[asyncio.Task[None], str]
     """Every worker of ``subscribe_to_subscription``, and the subscription that it joined."""
 
@@ -86,14 +89,17 @@ class AsyncFacade(Operations):
     async def __aenter__(self) -> Self:
         return await self._open()
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
+    async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        try:
+            await self.close()
+        except HeadraceError as failure:
+            note_failure(error, failure)
 
     # --- publishing -------------------------------------------------------------------------
     async def publish(
         self,
         topic: str,
-        value: bytes | str,
+        value: Value,
         headers: Mapping[str, str] | None = None,
         **options: Unpack[PublishOptions],
     ) -> Receipt:
@@ -109,7 +115,7 @@ class AsyncFacade(Operations):
     def publish_nowait(
         self,
         topic: str,
-        value: bytes | str,
+        value: Value,
         headers: Mapping[str, str] | None = None,
         **options: Unpack[PublishOptions],
     ) -> asyncio.Future[Receipt]:
@@ -125,7 +131,7 @@ class AsyncFacade(Operations):
     async def publish_many(
         self,
         topic: str,
-        values: Sequence[bytes | str],
+        values: Sequence[Value],
         headers: Sequence[Mapping[str, str] | None] | Mapping[str, str] | None = None,
         **options: Unpack[PublishManyOptions],
     ) -> list[Receipt]:
@@ -344,14 +350,17 @@ class BlockingFacade(BlockingOperations):
             channel.forked(self._not_open())
         self._begin_anew()
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        try:
+            self.close()
+        except HeadraceError as failure:
+            note_failure(error, failure)
 
     # --- publishing -------------------------------------------------------------------------
     def publish(
         self,
         topic: str,
-        value: bytes | str,
+        value: Value,
         headers: Mapping[str, str] | None = None,
         **options: Unpack[PublishOptions],
     ) -> Receipt:
@@ -361,7 +370,7 @@ class BlockingFacade(BlockingOperations):
     def publish_nowait(
         self,
         topic: str,
-        value: bytes | str,
+        value: Value,
         headers: Mapping[str, str] | None = None,
         **options: Unpack[PublishOptions],
     ) -> Publication:
@@ -495,13 +504,18 @@ class BlockingFacade(BlockingOperations):
 
 
 def settle(
-    future: asyncio.Future[Any] | Future[Any], value: Any, error: HeadraceError | None
+    future: asyncio.Future[Any] | Future[Any],
+    value: Any,
+    error: HeadraceError | None,
+    failures: Failures | None = None,
 ) -> None:
     """Set the result of a call that answers through a callback."""
     if future.done():
         return
     if error is not None:
         future.set_exception(error)
+        if failures is not None and isinstance(future, asyncio.Future):
+            failures.add(error, future)
     else:
         future.set_result(value)
 

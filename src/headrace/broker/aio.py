@@ -34,6 +34,7 @@ from headrace.model import (
     split_position,
 )
 from headrace.operations.declaring import Operation
+from headrace.publication import Failures
 
 _ENGINE_OPTIONS = (
     "auto_create_topics",
@@ -71,6 +72,8 @@ class AsyncBroker(AsyncFacade):
         self._data_dir = data_dir
         self._options = options
         self._engine: Engine | None = None
+        self._failures = Failures()
+        self._under_way = UnderWay()
         self._channels: list[AsyncChannel] = []
         self._members = 0
         self._handlers: dict[asyncio.Task[None], str] = {}
@@ -108,7 +111,20 @@ class AsyncBroker(AsyncFacade):
         return self._engine
 
     async def close(self) -> None:
-        """Store what is on its way, wake whoever waits, give the directory back."""
+        """Store what is on its way, wake whoever waits, give the directory back.
+
+        Raises the first error that nobody has seen, of a ``publish_nowait``; the broker is closed all the same.
+
+        Example::
+
+            broker = await AsyncBroker.open("./data")
+            await broker.close()
+        """
+        await self._shut_down()
+        self._failures.check()
+
+    async def _shut_down(self) -> None:
+        """Close, and keep the failures."""
         engine = self._engine
         if engine is None:
             return
@@ -129,11 +145,42 @@ class AsyncBroker(AsyncFacade):
         publish = self.engine.publishing.message(topic, value, headers, options)
         future: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
 
-        def done(receipts: list[Receipt], error: HeadraceError | None) -> None:
-            settle(future, receipts[0] if receipts else None, error)
+        def settled(receipt: Receipt | None, error: HeadraceError | None) -> None:
+            settle(future, receipt, error, self._failures)
 
-        self.engine.publish(publish, done)
+        self._begin_message(publish, settled)
         return future
+
+    def _begin_message(
+        self, publish: Publish, settled: Callable[[Receipt | None, HeadraceError | None], None]
+    ) -> None:
+        """Publish one message; ``flush`` waits until it is settled."""
+        finished = self._under_way.begin()
+
+        def done(receipts: list[Receipt], error: HeadraceError | None) -> None:
+            settled(receipts[0] if receipts else None, error)
+            finished()
+
+        try:
+            self.engine.publish(publish, done)
+        except BaseException:
+            finished()
+            raise
+
+    async def flush(self) -> None:
+        """Everything published so far is stored, or has failed, and all acknowledgements are on disk.
+
+        Raises the first error that nobody has seen, of a ``publish_nowait`` or an acknowledgement.
+
+        Example::
+
+            for order in orders:
+                client.publish_nowait("orders", order)
+            client.flush()
+        """
+        await self._under_way.wait()
+        await super().flush()
+        self._failures.check()
 
     async def _publish_many(
         self, topic: str, values: Any, headers: Any, options: PublishManyOptions
@@ -233,6 +280,46 @@ class AsyncBroker(AsyncFacade):
         assert isinstance(channel, AsyncEmbeddedConsumer)
         self._channels.remove(channel)
         channel.leave()
+
+
+class UnderWay:
+    """Counts calls that are not answered yet, so that a flush can wait for those before it."""
+
+    def __init__(self) -> None:
+        self._current = _Generation()
+        self._earlier: list[_Generation] = []
+
+    def begin(self) -> Callable[[], None]:
+        """A call begins. The result is to be called when it is answered."""
+        self._current.count += 1
+        return self._current.finish
+
+    async def wait(self) -> None:
+        self._earlier = [each for each in (*self._earlier, self._current) if each.count]
+        self._current = _Generation()
+        for generation in list(self._earlier):
+            await generation.wait()
+
+
+class _Generation:
+    """The calls between two flushes."""
+
+    __slots__ = ("_waiting", "count")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._waiting: list[asyncio.Future[None]] = []
+
+    def finish(self) -> None:
+        self.count -= 1
+        if not self.count:
+            for future in self._waiting:
+                settle(future, None, None)
+
+    async def wait(self) -> None:
+        if self.count:
+            self._waiting.append(asyncio.get_running_loop().create_future())
+            await self._waiting[-1]
 
 
 # --- reading: also from other threads, see ``embedded`` -------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -12,11 +11,9 @@ from typing import Any, cast
 from headrace.broker.delivery import Delivery, Lease, Member
 from headrace.broker.subscription import Subscription
 from headrace.channels import ACK, EXTEND, NACK, Arrivals, AsyncConsumer, Consumer
-from headrace.errors import StaleDelivery
+from headrace.errors import HeadraceError, StaleDelivery
 from headrace.model import Message, Settling, not_a_delivery
 from headrace.times import Duration, seconds
-
-logger = logging.getLogger("headrace.broker")
 
 
 class _Embedded(Arrivals):
@@ -69,6 +66,9 @@ class _Embedded(Arrivals):
 
 
 class EmbeddedConsumer(_Embedded, Consumer):
+    on_failure: Callable[[HeadraceError], None] = staticmethod(lambda error: None)
+    """Called on the loop, with the error of a settlement for which nobody waits."""
+
     def __init__(
         self, subscription: Subscription, name: str, prefetch: int, call: Callable[..., Any]
     ):
@@ -112,14 +112,27 @@ class EmbeddedConsumer(_Embedded, Consumer):
             kind, lease, message, argument, reason = settled.popleft()
             last = message if kind != ACK else _end_of_run(message, settled)
             if last is not message:
-                _ack_run(self.subscription, message, last)
+                self._ack_run(message, last)
                 continue
             try:
                 self._carry_out(kind, lease, message, argument, reason)
             except StaleDelivery as error:
                 # It ended between the caller's look and now; the message comes again, as promised.
-                place = f"{message.topic}/{message.partition}@{message.offset}"
-                logger.info("%s: %s", place, error)
+                self.on_failure(error)
+
+    def _ack_run(self, first: Message, last: Message) -> None:
+        try:
+            stale = self.subscription.ack_run(first.lease.id, first.offset, last.offset)
+        except StaleDelivery as error:
+            self.on_failure(error)
+        else:
+            if stale:
+                place = f"{first.topic}/{first.partition}@{first.offset} to {last.offset}"
+                self.on_failure(
+                    StaleDelivery(
+                        f"{place}: {stale} of these were not out any more; they come again"
+                    )
+                )
 
     def leave(self) -> None:
         self.carry_out()
@@ -162,14 +175,3 @@ def _end_of_run(message: Message, settled: deque[Any]) -> Message:
             settled.popleft()
             message = following
     return message
-
-
-def _ack_run(subscription: Subscription, first: Message, last: Message) -> None:
-    place = f"{first.topic}/{first.partition}@{first.offset} to {last.offset}"
-    try:
-        stale = subscription.ack_run(first.lease.id, first.offset, last.offset)
-    except StaleDelivery as error:
-        logger.info("%s: %s", place, error)
-    else:
-        if stale:
-            logger.info("%s: %d of these were not out any more", place, stale)

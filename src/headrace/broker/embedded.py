@@ -17,11 +17,11 @@ from headrace.broker.aio import AsyncBroker
 from headrace.broker.channel import EmbeddedConsumer
 from headrace.broker.engine import Engine
 from headrace.broker.follower import Follower
-from headrace.broker.publishing import Publish, PublishDone
 from headrace.channels import Channel
+from headrace.contents import Value
 from headrace.errors import Closed, HeadraceError, InvalidArgument
 from headrace.facade import AsyncFacade, BlockingFacade, settle
-from headrace.model import PublishManyOptions, PublishOptions, Receipt
+from headrace.model import PublishManyOptions, PublishOptions, Receipt, checked_topic
 from headrace.publication import Publication
 from headrace.shell import blocking
 
@@ -72,7 +72,16 @@ class Broker(BlockingFacade):
         return cls(data_dir, **options)
 
     def close(self) -> None:
-        """Store what is on its way, wake every waiter, release the directory."""
+        """Store what is on its way, wake every waiter, release the directory.
+
+        Raises the first error that nobody has seen, of a ``publish_nowait`` or an acknowledgement; the broker
+        is closed all the same.
+
+        Example::
+
+            broker = Broker.open("./data")
+            broker.close()
+        """
         with self._closing:
             if self._loop is None:
                 return
@@ -80,9 +89,10 @@ class Broker(BlockingFacade):
             for channel in [*self._channels, *self._joined]:
                 channel.close()
             try:
-                self._run(self._core.close())
+                self._run(self._core._shut_down())
             finally:
                 self._stop()
+            self._core._failures.check()
 
     def __enter__(self) -> Broker:
         return self
@@ -109,35 +119,49 @@ class Broker(BlockingFacade):
     def _publish(
         self, topic: str, value: object, headers: Mapping[str, str] | None, options: PublishOptions
     ) -> Publication:
-        publish = self.engine.publishing.message(topic, value, headers, options)
+        publish = self.engine.publishing.message(checked_topic(topic), value, headers, options)
         publication = Publication()
 
-        def done(receipts: list[Receipt], error: HeadraceError | None) -> None:
-            publication.settle(receipts[0] if receipts else None, error)
+        def settled(receipt: Receipt | None, error: HeadraceError | None) -> None:
+            publication.settle(receipt, error)
+            if error is not None:
+                self._core._failures.add(error, publication)
 
-        self._begin_publish(publish, done)
+        def start() -> None:
+            try:
+                self._core._begin_message(publish, settled)
+            except HeadraceError as error:
+                settled(None, error)
+
+        self._begin_publish(start)
         return publication
 
     def publish_many(
         self,
         topic: str,
-        values: Sequence[bytes | str],
+        values: Sequence[Value],
         headers: Sequence[Mapping[str, str] | None] | Mapping[str, str] | None = None,
         **options: Unpack[PublishManyOptions],
     ) -> list[Receipt]:
-        """Store many messages together; one receipt for each partition they went to."""
+        """Store many messages together; see ``AsyncFacade.publish_many``.
+
+        Example::
+
+            client.publish_many("orders", [b"one", b"two"], keys=["a", "b"])
+        """
         publish = self.engine.publishing.messages(topic, values, headers, options)
         future: Future[list[Receipt]] = Future()
-        self._begin_publish(publish, functools.partial(settle, future))
-        return future.result()
 
-    def _begin_publish(self, publish: Publish, done: PublishDone) -> None:
         def start() -> None:
             try:
-                self._core.engine.publish(publish, done)
+                self._core.engine.publish(publish, functools.partial(settle, future))
             except HeadraceError as error:
-                done([], error)
+                settle(future, [], error)
 
+        self._begin_publish(start)
+        return future.result()
+
+    def _begin_publish(self, start: Callable[[], None]) -> None:
         if threading.current_thread() is self._thread:
             raise InvalidArgument("do not publish from a callback of the broker's own loop")
         with self._gate:
@@ -165,6 +189,7 @@ class Broker(BlockingFacade):
         core = self._core
         subscription = core.engine.subscription(name, topic)
         consumer = EmbeddedConsumer(subscription, core._next_member(), prefetch, self._call)
+        consumer.on_failure = core._failures.add
         core._admit(consumer, auto_extend)
         return consumer
 

@@ -29,6 +29,7 @@ from headrace.errors import (
     HeadraceError,
     InvalidArgument,
     NotFound,
+    OutcomeUnknown,
 )
 from headrace.facade import Asked, Pages, readable, settle
 from headrace.log.batch import Batch, encode, parse
@@ -38,11 +39,12 @@ from headrace.model import (
     PublishOptions,
     Receipt,
     Start,
-    not_a_topic,
+    checked_topic,
     position_text,
 )
 from headrace.operations import documents
-from headrace.times import Duration, seconds
+from headrace.publication import Failures
+from headrace.times import Duration, plain, seconds
 from headrace.wire.binary import Frame, Type
 
 logger = logging.getLogger("headrace.client")
@@ -110,6 +112,39 @@ _ALONE = ("delay", "deliver_at", "idempotency_key", "producer")
 def goes_alone(options: PublishOptions) -> bool:
     """Whether a publish cannot be gathered with others."""
     return bool(options) and any(options.get(name) is not None for name in _ALONE)
+
+
+def alone(
+    topic: str,
+    value: object,
+    headers: Mapping[str, str] | None,
+    options: PublishOptions,
+    bytes_max: int,
+) -> tuple[dict[str, str], bytes]:
+    """The properties and the body of a publish in a frame of its own, checked."""
+    now = Clock().now_ms()
+    deliver_at = time_of(options.get("delay"), options.get("deliver_at"), now)
+    if deliver_at is not None and options.get("id") is None:
+        options["id"] = uuid.uuid4()
+    columns = record(value, headers, options, bytes_max, now)
+    producer = options.get("producer") or (None, None, None)
+    properties = {"topic": topic} | {f"h.{n}": v for n, v in (headers or {}).items()}
+    optional = {
+        "id": str(uuid.UUID(bytes=columns.ids[0])) if columns.ids else None,
+        "partition": options.get("partition"),
+        "deliver_at": deliver_at,
+        "ttl": plain(options.get("ttl")),
+        "idempotency_key": options.get("idempotency_key"),
+        "to": columns.targets[0].decode() if columns.targets else None,
+        "timestamp": columns.times[0] if columns.times else None,
+        "producer_id": producer[0],
+        "producer_epoch": producer[1],
+        "producer_sequence": producer[2],
+    }
+    properties |= {n: str(v) for n, v in optional.items() if v is not None}
+    if columns.keys:
+        documents.put_key(properties, columns.keys[0])
+    return properties, columns.values[0]
 
 
 def _is_misplaced(error: BaseException | None) -> bool:
@@ -183,6 +218,7 @@ class AsyncClient(RemoteOperations):
             "timeout": seconds(delivery_timeout),
         }
         self._max_message_size = max_message_size or limits.MESSAGE_BYTES_CEILING
+        self.max_message_size = self._max_message_size
         self._begin()
 
     def _begin(self) -> None:
@@ -190,6 +226,9 @@ class AsyncClient(RemoteOperations):
         self._producer: Producer | None = None
         self._feeds: dict[tuple[str, str | None, str], Feed] = {}
         self._acks = AckLedger()
+        self._failures = Failures()
+        self._alone: set[asyncio.Task[None]] = set()
+        """Publishes on their way by themselves, not through the producer."""
         self._channels = 0
         self._handlers: dict[asyncio.Task[None], str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -223,11 +262,27 @@ class AsyncClient(RemoteOperations):
     _open = connect
 
     async def close(self) -> None:
-        """Send what waits, end the subscriptions, close the connection."""
+        """Send what waits, end the subscriptions, close the connection.
+
+        Raises the first error that nobody has seen, of a ``publish_nowait`` or an acknowledgement; the client
+        is closed all the same.
+
+        Example::
+
+            client = await AsyncClient("localhost:9999")
+            await client.close()
+        """
+        await self._shut_down()
+        self._failures.check()
+
+    async def _shut_down(self) -> None:
+        """Close, and keep the failures."""
         link, producer = self._link, self._producer
         if link is None or producer is None:
             return
         await self._stop_handlers()
+        if self._alone:  # each ends in its own time
+            await asyncio.wait(list(self._alone))
         if not producer.is_idle and link.refused is None:
             # Also while the broker is away: it may be back in a moment.
             with contextlib.suppress(TimeoutError):
@@ -235,11 +290,10 @@ class AsyncClient(RemoteOperations):
                     await producer.flush()
         leaving = [self.unfollow(feed) for feed in self._feeds.values()]
         await asyncio.gather(*leaving, *self._tasks, return_exceptions=True)
-        if not producer.is_idle:
-            logger.warning("closing: not all that was published was sent and answered in time")
         producer.close()
         await link.close()
         self._link = None
+        self._acks.report(self._failures, closing=True)
 
     @property
     def is_connected(self) -> bool:
@@ -262,6 +316,8 @@ class AsyncClient(RemoteOperations):
         return self._producer
 
     async def _up(self, wire: Wire) -> None:
+        self.max_message_size = min(self._max_message_size, self.link.max_message_size)
+        self._acks.connected()
         for key, feed in list(self._feeds.items()):
             if self._feeds.get(key) is not feed:
                 continue  # it was closed while others were asked for
@@ -303,21 +359,28 @@ class AsyncClient(RemoteOperations):
     def _publish(
         self, topic: str, value: object, headers: Mapping[str, str] | None, options: PublishOptions
     ) -> asyncio.Future[Receipt]:
-        if not isinstance(topic, str):
-            raise not_a_topic(topic)
+        topic = checked_topic(topic)
         if goes_alone(options):
-            return asyncio.get_running_loop().create_task(
-                self.publish_alone(topic, value, headers, options)
-            )
-        columns = record(value, headers, options, self._max_message_size, Clock().now_ms())
+            future: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
+            properties, body = alone(topic, value, headers, options, self.max_message_size)
+            self.link  # noqa: B018 - not connected: say so at once
+            self.publish_alone(properties, body, partial(self._settle, future))
+            return future
+        columns = record(value, headers, options, self.max_message_size, Clock().now_ms())
         return self._produce(topic, columns, options.get("partition"))
+
+    def _settle(
+        self, future: asyncio.Future[Receipt], receipt: Receipt | None, error: HeadraceError | None
+    ) -> None:
+        settle(future, receipt, error, self._failures)
 
     def _produce(
         self, topic: str, columns: Columns, partition: int | None, planned_on: int | None = None
     ) -> asyncio.Future[Receipt]:
         future: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
 
-        self.producing.publish(topic, columns, partition, partial(settle, future), planned_on)
+        settled = partial(self._settle, future)
+        self.producing.publish(topic, columns, partition, settled, planned_on)
         return future
 
     def produce(self, topic: str, columns: Columns, partition: int | None, done: Done) -> None:
@@ -327,42 +390,34 @@ class AsyncClient(RemoteOperations):
         else:
             self._producer.publish(topic, columns, partition, done)
 
-    async def publish_alone(
-        self,
-        topic: str,
-        value: object,
-        headers: Mapping[str, str] | None,
-        options: PublishOptions,
-    ) -> Receipt:
+    def publish_alone(self, properties: Mapping[str, str], body: bytes, done: Done) -> None:
         """Publish in a frame of its own. The broker knows it again, so it is safe to send again."""
-        deliver_at = time_of(options.get("delay"), options.get("deliver_at"), Clock().now_ms())
-        if deliver_at is not None and options.get("id") is None:
-            options["id"] = uuid.uuid4()
-        columns = record(value, headers, options, self._max_message_size, Clock().now_ms())
-        producer = options.get("producer") or (None, None, None)
-        properties = {"topic": topic} | {f"h.{n}": v for n, v in (headers or {}).items()}
-        optional = {
-            "id": str(uuid.UUID(bytes=columns.ids[0])) if columns.ids else None,
-            "partition": options.get("partition"),
-            "deliver_at": deliver_at,
-            "ttl": options.get("ttl"),
-            "idempotency_key": options.get("idempotency_key"),
-            "to": columns.targets[0].decode() if columns.targets else None,
-            "timestamp": columns.times[0] if columns.times else None,
-            "producer_id": producer[0],
-            "producer_epoch": producer[1],
-            "producer_sequence": producer[2],
-        }
-        properties |= {n: str(v) for n, v in optional.items() if v is not None}
-        if columns.keys:
-            documents.put_key(properties, columns.keys[0])
-        frame = await self.link.ask(Type.PUBLISH, properties, columns.values[0], again=True)
-        return receipt_of(frame)
+        if self._link is None:
+            done(None, Closed("the client was closed before the message was sent"))
+            return
+
+        async def publish() -> None:
+            try:
+                frame = await self.link.ask(Type.PUBLISH, properties, body, again=True)
+            except asyncio.CancelledError:
+                done(None, OutcomeUnknown("the client was closed meanwhile"))
+                raise
+            except Exception as error:
+                done(
+                    None, error if isinstance(error, HeadraceError) else HeadraceError(repr(error))
+                )
+            else:
+                done(receipt_of(frame), None)
+
+        task = asyncio.get_running_loop().create_task(publish())
+        self._alone.add(task)
+        task.add_done_callback(self._alone.discard)
 
     async def _publish_many(
         self, topic: str, values: Any, headers: Any, options: PublishManyOptions
     ) -> list[Receipt]:
-        bytes_max, now = self._max_message_size, Clock().now_ms()
+        topic = checked_topic(topic)
+        bytes_max, now = self.max_message_size, Clock().now_ms()
         columns = records(values, headers, options, bytes_max, now)
         partition, identity = options.get("partition"), options.get("producer")
         if identity is not None:
@@ -401,20 +456,34 @@ class AsyncClient(RemoteOperations):
         return [future.result() for future in stored], left
 
     async def flush(self) -> None:
-        """Everything published so far is stored, or has failed, and all acknowledgements so far are on disk.
+        """Everything published so far is stored, or has failed, and all acknowledgements are on disk.
 
+        Raises the first error that nobody has seen, of a ``publish_nowait`` or an acknowledgement;
         :class:`OutcomeUnknown` if the connection broke before acknowledgements were on disk.
+
+        Example::
+
+            for order in orders:
+                client.publish_nowait("orders", order)
+            await client.flush()
         """
         await self.producing.flush()
-        await self._flush_acks()
+        if self._alone:
+            await asyncio.wait(list(self._alone))
+        await self._sync_acks()
+        self._acks.report(self._failures)
+        self._failures.check()
 
     async def _flush_acks(self) -> None:
+        await self._sync_acks()
+        self._acks.check()
+
+    async def _sync_acks(self) -> None:
         for feed in list(self._feeds.values()):
             await self.link.within_time(feed.flush())
         sent = self._acks.sent
         await super().flush()
         self._acks.cover(sent)
-        self._acks.check()
 
     # --- reading ----------------------------------------------------------------------------
     async def _fetch_batches(self, asked: Asked) -> list[Batch]:

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from weakref import WeakValueDictionary
 
 from headrace.channels import ACK, EXTEND, NACK, UP_TO, Arrivals, AsyncConsumer, Consumer
@@ -25,6 +26,7 @@ from headrace.client.link import Link, Wire, error_of
 from headrace.errors import DataCorrupt, HeadraceError, OutcomeUnknown, StaleDelivery
 from headrace.log.batch import parse
 from headrace.model import Message, Settling
+from headrace.publication import Failures
 from headrace.wire import binary
 from headrace.wire.binary import Frame, Type
 
@@ -51,6 +53,18 @@ class AckLedger:
     sent: int = 0
     covered: int = 0
     lost: int = 0
+    resumed: int = 0
+    """How many of the lost ones the broker delivers again, because the connection came back."""
+    refused: int = 0
+
+    def connected(self) -> None:
+        self.resumed = self.lost
+
+    def refuse(self, count: int) -> None:
+        """The broker has refused settlements: their deliveries had ended, and the messages come again."""
+        self.refused += count
+        if count:
+            logger.warning("%d acknowledgements came too late: the messages come again", count)
 
     def cover(self, sent: int) -> None:
         """The broker has on disk what was sent up to this count."""
@@ -60,15 +74,31 @@ class AckLedger:
         self.lost += self.sent - self.covered
         self.covered = self.sent
 
-    def check(self) -> None:
-        """:class:`OutcomeUnknown` if settlements may be lost; said once."""
-        lost, self.lost = self.lost, 0
+    def errors(self, *, closing: bool = False) -> Iterator[HeadraceError]:
+        """What became of settlements that nobody waits for; said once.
+
+        ``closing``: what was lost with an earlier connection was delivered again since, and is left out.
+        """
+        lost = self.lost - self.resumed if closing else self.lost
+        refused, self.refused, self.lost, self.resumed = self.refused, 0, 0, 0
         if lost:
-            raise OutcomeUnknown(
+            yield OutcomeUnknown(
                 "the connection broke before all acknowledgements were on disk: some of them may be "
                 "lost, and their messages are then delivered again",
                 code="acks_unknown",
             )
+        if refused:
+            yield StaleDelivery(
+                f"{refused} acknowledgements came too late: the messages were or will be delivered again"
+            )
+
+    def check(self) -> None:
+        for error in list(self.errors()):
+            raise error
+
+    def report(self, failures: Failures, *, closing: bool = False) -> None:
+        for error in self.errors(closing=closing):
+            failures.add(error)
 
 
 @dataclass(slots=True, eq=False)
@@ -273,7 +303,9 @@ class Feed:
     def _settle_answered(self, frame: Frame | None) -> None:
         self._unanswered -= 1
         if frame is not None:
-            self.stale += int(frame.properties.get("stale", "0"))
+            stale = int(frame.properties.get("stale", "0"))
+            self.stale += stale
+            self.ledger.refuse(stale)
         if not self._unanswered:
             idle, self._idle = self._idle, []
             for future in idle:
@@ -307,11 +339,12 @@ class Feed:
             properties["delay" if kind == NACK else "seconds"] = repr(float(argument))
         if kind == UP_TO:
             properties["up_to"] = "true"
-        wire.send(_FRAMES[kind], properties, b"", self._single_answered)
+        wire.send(_FRAMES[kind], properties, b"", partial(self._single_answered, kind))
 
-    def _single_answered(self, frame: Frame | None) -> None:
+    def _single_answered(self, kind: int, frame: Frame | None) -> None:
         if frame is not None and frame.properties.get("status") == "error":
             self.stale += 1
+            self.ledger.refuse(kind != EXTEND)
             logger.info("%s: %s", self.name, error_of(frame))
 
     # --- deadlines --------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import ssl
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
+from headrace import limits
 from headrace.client.address import Login
 from headrace.errors import (
     Closed,
@@ -230,6 +231,8 @@ class Link:
         self.on_frame: Callable[[Frame], None] = lambda frame: None
         self.on_up: Callable[[Wire], Awaitable[None]] | None = None
         self.on_down: Callable[[], None] = lambda: None
+        self.max_message_size = limits.MESSAGE_BYTES_CEILING
+        """The broker's, once it is connected."""
         self._silence_s = heartbeat_interval
         """How long neither side may be silent: our own patience, or the broker's if it has less."""
 
@@ -285,6 +288,8 @@ class Link:
                 hello = await wire.ask(Type.HEARTBEAT, {"client_id": self.client_id})
                 patience = float(hello.properties.get("interval", self._heartbeat_s))
                 self._silence_s = min(self._heartbeat_s, patience)
+                most = hello.properties.get("max_message_size", limits.MESSAGE_BYTES_CEILING)
+                self.max_message_size = int(most)
                 self._wire = wire
                 self._down.clear()
                 if self.on_up is not None:

@@ -219,8 +219,11 @@ class BinarySession(RequestSession[Frame]):
         if self._heartbeat is None:
             self._expect_life()
         # Out of order: it shows that the connection lives, not that earlier requests are done.
-        interval = {"interval": f"{self.hub.heartbeat_s:g}"}
-        self.outbox.write(binary.encode(Type.HEARTBEAT, frame.sequence, interval))
+        bounds = {
+            "interval": f"{self.hub.heartbeat_s:g}",
+            "max_message_size": str(self.engine.max_message_size),
+        }
+        self.outbox.write(binary.encode(Type.HEARTBEAT, frame.sequence, bounds))
 
     # --- publishing -------------------------------------------------------------------------
     def on_publish(self, frame: Frame) -> None:

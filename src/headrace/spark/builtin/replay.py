@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -285,7 +284,7 @@ class Replay:
 
     def _create_target(self, partitions: int) -> None:
         """A topic that exists and has too few partitions is an error of the first step."""
-        with closing(connect(ConnectionOptions.of(Given(self._connection)))) as client:
+        with connect(ConnectionOptions.of(Given(self._connection))) as client:
             if self._request.to not in client.topics():
                 client.create_topic(self._request.to, partitions)
 
