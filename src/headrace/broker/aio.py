@@ -145,27 +145,19 @@ class AsyncBroker(AsyncFacade):
         publish = self.engine.publishing.message(topic, value, headers, options)
         future: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
 
-        def settled(receipt: Receipt | None, error: HeadraceError | None) -> None:
-            settle(future, receipt, error, self._failures)
-
-        self._begin_message(publish, settled)
-        return future
-
-    def _begin_message(
-        self, publish: Publish, settled: Callable[[Receipt | None, HeadraceError | None], None]
-    ) -> None:
-        """Publish one message; ``flush`` waits until it is settled."""
-        finished = self._under_way.begin()
+        generation = self._under_way.current
 
         def done(receipts: list[Receipt], error: HeadraceError | None) -> None:
-            settled(receipts[0] if receipts else None, error)
-            finished()
+            settle(future, receipts[0] if receipts else None, error, self._failures)
+            generation.finish()
 
+        generation.count += 1
         try:
             self.engine.publish(publish, done)
         except BaseException:
-            finished()
+            generation.finish()
             raise
+        return future
 
     async def flush(self) -> None:
         """Everything published so far is stored, or has failed, and all acknowledgements are on disk.
@@ -286,22 +278,18 @@ class UnderWay:
     """Counts calls that are not answered yet, so that a flush can wait for those before it."""
 
     def __init__(self) -> None:
-        self._current = _Generation()
-        self._earlier: list[_Generation] = []
-
-    def begin(self) -> Callable[[], None]:
-        """A call begins. The result is to be called when it is answered."""
-        self._current.count += 1
-        return self._current.finish
+        self.current = Generation()
+        """Who begins a call counts it here, and calls ``finish`` of the same one when it is answered."""
+        self._earlier: list[Generation] = []
 
     async def wait(self) -> None:
-        self._earlier = [each for each in (*self._earlier, self._current) if each.count]
-        self._current = _Generation()
+        self._earlier = [each for each in (*self._earlier, self.current) if each.count]
+        self.current = Generation()
         for generation in list(self._earlier):
             await generation.wait()
 
 
-class _Generation:
+class Generation:
     """The calls between two flushes."""
 
     __slots__ = ("_waiting", "count")

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
 
-from headrace.broker.aio import AsyncBroker
+from headrace.broker.aio import AsyncBroker, Generation
 from headrace.broker.channel import EmbeddedConsumer
 from headrace.broker.engine import Engine
 from headrace.broker.follower import Follower
@@ -121,17 +121,24 @@ class Broker(BlockingFacade):
     ) -> Publication:
         publish = self.engine.publishing.message(checked_topic(topic), value, headers, options)
         publication = Publication()
+        generation: Generation
 
-        def settled(receipt: Receipt | None, error: HeadraceError | None) -> None:
-            publication.settle(receipt, error)
+        core = self._core
+
+        def done(receipts: list[Receipt], error: HeadraceError | None) -> None:
+            publication.settle(receipts[0] if receipts else None, error)
             if error is not None:
-                self._core._failures.add(error, publication)
+                core._failures.add(error, publication)
+            generation.finish()
 
         def start() -> None:
+            nonlocal generation
+            generation = core._under_way.current
+            generation.count += 1
             try:
-                self._core._begin_message(publish, settled)
+                core.engine.publish(publish, done)
             except HeadraceError as error:
-                settled(None, error)
+                done([], error)
 
         self._begin_publish(start)
         return publication

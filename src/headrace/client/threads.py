@@ -9,7 +9,7 @@ import contextlib
 from collections import deque
 from collections.abc import Mapping
 from functools import partial
-from typing import Unpack
+from typing import Any, Unpack
 
 from headrace.channels import Channel
 from headrace.client.aio import AsyncClient, ClientOptions, alone, goes_alone, not_connected
@@ -18,14 +18,12 @@ from headrace.clock import Clock
 from headrace.errors import Closed, HeadraceError
 from headrace.facade import BlockingFacade
 from headrace.forking import put_aside
-from headrace.log.columns import Columns, record
+from headrace.log.columns import record
 from headrace.model import PublishOptions, Receipt, checked_topic
 from headrace.publication import Publication, renew_lock
 
-_Gathered = tuple[str, Columns, int | None, Publication]
-"""Topic, record, partition."""
-_Alone = tuple[tuple[dict[str, str], bytes], Publication]
-"""Properties and body of a frame."""
+Outgoing = tuple[str | None, Any, int | None, Publication]
+"""Topic, record and partition; or None, and the properties and body of a frame."""
 
 
 class BrokerClient(BlockingFacade):
@@ -56,7 +54,7 @@ class BrokerClient(BlockingFacade):
     def _begin_anew(self) -> None:
         super()._begin_anew()
         self.client_id = self._core.client_id
-        self._outgoing: deque[_Gathered | _Alone] = deque()
+        self._outgoing: deque[Outgoing] = deque()
         self._sending = False
 
     def forked(self) -> None:
@@ -144,7 +142,8 @@ class BrokerClient(BlockingFacade):
         publication = Publication()
         most = self._core.max_message_size
         if goes_alone(options):
-            self._outgoing.append((alone(topic, value, headers, options, most), publication))
+            frame = alone(topic, value, headers, options, most)
+            self._outgoing.append((None, frame, None, publication))
         else:
             columns = record(value, headers, options, most, Clock().now_ms())
             self._outgoing.append((topic, columns, options.get("partition"), publication))
@@ -158,12 +157,12 @@ class BrokerClient(BlockingFacade):
         self._sending = False
         outgoing, publish = self._outgoing, self._core.produce
         while outgoing:
-            entry = outgoing.popleft()
-            settled = partial(self._settled, entry[-1])
-            if len(entry) == 2:
-                self._core.publish_alone(*entry[0], settled)
+            topic, what, partition, publication = outgoing.popleft()
+            if topic is None:
+                properties, body = what
+                self._core.publish_alone(properties, body, partial(self._settled, publication))
             else:
-                publish(entry[0], entry[1], entry[2], settled)
+                publish(topic, what, partition, partial(self._settled, publication))
 
     def _settled(
         self, publication: Publication, receipt: Receipt | None, error: HeadraceError | None
