@@ -20,13 +20,10 @@ from collections.abc import (
     Callable,
     Coroutine,
     Generator,
-    Iterable,
-    Iterator,
     Mapping,
     Sequence,
 )
 from concurrent.futures import Future
-from functools import partial
 from typing import Any, Self, Unpack
 
 from headrace import limits
@@ -39,7 +36,7 @@ from headrace.channels import (
     check_prefetch,
 )
 from headrace.errors import Closed, HeadraceError, NotFound
-from headrace.log.batch import COMPRESSION, LOST, Batch, no_collection
+from headrace.log.batch import Batch
 from headrace.model import (
     Message,
     PublishManyOptions,
@@ -50,16 +47,13 @@ from headrace.model import (
 )
 from headrace.operations.blocking import BlockingOperations
 from headrace.operations.catalog import Operations
+from headrace.paging import Asked, From, Page
 from headrace.publication import Publication
 from headrace.shell import blocking, nowait
 
 logger = logging.getLogger("headrace.facade")
 Handler = Callable[[Message], object]
 AsyncHandler = Callable[[Message], Awaitable[None] | None]
-Asked = tuple[str, Start, int, int, float]
-"""Topic, offset, partition, bytes and seconds to wait, of a fetch."""
-Pages = Iterable[tuple[Batch, int]]
-"""Batches, each with the index of its first wanted record."""
 STOP_S = 30.0
 """How long to wait for a handler to finish its message when its worker is stopped."""
 
@@ -74,9 +68,8 @@ class AsyncFacade(Operations):
     _publish: Callable[..., asyncio.Future[Receipt]]
     _publish_many: Callable[..., Awaitable[list[Receipt]]]
     _stage: Callable[..., Awaitable[str]]
-    _read: Callable[[Asked, Callable[[Pages], Any], int], Awaitable[Any]]
-    """Give the batches to a function, which makes the result; the last argument is the size of the
-    first read."""
+    _read: Callable[[Asked, bool], Awaitable[Page[Any]]]
+    """A page of messages or, if the last argument is true, of values."""
     _fetch_batches: Callable[[Asked], Awaitable[list[Batch]]]
     _join: Callable[[str, str | None, int, bool], Awaitable[AsyncConsumer]]
 
@@ -171,46 +164,41 @@ class AsyncFacade(Operations):
     async def fetch(
         self,
         topic: str,
-        offset: Start = "earliest",
+        offset: From = "earliest",
         limit: int = 1000,
         *,
-        partition: int = 0,
+        partition: int | None = None,
         max_bytes: int = limits.READ_BYTES_DEFAULT,
         wait: float = 0.0,
-    ) -> list[Message]:
-        """Read messages, beginning at an offset or a time. This moves no position and acknowledges nothing.
+    ) -> Page[Message]:
+        """Read messages. This moves no position and acknowledges nothing.
 
-        ``wait``: seconds to wait for the first message if there is none yet. The result may have fewer than
-        ``limit`` messages although more exist; continue with the offset after the last one.
+        All partitions are read, in the order of time, unless ``partition`` names one. ``offset`` is
+        ``earliest``, ``latest``, a time, or ``next`` of the page before; an offset, if the topic has one
+        partition or you name it. ``wait``: seconds to wait for the first message if there is none yet.
+
+        The result is a list. It may have fewer than ``limit`` messages although more exist; continue with
+        its ``next``, the positions after it::
+
+            page = client.fetch("orders")
+            while page:
+                ...
+                page = client.fetch("orders", page.next)
         """
         check_count("limit", limit)
-
-        collect = partial(
-            messages_of, topic=topic, partition=partition, limit=limit, max_bytes=max_bytes
-        )
-        # The size of the messages is not known yet, so the first read is small.
-        first = min(max_bytes, limits.INDEX_INTERVAL_BYTES)
-        found: list[Message] = await self._read(
-            (topic, offset, partition, max_bytes, wait), collect, first
-        )
-        return found
+        return await self._read(Asked(topic, offset, partition, max_bytes, wait, limit), False)
 
     async def fetch_values(
         self,
         topic: str,
-        offset: Start = "earliest",
+        offset: From = "earliest",
         *,
-        partition: int = 0,
+        partition: int | None = None,
         max_bytes: int = limits.READ_BYTES_DEFAULT,
         wait: float = 0.0,
-    ) -> list[bytes]:
+    ) -> Page[bytes]:
         """Like ``fetch``, but returns plain values, of about ``max_bytes`` together."""
-        found: list[bytes] = await self._read(
-            (topic, offset, partition, max_bytes, wait),
-            partial(values_of, max_bytes=max_bytes),
-            max_bytes,
-        )
-        return found
+        return await self._read(Asked(topic, offset, partition, max_bytes, wait), True)
 
     async def fetch_batches(
         self,
@@ -221,8 +209,8 @@ class AsyncFacade(Operations):
         max_bytes: int = limits.READ_BYTES_DEFAULT,
         wait: float = 0.0,
     ) -> list[Batch]:
-        """Read whole batches, as they are stored in the log; the first one holds the offset."""
-        return await self._fetch_batches((topic, offset, partition, max_bytes, wait))
+        """Read whole batches of one partition, as they are stored; the first one holds the offset."""
+        return await self._fetch_batches(Asked(topic, offset, partition, max_bytes, wait))
 
     # --- subscribing ------------------------------------------------------------------------
     async def subscribe(
@@ -504,60 +492,6 @@ def settle(
         future.set_exception(error)
     else:
         future.set_result(value)
-
-
-# --- what is read -----------------------------------------------------------------------------------
-def readable(pages: Iterable[list[Batch]], at: int) -> Iterator[tuple[Batch, int]]:
-    """The batches from the offset ``at`` up to the first batch whose records are lost.
-
-    If the first batch is lost, this raises its error, which names the lost offsets.
-    """
-    first = True
-    for batches in pages:
-        for batch in batches:
-            if batch.flags & LOST:
-                if not first:
-                    return
-                batch.plain()
-            yield batch, max(at - batch.base_offset, 0) if first else 0
-            first = False
-
-
-def messages_of(
-    pages: Pages, topic: str, partition: int, limit: int, max_bytes: int
-) -> list[Message]:
-    """Messages of about ``max_bytes`` together, twice that at most, however small they are when packed."""
-    found: list[Message] = []
-    size = 0
-    with no_collection(limit):
-        for batch, start in pages:
-            stop = min(batch.count, start + limit - len(found))
-            fits = batch.fitting(start, stop, max_bytes)  # cutting a batch means decoding it twice
-            found += batch.messages(topic, partition, start, fits)
-            size += max(batch.value_bytes(start, fits), batch.stored_bytes)
-            _let_go(batch)
-            if fits < stop or len(found) >= limit or size >= max_bytes:
-                break
-    return found
-
-
-def values_of(pages: Pages, max_bytes: int) -> list[bytes]:
-    found: list[bytes] = []
-    size = 0
-    for batch, start in pages:
-        fits = batch.fitting(start, batch.count, max_bytes)
-        found += batch.values(start, fits)
-        size += max(batch.value_bytes(start, fits), batch.stored_bytes)
-        _let_go(batch)
-        if fits < batch.count or size >= max_bytes:
-            break
-    return found
-
-
-def _let_go(batch: Batch) -> None:
-    """The caller has its records. A page of packed batches must not stay unpacked until its end."""
-    if batch.flags & COMPRESSION:
-        batch.forget()
 
 
 # --- workers ----------------------------------------------------------------------------------------

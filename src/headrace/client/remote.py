@@ -13,11 +13,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 from headrace.client.link import ConnectionLost, Link
-from headrace.errors import BrokerFailed, Closed, HeadraceError, OutcomeUnknown
+from headrace.errors import BrokerFailed, Closed, DataCorrupt, HeadraceError, OutcomeUnknown
 from headrace.facade import AsyncFacade
-from headrace.log.batch import Batch
+from headrace.log.batch import Batch, parse
 from headrace.model import Receipt
 from headrace.operations.declaring import Operation
+from headrace.paging import Page
+from headrace.wire import binary
 from headrace.wire.binary import Frame, Type
 
 Result = TypeVar("Result")
@@ -128,6 +130,32 @@ class RemoteOperations(AsyncFacade):
             return await self.link.within_time(when_there_is_room(), seconds)
 
         return await self._patiently(ask)
+
+
+# --- answers ----------------------------------------------------------------------------------------
+def batches_in(body: bytes) -> list[Batch]:
+    at, found = 0, []
+    while at < len(body):
+        batch = parse(body, at)
+        if batch is None:
+            raise DataCorrupt("a fetched batch arrived damaged")
+        found.append(batch)
+        at += batch.stored_bytes
+    return found
+
+
+def merged_page(topic: str, frame: Frame, *, values: bool) -> Page[Any]:
+    """The answer to a fetch of several partitions: positions, places, and one batch of all messages."""
+    count, partitions = int(frame.properties["count"]), int(frame.properties["partitions"])
+    numbers = list(binary.decode_places(frame.body, partitions + count))
+    batches = batches_in(frame.body[binary.PLACE_BYTES * len(numbers) :])
+    found: list[Any] = []
+    for batch in batches:
+        found += batch.values() if values else batch.messages(topic, 0)
+    if not values:
+        for message, (partition, offset) in zip(found, numbers[partitions:], strict=True):
+            message.partition, message.offset = partition, offset
+    return Page(found, dict(numbers[:partitions]))
 
 
 def receipt_of(frame: Frame) -> Receipt:

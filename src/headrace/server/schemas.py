@@ -187,6 +187,12 @@ ACK = Parameter(
     "ack", "auto: acknowledged on delivery.", {"type": "string", "enum": ["auto", "manual"]}
 )
 PARTITION = Parameter("partition", "The partition.", OFFSET)
+ONE_PARTITION = Parameter("partition", "Read this partition only; default: all, by time.", OFFSET)
+CURSOR = Parameter(
+    "cursor",
+    "Continue after a page: the X-Cursor of its answer, also accepted as a header.",
+    {"type": "string", "pattern": r"^([0-9]{1,4}:[0-9]{1,12}(,[0-9]{1,4}:[0-9]{1,12})*)?$"},
+)
 PUBLISH_PARAMETERS = (
     Parameter("key", "Decides the partition; the same key, the same order.", STRING),
     Parameter("key64", "A key that is no text, as base64.", {**STRING, "format": "byte"}),
