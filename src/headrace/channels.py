@@ -237,7 +237,7 @@ class AsyncChannel(Arrivals):
 
     async def _wait(self) -> None:
         while not self._items:
-            if self.is_closed:
+            if self.is_closed or self.is_halted:
                 raise self._end()
             waiter = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)

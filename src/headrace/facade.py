@@ -4,26 +4,24 @@ publishing, reading, subscribing, and workers.
 Signatures and documentation are here, once for asyncio and once for threads. The four classes implement
 the calls (``_publish``, ``_read``, ``_join`` and so on).
 
-A worker calls a handler for each message of a subscription. The message is acknowledged when the handler
-returns and given back when it raises; its deadline is extended while the handler runs.
+Workers, which call a handler for each message of a subscription, are in ``working.py``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
-import logging
-import threading
 from collections.abc import (
     Awaitable,
     Callable,
     Coroutine,
     Generator,
+    Iterator,
     Mapping,
     Sequence,
 )
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, Self, Unpack
 
 from headrace import limits
@@ -50,17 +48,21 @@ from headrace.operations.catalog import Operations
 from headrace.paging import Asked, From, Page
 from headrace.publication import Publication
 from headrace.shell import blocking, nowait
+from headrace.working import AsyncHandler, AsyncWorker, Handler, Worker, check_worker, log_failure
 
-logger = logging.getLogger("headrace.facade")
-Handler = Callable[[Message], object]
-AsyncHandler = Callable[[Message], Awaitable[None] | None]
-STOP_S = 30.0
-"""How long to wait for a handler to finish its message when its worker is stopped."""
+
+class JoinOptions(SubscriptionOptions, total=False):
+    """How a worker joins its subscription: the options of ``subscription``."""
+
+    start: Start
+    prefetch: int
 
 
 class AsyncFacade(Operations):
-    _handlers: dict[asyncio.Task[None], str]
-    """Every worker of ``subscribe_to_subscription``, and the subscription that it joined."""
+    _handlers: dict[AsyncWorker, str]
+    """Every worker, and the subscription that it joined."""
+    _running: dict[AsyncWorker, asyncio.Task[None]]
+    """The workers in the background, and their tasks."""
 
     # A broker and a client implement these differently.
     _open: Callable[[], Coroutine[Any, Any, Self]]
@@ -72,6 +74,10 @@ class AsyncFacade(Operations):
     """A page of messages or, if the last argument is true, of values."""
     _fetch_batches: Callable[[Asked], Awaitable[list[Batch]]]
     _join: Callable[[str, str | None, int, bool], Awaitable[AsyncConsumer]]
+    _retire: Callable[[Any], Coroutine[Any, Any, None]]
+    """Take no more messages, and give back those that no caller has taken."""
+    _leave: Callable[[Any], Coroutine[Any, Any, None]]
+    """Give back the messages that no caller has taken, and leave the subscription."""
 
     def __await__(self) -> Generator[Any, None, Self]:
         return self._open().__await__()
@@ -247,61 +253,76 @@ class AsyncFacade(Operations):
         topic: str | None = None,
         *,
         concurrency: int = 1,
-        **options: Any,
+        timeout: float | None = None,
+        **options: Unpack[JoinOptions],
     ) -> None:
-        """Call ``handler`` for each message until cancelled or the subscription ends.
+        """Call ``handler`` for each message until the worker is stopped or the subscription ends.
 
-        ``concurrency`` messages are handled at the same time. Options as for ``subscription``.
+        The message is acknowledged when the handler returns, and given back when it raises or takes longer
+        than ``timeout`` seconds. ``concurrency`` messages are handled at the same time. Other options as for
+        ``subscription``.
+
+        Ctrl-C, SIGTERM, ``unsubscribe_from_subscription`` and ``close`` stop it: the handlers finish their
+        messages, and all other messages go back. If it is cancelled, the handlers are cancelled, too.
+
+        Example::
+
+            await client.consume("email", send_mail, "orders", concurrency=10)
         """
-        consumer = await self.subscription(name, topic, auto_extend=True, **options)
-
-        async def work() -> None:
-            async for message in consumer:
-                await _handle(message, handler)
-
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(concurrency):
-                    group.create_task(work())
-        finally:
-            consumer.close()
+        worker = await self._worker(name, handler, topic, concurrency, timeout, options)
+        with self._remembered(worker, name):
+            await worker.run()
 
     async def subscribe_to_subscription(
-        self, name: str, handler: AsyncHandler, topic: str | None = None, **options: Any
+        self,
+        name: str,
+        handler: AsyncHandler,
+        topic: str | None = None,
+        *,
+        concurrency: int = 1,
+        timeout: float | None = None,
+        **options: Unpack[JoinOptions],
     ) -> None:
-        """Join a subscription and call ``handler`` for each message, in a task."""
-        joined = asyncio.get_running_loop().create_future()
+        """Like ``consume``, but in the background: it returns when the subscription is joined."""
+        worker = await self._worker(name, handler, topic, concurrency, timeout, options)
 
-        async def work() -> None:
-            try:
-                consumer = await self.subscription(name, topic, auto_extend=True, **options)
-            except BaseException as error:
-                joined.set_exception(error)
-                return
-            joined.set_result(None)
-            try:
-                async for message in consumer:
-                    await _handle(message, handler)
-            finally:
-                consumer.close()
+        async def run() -> None:
+            with self._remembered(worker, name), log_failure(name):
+                await worker.run(signals=False)
 
-        task = asyncio.get_running_loop().create_task(work())
-        self._handlers[task] = name
-        task.add_done_callback(lambda task: self._handlers.pop(task, None))
-        await joined
+        self._handlers[worker] = name
+        self._running[worker] = asyncio.get_running_loop().create_task(run())
+
+    async def _worker(
+        self, name: str, handler: AsyncHandler, topic: str | None, concurrency: int,
+        timeout: float | None, options: JoinOptions,
+    ) -> AsyncWorker:  # fmt: skip
+        check_worker(concurrency, timeout)
+        consumer = await self.subscription(name, topic, auto_extend=True, **options)
+        retire, leave = partial(self._retire, consumer), partial(self._leave, consumer)
+        return AsyncWorker(consumer, handler, retire, leave, concurrency, timeout)
+
+    @contextlib.contextmanager
+    def _remembered(self, worker: AsyncWorker, name: str) -> Iterator[None]:
+        self._handlers[worker] = name
+        try:
+            yield
+        finally:
+            self._handlers.pop(worker, None)
+            self._running.pop(worker, None)
 
     async def unsubscribe_from_subscription(self, name: str) -> None:
-        """Stop the handlers of a subscription. The subscription itself stays."""
-        tasks = [task for task, joined in self._handlers.items() if joined == name]
-        if not tasks:
+        """Stop the workers of a subscription: the handlers finish their messages. The subscription stays."""
+        workers = [worker for worker, joined in self._handlers.items() if joined == name]
+        if not workers:
             raise NotFound(f"{name!r} was not joined here", code="not_subscribed")
-        await self._stop_handlers(tasks)
+        await self._stop_handlers(workers)
 
-    async def _stop_handlers(self, tasks: list[asyncio.Task[None]] | None = None) -> None:
-        stopping = list(self._handlers) if tasks is None else tasks
-        for task in stopping:
-            task.cancel()
-        await asyncio.gather(*stopping, return_exceptions=True)
+    async def _stop_handlers(self, workers: list[AsyncWorker] | None = None) -> None:
+        stopping = list(self._handlers) if workers is None else workers
+        running = [self._running[worker] for worker in stopping if worker in self._running]
+        await asyncio.gather(*[worker.stop() for worker in stopping])
+        await asyncio.gather(*running, return_exceptions=True)
 
 
 class BlockingFacade(BlockingOperations):
@@ -311,6 +332,8 @@ class BlockingFacade(BlockingOperations):
     """Deliver the channel's topic to the channel. The result is the argument of ``_unfollow``."""
     _unfollow: Callable[[Any], Coroutine[Any, Any, None]]
     _join: Callable[[str, str | None, int, bool], Coroutine[Any, Any, Consumer]]
+    _retire: Callable[[Any], Coroutine[Any, Any, None]]
+    """Take no more messages, and give back those that no caller has taken."""
     _leave: Callable[[Any], Coroutine[Any, Any, None]]
     """Give back the messages that no caller has taken, and leave the subscription."""
 
@@ -323,7 +346,7 @@ class BlockingFacade(BlockingOperations):
         """Every plain channel, and what fills it."""
         self._joined: dict[Consumer, str] = {}
         """Every consumer, and the subscription that it joined."""
-        self._workers: dict[Consumer, threading.Thread] = {}
+        self._workers: dict[Consumer, Worker] = {}
 
     def forked(self) -> None:
         super().forked()
@@ -434,34 +457,54 @@ class BlockingFacade(BlockingOperations):
         topic: str | None = None,
         *,
         concurrency: int = 1,
-        **options: Any,
+        timeout: float | None = None,
+        **options: Unpack[JoinOptions],
     ) -> None:
-        """Call ``handler`` for each message until interrupted or the subscription ends.
+        """Call ``handler`` for each message until the worker is stopped or the subscription ends.
 
-        ``concurrency`` messages are handled at the same time, each in a thread of its own. Options as
-        for ``subscription``.
+        ``concurrency`` messages are handled at the same time, each in a thread of its own. A handler
+        cannot be interrupted: after ``timeout`` seconds its message goes back, and what it returns is
+        ignored. See ``AsyncFacade.consume``.
+
+        Example::
+
+            client.consume("email", send_mail, "orders", concurrency=10)
         """
-        consumer = self.subscription(name, topic, auto_extend=True, **options)
-        threads = [_start(consumer, handler, name) for _ in range(concurrency)]
+        worker = self._worker(name, handler, topic, concurrency, timeout, options)
         try:
-            for thread in threads:
-                while thread.is_alive():
-                    thread.join(1.0)  # Python handles a signal between two waits
+            worker.run()
         finally:
-            consumer.halt()
-            for thread in threads:
-                thread.join(STOP_S)
-            consumer.close()
+            self._workers.pop(worker.consumer, None)
+            worker.consumer.close()
 
     def subscribe_to_subscription(
-        self, name: str, handler: Handler, topic: str | None = None, **options: Any
+        self,
+        name: str,
+        handler: Handler,
+        topic: str | None = None,
+        *,
+        concurrency: int = 1,
+        timeout: float | None = None,
+        **options: Unpack[JoinOptions],
     ) -> None:
-        """Join a subscription and call ``handler`` for each message, in a thread."""
+        """Like ``consume``, but in the background: it returns when the subscription is joined."""
+        self._worker(name, handler, topic, concurrency, timeout, options).start()
+
+    def _worker(
+        self, name: str, handler: Handler, topic: str | None, concurrency: int,
+        timeout: float | None, options: JoinOptions,
+    ) -> Worker:  # fmt: skip
+        check_worker(concurrency, timeout)
         consumer = self.subscription(name, topic, auto_extend=True, **options)
-        self._workers[consumer] = _start(consumer, handler, name)
+        worker = Worker(
+            consumer, handler, name, lambda: self._run(self._retire(consumer)), concurrency, timeout
+        )
+        _forget_closed(self._workers)
+        self._workers[consumer] = worker
+        return worker
 
     def unsubscribe_from_subscription(self, name: str) -> None:
-        """Leave a subscription. Its handlers finish their message first; the subscription stays."""
+        """Leave a subscription. Its handlers finish their messages first; the subscription stays."""
         joined = [consumer for consumer, other in self._joined.items() if other == name]
         if not joined:
             raise NotFound(f"{name!r} was not joined here", code="not_subscribed")
@@ -474,12 +517,10 @@ class BlockingFacade(BlockingOperations):
             self._stop_worker(consumer)
 
     def _stop_worker(self, consumer: Consumer) -> None:
-        """Let the handler finish its current message; it gets no further one."""
-        thread = self._workers.pop(consumer, None)
-        if thread is not None:
-            consumer.halt()
-            if thread is not threading.current_thread():
-                thread.join(timeout=STOP_S)
+        """Let the handlers finish their messages; they get no further ones."""
+        worker = self._workers.pop(consumer, None)
+        if worker is not None:
+            worker.stop()
 
 
 def settle(
@@ -504,43 +545,3 @@ def _forget_closed(channels: dict[Any, Any]) -> None:
 
 def _merged(headers: Mapping[str, str] | None, more: Mapping[str, str]) -> dict[str, str]:
     return {**(headers or {}), **{name: str(value) for name, value in more.items()}}
-
-
-def _start(consumer: Consumer, handler: Handler, name: str) -> threading.Thread:
-    thread = threading.Thread(
-        target=_handle_all, args=(consumer, handler), name=f"headrace-{name}", daemon=True
-    )
-    thread.start()
-    return thread
-
-
-def _handle_all(consumer: Consumer, handler: Handler) -> None:
-    for message in consumer:
-        if consumer.is_halted:
-            consumer.give_back(message)
-            return
-        try:
-            handler(message)
-        except Exception as error:
-            _failed(message, error)
-        else:
-            with contextlib.suppress(HeadraceError):
-                message.ack()
-
-
-async def _handle(message: Message, handler: AsyncHandler) -> None:
-    try:
-        result = handler(message)
-        if inspect.isawaitable(result):
-            await result
-    except Exception as error:
-        _failed(message, error)
-    else:
-        with contextlib.suppress(HeadraceError):
-            message.ack()
-
-
-def _failed(message: Message, error: Exception) -> None:
-    logger.exception("the handler failed for %r", message, exc_info=error)
-    with contextlib.suppress(HeadraceError):  # if the delivery has ended, it is delivered again
-        message.nack(reason=f"{type(error).__name__}: {error}")

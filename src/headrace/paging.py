@@ -95,7 +95,7 @@ def partition_needed(topic: str, count: int, offset: int) -> InvalidArgument:
 # --- of one partition -------------------------------------------------------------------------------
 def page_of(pages: Pages, at: int, asked: Asked, *, values: bool) -> Page[Any]:
     """A page of one partition that begins at the offset ``at``."""
-    partition = asked.partition or 0
+    partition = 0 if asked.partition is None else asked.partition
     found: list[Any] = (
         values_of(pages, asked.max_bytes)
         if values

@@ -94,7 +94,9 @@ def test_it_begins_at_a_time_and_at_the_end(api: Api) -> None:
 def test_an_offset_needs_its_partition(api: Api) -> None:
     """With several partitions an offset is ambiguous; with one it is not."""
     spread(api, 10)
-    with pytest.raises(InvalidArgument, match="has 4 partitions.* name one with partition") as told:
+    with pytest.raises(
+        InvalidArgument, match=r"has 4 partitions.* name one with partition"
+    ) as told:
         api.fetch("orders", 3)
     assert told.value.code == "partition_needed"
     api.publish_many("single", [b"a", b"b", b"c"])
@@ -108,7 +110,7 @@ def test_an_offset_needs_its_partition(api: Api) -> None:
 def test_positions_that_do_not_exist(api: Api) -> None:
     """Each is refused with a sentence that names the partition."""
     spread(api, 10)
-    with pytest.raises(OffsetOutOfRange, match="orders/1.*leave this partition out"):
+    with pytest.raises(OffsetOutOfRange, match=r"orders/1.*leave this partition out"):
         api.fetch("orders", {1: 99})
     with pytest.raises(InvalidArgument, match="no partition 9"):
         api.fetch("orders", {9: 0})

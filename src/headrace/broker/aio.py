@@ -34,6 +34,7 @@ from headrace.model import (
 )
 from headrace.operations.declaring import Operation
 from headrace.paging import Asked, Page, page_of, parse_from, readable
+from headrace.working import AsyncWorker
 
 _ENGINE_OPTIONS = (
     "auto_create_topics",
@@ -73,7 +74,8 @@ class AsyncBroker(AsyncFacade):
         self._engine: Engine | None = None
         self._channels: list[AsyncChannel] = []
         self._members = 0
-        self._handlers: dict[asyncio.Task[None], str] = {}
+        self._handlers: dict[AsyncWorker, str] = {}
+        self._running: dict[AsyncWorker, asyncio.Task[None]] = {}
         self._closed: asyncio.Event | None = None
         """Set when it is closed; there is one from the first ``close`` on."""
 
@@ -210,6 +212,12 @@ class AsyncBroker(AsyncFacade):
         self._remember(consumer)
         return consumer
 
+    async def _retire(self, consumer: AsyncEmbeddedConsumer) -> None:
+        consumer.retire()
+
+    async def _leave(self, consumer: AsyncEmbeddedConsumer) -> None:
+        consumer.close()
+
     def _next_member(self) -> str:
         self._members += 1
         return f"member-{self._members}"
@@ -281,7 +289,7 @@ def fetch_page(engine: Engine, asked: Asked, *, values: bool = False) -> Page[An
 
 def _of_one(asked: Asked) -> Asked:
     """The same for the one partition that is read, with its own offset."""
-    number = asked.partition or 0
+    number = 0 if asked.partition is None else asked.partition
     start = parse_from(asked.offset)
     if isinstance(start, Mapping):
         start = start.get(number, "earliest")

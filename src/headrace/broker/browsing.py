@@ -29,6 +29,7 @@ from typing import Any
 from headrace.broker.engine import Engine
 from headrace.broker.positions import news_in
 from headrace.broker.topic import Partition, Topic
+from headrace.channels import check_count
 from headrace.errors import DataCorrupt, HeadraceError, OffsetOutOfRange
 from headrace.log.batch import Batch
 from headrace.log.interface import completed
@@ -46,6 +47,8 @@ async def browse(
     engine: Engine, asked: Asked, check: Callable[[], object] = lambda: None
 ) -> Page[Message]:
     """Messages of all partitions. ``check`` runs after a wait: rights may have changed."""
+    check_count("max_bytes", asked.max_bytes)
+    engine.check_open()
     topic = engine.topics.find(asked.topic)
     pace = _Pace(engine)
     places = await _places(engine, topic, asked.offset, pace)

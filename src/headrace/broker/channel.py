@@ -56,15 +56,20 @@ class _Embedded(Arrivals):
             subscription.ack_up_to(lease.id, offset)
 
     def leave(self) -> None:
-        """On the loop: give back the messages that nobody has taken, and go.
+        """On the loop: give back the messages that nobody has taken, and go."""
+        self.retire()
+        self.subscription.leave(self.member)
+        self.closed(None)
+
+    def retire(self) -> None:
+        """On the loop: take nothing more, and give back the messages that nobody has taken.
 
         A message that was never taken out of the channel does not count as an attempt.
         """
+        self.member.prefetch = 0
         for message in self.drain():
             with contextlib.suppress(StaleDelivery):
                 self.subscription.release(message.lease.id, message.offset)
-        self.subscription.leave(self.member)
-        self.closed(None)
 
 
 class EmbeddedConsumer(_Embedded, Consumer):

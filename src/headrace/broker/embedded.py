@@ -168,5 +168,9 @@ class Broker(BlockingFacade):
         core._admit(consumer, auto_extend)
         return consumer
 
+    async def _retire(self, consumer: EmbeddedConsumer) -> None:
+        consumer.carry_out()
+        consumer.retire()
+
     async def _leave(self, consumer: EmbeddedConsumer) -> None:
         consumer.leave()

@@ -40,6 +40,7 @@ from headrace.operations import documents
 from headrace.paging import Asked, Page, page_of, parse_from, readable
 from headrace.wire import binary
 from headrace.wire.binary import Frame, Type
+from headrace.working import AsyncWorker
 
 logger = logging.getLogger("headrace.client")
 _GOING_DOWN = ("closed", "broker_failed")
@@ -133,7 +134,8 @@ class AsyncClient(RemoteOperations):
         self._feeds: dict[tuple[str, str | None, str], Feed] = {}
         self._acks = AckLedger()
         self._channels = 0
-        self._handlers: dict[asyncio.Task[None], str] = {}
+        self._handlers: dict[AsyncWorker, str] = {}
+        self._running: dict[AsyncWorker, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def anew(self) -> AsyncClient:
@@ -428,6 +430,12 @@ class AsyncClient(RemoteOperations):
         await self.join(consumer, name, topic, prefetch, auto_extend)
         consumer.on_close = self._close_channel
         return consumer
+
+    async def _retire(self, consumer: AsyncRemoteConsumer) -> None:
+        await consumer.feed.retire()
+
+    async def _leave(self, consumer: AsyncRemoteConsumer) -> None:
+        await self.unfollow(consumer.feed)
 
     async def join(
         self,

@@ -15,6 +15,7 @@ be lost with the connection, even if it was answered. :class:`AckLedger` counts 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -94,6 +95,7 @@ class Feed:
     _idle: list[asyncio.Future[None]] = field(default_factory=list)
     _timer: asyncio.TimerHandle | None = None
     _ended: bool = False
+    _retired: bool = False
     ledger: AckLedger = field(default_factory=AckLedger)
     """Shared by all feeds of a client."""
     left: asyncio.Event = field(default_factory=asyncio.Event)
@@ -114,7 +116,7 @@ class Feed:
     # --- subscribing ------------------------------------------------------------------------
     async def subscribe(self, wire: Wire) -> None:
         """Ask for deliveries on a connection that has just come up."""
-        if self._ended:
+        if self._ended or self._retired:
             return
         properties = {"topic": self.topic, "mode": "batch", "client_id": self._link.client_id}
         if self.name is not None:
@@ -159,12 +161,24 @@ class Feed:
             self.arrivals.closed(None)
             self.left.set()
 
+    async def retire(self) -> None:
+        """Take nothing more, and give back what no caller has taken. What was taken can be settled."""
+        self._retired = True
+        wire = self._link.wire
+        if wire is not None:
+            with contextlib.suppress(HeadraceError, TimeoutError):
+                async with asyncio.timeout(self._link.request_timeout):
+                    await self._pause(wire)
+
+    async def _pause(self, wire: Wire) -> None:
+        # First no more deliveries: one on its way to us would count as begun when we leave.
+        await wire.ask(Type.UNSUBSCRIBE, {**self._place(), "pause": "true"})
+        self._send_runs()
+        self._release_unread(wire)
+
     async def _leave(self, wire: Wire) -> None:
         if self.name is not None:
-            # First no more deliveries: one on its way to us would count as begun when we leave.
-            await wire.ask(Type.UNSUBSCRIBE, {**self._place(), "pause": "true"})
-            self._send_runs()
-            self._release_unread(wire)
+            await self._pause(wire)
         await wire.ask(Type.UNSUBSCRIBE, self._place())
 
     def _place(self) -> dict[str, str]:
