@@ -32,6 +32,7 @@ from headrace.channels import (
     Consumer,
     check_count,
     check_prefetch,
+    reply_of,
 )
 from headrace.errors import Closed, HeadraceError, NotFound
 from headrace.log.batch import Batch
@@ -42,6 +43,7 @@ from headrace.model import (
     Receipt,
     Start,
     SubscriptionOptions,
+    check_value,
 )
 from headrace.operations.blocking import BlockingOperations
 from headrace.operations.catalog import Operations
@@ -165,6 +167,40 @@ class AsyncFacade(Operations):
         """
         purpose = {"name": name, "number": number, "delayed": delayed}
         return await self._stage(topic, batch, partition, **purpose)
+
+    # --- requests ---------------------------------------------------------------------------
+    async def request(
+        self,
+        topic: str,
+        value: bytes | str,
+        headers: Mapping[str, str] | None = None,
+        *,
+        key: bytes | str | None = None,
+        timeout: float = 30.0,
+    ) -> Message:
+        """Publish a request and wait for the reply of a worker.
+
+        Raises ``RequestTimeout`` (``no_reply``) if there is none after ``timeout`` seconds; the request may
+        still be handled. Topic, partition and offset of the reply are those of the request.
+
+        Example::
+
+            price = client.request("prices", "apple", timeout=5).text()
+        """
+        checked = check_value(value, limits.MESSAGE_BYTES_CEILING)
+        return await self.send_request(topic, checked, headers=headers, key=key, timeout=timeout)
+
+    async def reply(
+        self,
+        message: Message,
+        value: bytes | str,
+        headers: Mapping[str, str] | None = None,
+    ) -> bool:
+        """Reply to a request, however you got it. False: nobody waits for the reply any more.
+
+        ``message.reply(value)`` does the same for a message of a subscription, without waiting.
+        """
+        return await self.send_reply(**reply_of(message, value, headers))
 
     # --- reading ----------------------------------------------------------------------------
     async def fetch(
@@ -387,6 +423,8 @@ class BlockingFacade(BlockingOperations):
     publish_batch_nowait = nowait(AsyncFacade.publish_batch)
     stage = blocking(AsyncFacade.stage)
     stage_nowait = nowait(AsyncFacade.stage)
+    request = blocking(AsyncFacade.request)
+    reply = blocking(AsyncFacade.reply)
     fetch = blocking(AsyncFacade.fetch)
     fetch_values = blocking(AsyncFacade.fetch_values)
     fetch_batches = blocking(AsyncFacade.fetch_batches)

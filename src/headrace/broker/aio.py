@@ -223,6 +223,7 @@ class AsyncBroker(AsyncFacade):
         return f"member-{self._members}"
 
     def _admit(self, consumer: AsyncEmbeddedConsumer | EmbeddedConsumer, auto_extend: bool) -> None:
+        consumer.replying = self.engine.requests.reply
         consumer.subscription.join(consumer.member)
         if auto_extend:
             self._extend(consumer.subscription, consumer.member)

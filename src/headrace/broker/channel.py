@@ -11,9 +11,9 @@ from typing import Any, cast
 
 from headrace.broker.delivery import Delivery, Lease, Member
 from headrace.broker.subscription import Subscription
-from headrace.channels import ACK, EXTEND, NACK, Arrivals, AsyncConsumer, Consumer
-from headrace.errors import StaleDelivery
-from headrace.model import Message, Settling, not_a_delivery
+from headrace.channels import ACK, EXTEND, NACK, REPLY, Arrivals, AsyncConsumer, Consumer
+from headrace.errors import HeadraceError, StaleDelivery
+from headrace.model import Message, Settling, not_a_delivery, parse_id
 
 logger = logging.getLogger("headrace.broker")
 
@@ -24,6 +24,8 @@ class _Embedded(Arrivals):
     subscription: Subscription
     name: str
     member: Member
+    replying: Callable[..., object]
+    """Hands a reply to its requester."""
 
     def _become_member(self, subscription: Subscription, name: str, prefetch: int) -> None:
         self.subscription = subscription
@@ -43,8 +45,11 @@ class _Embedded(Arrivals):
         return lease
 
     def _carry_out(
-        self, kind: int, lease: Lease, message: Message, argument: float | None, reason: str
+        self, kind: int, lease: Lease, message: Message, argument: Any, reason: str
     ) -> None:
+        if kind == REPLY:
+            self.replying(parse_id(argument["to"]), argument["value"], argument["headers"])
+            return
         subscription, offset = self.subscription, message.offset
         if kind == ACK:
             subscription.ack(lease.id, offset)
@@ -120,7 +125,7 @@ class EmbeddedConsumer(_Embedded, Consumer):
                 continue
             try:
                 self._carry_out(kind, lease, message, argument, reason)
-            except StaleDelivery as error:
+            except HeadraceError as error:
                 # It ended between the caller's look and now; the message comes again, as promised.
                 place = f"{message.topic}/{message.partition}@{message.offset}"
                 logger.info("%s: %s", place, error)

@@ -19,13 +19,15 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Any
 from weakref import WeakValueDictionary
 
-from headrace.channels import ACK, EXTEND, NACK, UP_TO, Arrivals, AsyncConsumer, Consumer
+from headrace.channels import ACK, EXTEND, NACK, REPLY, UP_TO, Arrivals, AsyncConsumer, Consumer
 from headrace.client.link import Link, Wire, error_of
 from headrace.errors import DataCorrupt, HeadraceError, OutcomeUnknown, StaleDelivery
 from headrace.log.batch import parse
 from headrace.model import Message, Settling
+from headrace.operations.catalog import OPERATIONS
 from headrace.wire import binary
 from headrace.wire.binary import Frame, Type
 
@@ -323,6 +325,13 @@ class Feed:
             properties["up_to"] = "true"
         wire.send(_FRAMES[kind], properties, b"", self._single_answered)
 
+    def reply(self, given: dict[str, Any]) -> None:
+        """Sent before the acknowledgement of its message: if one is lost, so is the other."""
+        wire = self._link.wire
+        if wire is not None:
+            body = OPERATIONS["reply"].encode(given)
+            wire.send(Type.ADMIN, {}, body, self._single_answered)
+
     def _single_answered(self, frame: Frame | None) -> None:
         if frame is not None and frame.properties.get("status") == "error":
             self.stale += 1
@@ -372,11 +381,13 @@ class _Remote:
         kind: int,
         lease: ClientLease,
         message: Message,
-        argument: float | None,
+        argument: Any,
         reason: str,
     ) -> None:
         if kind == ACK:
             self.feed.ack(lease, message.offset)
+        elif kind == REPLY:
+            self.feed.reply(argument)
         else:
             self.feed.settle(kind, lease, message.offset, argument, reason)
 
@@ -405,5 +416,7 @@ class RemoteConsumer(_Remote, Consumer):
             kind, lease, message, argument, reason = settled.popleft()
             if kind == ACK:
                 ack(lease, message.offset)
+            elif kind == REPLY:
+                self.feed.reply(argument)
             else:
                 self.feed.settle(kind, lease, message.offset, argument, reason)

@@ -16,7 +16,7 @@ from headrace.client.link import ConnectionLost, Link
 from headrace.errors import BrokerFailed, Closed, DataCorrupt, HeadraceError, OutcomeUnknown
 from headrace.facade import AsyncFacade
 from headrace.log.batch import Batch, parse
-from headrace.model import Receipt
+from headrace.model import Message, Receipt
 from headrace.operations.declaring import Operation
 from headrace.paging import Page
 from headrace.wire import binary
@@ -26,6 +26,8 @@ Result = TypeVar("Result")
 RETRY_S = (0.02, 0.05, 0.1, 0.25, 0.5, 1.0)
 WAIT_S_MAX = 30.0
 """Of one ``wait_for`` request; a longer wait asks again."""
+REPLY_SPARE_S = 2.0
+"""How long the broker may take to say that nobody has replied in time."""
 
 
 class RemoteOperations(AsyncFacade):
@@ -42,6 +44,8 @@ class RemoteOperations(AsyncFacade):
         operation.check(arguments)  # a mistake is refused here, without asking the broker
         if operation.name == "wait_for":
             return await self._wait_for(operation, arguments)
+        if operation.name == "request":
+            return await self._request(operation, arguments)
         return await self._attempt(operation, arguments)
 
     async def _attempt(self, operation: Operation, arguments: dict[str, Any]) -> Any:
@@ -94,6 +98,15 @@ class RemoteOperations(AsyncFacade):
                 return True
             if loop.time() >= deadline:
                 return False
+
+    async def _request(self, operation: Operation, arguments: dict[str, Any]) -> Message:
+        # With an id of its own it can be sent again: the broker knows it, and publishes once.
+        given = {"id": str(uuid.uuid4()), **arguments}
+        seconds = given.get("wait", operation.arguments["wait"].default) + REPLY_SPARE_S
+        message: Message = operation.decode(
+            await self._ask(operation, operation.encode(given), seconds)
+        )
+        return message
 
     # --- batches ----------------------------------------------------------------------------
     async def _stage(self, topic: str, batch: Batch, partition: int | None, **purpose: Any) -> str:

@@ -97,15 +97,21 @@ def on_publish(session: HttpSession, request: Request, topic: str) -> None:
 
 def _publish_head(request: Request) -> tuple[bool, dict[str, str], PublishOptions]:
     """(whether the body is JSON, the message's headers, its options)"""
+    is_json, headers = _content(request)
+    options = publish_options(check_query(request, *_PUBLISH_QUERY))
+    if "idempotency-key" in request.headers:
+        options["idempotency_key"] = request.headers["idempotency-key"]
+    return is_json, headers, options
+
+
+def _content(request: Request) -> tuple[bool, dict[str, str]]:
+    """Whether the body is JSON, and the headers of the message."""
     headers = message_headers(request)
     content_type = request.headers.get("content-type")
     is_json = is_json_type(content_type)
     if not is_json and content_type != UNSAID:
         headers[CONTENT_TYPE] = content_type or ""
-    options = publish_options(check_query(request, *_PUBLISH_QUERY))
-    if "idempotency-key" in request.headers:
-        options["idempotency_key"] = request.headers["idempotency-key"]
-    return is_json, headers, options
+    return is_json, headers
 
 
 def first_receipt(engine: Engine, receipt: Receipt) -> Receipt:
@@ -203,6 +209,33 @@ def message_headers(request: Request) -> dict[str, str]:
         elif name in CARRIED:
             found[name] = value
     return found
+
+
+# --- requests -----------------------------------------------------------------------------------
+async def on_request(session: HttpSession, request: Request, topic: str) -> Answer:
+    """Publish a request and wait for its reply."""
+    query = check_query(request, "key", "key64", "wait")
+    wait = whole_in(query, "wait", 30_000, 0, int(limits.REQUEST_S_MAX * 1000)) / 1000
+    query.pop("wait", None)
+    given = {"topic": topic, **_message(request), "key": publish_options(query).get("key")}
+    given["wait"] = wait
+    reply = await session.connection.run(OPERATIONS["request"], given)
+    return Answer(200, orjson.dumps(message_view(reply)))
+
+
+async def on_reply(session: HttpSession, request: Request, to: str) -> Answer:
+    """Answer a request: the body, as in a publish."""
+    check_query(request)
+    given = {"to": to, **_message(request)}
+    delivered = await session.connection.run(OPERATIONS["reply"], given)
+    return Answer(200, orjson.dumps({"delivered": delivered}))
+
+
+def _message(request: Request) -> dict[str, Any]:
+    is_json, headers = _content(request)
+    if is_json:
+        exact_json.check(request.body, _OTHER_TYPE)
+    return {"value": request.body, "headers": headers}
 
 
 def read_json(body: bytes) -> Any:
@@ -423,6 +456,20 @@ ROUTES = [
             {"published": schemas.WHOLE, "receipts": schemas.array(schemas.ref("Receipt"))},
             ["published", "receipts"])),
         body_bytes_max=lambda message: max(BATCH_BYTES_MAX, message + BODY_BYTES_SPARE),
+    ),
+    Route(
+        "POST", "/request/{topic}", on_request, "Publish a request and wait for its reply", "requests",
+        (*[p for p in schemas.PUBLISH_PARAMETERS if p.name in ("key", "key64")],
+         schemas.REQUEST_WAIT),
+        _ANY_BODY,
+        {**schemas.answers("200", schemas.ref("Message")),
+         **schemas.answers("504", schemas.ref("Error"), "Nobody replied in time.")},
+        body_bytes_max=lambda message: message + BODY_BYTES_SPARE,
+    ),
+    Route(
+        "POST", "/reply/{id}", on_reply, "Reply to a request", "requests", (), _ANY_BODY,
+        schemas.answers("200", schemas.obj({"delivered": {"type": "boolean"}}, ["delivered"])),
+        body_bytes_max=lambda message: message + BODY_BYTES_SPARE,
     ),
     Route(
         "GET", "/consume/{topic}", on_consume, "Consume a message", "consuming",

@@ -183,6 +183,11 @@ WAIT = Parameter(
     "Milliseconds to wait for the first.",
     {"type": "integer", "minimum": 0, "maximum": 60_000},
 )
+REQUEST_WAIT = Parameter(
+    "wait",
+    "Milliseconds to wait for the reply.",
+    {"type": "integer", "minimum": 0, "maximum": int(limits.REQUEST_S_MAX * 1000)},
+)
 ACK = Parameter(
     "ack", "auto: acknowledged on delivery.", {"type": "string", "enum": ["auto", "manual"]}
 )
