@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from typing import Any, Self
 
-from headrace import limits
+from headrace import limits, tracing
 from headrace.errors import Closed, HeadraceError, InvalidArgument, RequestTimeout
 from headrace.model import (
     REPLY_TO,
@@ -58,6 +58,8 @@ class Arrivals:
         check_count("capacity", capacity)
         self.topic = topic
         self.capacity = capacity
+        self.subscription_name: str | None = None
+        """None: it is a plain channel."""
         self.is_closed = False
         self.is_halted = False
         self.error: HeadraceError | None = None
@@ -87,6 +89,8 @@ class Arrivals:
             self.refill()
 
     def put(self, messages: Iterable[Message]) -> None:
+        if tracing.active is not None:
+            messages = tracing.delivered(messages, self.subscription_name)
         self._items.extend(messages)
         self._arrived()
 

@@ -50,6 +50,7 @@ from headrace.operations.catalog import Operations
 from headrace.paging import Asked, From, Page
 from headrace.publication import Publication
 from headrace.shell import blocking, nowait
+from headrace.tracing import published, sending
 from headrace.working import AsyncHandler, AsyncWorker, Handler, Worker, check_worker, log_failure
 
 
@@ -105,7 +106,8 @@ class AsyncFacade(Operations):
         ``idempotency_key`` or ``producer`` (id, epoch, sequence) is answered with the first receipt.
         Publishes that run at the same time are sent and stored together.
         """
-        return await self._publish(topic, value, headers, options)
+        receipt: Receipt = await published(self._publish, topic, value, headers, options)
+        return receipt
 
     def publish_nowait(
         self,
@@ -115,7 +117,8 @@ class AsyncFacade(Operations):
         **options: Unpack[PublishOptions],
     ) -> asyncio.Future[Receipt]:
         """Publish without waiting; the future gets the receipt, or the error."""
-        return self._publish(topic, value, headers, options)
+        future: asyncio.Future[Receipt] = published(self._publish, topic, value, headers, options)
+        return future
 
     async def publish_text(
         self, topic: str, text: str, headers: Mapping[str, str] | None = None, **properties: str
@@ -131,7 +134,8 @@ class AsyncFacade(Operations):
         **options: Unpack[PublishManyOptions],
     ) -> list[Receipt]:
         """Store many messages together. Each receipt is for messages that went to one partition together."""
-        return await self._publish_many(topic, values, headers, options)
+        with sending("publish", topic, headers, len(values)) as headers:
+            return await self._publish_many(topic, values, headers, options)
 
     async def publish_batch(
         self, topic: str, batch: Batch, *, partition: int | None = None
@@ -188,7 +192,10 @@ class AsyncFacade(Operations):
             price = client.request("prices", "apple", timeout=5).text()
         """
         checked = check_value(value, limits.MESSAGE_BYTES_CEILING)
-        return await self.send_request(topic, checked, headers=headers, key=key, timeout=timeout)
+        with sending("request", topic, headers) as headers:
+            return await self.send_request(
+                topic, checked, headers=headers, key=key, timeout=timeout
+            )
 
     async def reply(
         self,
@@ -336,7 +343,7 @@ class AsyncFacade(Operations):
         check_worker(concurrency, timeout)
         consumer = await self.subscription(name, topic, auto_extend=True, **options)
         retire, leave = partial(self._retire, consumer), partial(self._leave, consumer)
-        return AsyncWorker(consumer, handler, retire, leave, concurrency, timeout)
+        return AsyncWorker(consumer, handler, name, retire, leave, concurrency, timeout)
 
     @contextlib.contextmanager
     def _remembered(self, worker: AsyncWorker, name: str) -> Iterator[None]:
@@ -403,7 +410,8 @@ class BlockingFacade(BlockingOperations):
         **options: Unpack[PublishOptions],
     ) -> Receipt:
         """Store one message and wait for its receipt; see ``AsyncFacade.publish``."""
-        return self._publish(topic, value, headers, options).result()
+        publication: Publication = published(self._publish, topic, value, headers, options)
+        return publication.result()
 
     def publish_nowait(
         self,
@@ -416,7 +424,8 @@ class BlockingFacade(BlockingOperations):
 
         Publishes that follow each other are sent and stored together.
         """
-        return self._publish(topic, value, headers, options)
+        publication: Publication = published(self._publish, topic, value, headers, options)
+        return publication
 
     publish_many = blocking(AsyncFacade.publish_many)
     publish_batch = blocking(AsyncFacade.publish_batch)

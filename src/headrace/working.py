@@ -36,6 +36,7 @@ from typing import Any
 from headrace.channels import LOOK_S, AsyncConsumer, Consumer, check_count
 from headrace.errors import Closed, HeadraceError, RequestTimeout
 from headrace.model import Message, check_seconds
+from headrace.tracing import process
 
 logger = logging.getLogger("headrace.worker")
 Handler = Callable[[Message], object]
@@ -166,7 +167,8 @@ class Worker:
             self._busy[thread] = message, time.monotonic()
         error: BaseException | None = None
         try:
-            self._handler(message)
+            with process(message, self._name):
+                self._handler(message)
         except BaseException as raised:
             error = raised
         with self._lock:  # the watch may have given the message back in the meantime
@@ -216,6 +218,7 @@ class AsyncWorker:
         self,
         consumer: AsyncConsumer,
         handler: AsyncHandler,
+        name: str,
         retire: Callable[[], Coroutine[Any, Any, None]],
         leave: Callable[[], Coroutine[Any, Any, None]],
         concurrency: int = 1,
@@ -223,6 +226,7 @@ class AsyncWorker:
     ):
         self._consumer = consumer
         self._handler = handler
+        self._name = name
         self._retire = retire
         self._leave = leave
         self._concurrency = concurrency
@@ -282,9 +286,10 @@ class AsyncWorker:
         deadline = asyncio.timeout(self._timeout)
         try:
             async with deadline:
-                result = self._handler(message)
-                if inspect.isawaitable(result):
-                    await result
+                with process(message, self._name):
+                    result = self._handler(message)
+                    if inspect.isawaitable(result):
+                        await result
         except TimeoutError as error:
             mine = deadline.expired() and self._timeout is not None
             late = RequestTimeout(_too_long(self._timeout or 0), code="handler_timeout")

@@ -29,7 +29,7 @@ class _Embedded(Arrivals):
 
     def _become_member(self, subscription: Subscription, name: str, prefetch: int) -> None:
         self.subscription = subscription
-        self.name = subscription.name
+        self.name = self.subscription_name = subscription.name
         self.member = Member(name, self, prefetch)
 
     def room(self) -> int:

@@ -24,6 +24,7 @@ from headrace.facade import AsyncFacade, BlockingFacade, settle
 from headrace.model import PublishManyOptions, PublishOptions, Receipt
 from headrace.publication import Publication
 from headrace.shell import blocking
+from headrace.tracing import sending
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -126,10 +127,11 @@ class Broker(BlockingFacade):
         **options: Unpack[PublishManyOptions],
     ) -> list[Receipt]:
         """Store many messages together; one receipt for each partition they went to."""
-        publish = self.engine.publishing.messages(topic, values, headers, options)
-        future: Future[list[Receipt]] = Future()
-        self._begin_publish(publish, functools.partial(settle, future))
-        return future.result()
+        with sending("publish", topic, headers, len(values)) as headers:
+            publish = self.engine.publishing.messages(topic, values, headers, options)
+            future: Future[list[Receipt]] = Future()
+            self._begin_publish(publish, functools.partial(settle, future))
+            return future.result()
 
     def _begin_publish(self, publish: Publish, done: PublishDone) -> None:
         def start() -> None:

@@ -104,6 +104,7 @@ class Feed:
     stale: int = 0
 
     def __post_init__(self) -> None:
+        self.arrivals.subscription_name = self.name
         if self.name is None:
             self.arrivals.refill = self._grant
 
