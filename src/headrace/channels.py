@@ -14,12 +14,13 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from typing import Any, Self
 
-from headrace import limits
+from headrace import limits, tracing
+from headrace.contents import check_headers, check_value
 from headrace.errors import Closed, HeadraceError, InvalidArgument, RequestTimeout
-from headrace.model import Message, check_reason
+from headrace.model import REPLY_TO, Message, check_reason, parse_id
 from headrace.times import Duration, check_seconds, seconds
 
 LOOK_S = 1.0
@@ -51,6 +52,8 @@ class Arrivals:
         check_count("capacity", capacity)
         self.topic = topic
         self.capacity = capacity
+        self.subscription_name: str | None = None
+        """None: it is a plain channel."""
         self.is_closed = False
         self.is_halted = False
         self.error: HeadraceError | None = None
@@ -80,6 +83,8 @@ class Arrivals:
             self.refill()
 
     def put(self, messages: Iterable[Message]) -> None:
+        if tracing.active is not None:
+            messages = tracing.delivered(messages, self.subscription_name)
         self._items.extend(messages)
         self._arrived()
 
@@ -254,7 +259,7 @@ class AsyncChannel(Arrivals):
 
     async def _wait(self) -> None:
         while not self._items:
-            if self.is_closed:
+            if self.is_closed or self.is_halted:
                 raise self._end()
             waiter = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
@@ -275,7 +280,7 @@ class AsyncChannel(Arrivals):
 
 
 # --- members of subscriptions -----------------------------------------------------------------------
-ACK, NACK, EXTEND, UP_TO = range(4)
+ACK, NACK, EXTEND, UP_TO, REPLY = range(5)
 
 
 class Consuming:
@@ -284,7 +289,7 @@ class Consuming:
     _settle: Callable[..., None]
     _lease_for: Callable[[int, Message], Any]
     """The delivery that the message belongs to; raises when it has ended."""
-    _carry_out: Callable[[int, Any, Message, float | None, str], None]
+    _carry_out: Callable[[int, Any, Message, Any, str], None]
     """Called on the loop: run the settlement."""
 
     def ack(self, message: Message) -> None:
@@ -336,14 +341,31 @@ class Consuming:
         granted = None if seconds is None else check_seconds("seconds", seconds, most)
         self._settle(EXTEND, message, granted)
 
+    def reply(self, message: Message, value: Any, headers: Mapping[str, str] | None = None) -> None:
+        """The same as ``message.reply(value, headers)``."""
+        self._settle(REPLY, message, reply_of(message, value, headers))
+
+    def _lease(self, kind: int, message: Message) -> Any:
+        return None if kind == REPLY else self._lease_for(kind, message)
+
+
+def reply_of(message: Message, value: Any, headers: Mapping[str, str] | None) -> dict[str, Any]:
+    """The arguments of the operation ``reply``."""
+    address = message.headers.get(REPLY_TO)
+    if address is None:
+        raise InvalidArgument(
+            f"{message!r} is not a request: it has no header {REPLY_TO}", code="not_a_request"
+        )
+    parse_id(address)
+    checked = check_value(value, limits.MESSAGE_BYTES_CEILING)
+    return {"to": address, "value": checked, "headers": check_headers(headers or {})}
+
 
 class AsyncConsumer(Consuming, AsyncChannel):
     """A member of a subscription, for asyncio. Settling takes effect at once."""
 
-    def _settle(
-        self, kind: int, message: Message, argument: float | None = None, reason: str = ""
-    ) -> None:
-        self._carry_out(kind, self._lease_for(kind, message), message, argument, reason)
+    def _settle(self, kind: int, message: Message, argument: Any = None, reason: str = "") -> None:
+        self._carry_out(kind, self._lease(kind, message), message, argument, reason)
 
 
 class Consumer(Consuming, Channel):
@@ -354,13 +376,11 @@ class Consumer(Consuming, Channel):
 
     def __init__(self, topic: str, capacity: int, call: Callable[..., Any]):
         super().__init__(topic, capacity, call)
-        self._settled: deque[tuple[int, Any, Message, float | None, str]] = deque()
+        self._settled: deque[tuple[int, Any, Message, Any, str]] = deque()
         self._carrying = False
 
-    def _settle(
-        self, kind: int, message: Message, argument: float | None = None, reason: str = ""
-    ) -> None:
-        self._settled.append((kind, self._lease_for(kind, message), message, argument, reason))
+    def _settle(self, kind: int, message: Message, argument: Any = None, reason: str = "") -> None:
+        self._settled.append((kind, self._lease(kind, message), message, argument, reason))
         if not self._carrying:
             self._carrying = True
             self._call(self.carry_out)

@@ -50,6 +50,8 @@ DEAD_LETTER_HEADERS = (
     "headrace-attempts",
 )
 """The headers that a dead letter has besides its message's own, in this order."""
+REPLY_TO = "headrace-reply-to"
+"""The header of a request: where its reply goes."""
 
 
 def check_topic_name(name: object, *, internal: bool = False) -> str:
@@ -222,6 +224,8 @@ class Settling(Protocol):
 
     def extend(self, message: Message, seconds: Duration | None) -> None: ...
 
+    def reply(self, message: Message, value: Any, headers: Mapping[str, str] | None) -> None: ...
+
 
 _NO_HEADERS: Mapping[str, str] = {}
 
@@ -341,6 +345,10 @@ class Message:
             message.extend(timedelta(minutes=5))
         """
         self._settler().extend(self, seconds)
+
+    def reply(self, value: bytes | str, headers: Mapping[str, str] | None = None) -> None:
+        """Answer the request that this message is. Nobody waits for this; a late reply is dropped."""
+        self._settler().reply(self, value, headers)
 
     def _settler(self) -> Settling:
         if self._settling is None:

@@ -285,6 +285,26 @@ class Administration:
         await done(self.engine.staging.abort, pieces)
         return len(pieces)
 
+    # --- requests -----------------------------------------------------------------------------
+    async def send_request(
+        self,
+        topic: str,
+        value: bytes,
+        headers: Mapping[str, str] | None,
+        key: bytes | None,
+        id: uuid.UUID | None,
+        wait: float,
+    ) -> Message:
+        if not self.caller.unlimited:
+            self.permissions.check_publish(topic)
+        ask = self.engine.requests.ask
+        return await ask(topic, value, headers, key, id, wait, self.caller.name)
+
+    async def send_reply(
+        self, to: uuid.UUID, value: bytes, headers: Mapping[str, str] | None
+    ) -> bool:
+        return self.engine.requests.reply(to, value, headers)
+
     # --- dead letters -----------------------------------------------------------------------
     async def dead_letter_topics(self) -> list[DeadLetterCount]:
         letters = self.engine.dead_letters.topics()

@@ -10,9 +10,9 @@ from typing import Any, cast
 
 from headrace.broker.delivery import Delivery, Lease, Member
 from headrace.broker.subscription import Subscription
-from headrace.channels import ACK, EXTEND, NACK, Arrivals, AsyncConsumer, Consumer
+from headrace.channels import ACK, EXTEND, NACK, REPLY, Arrivals, AsyncConsumer, Consumer
 from headrace.errors import HeadraceError, StaleDelivery
-from headrace.model import Message, Settling, not_a_delivery
+from headrace.model import Message, Settling, not_a_delivery, parse_id
 from headrace.times import Duration, seconds
 
 
@@ -22,10 +22,12 @@ class _Embedded(Arrivals):
     subscription: Subscription
     name: str
     member: Member
+    replying: Callable[..., object]
+    """Hands a reply to its requester."""
 
     def _become_member(self, subscription: Subscription, name: str, prefetch: int) -> None:
         self.subscription = subscription
-        self.name = subscription.name
+        self.name = self.subscription_name = subscription.name
         self.member = Member(name, self, prefetch)
 
     def room(self) -> int:
@@ -41,8 +43,11 @@ class _Embedded(Arrivals):
         return lease
 
     def _carry_out(
-        self, kind: int, lease: Lease, message: Message, argument: float | None, reason: str
+        self, kind: int, lease: Lease, message: Message, argument: Any, reason: str
     ) -> None:
+        if kind == REPLY:
+            self.replying(parse_id(argument["to"]), argument["value"], argument["headers"])
+            return
         subscription, offset = self.subscription, message.offset
         if kind == ACK:
             subscription.ack(lease.id, offset)
@@ -54,15 +59,20 @@ class _Embedded(Arrivals):
             subscription.ack_up_to(lease.id, offset)
 
     def leave(self) -> None:
-        """On the loop: give back the messages that nobody has taken, and go.
+        """On the loop: give back the messages that nobody has taken, and go."""
+        self.retire()
+        self.subscription.leave(self.member)
+        self.closed(None)
+
+    def retire(self) -> None:
+        """On the loop: take nothing more, and give back the messages that nobody has taken.
 
         A message that was never taken out of the channel does not count as an attempt.
         """
+        self.member.prefetch = 0
         for message in self.drain():
             with contextlib.suppress(StaleDelivery):
                 self.subscription.release(message.lease.id, message.offset)
-        self.subscription.leave(self.member)
-        self.closed(None)
 
 
 class EmbeddedConsumer(_Embedded, Consumer):
@@ -116,7 +126,7 @@ class EmbeddedConsumer(_Embedded, Consumer):
                 continue
             try:
                 self._carry_out(kind, lease, message, argument, reason)
-            except StaleDelivery as error:
+            except HeadraceError as error:
                 # It ended between the caller's look and now; the message comes again, as promised.
                 self.on_failure(error)
 

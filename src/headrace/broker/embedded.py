@@ -24,6 +24,7 @@ from headrace.facade import AsyncFacade, BlockingFacade, settle
 from headrace.model import PublishManyOptions, PublishOptions, Receipt, checked_topic
 from headrace.publication import Publication
 from headrace.shell import blocking
+from headrace.tracing import sending
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -156,7 +157,6 @@ class Broker(BlockingFacade):
 
             client.publish_many("orders", [b"one", b"two"], keys=["a", "b"])
         """
-        publish = self.engine.publishing.messages(topic, values, headers, options)
         future: Future[list[Receipt]] = Future()
 
         def start() -> None:
@@ -165,8 +165,10 @@ class Broker(BlockingFacade):
             except HeadraceError as error:
                 settle(future, [], error)
 
-        self._begin_publish(start)
-        return future.result()
+        with sending("publish", topic, headers, len(values)) as headers:
+            publish = self.engine.publishing.messages(topic, values, headers, options)
+            self._begin_publish(start)
+            return future.result()
 
     def _begin_publish(self, start: Callable[[], None]) -> None:
         if threading.current_thread() is self._thread:
@@ -199,6 +201,10 @@ class Broker(BlockingFacade):
         consumer.on_failure = core._failures.add
         core._admit(consumer, auto_extend)
         return consumer
+
+    async def _retire(self, consumer: EmbeddedConsumer) -> None:
+        consumer.carry_out()
+        consumer.retire()
 
     async def _leave(self, consumer: EmbeddedConsumer) -> None:
         consumer.leave()

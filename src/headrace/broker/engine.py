@@ -37,6 +37,7 @@ from headrace.broker.follower import Follower
 from headrace.broker.pace import Pace
 from headrace.broker.pipelines import Pipelines
 from headrace.broker.publishing import Publishing
+from headrace.broker.requests import Requests
 from headrace.broker.restoring import restored
 from headrace.broker.retention import DiskGuard, Retention
 from headrace.broker.schedule import Schedule
@@ -157,6 +158,7 @@ class Engine:
         self.pipelines = Pipelines(self)
         self.events = Events(self, events_interval)
         self.audit = Audit(self)
+        self.requests = Requests(self)
         self.retention.before_run = self.staging.expire_orphans
         self._subscriptions: dict[tuple[str, str], Subscription] = {}
         self._unstored: set[tuple[str, str]] = set()
@@ -265,6 +267,7 @@ class Engine:
         self.retention.close()
         self.schedule.close()
         self._let_go(Closed("the broker was closed"))
+        self.requests.close(Closed("the broker was closed"))
 
         # What the logs still store may make positions move (a redrive, a delayed message), so the
         # journal comes last.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any
 
 import typer
@@ -21,8 +22,9 @@ from headrace.cli.printing import (
 )
 from headrace.client.threads import BrokerClient
 from headrace.errors import Closed, InvalidArgument, RequestTimeout, StaleDelivery
-from headrace.model import is_pattern
+from headrace.model import Message, is_pattern
 from headrace.operations import documents
+from headrace.paging import From
 
 CHUNK = 5_000
 FETCH_MAX = 1_000
@@ -130,13 +132,16 @@ def fetch(
     count: Annotated[
         int, typer.Option("--count", "-n", min=1, help="Maximum number of messages.")
     ] = 10,
-    partition: Annotated[int, typer.Option(help="The partition.")] = 0,
+    partition: Annotated[
+        int | None, typer.Option(help="Read this partition only. Default: all, by time.")
+    ] = None,
     wait: Annotated[float, typer.Option(help="Seconds to wait for the first message.")] = 0.0,
     as_json: AsJson = False,
 ) -> None:
     """Read messages by offset or time.
 
-    They are not consumed: no subscription moves.
+    They are not consumed: no subscription moves. All partitions are read, in the order of time. An offset
+    that is a number needs --partition if the topic has several.
 
     \b
     Examples:
@@ -149,22 +154,27 @@ def fetch(
 def _print_range(
     client: BrokerClient,
     topic: str,
-    partition: int,
-    at: str | int,
+    partition: int | None,
+    at: From,
     count: int,
     as_json: bool,
     wait: float = 0.0,
 ) -> None:
-    """Print up to ``count`` messages of a partition."""
+    """Print up to ``count`` messages."""
+    for message in _messages(client, topic, partition, at, count, wait):
+        print_message(message, as_json)
+
+
+def _messages(
+    client: BrokerClient, topic: str, partition: int | None, at: From, count: int, wait: float = 0.0
+) -> Iterator[Message]:
     while count > 0:
-        found = client.fetch(topic, at, min(count, FETCH_MAX), partition=partition, wait=wait)
-        for message in found:
-            print_message(message, as_json)
-        if not found:
+        page = client.fetch(topic, at, min(count, FETCH_MAX), partition=partition, wait=wait)
+        yield from page
+        if not page:
             break
-        count -= len(found)
-        at = found[-1].offset + 1
-        wait = 0.0
+        count -= len(page)
+        at, wait = page.next, 0.0
 
 
 @with_client
@@ -174,9 +184,7 @@ def tail(
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Continue with messages published from now on.")
     ] = False,
-    count: Annotated[
-        int, typer.Option("--count", "-n", min=0, help="Messages to show of each partition.")
-    ] = 10,
+    count: Annotated[int, typer.Option("--count", "-n", min=0, help="Messages to show.")] = 10,
     as_json: AsJson = False,
 ) -> None:
     """Show the last messages of a topic.
@@ -193,12 +201,19 @@ def tail(
         raise InvalidArgument("a wildcard can only be followed: add -f, or name one topic")
     channel = client.subscribe(topic) if follow else None
     if count and not wildcard:
-        for part in client.topic_stats(topic)["partitions"]:
-            first = max(part["start_offset"], part["end_offset"] - count)
-            left = part["end_offset"] - first
-            _print_range(client, topic, part["partition"], first, left, as_json)
+        for message in _last(client, topic, count):
+            print_message(message, as_json)
     if channel is not None:
         _print_all(channel, None, None, as_json, ack=False)
+
+
+def _last(client: BrokerClient, topic: str, count: int) -> Iterable[Message]:
+    """The last messages of a topic: they are among the last of each partition."""
+    first, left = {}, 0
+    for part in client.topic_stats(topic)["partitions"]:
+        first[part["partition"]] = max(part["start_offset"], part["end_offset"] - count)
+        left += part["end_offset"] - first[part["partition"]]
+    return deque(_messages(client, topic, None, first, left), maxlen=count)
 
 
 @with_client

@@ -9,7 +9,7 @@ import os
 import socket
 import ssl
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from functools import partial
 from typing import Any, Self, TypedDict
@@ -20,32 +20,33 @@ from headrace.client.address import BrokerAddress, Login, find_brokers, find_log
 from headrace.client.consumer import AckLedger, AsyncRemoteConsumer, Feed, RemoteConsumer
 from headrace.client.link import ConnectionLost, Link, Wire, error_of, login_of
 from headrace.client.producer import PARTITIONS_CHANGED, Done, Producer
-from headrace.client.remote import RemoteOperations, receipt_of
+from headrace.client.remote import RemoteOperations, batches_in, merged_page, receipt_of
 from headrace.clock import Clock
 from headrace.errors import (
     Closed,
     Conflict,
-    DataCorrupt,
     HeadraceError,
     InvalidArgument,
     NotFound,
     OutcomeUnknown,
 )
-from headrace.facade import Asked, Pages, readable, settle
-from headrace.log.batch import Batch, encode, parse
+from headrace.facade import settle
+from headrace.log.batch import Batch, encode
 from headrace.log.columns import Columns, concat, pieces, record, records, time_of
 from headrace.model import (
     PublishManyOptions,
     PublishOptions,
     Receipt,
-    Start,
     checked_topic,
     position_text,
 )
 from headrace.operations import documents
+from headrace.paging import Asked, Page, page_of, parse_from, readable
 from headrace.publication import Failures
 from headrace.times import Duration, plain, seconds
+from headrace.wire import binary
 from headrace.wire.binary import Frame, Type
+from headrace.working import AsyncWorker
 
 logger = logging.getLogger("headrace.client")
 _GOING_DOWN = ("closed", "broker_failed")
@@ -230,7 +231,8 @@ class AsyncClient(RemoteOperations):
         self._alone: set[asyncio.Task[None]] = set()
         """Publishes on their way by themselves, not through the producer."""
         self._channels = 0
-        self._handlers: dict[asyncio.Task[None], str] = {}
+        self._handlers: dict[AsyncWorker, str] = {}
+        self._running: dict[AsyncWorker, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def anew(self) -> AsyncClient:
@@ -487,33 +489,32 @@ class AsyncClient(RemoteOperations):
 
     # --- reading ----------------------------------------------------------------------------
     async def _fetch_batches(self, asked: Asked) -> list[Batch]:
-        return (await self._fetch(*asked))[0]
+        return batches_in((await self._fetch(asked)).body)
 
-    async def _fetch(
-        self, topic: str, offset: Start, partition: int, max_bytes: int, wait: float
-    ) -> tuple[list[Batch], int]:
-        properties = {
-            "topic": topic,
-            "partition": str(partition),
-            "offset": position_text(offset),
-            "max_bytes": str(max_bytes),
-        }
-        if wait:
-            properties["wait"] = str(int(wait * 1000))
-        limit = self.link.request_timeout + wait
-        frame = await self.link.ask(Type.FETCH, properties, again=True, timeout=limit)
-        body, at, found = frame.body, 0, []
-        while at < len(body):
-            batch = parse(body, at)
-            if batch is None:
-                raise DataCorrupt("a fetched batch arrived damaged")
-            found.append(batch)
-            at += batch.stored_bytes
-        return found, int(frame.properties["offset"])
+    async def _fetch(self, asked: Asked) -> Frame:
+        start, body = parse_from(asked.offset), b""
+        properties = {"topic": asked.topic, "max_bytes": str(asked.max_bytes)}
+        if asked.partition is None:
+            properties |= {"merge": "true", "limit": str(asked.limit)}
+        else:
+            properties["partition"] = str(asked.partition)
+        if not isinstance(start, Mapping):
+            properties["offset"] = position_text(start)
+        elif asked.partition is None:
+            body = binary.encode_places(start.items())
+        else:
+            properties["offset"] = str(start.get(asked.partition, "earliest"))
+        if asked.wait:
+            properties["wait"] = str(int(asked.wait * 1000))
+        limit = self.link.request_timeout + asked.wait
+        return await self.link.ask(Type.FETCH, properties, body, again=True, timeout=limit)
 
-    async def _read(self, asked: Asked, collect: Callable[[Pages], Any], first_bytes: int) -> Any:
-        batches, at = await self._fetch(*asked)
-        return collect(readable([batches], at))
+    async def _read(self, asked: Asked, values: bool) -> Page[Any]:
+        frame = await self._fetch(asked)
+        if "merged" in frame.properties:
+            return merged_page(asked.topic, frame, values=values)
+        at = int(frame.properties["offset"])
+        return page_of(readable([batches_in(frame.body)], at), at, asked, values=values)
 
     # --- subscribing ------------------------------------------------------------------------
     async def subscribe(
@@ -556,6 +557,12 @@ class AsyncClient(RemoteOperations):
         await self.join(consumer, name, topic, prefetch, auto_extend)
         consumer.on_close = self._close_channel
         return consumer
+
+    async def _retire(self, consumer: AsyncRemoteConsumer) -> None:
+        await consumer.feed.retire()
+
+    async def _leave(self, consumer: AsyncRemoteConsumer) -> None:
+        await self.unfollow(consumer.feed)
 
     async def join(
         self,

@@ -15,17 +15,20 @@ be lost with the connection, even if it was answered. :class:`AckLedger` counts 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 from weakref import WeakValueDictionary
 
-from headrace.channels import ACK, EXTEND, NACK, UP_TO, Arrivals, AsyncConsumer, Consumer
+from headrace.channels import ACK, EXTEND, NACK, REPLY, UP_TO, Arrivals, AsyncConsumer, Consumer
 from headrace.client.link import Link, Wire, error_of
 from headrace.errors import DataCorrupt, HeadraceError, OutcomeUnknown, StaleDelivery
 from headrace.log.batch import parse
 from headrace.model import Message, Settling
+from headrace.operations.catalog import OPERATIONS
 from headrace.publication import Failures
 from headrace.wire import binary
 from headrace.wire.binary import Frame, Type
@@ -124,12 +127,14 @@ class Feed:
     _idle: list[asyncio.Future[None]] = field(default_factory=list)
     _timer: asyncio.TimerHandle | None = None
     _ended: bool = False
+    _retired: bool = False
     ledger: AckLedger = field(default_factory=AckLedger)
     """Shared by all feeds of a client."""
     left: asyncio.Event = field(default_factory=asyncio.Event)
     stale: int = 0
 
     def __post_init__(self) -> None:
+        self.arrivals.subscription_name = self.name
         if self.name is None:
             self.arrivals.refill = self._grant
 
@@ -144,7 +149,7 @@ class Feed:
     # --- subscribing ------------------------------------------------------------------------
     async def subscribe(self, wire: Wire) -> None:
         """Ask for deliveries on a connection that has just come up."""
-        if self._ended:
+        if self._ended or self._retired:
             return
         properties = {"topic": self.topic, "mode": "batch", "client_id": self._link.client_id}
         if self.name is not None:
@@ -189,12 +194,24 @@ class Feed:
             self.arrivals.closed(None)
             self.left.set()
 
+    async def retire(self) -> None:
+        """Take nothing more, and give back what no caller has taken. What was taken can be settled."""
+        self._retired = True
+        wire = self._link.wire
+        if wire is not None:
+            with contextlib.suppress(HeadraceError, TimeoutError):
+                async with asyncio.timeout(self._link.request_timeout):
+                    await self._pause(wire)
+
+    async def _pause(self, wire: Wire) -> None:
+        # First no more deliveries: one on its way to us would count as begun when we leave.
+        await wire.ask(Type.UNSUBSCRIBE, {**self._place(), "pause": "true"})
+        self._send_runs()
+        self._release_unread(wire)
+
     async def _leave(self, wire: Wire) -> None:
         if self.name is not None:
-            # First no more deliveries: one on its way to us would count as begun when we leave.
-            await wire.ask(Type.UNSUBSCRIBE, {**self._place(), "pause": "true"})
-            self._send_runs()
-            self._release_unread(wire)
+            await self._pause(wire)
         await wire.ask(Type.UNSUBSCRIBE, self._place())
 
     def _place(self) -> dict[str, str]:
@@ -341,10 +358,17 @@ class Feed:
             properties["up_to"] = "true"
         wire.send(_FRAMES[kind], properties, b"", partial(self._single_answered, kind))
 
+    def reply(self, given: dict[str, Any]) -> None:
+        """Sent before the acknowledgement of its message: if one is lost, so is the other."""
+        wire = self._link.wire
+        if wire is not None:
+            body = OPERATIONS["reply"].encode(given)
+            wire.send(Type.ADMIN, {}, body, partial(self._single_answered, REPLY))
+
     def _single_answered(self, kind: int, frame: Frame | None) -> None:
         if frame is not None and frame.properties.get("status") == "error":
             self.stale += 1
-            self.ledger.refuse(kind != EXTEND)
+            self.ledger.refuse(kind not in (EXTEND, REPLY))
             logger.info("%s: %s", self.name, error_of(frame))
 
     # --- deadlines --------------------------------------------------------------------------
@@ -391,11 +415,13 @@ class _Remote:
         kind: int,
         lease: ClientLease,
         message: Message,
-        argument: float | None,
+        argument: Any,
         reason: str,
     ) -> None:
         if kind == ACK:
             self.feed.ack(lease, message.offset)
+        elif kind == REPLY:
+            self.feed.reply(argument)
         else:
             self.feed.settle(kind, lease, message.offset, argument, reason)
 
@@ -424,5 +450,7 @@ class RemoteConsumer(_Remote, Consumer):
             kind, lease, message, argument, reason = settled.popleft()
             if kind == ACK:
                 ack(lease, message.offset)
+            elif kind == REPLY:
+                self.feed.reply(argument)
             else:
                 self.feed.settle(kind, lease, message.offset, argument, reason)

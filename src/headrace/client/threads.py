@@ -199,6 +199,10 @@ class BrokerClient(BlockingFacade):
         await self._core.join(consumer, name, topic, prefetch, auto_extend)
         return consumer
 
+    async def _retire(self, consumer: RemoteConsumer) -> None:
+        consumer.carry_out()
+        await consumer.feed.retire()
+
     async def _leave(self, consumer: RemoteConsumer) -> None:
         consumer.carry_out()
         await self._core.unfollow(consumer.feed)

@@ -50,6 +50,7 @@ from headrace.operations.arguments import (
     Topics,
 )
 from headrace.operations.declaring import Http, Operation, operation, table_of
+from headrace.operations.requesting import Requesting
 from headrace.operations.results import (
     BrokerInfo,
     CallerInfo,
@@ -68,7 +69,7 @@ from headrace.operations.results import (
 )
 
 
-class Operations:
+class Operations(Requesting):
     """The operations of a broker: callable by name over every protocol, and as methods in process."""
 
     async def _operate(self, operation: Operation, arguments: dict[str, Any]) -> Any:
@@ -680,5 +681,5 @@ class Operations:
         """The broker's limits and clock, and how many topics and subscriptions it has."""
 
 
-OPERATIONS = table_of(Operations)
+OPERATIONS = table_of(Requesting) | table_of(Operations)
 """By their names on the wire."""
