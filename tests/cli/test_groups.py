@@ -89,7 +89,7 @@ def test_one_partition_is_replayed(headrace: Command, client: BrokerClient) -> N
 def test_a_subscription_is_deleted(headrace: Command, client: BrokerClient) -> None:
     """It is gone with its position."""
     client.create_subscription("brief", "short")
-    ran = headrace("delete-subscription", "brief")
+    ran = headrace("delete-subscription", "brief", "--yes")
     assert (ran.code, ran.lines) == (0, ["Deleted subscription brief."])
     assert client.subscriptions("short") == []
 
@@ -101,5 +101,5 @@ def test_one_name_over_two_topics(headrace: Command, client: BrokerClient) -> No
     ran = headrace("delete-subscription", "both")
     assert ran.code == 2
     assert "[ambiguous_subscription]" in ran.err
-    assert headrace("delete-subscription", "both", "--topic", "left").code == 0
+    assert headrace("delete-subscription", "both", "--topic", "left", "--yes").code == 0
     assert [group["name"] for group in client.subscriptions("right")] == ["both"]

@@ -24,8 +24,6 @@ NOWHERE = "127.0.0.1:1"
         (["publish", "t", "x", "--header", "no-equals-sign"], "invalid_argument"),
         (["publish", "t", "x", "--header", "=x"], "invalid_headers"),
         (["publish", "t", "x", "--partition", "7"], "invalid_partition"),
-        (["publish", "t", "x", "--delay", "-1"], "invalid_delay"),
-        (["publish", "t", "x", "--ttl", "-1"], "invalid_ttl"),
         (["publish", "t", "x", "--to", "no name"], "invalid_subscription"),
         (["publish", "t", "-", "--delay", "1"], "invalid_argument"),
         (["fetch", "nowhere"], "topic_not_found"),

@@ -109,9 +109,9 @@ def test_a_described_topic_in_json(headrace: Command, client: BrokerClient) -> N
 def test_deleting_asks_first(headrace: Command, client: BrokerClient) -> None:
     """Yes deletes; the question says how much would be gone."""
     client.publish_text("doomed", "one")
-    ran = headrace("delete-topic", "doomed", input="y\n")
+    ran = headrace("delete-topic", "doomed", input="y\n", terminal=True)
     assert ran.code == 0
-    assert "Delete topic doomed and its 1 message?" in ran.out
+    assert "Delete topic doomed and its 1 message?" in ran.err
     assert "Deleted topic doomed." in ran.out
     assert "doomed" not in client.topics()
 
@@ -122,7 +122,7 @@ def test_without_a_yes_nothing_is_deleted(
 ) -> None:
     """Exit code 1, and the topic is still there."""
     client.publish_text("spared", "one")
-    assert headrace("delete-topic", "spared", input=answer).code == 1
+    assert headrace("delete-topic", "spared", input=answer, terminal=True).code == 1
     assert "spared" in client.topics()
 
 

@@ -48,7 +48,6 @@ TopicOrWildcard = Annotated[
     str, typer.Argument(metavar="TOPIC", help="The topic, or a wildcard such as 'orders.*'.")
 ]
 Group = Annotated[str, typer.Argument(metavar="SUBSCRIPTION", help="The subscription.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 Command = Callable[..., None]
 PUBLISH_S = 5.0

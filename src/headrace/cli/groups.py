@@ -9,6 +9,7 @@ import typer
 from headrace.cli.connecting import Group, TopicOrWildcard, with_client
 from headrace.cli.printing import AsJson, print_listing, say
 from headrace.cli.topics import Sets, settings_of
+from headrace.cli.values import Yes, confirm, duration_option
 from headrace.client.threads import BrokerClient
 
 OfTopic = Annotated[
@@ -25,7 +26,8 @@ def create_subscription(
         str, typer.Option(help="Where a new one begins: a number, earliest, latest, or a time.")
     ] = "earliest",
     ack_timeout: Annotated[
-        float | None, typer.Option(help="Seconds in which a message must be acknowledged.")
+        float | None,
+        duration_option(help="Time in which a message must be acknowledged: seconds, or 5m."),
     ] = None,
     max_deliveries: Annotated[
         int | None,
@@ -57,8 +59,12 @@ def create_subscription(
 
 
 @with_client
-def delete_subscription(client: BrokerClient, subscription: Group, topic: OfTopic = None) -> None:
+def delete_subscription(
+    client: BrokerClient, subscription: Group, topic: OfTopic = None, yes: Yes = False
+) -> None:
     """Delete a subscription and its position."""
+    unread = client.subscription_stats(subscription, topic)["lag"]
+    confirm(f"Delete subscription {subscription} and its position ({unread:,} unread)?", yes)
     client.delete_subscription(subscription, topic)
     say(f"Deleted subscription {subscription}.")
 

@@ -19,6 +19,7 @@ from headrace.cli.printing import (
     progress_bar,
     say,
 )
+from headrace.cli.values import duration_option
 from headrace.client.threads import BrokerClient
 from headrace.errors import Closed, InvalidArgument, RequestTimeout, StaleDelivery
 from headrace.model import is_pattern
@@ -35,7 +36,7 @@ Count = Annotated[
     int | None, typer.Option("--count", "-n", min=1, help="Exit after this number of messages.")
 ]
 Timeout = Annotated[
-    float | None, typer.Option(help="Exit after this number of seconds without a message.")
+    float | None, duration_option(help="Exit after this time without a message: seconds, or 5m.")
 ]
 
 
@@ -52,9 +53,11 @@ def publish(
     ] = None,
     header: Headers = None,
     to: Annotated[str | None, typer.Option(help="Deliver only to this subscription.")] = None,
-    delay: Annotated[float | None, typer.Option(help="Publish after this many seconds.")] = None,
+    delay: Annotated[
+        float | None, duration_option(help="Publish after this time: seconds, or 1h.")
+    ] = None,
     ttl: Annotated[
-        float | None, typer.Option(help="Do not deliver after this many seconds.")
+        float | None, duration_option(help="Do not deliver after this time: seconds, or 1h.")
     ] = None,
     partition: Annotated[int | None, typer.Option(help="The partition.")] = None,
     as_json: AsJson = False,
@@ -132,7 +135,9 @@ def fetch(
         int, typer.Option("--count", "-n", min=1, help="Maximum number of messages.")
     ] = 10,
     partition: Annotated[int, typer.Option(help="The partition.")] = 0,
-    wait: Annotated[float, typer.Option(help="Seconds to wait for the first message.")] = 0.0,
+    wait: Annotated[
+        float, duration_option(help="Wait this long for the first message: seconds, or 5m.")
+    ] = 0.0,
     as_json: AsJson = False,
 ) -> None:
     """Read messages by offset or time.

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from headrace.cli.connecting import Topic, Yes, named_values, with_client
+from headrace.cli.connecting import Topic, named_values, with_client
 from headrace.cli.printing import (
     AsJson,
     count_of,
@@ -18,6 +18,7 @@ from headrace.cli.printing import (
     size,
     when,
 )
+from headrace.cli.values import Yes, confirm
 from headrace.client.threads import BrokerClient
 from headrace.errors import InvalidArgument
 
@@ -89,8 +90,7 @@ def alter_topic(client: BrokerClient, topic: Topic, sets: Sets = None) -> None:
 def delete_topic(client: BrokerClient, topic: Topic, yes: Yes = False) -> None:
     """Delete a topic, its messages and its subscriptions."""
     messages = count_of(client.topic_stats(topic)["messages"], "message")
-    if not yes:
-        typer.confirm(f"Delete topic {topic} and its {messages}?", abort=True)
+    confirm(f"Delete topic {topic} and its {messages}?", yes)
     client.delete_topic(topic)
     say(f"Deleted topic {topic}.")
 

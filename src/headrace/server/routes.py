@@ -33,7 +33,7 @@ from headrace.model import (
 from headrace.operations.arguments import PLACE
 from headrace.operations.catalog import OPERATIONS
 from headrace.server import exact_json, schemas
-from headrace.server.arguments import publish_options, seconds_of
+from headrace.server.arguments import milliseconds_of, publish_options, seconds_of
 from headrace.server.http import HttpSession
 from headrace.server.routing import Parameter, Route
 from headrace.server.settling import deliveries_in, settle_each, settling, text_in
@@ -262,7 +262,7 @@ async def _pull(
     session: HttpSession, query: dict[str, str], topic: str, *, limit: int
 ) -> list[bytes]:
     """The JSON of each message."""
-    wait = whole_in(query, "wait", 0, 0, WAIT_MS_MAX)
+    wait = milliseconds_of(query.get("wait", "0"), "wait", WAIT_MS_MAX)
     ack = query.get("ack", "auto")
     if ack not in ("auto", "manual"):
         raise InvalidArgument("ack is 'auto' or 'manual'")

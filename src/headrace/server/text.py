@@ -26,7 +26,7 @@ from headrace.errors import DataCorrupt, HeadraceError, InvalidArgument, OffsetO
 from headrace.log.columns import Columns
 from headrace.log.interface import ReadPending, completed
 from headrace.model import Receipt, parse_position, split_position
-from headrace.server.arguments import number_of, publish_arguments, seconds_of
+from headrace.server.arguments import milliseconds_of, number_of, publish_arguments, seconds_of
 from headrace.server.connection import Connection, RequestSession
 from headrace.server.logins import Credentials
 from headrace.server.members import Memberships, WireSink
@@ -153,7 +153,8 @@ class TextSession(RequestSession[PublishRun | Command]):
             topic, number_of(options.get("partition", "0"), "partition")
         )
         count = number_of(options["count"], "count") if "count" in options else None
-        wait = number_of(options.get("wait", "0"), "wait") / 1000
+        given = options.get("wait", "0")
+        wait = milliseconds_of(given, "wait", limits.OFFSET_MAX, "bad_command") / 1000
         position = parse_position(where)
         if isinstance(position, int) and not wait and count is None:
             try:
