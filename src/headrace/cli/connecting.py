@@ -148,7 +148,9 @@ def connected(
     ca: str | None = None,
     user: str | None = None,
     password: str | None = None,
+    patience: float | None = None,
 ) -> Iterator[BrokerClient]:
+    """``patience``: the most seconds for one request, if somebody watches."""
     host, port, tls = address(server)
     if password is None:
         user, password = login_as(token, user)
@@ -162,7 +164,7 @@ def connected(
             password=password,
             tls=tls,
             ca=ca,
-            request_timeout=request_timeout(),
+            request_timeout=min(request_timeout(), patience or request_timeout()),
             delivery_timeout=min(request_timeout(), PUBLISH_S),
         )
     with client:

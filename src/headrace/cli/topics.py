@@ -59,14 +59,12 @@ def create_topic(
     settings = settings_of(sets)
     if memory:
         settings["durable"] = False
-    exists = topic in client.topics()
     stats = client.create_topic(topic, partitions, **settings)
     count = count_of(len(stats["partitions"]), "partition")
-    say(
-        f"Topic {topic} already exists ({count})."
-        if exists
-        else f"Created topic {topic} ({count})."
-    )
+    if stats["outcome"] == "created":
+        say(f"Created topic {topic} ({count}).")
+    else:
+        say(f"Topic {topic} already exists, unchanged ({count}).")
 
 
 @with_client
@@ -82,8 +80,10 @@ def alter_topic(client: BrokerClient, topic: Topic, sets: Sets = None) -> None:
     changes = settings_of(sets)
     if not changes:
         raise InvalidArgument("nothing to change: give --set NAME=VALUE")
-    client.change_topic(topic, **changes)
-    say(f"Changed topic {topic}: {', '.join(changes)}.")
+    if client.change_topic(topic, **changes)["outcome"] == "updated":
+        say(f"Updated topic {topic}: {', '.join(changes)}.")
+    else:
+        say(f"Topic {topic} already has these settings, unchanged.")
 
 
 @with_client
@@ -131,10 +131,10 @@ def describe(client: BrokerClient, topic: Topic, as_json: AsJson = False) -> Non
         "partition": "partition",
         "start_offset": "first",
         "end_offset": "next",
-        "bytes": "bytes",
+        "bytes": "size",
         "read_only": "read-only",
     }
-    print_rows(stats["partitions"], titles, "")
+    print_rows([{**part, "bytes": size(part["bytes"])} for part in stats["partitions"]], titles, "")
     say("")
     titles = {"name": "subscription", "lag": "lag", "in_flight": "in flight", "members": "members"}
     print_rows(groups, titles, "No subscriptions.")

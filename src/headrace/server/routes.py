@@ -16,6 +16,7 @@ from headrace.broker.publishing import Publish
 from headrace.broker.pull import Pull
 from headrace.broker.subscription import Subscription
 from headrace.errors import (
+    Conflict,
     HeadraceError,
     InvalidArgument,
     SubscriptionNotFound,
@@ -267,6 +268,7 @@ async def _pull(
     if ack not in ("auto", "manual"):
         raise InvalidArgument("ack is 'auto' or 'manual'")
     subscription = await group_of(session, topic, query.get("group", "default"))
+    _check_running(subscription)
     loop = asyncio.get_running_loop()
     future: asyncio.Future[list[Delivery]] = loop.create_future()
 
@@ -283,6 +285,8 @@ async def _pull(
         pull.start(0 if session.connection.leaving else wait / 1000)
         deliveries = await future
         session.connection.permissions.need_to_use("consume", subscription)  # it has waited
+        if not deliveries:
+            _check_running(subscription)
         views = await delivery_array(deliveries, session.engine.pace, settle=ack == "manual")
         if ack == "auto":
             pull.ack()  # from here to the socket nothing is awaited
@@ -292,6 +296,16 @@ async def _pull(
         raise
     finally:
         session.connection.long_polls.pop(pull.finish, None)
+
+
+def _check_running(subscription: Subscription) -> None:
+    if subscription.paused:
+        raise Conflict(
+            f"subscription {subscription.name!r} is paused, so nothing is delivered; an operator "
+            f"resumes it (POST /subscriptions/{subscription.name}/resume)",
+            code="subscription_paused",
+            retryable=True,
+        )
 
 
 async def group_of(session: HttpSession, topic: str, group: str) -> Subscription:
