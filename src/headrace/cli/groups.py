@@ -130,7 +130,17 @@ def groups(
 
 
 def _row(stats: SubscriptionStats) -> dict[str, Any]:
-    return {**stats, "state": "paused" if stats["paused"] else None}
+    blocked = any(part["blocked"] for part in stats["partitions"])
+    return {**stats, "state": state_of(stats["paused"], blocked, stats["lag"], stats["members"])}
+
+
+def state_of(paused: bool, blocked: bool, lag: int, members: int) -> str:
+    """Why nothing is delivered; empty if something is, or if there is nothing."""
+    if blocked:
+        return "blocked"
+    if paused:
+        return "paused"
+    return "no members" if lag and not members else ""
 
 
 def _drawn(found: list[SubscriptionStats], empty: str, every: float) -> Iterator[RenderableType]:

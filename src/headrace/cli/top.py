@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from headrace.cli.connecting import BROKER_OPTIONS, connected, given_as, with_client, with_options
+from headrace.cli.groups import state_of
 from headrace.cli.live import PATIENCE_S, Interval, Screen
 from headrace.cli.printing import (
     AsJson,
@@ -124,11 +125,9 @@ def _key(row: OverviewRow) -> tuple[str, str | None]:
 
 
 def _state(row: OverviewRow) -> str:
-    if row["blocked"]:
-        return "blocked" if row["subscription"] is not None else "read-only"
-    if row["paused"]:
-        return "paused"
-    return "no members" if row["lag"] and not row["members"] else ""
+    if row["subscription"] is None:
+        return "read-only" if row["blocked"] else ""
+    return state_of(row["paused"], row["blocked"] > 0, row["lag"], row["members"])
 
 
 def _document(now: Overview, before: Overview) -> dict[str, Any]:
