@@ -170,7 +170,7 @@ def test_only_what_a_caller_may_see() -> None:
         for team in ("mine", "secret"):
             root.publish_text(f"{team}.a", "x")
             root.create_subscription(f"{team}.s", f"{team}.a")
-        secret = root.create_token("ci", grants=["consume:mine.>:mine.>"])["secret"]
+        secret = root.create_token("ci", grants=["consume,metrics:mine.>:mine.>"])["secret"]
         with server.client(token=secret) as client:
             found = client.overview()
     assert [row["subscription"] for row in found["rows"]] == ["mine.s"]

@@ -174,7 +174,7 @@ class Overview(TypedDict):
     rows: list[OverviewRow]
     """What needs attention first."""
     load: NotRequired[BrokerLoad]
-    """For those who have the right ``metrics``."""
+    """For those who have the right ``metrics`` over everything."""
 
 
 class HeldSubscription(TypedDict):
