@@ -19,7 +19,8 @@ LINE_COUNTED = {".py", ".html", ".css", ".js"}
 BASICS = frozenset(
     {
         "budget", "model", "errors", "limits", "settings", "checking", "channels", "clock", "files",
-        "contents", "forking", "partitioning", "publication", "shell", "times", "tracing", "working",
+        "contents", "forking", "notation", "partitioning", "publication", "shell", "times", "tracing",
+        "working",
     }
 )  # fmt: skip
 ANYTHING = frozenset({"*"})

@@ -1,11 +1,14 @@
 """Times and durations as users give them."""
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
 from headrace.errors import InvalidArgument
-from headrace.times import check_seconds, check_time, plain, seconds
+from headrace.model import TopicSettings
+from headrace.operations.catalog import OPERATIONS
+from headrace.times import check_seconds, check_time, seconds
 
 
 def test_a_timedelta_is_a_duration() -> None:
@@ -16,13 +19,16 @@ def test_a_timedelta_is_a_duration() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "number"), [("retention_hours", 36.0), ("message_ttl_ms", 129_600_000), ("x", 129_600)]
+    ("name", "number"),
+    [("retention_hours", 36.0), ("message_ttl_ms", 129_600_000), ("segment_hours", 36)],
 )
 def test_a_setting_gets_its_own_unit(name: str, number: float) -> None:
-    """Its name ends with the unit; without one it is seconds."""
-    assert plain(timedelta(hours=36), name) == number
-    assert type(plain(timedelta(milliseconds=1), "sync_interval_ms")) is int
-    assert plain("never", name) == "never"
+    """The broker's own options and those of operations take a timedelta."""
+    given: Any = {name: timedelta(hours=36)}
+    assert getattr(TopicSettings.of(given), name) == number
+    declared = OPERATIONS["create_topic"]
+    assert declared.bind(("orders",), given)["settings"] == {name: number}
+    assert OPERATIONS["wait_for"].bind(({},), {"timeout": timedelta(seconds=5)})["wait"] == 5
 
 
 def test_a_datetime_is_a_time() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import Any
 
 from headrace import limits
 from headrace.errors import InvalidArgument
@@ -12,16 +11,6 @@ Duration = float | timedelta
 """Seconds, or a timedelta."""
 Moment = int | datetime
 """Milliseconds since 1970, or a datetime. A datetime without a time zone is local time."""
-_UNITS = {"ms": timedelta(milliseconds=1), "hours": timedelta(hours=1)}
-
-
-def plain(value: Any, name: str = "") -> Any:
-    """A timedelta as a number, in the unit that ends the ``name``, else in seconds; other values unchanged."""
-    if not isinstance(value, timedelta):
-        return value
-    unit = name.rpartition("_")[2]
-    number = value / _UNITS.get(unit, timedelta(seconds=1))
-    return round(number) if unit == "ms" else number
 
 
 def seconds(duration: Duration) -> float:
@@ -30,7 +19,8 @@ def seconds(duration: Duration) -> float:
 
 def check_seconds(name: str, value: object, high: float) -> float:
     """A number of seconds from 0 to ``high``."""
-    value = plain(value)
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= high:
         raise InvalidArgument(
             f"{name} is a number of seconds between 0 and {high:.0f} or a timedelta, not {value!r}",

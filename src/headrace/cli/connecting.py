@@ -48,7 +48,6 @@ TopicOrWildcard = Annotated[
     str, typer.Argument(metavar="TOPIC", help="The topic, or a wildcard such as 'orders.*'.")
 ]
 Group = Annotated[str, typer.Argument(metavar="SUBSCRIPTION", help="The subscription.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 Command = Callable[..., None]
 PUBLISH_S = 5.0
@@ -124,7 +123,9 @@ def connected(
     ca: str | None = None,
     user: str | None = None,
     password: str | None = None,
+    patience: float | None = None,
 ) -> Iterator[BrokerClient]:
+    """``patience``: the most seconds for one request, if somebody watches."""
     if password is None:
         user, password = login_as(token, user)
     client = BrokerClient(
@@ -134,7 +135,7 @@ def connected(
         user=user,
         password=password,
         ca=ca,
-        request_timeout=request_timeout(),
+        request_timeout=min(request_timeout(), patience or request_timeout()),
         delivery_timeout=min(request_timeout(), PUBLISH_S),
     )
     with client:

@@ -8,10 +8,12 @@ import logging
 import os
 import socket
 import ssl
+import sys
 import uuid
 from collections.abc import Mapping, Sequence
 from copy import copy
 from functools import partial
+from pathlib import Path
 from typing import Any, Self, TypedDict
 
 from headrace import limits
@@ -43,7 +45,7 @@ from headrace.model import (
 from headrace.operations import documents
 from headrace.paging import Asked, Page, page_of, parse_from, readable
 from headrace.publication import Failures
-from headrace.times import Duration, plain, seconds
+from headrace.times import Duration, seconds
 from headrace.wire import binary
 from headrace.wire.binary import Frame, Type
 from headrace.working import AsyncWorker
@@ -54,7 +56,10 @@ _GOING_DOWN = ("closed", "broker_failed")
 
 
 def default_client_id() -> str:
-    return f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
+    """The host, the process and the program: what an operator looks for (``headrace clients``)."""
+    program = Path(sys.argv[0] if sys.argv else "").stem or "python"
+    unique = uuid.uuid4().hex[:8]  # a program may have several clients
+    return f"{socket.gethostname()}-{os.getpid()}-{program[:40]}-{unique}"
 
 
 def make_tls(
@@ -128,13 +133,13 @@ def alone(
     if deliver_at is not None and options.get("id") is None:
         options["id"] = uuid.uuid4()
     columns = record(value, headers, options, bytes_max, now)
-    producer = options.get("producer") or (None, None, None)
+    producer, ttl = options.get("producer") or (None, None, None), options.get("ttl")
     properties = {"topic": topic} | {f"h.{n}": v for n, v in (headers or {}).items()}
     optional = {
         "id": str(uuid.UUID(bytes=columns.ids[0])) if columns.ids else None,
         "partition": options.get("partition"),
         "deliver_at": deliver_at,
-        "ttl": plain(options.get("ttl")),
+        "ttl": None if ttl is None else seconds(ttl),
         "idempotency_key": options.get("idempotency_key"),
         "to": columns.targets[0].decode() if columns.targets else None,
         "timestamp": columns.times[0] if columns.times else None,
