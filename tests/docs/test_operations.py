@@ -54,9 +54,10 @@ def test_the_config_file_can_be_used(tmp_path: Path) -> None:
 
 
 def test_exit_codes_are_those_of_the_source() -> None:
-    """The code of a broker that stopped itself stands in the table."""
+    """The codes of a broker that cannot listen or that stopped itself stand in the table."""
     rows = table(TEXT, "exit code", "meaning", "what to do")
-    assert [row[0] for row in rows] == ["0", "2", str(serving.EXIT_FAILED), "137"]
+    own = [str(serving.EXIT_CANNOT_LISTEN), str(serving.EXIT_FAILED)]
+    assert [row[0] for row in rows] == ["0", "2", *own, "137"]
 
 
 def log_lines() -> list[tuple[str, str]]:
