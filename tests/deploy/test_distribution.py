@@ -131,7 +131,7 @@ def test_it_runs_in_an_empty_environment(dist: Path, tmp_path: Path, kind: str) 
         serving.wait()
         assert serving.stdout is not None
         serving.stdout.close()
-    # "pip install 'headrace[spark]'" is what errors say where the package is installed already.
+    # Errors say "pip install 'headrace[spark]'". Where the package is installed, that needs no index for it.
     offline = {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": ""}
     ended = subprocess.run(
         [*map(str, pip), "install", "--dry-run", "headrace[spark]"],
@@ -141,5 +141,4 @@ def test_it_runs_in_an_empty_environment(dist: Path, tmp_path: Path, kind: str) 
         text=True,
         timeout=120,
     )
-    assert "No matching distribution found for headrace" not in ended.stderr
-    assert "pyspark" in ended.stderr + ended.stdout or ended.returncode == 0
+    assert "from headrace[spark]" in ended.stderr  # it knows the extra, and lacks only the index
