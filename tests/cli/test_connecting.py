@@ -9,8 +9,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from headrace.cli.connecting import address, given_as, named_values, with_options
+from headrace.cli.connecting import given_as, named_values, with_options
 from headrace.errors import InvalidArgument
+from headrace.testing import running_server
+from tests.cli.rig import run_script
 
 COLOUR = {"colour": Annotated[str | None, typer.Option("--colour")]}
 
@@ -58,11 +60,13 @@ def test_a_pair_that_is_not_name_and_value(pair: str) -> None:
         named_values("--conf", ["spark.a=b=c", pair], prefix="spark.")
 
 
-def test_the_address_is_not_that_of_a_kubernetes_service(monkeypatch: pytest.MonkeyPatch) -> None:
-    """HEADRACE_PORT=tcp://… is a variable of Kubernetes, and a number is ours."""
-    monkeypatch.delenv("HEADRACE_HOST", raising=False)
-    monkeypatch.setenv("HEADRACE_PORT", "tcp://10.0.0.11:9999")
-    monkeypatch.setenv("QB_SERVER_PORT", "7001")
-    assert address(None) == ("127.0.0.1", 7001, False)
-    monkeypatch.setenv("HEADRACE_PORT", "7000")
-    assert address(None) == ("127.0.0.1", 7000, False)
+def test_the_address_is_not_that_of_a_kubernetes_service() -> None:
+    """HEADRACE_PORT=tcp://… is a variable of Kubernetes and says nothing; a number is ours."""
+    link = {"HEADRACE_SERVICE_HOST": "10.0.0.11", "HEADRACE_PORT": "tcp://10.0.0.11:9999"}
+    with running_server(memory=True) as server:
+        for given in (
+            link | {"QB_SERVER_PORT": str(server.port)},
+            {"HEADRACE_PORT": str(server.port)},
+        ):
+            ran = run_script("topics", **given)
+            assert (ran.code, ran.err) == (0, "")
