@@ -29,9 +29,6 @@ from headrace.model import TopicSettings
 DEFAULT_CONFIG = "config.json"
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\Z", re.IGNORECASE)
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-_SERVICE_LINK = re.compile(
-    r"\w+_SERVICE_(HOST|PORT(_\w+)?)|\w+_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?"
-)
 _FLAGS = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 
 
@@ -213,6 +210,11 @@ def load(
     if bool(values["tls_cert"]) != bool(values["tls_key"]):
         raise InvalidArgument("tls_cert and tls_key must be set together", code="invalid_setting")
     return Settings(values, sources)
+
+
+_SERVICE_LINK = re.compile(
+    r"\w+_SERVICE_(HOST|PORT(_\w+)?)|\w+_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?"
+)
 
 
 def without_service_links(environment: Mapping[str, str]) -> dict[str, str]:

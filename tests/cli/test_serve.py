@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.server.server import EXIT_CANNOT_LISTEN
+from headrace.cli import EXIT_CANNOT_LISTEN
 from headrace.settings import SETTINGS
 from headrace.testing import DidNotStart, running_server, server_process
 from tests.cli.rig import Command

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
+from headrace.cli import EXIT_CANNOT_LISTEN
 from headrace.errors import Closed
-from headrace.server.server import EXIT_CANNOT_LISTEN
 from headrace.testing import DidNotStart, running_server, server_process, wait_until
 from tests.contract.raw_binary import (
     CREATE_SUBSCRIPTION,

@@ -11,8 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from headrace.cli.connecting import given_as, with_options
-from headrace.cli.printing import AsJson, print_error, print_listing, visible
-from headrace.errors import InvalidArgument
+from headrace.cli.printing import AsJson, print_listing, visible
 from headrace.settings import BY_NAME, SETTINGS, Settings, load
 
 ConfigFile = Annotated[
@@ -63,17 +62,10 @@ def serve(
 
 def _run(settings: Settings) -> int:
     from headrace.clock import new_loop
-    from headrace.server.server import EXIT_CANNOT_LISTEN
     from headrace.server.server import serve as serve_until_stopped
 
     with asyncio.Runner(loop_factory=new_loop) as runner:
-        try:
-            return runner.run(serve_until_stopped(settings, ready=_say_ready))
-        except InvalidArgument as error:
-            if error.code != "cannot_listen":
-                raise
-            print_error(error)
-            return EXIT_CANNOT_LISTEN
+        return runner.run(serve_until_stopped(settings, ready=_say_ready))
 
 
 def _say_ready(server: Any) -> None:

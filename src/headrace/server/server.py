@@ -49,8 +49,6 @@ DRAIN_S = 5.0
 SWITCH_INTERVAL_S = 0.0005
 """The loop must not wait 5 ms for the interpreter while a disk thread computes."""
 COLLECT_AFTER = (20_000, 20, 20)
-EXIT_CANNOT_LISTEN = 69
-"""A service manager may try again: an address appears when the network does, and a port becomes free."""
 EXIT_FAILED = 70
 TOKEN_CHARS_MIN = 16
 """Of a token that other machines may try. A random one of 16 characters has at least 64 bits."""
