@@ -36,17 +36,24 @@ class ServiceManager:
         self._loop = loop
         self._beat_s = _watchdog_s(given) / BEATS if path else 0.0
         self._beating: asyncio.TimerHandle | None = None
+        self._is_ready = False
         self._has_failed = False
 
     def ready(self, status: str) -> None:
-        """The broker listens, or a reload is done; ``systemctl status`` shows the sentence."""
+        """The broker listens. ``systemctl status`` shows the sentence."""
+        self._is_ready = True
         self._tell("READY=1", f"STATUS={status}")
-        if self._beat_s and self._beating is None:
+        if self._beat_s:
             self._beat()
 
     def reloading(self) -> None:
-        """A reload begins; ``ready`` ends it."""
-        self._tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        """A reload begins; ``reloaded`` ends it. One before the broker is ready is no news."""
+        if self._is_ready:
+            self._tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+
+    def reloaded(self) -> None:
+        if self._is_ready:
+            self._tell("READY=1")
 
     def stopping(self) -> None:
         self._tell("STOPPING=1", "STATUS=Stopping")
