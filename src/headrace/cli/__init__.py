@@ -1,8 +1,8 @@
 """The commands. Each module here holds some of them; this file lists them all.
 
 Exit codes: 0 success; 1 the command ran but found a problem (each command says which), or you answered
-no; 2 it could not run; 130 interrupted. A user's mistake is one line on standard error, never a
-traceback.
+no; 2 it could not run; 69 the broker's address is not available; 130 interrupted. A user's mistake is one
+line on standard error, never a traceback.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from headrace.cli import (
 from headrace.cli.printing import print_error
 from headrace.errors import HeadraceError, InvalidArgument
 
+EXIT_CANNOT_LISTEN = 69
+"""A service manager may try again: an address appears when the network does, and a port becomes free."""
 app = typer.Typer(
     name="headrace",
     help="Headrace, a message broker. Each command explains itself with --help.",
@@ -99,6 +101,6 @@ def main() -> None:
         app(prog_name="headrace")  # whatever started Python: a script, -m, a test runner
     except HeadraceError as error:
         print_error(error)
-        sys.exit(2)
+        sys.exit(EXIT_CANNOT_LISTEN if error.code == "cannot_listen" else 2)
     except KeyboardInterrupt:
         sys.exit(130)
