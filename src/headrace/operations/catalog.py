@@ -49,6 +49,7 @@ from headrace.operations.arguments import (
     TopicPattern,
     Topics,
 )
+from headrace.operations.backups import BackupOperations
 from headrace.operations.declaring import Http, Operation, operation, table_of
 from headrace.operations.results import (
     BrokerInfo,
@@ -68,7 +69,7 @@ from headrace.operations.results import (
 )
 
 
-class Operations:
+class Operations(BackupOperations):
     """The operations of a broker: callable by name over every protocol, and as methods in process."""
 
     async def _operate(self, operation: Operation, arguments: dict[str, Any]) -> Any:
@@ -314,6 +315,10 @@ class Operations:
         To commit the same number again changes nothing and returns False. A client that had to repeat the
         request after a broken connection may also get False.
         """
+
+    @operation(permission="publish", runs="owner", answer="number", patient=True)
+    async def last_commit(self, name: str) -> int:
+        """The number of the last commit of staged batches under a name; -1 if the broker knows none."""
 
     @operation(permission="publish", runs="owner", answer="aborted", patient=True)
     async def abort_staged(self, pieces: Pieces) -> int:
@@ -680,5 +685,5 @@ class Operations:
         """The broker's limits and clock, and how many topics and subscriptions it has."""
 
 
-OPERATIONS = table_of(Operations)
+OPERATIONS = table_of(Operations) | table_of(BackupOperations)
 """By their names on the wire."""
