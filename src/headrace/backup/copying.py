@@ -344,6 +344,7 @@ class Copying:
             manifest.journal = self.directory.write(folder / JOURNAL, framed(journal))
         if self.point.access:
             manifest.access = self.directory.write(folder / ACCESS, [self.point.access])
+        manifest.access_left_out = self.point.access is None
         self.directory.files.make_directory(folder)
         self.directory.files.replace(folder / MANIFEST, [manifest.dump()])
         return manifest

@@ -104,6 +104,7 @@ class Manifest(msgspec.Struct):
     topics: list[KeptTopic]
     journal: SmallFile | None = None
     access: SmallFile | None = None
+    access_left_out: bool = False
     copied: Whole = 0
     """Bytes of messages that were copied for this generation."""
     left_out: list[str] = []

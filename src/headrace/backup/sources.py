@@ -62,7 +62,8 @@ class PointInTime(NamedTuple):
     topics: list[SourceTopic]
     journal: list[bytes]
     """Its entries; the first is the format's name. Empty if there is no journal."""
-    access: bytes
+    access: bytes | None
+    """The access file; empty if there is none, None if it was not to be copied."""
     clean: bool
 
 
@@ -120,7 +121,8 @@ class BrokerSource:
             entries += map(b64decode, page["entries"])
             access.append(b64decode(page["access"]))
         self._renewed = time.monotonic()
-        return PointInTime(begun["time"], topics, entries, b"".join(access), True)
+        rules = b"".join(access) if self._access else None
+        return PointInTime(begun["time"], topics, entries, rules, True)
 
     def _ask(self, ask: Any) -> Any:
         try:
@@ -246,7 +248,9 @@ class DirectorySource:
                 self._witnesses.add(entry)
         topics = [self._topic(record) for record in self._records()]
         access = self._path / ACCESS_FILE
-        rules = files.read_file(access) if self._access and files.exists(access) else b""
+        rules = None
+        if self._access:
+            rules = files.read_file(access) if files.exists(access) else b""
         clean = run is not None and run.clean
         return PointInTime(self._clock.now_ms(), topics, entries, rules, clean)
 
