@@ -448,7 +448,7 @@ def _point(source: Source, is_again: bool) -> PointInTime:
         try:
             return source.begin()
         except HeadraceError as error:
-            may_help = error.retryable or error.code == "backup_running"
+            may_help = error.retryable or error.code in ("backup_running", "connect_failed")
             if not (is_again and may_help) or time.monotonic() > deadline:
                 raise
         time.sleep(BEGIN_AGAIN_S)

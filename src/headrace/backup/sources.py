@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 
 from headrace import limits
 from headrace.access.file import NAME as ACCESS_FILE
-from headrace.client.link import ConnectionLost
+from headrace.client.link import ConnectFailed, ConnectionLost
 from headrace.client.reader import BatchReader
 from headrace.client.threads import BrokerClient
 from headrace.clock import Clock
@@ -131,6 +131,10 @@ class BrokerSource:
             if error.code == "backup_not_found":
                 raise BackupLost(error.message) from None
             raise
+        except ConnectFailed as error:
+            if self._id is None:
+                raise  # it was not there to begin with
+            raise BackupLost(error.message) from None
         except (BrokerFailed, Closed, ConnectionLost, OutcomeUnknown) as error:
             raise BackupLost(f"the broker was lost during the backup: {error.message}") from None
 

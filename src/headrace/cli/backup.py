@@ -136,9 +136,7 @@ def disk_errors() -> Iterator[None]:
 
 @contextmanager
 def _source(place: BrokerPlace, data: Path | None, *, access: bool) -> Iterator[Source]:
-    if data is not None:
-        if place.server is not None:
-            raise InvalidArgument("give --server or --data, not both")
+    if data is not None:  # stronger than an address, which may be in the environment
         yield DirectorySource(data, access=access)
         return
     host, port, _ = address(place.server)
