@@ -12,7 +12,7 @@ from headrace.testing import RunningServer, running_server, server_process
 from headrace.testing.servers import wait_until
 from tests.backup.rig import backed_up, restored_to
 from tests.backup.test_copying import flip
-from tests.cli.rig import Command, run_script, start_script
+from tests.cli.rig import Command, start_script
 
 
 def test_a_backup_is_taken_listed_verified_and_restored(
@@ -65,15 +65,16 @@ def test_exit_codes_tell_damage_from_mistakes(
         assert why in ran.err
 
 
-def test_a_directory_is_backed_up_without_a_broker(tmp_path: Path) -> None:
+def test_a_directory_is_backed_up_without_a_broker(tmp_path: Path, command: Command) -> None:
     """``--data`` connects to nobody, and refuses a directory in use."""
-    with server_process(tmp_path / "data") as server:
+    backup, data = str(tmp_path / "b"), str(tmp_path / "data")
+    with running_server(data) as server:
         with server.client() as client:
             client.publish("orders", b"x")
-        ran = run_script("backup", str(tmp_path / "b"), "--data", str(tmp_path / "data"))
+        ran = command("backup", backup, "--data", data)
         assert (ran.code, "in use by process" in ran.err) == (2, True)
-        server.terminate()
-        assert run_script("backup", str(tmp_path / "b"), "--data", str(tmp_path / "data")).code == 0
+        server.stop()
+        assert command("backup", backup, "--data", data).code == 0
 
 
 def start_backup(path: Path, port: int) -> "subprocess.Popen[str]":
