@@ -67,10 +67,10 @@ class PointInTime(NamedTuple):
     clean: bool
 
 
-class BackupLost(HeadraceError):
+class BackupLost(NotFound):
     """The point in time cannot be read any more; begin again."""
 
-    code = "backup_lost"
+    code = "backup_not_found"
     retryable = True
 
 
