@@ -77,6 +77,29 @@ def test_a_directory_is_backed_up_without_a_broker(tmp_path: Path, command: Comm
         assert command("backup", backup, "--data", data).code == 0
 
 
+def test_over_tls_with_a_login(tmp_path: Path, command: Command) -> None:
+    """From another machine: encrypted, and only for an administrator."""
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
+         "-nodes", "-days", "1", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1",
+         "-keyout", str(key), "-out", str(certificate)],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    token = "correct-horse-battery-staple"
+    with running_server(tls_cert=str(certificate), tls_key=str(key), token=token) as server:
+        to = ("--server", f"127.0.0.1:{server.port}", "--ca", str(certificate))
+        with server.client(ca=str(certificate)) as client:
+            client.publish("orders", b"x")
+            limited = client.create_token("limited", grants=["admin:orders"])["secret"]
+        ran = command("backup", tmp_path / "b", *to, "--token", token, "--json")
+        assert (ran.code, ran.json["access"]) == (0, True)
+        refused = command("backup", tmp_path / "b", *to, "--token", limited)
+        assert (refused.code, "[forbidden]" in refused.err) == (2, True)
+        exported = command("export", "orders", *to, "--token", limited)
+        assert exported.json_lines[0]["data"] == "x"
+
+
 def start_backup(path: Path, port: int) -> "subprocess.Popen[str]":
     """A slow one, in a process of its own; returns when it has written something."""
     began = time.time_ns()

@@ -122,6 +122,7 @@ class Backups:
         async for payload in engine.pace.each(engine.snapshot()):
             found.append(payload)
             self._take(backup, len(payload) + 64)
+            backup.asked_at = engine.time()
         for _ in range(ROUNDS_MAX):
             if len(state.tap.cursors) <= CHANGED_MAX:
                 break
