@@ -38,7 +38,7 @@ from headrace.cli.printing import (
 )
 from headrace.client.reader import BatchReader
 from headrace.errors import DataCorrupt, InvalidArgument, StorageFailed
-from headrace.settings import BY_NAME
+from headrace.notation import size_of
 
 SHOWN_MAX = 20
 """Flaws that are printed; --json has all of them."""
@@ -157,8 +157,8 @@ def batch_reader(place: BrokerPlace) -> BatchReader:
 def _rate(text: str | None) -> float | None:
     if text is None:
         return None
-    found = BY_NAME["segment_bytes"].notation(text.removesuffix("/s"))
-    if not isinstance(found, int) or found < 1:
+    found = size_of(text.removesuffix("/s"))
+    if not found:
         raise InvalidArgument(f"--rate takes a size for each second, such as 50MB, not {text!r}")
     return float(found)
 

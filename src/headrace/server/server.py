@@ -119,6 +119,7 @@ class Server:
         self.engine.access.listeners.append(self.hub.access_changed)
         self.engine.access.watch()
         self.engine.on_attached = self.hub.attached
+        self.engine.connections = lambda: self.hub.connections
         self.deadlines = Deadlines(self.hub)
         watchdog = self.hub.watchdog = Watchdog(asyncio.get_running_loop())
         watchdog.start()
