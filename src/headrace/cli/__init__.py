@@ -15,6 +15,7 @@ import typer
 
 from headrace.cli import (
     archive,
+    backup,
     bench,
     dead_letters,
     doctor,
@@ -27,6 +28,7 @@ from headrace.cli import (
     tokens,
     top,
     topics,
+    transfer,
     users,
 )
 from headrace.cli.printing import print_error
@@ -64,8 +66,13 @@ app.add_typer(
 app.add_typer(users.users, name="users", help="Users: add, list, change, delete.")
 app.add_typer(tokens.tokens, name="tokens", help="Tokens: create, list, revoke.")
 app.add_typer(users.access, name="access", help="Rights: whoami, quotas.")
-for command in (doctor.doctor, bench.bench, sql.sql, replay.replay):
+for command in (
+    *(doctor.doctor, backup.backup, backup.restore, backup.verify),
+    *(bench.bench, sql.sql, replay.replay),
+):
     app.command()(command)
+app.command("export")(transfer.export)
+app.command("import")(transfer.import_lines)
 
 
 def _print_version(wanted: bool) -> None:
