@@ -8,10 +8,12 @@ import json
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from threading import Thread
 
 import pytest
 
 from headrace.broker.dead_letters import KEEPER
+from headrace.broker.follower import PLACE_BYTES
 from headrace.errors import HeadraceError, MemoryFull, TooLarge
 from headrace.log.batch import Batch, encode
 from headrace.log.columns import Columns
@@ -166,6 +168,54 @@ def test_thousands_of_commands_in_a_frame_do_not_hold_up_others(server: RunningS
         answers = [json.loads(websocket.connection.recv(20)) for _ in range(2_001)]
     assert [answer["messageId"] for answer in answers] == [*range(2_000), "end"]
     assert sum(answer["type"] == "subscribed" for answer in answers) == 100
+
+
+def test_wildcards_of_many_connections_come_and_go_in_turns(server: RunningServer) -> None:
+    """What they follow counts in the memory, and is given back."""
+    with server.client() as client:
+        client.create_topic("t.0", partitions=2_500)
+    server.wait_until(lambda: server.engine.budget.used == 0)
+    with ExitStack() as stack:
+        texts = [stack.enter_context(closing(TextSocket(server.address))) for _ in range(60)]
+        for each in texts:
+            each.send(b"SUB t.*\r\nSUB *.*\r\nSUB >\r\n")
+        answers = [each.line(60) for each in texts for _ in range(3)]
+        followed = answers.count(["OK"])
+        assert 40 <= followed < 60  # in 32 MiB
+        assert {words[1] for words in answers if words != ["OK"]} == {"memory_full"}
+        assert used(server) >= followed * 2_500 * PLACE_BYTES
+    server.wait_until(lambda: server.engine.budget.used == 0)
+    assert server.call(lambda: len(server.engine.topics.find("t.0").partitions[0].watchers)) == 0
+
+
+@pytest.mark.parametrize("connections", [1, 20])
+def test_a_flood_of_small_frames_is_run_in_turns(server: RunningServer, connections: int) -> None:
+    """All of it, in order, also what comes just before the close."""
+    count = 40_000 // connections
+    frames = [{"type": "publish", "topic": f"flood-{n}", "data": 7} for n in range(connections)]
+    with ExitStack() as stack:
+        raws = [stack.enter_context(closing(WebSocket(server))).connection.socket for _ in frames]
+        floods = [masked(json.dumps(frame).encode()) * count for frame in frames]
+        senders = [Thread(target=r.sendall, args=(f,)) for r, f in zip(raws, floods, strict=True)]
+        for sender in senders:
+            sender.start()
+        for sender, raw in zip(senders, raws, strict=True):
+            sender.join()
+            raw.sendall(b"\x88\x80\0\0\0\0")
+        for number in range(connections):
+            name = f"flood-{number}"
+            server.wait_until(
+                lambda name=name: (
+                    (topic := server.engine.topics.get(name)) is not None
+                    and topic.end_offsets() == [count]
+                ),
+                60,
+            )
+
+
+def masked(content: bytes) -> bytes:
+    """A text frame of a client, with a mask of zeros."""
+    return bytes((0x81, 0x80 | len(content))) + bytes(4) + content
 
 
 def test_delayed_messages_are_staged_and_taken_in_in_turns(steady: Steady) -> None:

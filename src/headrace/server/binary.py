@@ -87,7 +87,7 @@ class BinarySession(RequestSession[Frame]):
         return item.type not in _INDEPENDENT
 
     def may_be_long(self, item: Frame) -> bool:
-        return item.type in _MAY_BE_LONG
+        return item.type not in _BRIEF
 
     def is_open(self, item: Frame) -> bool:
         return item.type in (Type.AUTH, Type.HEARTBEAT)
@@ -506,8 +506,6 @@ TYPES: dict[int, Callable[[BinarySession, Frame], None]] = {
 }
 
 
-_MAY_BE_LONG = {Type.PUBLISH_BATCH, Type.STAGE, Type.SETTLE}
-"""However small they are."""
 _INDEPENDENT = {
     Type.PUBLISH,
     Type.PUBLISH_BATCH,
@@ -519,6 +517,10 @@ _INDEPENDENT = {
     Type.SETTLE,
     Type.CREDIT,
 }
+
+
+_BRIEF = _INDEPENDENT - {Type.PUBLISH_BATCH, Type.STAGE, Type.SETTLE} | {Type.AUTH}
+"""All others may take long, however small they are."""
 
 
 def _object_in(frame: Frame, name: str) -> dict[str, Any]:

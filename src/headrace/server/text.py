@@ -60,8 +60,11 @@ class TextSession(RequestSession[PublishRun | Command]):
     def depends(self, item: PublishRun | Command) -> bool:
         return isinstance(item, Command) and item.verb != "PUB"
 
+    def may_be_long(self, item: PublishRun | Command) -> bool:
+        return isinstance(item, Command) and item.verb not in _BRIEF
+
     def is_open(self, item: PublishRun | Command) -> bool:
-        return isinstance(item, Command) and item.verb in ("AUTH", "PING", "HELP", "QUIT")
+        return isinstance(item, Command) and item.verb in _OPEN
 
     def requests_in(self, item: PublishRun | Command) -> int:
         return len(item.values) if isinstance(item, PublishRun) else 1
@@ -370,6 +373,10 @@ class TextSession(RequestSession[PublishRun | Command]):
         self.connection.close()
 
 
+_OPEN = ("AUTH", "PING", "HELP", "QUIT")
+"""Before the login."""
+_BRIEF = (*_OPEN, "PUB", "ACK", "NACK", "EXTEND")
+"""All others may take long, however small they are."""
 VERBS: dict[str, Callable[[TextSession, Command], None]] = {
     name.removeprefix("on_").upper(): handler
     for name, handler in vars(TextSession).items()
