@@ -19,6 +19,7 @@ from headrace.broker.publishing import Publish
 from headrace.errors import (
     HeadraceError,
     InvalidArgument,
+    MemoryFull,
     QueueFull,
     StaleDelivery,
     TooLarge,
@@ -115,7 +116,8 @@ class BinarySession(RequestSession[Frame]):
         self.outbox.send(failure(item.sequence, error))
 
     def end(self, error: HeadraceError) -> None:
-        self.connection.unread = True  # a large frame is still on its way; the answer must arrive
+        if isinstance(error, (TooLarge, MemoryFull)):
+            self.connection.unread = True  # the frame is still on its way; the answer must arrive
         self.outbox.send(failure(0, error))
         self.connection.close()
 
