@@ -561,5 +561,31 @@ def test_waiting_text_fetches_share_the_memory() -> None:
         assert server.call(lambda: server.engine.budget.used) <= 64 << 20
 
 
+@pytest.mark.parametrize("kind", ["text", "messages", "consume"])
+def test_answers_take_no_more_memory_than_is_counted(kind: str) -> None:
+    """Clients that do not read ask for much at once: some are refused, and nothing of that is kept."""
+    http = b"GET /%b HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    requests = {
+        "text": lambda number: b"FETCH news 0 count=10\r\n",
+        "messages": lambda number: http % b"topics/news/messages?limit=10",
+        "consume": lambda number: http % b"consume/news/batch?limit=10&group=g%d" % number,
+    }
+    with (
+        server_process(memory_limit="64MB", max_message_size="4MB") as server,
+        server.client() as client,
+        contextlib.ExitStack() as stack,
+    ):
+        client.publish_many("news", [b"x" * (4 << 20)] * 3)
+        before, most = server.rss_bytes(), 0
+        address = server.address if kind == "text" else server.http_address
+        for number in range(40):
+            reader = stack.enter_context(socket.create_connection(address, 10))
+            reader.sendall(requests[kind](number))
+        for _ in range(200):
+            client.info()
+            most = max(most, server.rss_bytes() - before)
+        assert 16 << 20 < most < 192 << 20
+
+
 def _waiters(server: RunningServer, topic: str) -> int:
     return len(server.engine.topics.find(topic).partitions[0].watchers)

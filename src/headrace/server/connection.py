@@ -270,7 +270,7 @@ class RequestSession(Session, Generic[Item]):
         try:
             self.begin(item)
         except HeadraceError as error:
-            self.fail(item, error)
+            self.fail(item, error.with_traceback(None))
         except Exception:
             self.fail(item, connection.bug())
         if connection.is_metered:  # after it: now it is known who has sent an HTTP request
@@ -586,7 +586,8 @@ class Connection(asyncio.Protocol):
             try:
                 answer = await work
             except HeadraceError as error:
-                answer = failed(error)
+                # Its traceback may be in a cycle with the frames of the work, which hold megabytes.
+                answer = failed(error.with_traceback(None))
             except Exception:
                 answer = failed(self.bug())
             fill(answer)

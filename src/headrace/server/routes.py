@@ -15,6 +15,7 @@ from headrace.broker.engine import Engine
 from headrace.broker.publishing import Publish
 from headrace.broker.pull import Pull
 from headrace.broker.subscription import Subscription
+from headrace.budget import Share
 from headrace.errors import (
     HeadraceError,
     InvalidArgument,
@@ -278,14 +279,14 @@ async def _pull(
         elif not future.done():
             future.set_result(deliveries)
 
-    pull = Pull(subscription, loop, limit, done)
+    pull, held = Pull(subscription, loop, limit, done), Share(session.engine.budget)
     # It ends early when the client closes its sending half, or when the broker stops.
     session.connection.long_polls[pull.finish] = None
     try:
         pull.start(0 if session.connection.leaving else wait / 1000)
         deliveries = await future
         session.connection.permissions.need_to_use("consume", subscription)  # it has waited
-        views = await delivery_array(deliveries, session.engine.pace, settle=ack == "manual")
+        views = await delivery_array(deliveries, session.engine.pace, held, settle=ack == "manual")
         if ack == "auto":
             pull.ack()  # from here to the socket nothing is awaited
         return views
@@ -294,6 +295,7 @@ async def _pull(
         raise
     finally:
         session.connection.long_polls.pop(pull.finish, None)
+        held.clear()
 
 
 async def group_of(session: HttpSession, topic: str, group: str) -> Subscription:
@@ -355,7 +357,11 @@ async def on_fetch(session: HttpSession, request: Request, topic: str) -> Answer
     engine = session.engine
     session.connection.permissions.need("browse", topic)
     found = await completed(lambda: fetch_messages(engine, topic, start, limit, partition, 4 << 20))
-    return Answer(200, json_array(await message_array(found, engine.pace)))
+    held = Share(engine.budget)
+    try:
+        return Answer(200, json_array(await message_array(found, engine.pace, held)))
+    finally:
+        held.clear()
 
 
 async def on_find(session: HttpSession, request: Request, message_id: str) -> Answer:

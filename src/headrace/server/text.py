@@ -204,11 +204,13 @@ class TextSession(RequestSession[PublishRun | Command]):
                     raise
                 parts.append(text.error(error))  # in place of END: what lies before it is good
                 return b"".join(parts)
+            more = sum(map(len, values))
+            held.take(2 * more)  # once in parts, and once more when they are joined
             for value in values:
                 parts.append(text.message(offset, value))
-                size += len(value)
                 offset += 1
-            held.take(size - held.size)
+            size += more
+            del values  # it would wait with the others that have their turn
             await self.engine.pace.turn()
         parts.append(f"END {offset}\r\n".encode())
         return b"".join(parts)
