@@ -19,7 +19,7 @@ LINE_COUNTED = {".py", ".html", ".css", ".js"}
 BASICS = frozenset(
     {
         "budget", "model", "errors", "limits", "settings", "checking", "channels", "clock", "files",
-        "forking", "partitioning", "publication", "shell",
+        "forking", "notation", "partitioning", "publication", "shell",
     }
 )  # fmt: skip
 ANYTHING = frozenset({"*"})
@@ -31,6 +31,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "access": BASICS,
     "log": BASICS,
     "doctor": BASICS | {"log"},
+    "backup": BASICS | {"access", "client", "log"},
     "wire": BASICS,
     "facade": BASICS | {"log.batch", "operations"},
     "broker": BASICS | {"access", "facade", "log", "operations"},

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from random import Random, SystemRandom
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headrace import limits
 from headrace.access.control import AccessControl
@@ -28,6 +28,7 @@ from headrace.broker import state as entries
 from headrace.broker.attaching import attach_all, attaches, check_room, reattach
 from headrace.broker.attempts import first_reserve
 from headrace.broker.audit import Audit
+from headrace.broker.backups import Backups
 from headrace.broker.cursor import Cursor
 from headrace.broker.dead_letters import DeadLetters
 from headrace.broker.deleting import delete_topic
@@ -81,6 +82,9 @@ from headrace.model import (
     pattern_matches,
     split_id,
 )
+
+if TYPE_CHECKING:
+    from headrace.broker.overview import Connected
 
 logger = logging.getLogger("headrace.broker")
 
@@ -146,7 +150,9 @@ class Engine:
             storage, defaults, clock=self._clock, random=self._random, workers=self.workers
         )
         journal = None if data_dir is None else Journal(files, data_dir / JOURNAL, entries.MAGIC)
-        self.state = StateJournal(journal, loop, self.workers, self._snapshot, self.fail)
+        self.state = StateJournal(
+            journal, loop, self.workers, lambda: list(self.snapshot()), self.fail
+        )
         self.retention = Retention(self.topics, self._clock, loop)
         self.publishing = Publishing(self, self._random)
         self.append = self.publishing.append
@@ -157,6 +163,7 @@ class Engine:
         self.pipelines = Pipelines(self)
         self.events = Events(self, events_interval)
         self.audit = Audit(self)
+        self.backups = Backups(self)
         self.retention.before_run = self.staging.expire_orphans
         self._subscriptions: dict[tuple[str, str], Subscription] = {}
         self._unstored: set[tuple[str, str]] = set()
@@ -164,6 +171,9 @@ class Engine:
         self._followers: set[Follower] = set()
         self.on_attached: Callable[[Subscription], None] = lambda subscription: None
         """Told of a subscription with members that gets another topic: not all may have the right."""
+        self.connections: Callable[[], Iterable[Connected]] = lambda: ()
+        """Of the server, if there is one."""
+        self.started_ms = self.now_ms()
         self.lost_positions = False
         """A subscription that is unknown may be one that the journal has lost."""
         self._next_number = 1
@@ -224,24 +234,23 @@ class Engine:
                 if attaches(self, subscription, topic.name):
                     self.attach(subscription, topic, write=False)
 
-    def _snapshot(self) -> list[bytes]:
-        """Everything the journal has to know, for its rewriting."""
-        payloads = [
-            entries.name_producer(name, *known) for name, known in self.publishing.producers.items()
-        ]
-        payloads += [entries.decide(d.as_dict()) for d in self.staging.decisions.values()]
-        for subscription in self._subscriptions.values():
-            payloads.append(self._definition(subscription))
-            for cursor in subscription.cursors.values():
+    def snapshot(self) -> Iterator[bytes]:
+        """Everything the journal has to know, for its rewriting. Things may change between two items."""
+        for name, known in tuple(self.publishing.producers.items()):
+            yield entries.name_producer(name, *known)
+        for decision in tuple(self.staging.decisions.values()):
+            yield entries.decide(decision.as_dict())
+        for subscription in tuple(self._subscriptions.values()):
+            yield self._definition(subscription)
+            for cursor in tuple(subscription.cursors.values()):
                 topic = self.topics.get(cursor.partition.topic)
                 if topic is None:
                     continue  # it is being deleted
                 number = subscription.number
-                payloads.append(entries.number_cursor(cursor, number, topic.incarnation))
-                payloads.append(cursor.snapshot())
+                yield entries.number_cursor(cursor, number, topic.incarnation)
+                yield cursor.snapshot()
                 if cursor.reserved or cursor.doubts:
-                    payloads.append(entries.reserve(cursor))
-        return payloads
+                    yield entries.reserve(cursor)
 
     def _definition(self, subscription: Subscription) -> bytes:
         return entries.define(
@@ -251,6 +260,7 @@ class Engine:
             subscription.settings.as_dict(),
             subscription.created_ms,
             subscription.owner,
+            subscription.paused,
         )
 
     def close(self, done: Callable[[], None]) -> None:
@@ -258,6 +268,7 @@ class Engine:
         if self.closing:
             raise Closed("the broker is closing already")
         self.events.close()
+        self.backups.close()
         self.access.close()
         self.audit.close()
         self.publishing.flush()
@@ -300,6 +311,7 @@ class Engine:
         if self.directory is not None:
             self.directory.mark_suspect(error.message)
         self.events.cancel()
+        self.backups.close()
         self.access.close()
         self.retention.close()
         self.schedule.close()
@@ -482,7 +494,7 @@ class Engine:
                 )
             if changed != existing.settings or existing.key in self._unstored:
                 existing.change(changed)
-                self._keep(existing, done)
+                self.keep(existing, done)
             elif done is not None:
                 self.call_soon(done, None)
             return existing
@@ -512,13 +524,13 @@ class Engine:
         self._subscriptions[subscription.key] = subscription
         for partition, offset in offsets.items():
             subscription.attach(Cursor(self._number(), partition, offset))
-        self._keep(subscription)
+        self.keep(subscription)
         for cursor in subscription.cursors.values():
             self._write_cursor(subscription, cursor)
         self.state.flush(done or (lambda error: None))
         return subscription
 
-    def _keep(self, subscription: Subscription, done: Done | None = None) -> None:
+    def keep(self, subscription: Subscription, done: Done | None = None) -> None:
         """Write the definition. Until it is stored, who asks for the same waits for it, too."""
         self._unstored.add(subscription.key)
 

@@ -15,7 +15,7 @@ import typer
 
 from headrace.client.threads import BrokerClient
 from headrace.errors import InvalidArgument
-from headrace.settings import BY_NAME
+from headrace.settings import BY_NAME, without_service_links
 
 Server = Annotated[
     str | None,
@@ -48,7 +48,6 @@ TopicOrWildcard = Annotated[
     str, typer.Argument(metavar="TOPIC", help="The topic, or a wildcard such as 'orders.*'.")
 ]
 Group = Annotated[str, typer.Argument(metavar="SUBSCRIPTION", help="The subscription.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 Command = Callable[..., None]
 PUBLISH_S = 5.0
@@ -116,9 +115,10 @@ class BrokerAddress(NamedTuple):
 
 def address(server: str | None) -> BrokerAddress:
     """The broker's address from the flag, the environment, or the defaults."""
-    host = os.environ.get("HEADRACE_HOST") or os.environ.get("QB_SERVER_HOST") or "127.0.0.1"
+    environment = without_service_links(os.environ)
+    host = environment.get("HEADRACE_HOST") or environment.get("QB_SERVER_HOST") or "127.0.0.1"
     host = "127.0.0.1" if host in ("0.0.0.0", "::") else host  # a broker that listens everywhere
-    port = os.environ.get("HEADRACE_PORT") or os.environ.get("QB_SERVER_PORT") or "9999"
+    port = environment.get("HEADRACE_PORT") or environment.get("QB_SERVER_PORT") or "9999"
     scheme = "tcp"
     if server:
         text = server
@@ -149,7 +149,9 @@ def connected(
     ca: str | None = None,
     user: str | None = None,
     password: str | None = None,
+    patience: float | None = None,
 ) -> Iterator[BrokerClient]:
+    """``patience``: the most seconds for one request, if somebody watches."""
     host, port, tls = address(server)
     if password is None:
         user, password = login_as(token, user)
@@ -163,7 +165,7 @@ def connected(
             password=password,
             tls=tls,
             ca=ca,
-            request_timeout=request_timeout(),
+            request_timeout=min(request_timeout(), patience or request_timeout()),
             delivery_timeout=min(request_timeout(), PUBLISH_S),
         )
     with client:

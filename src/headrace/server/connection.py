@@ -27,7 +27,7 @@ import logging
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
@@ -41,6 +41,7 @@ from headrace.broker.publishing import Publish, PublishDone
 from headrace.broker.subscription import Subscription
 from headrace.errors import HeadraceError, InvalidArgument, Unauthenticated
 from headrace.operations.declaring import Operation
+from headrace.operations.results import ClientInfo, HeldSubscription
 from headrace.server.flow import COUNTED_BYTES_MIN, Outbox, RequestQueue
 from headrace.server.logins import Credentials, Logins, certificate_names
 from headrace.server.members import WireSink
@@ -73,6 +74,10 @@ LINGER_S = 2.0
 REVIEW_S = 0.005
 """How long the loop looks at connections after a change of rights, before it does something else."""
 
+HELD_SHOWN_MAX = 20
+"""Subscriptions of one connection that a list of connections names; all of them are counted."""
+CLIENT_ID_CHARS_MAX = 200
+
 Answered = TypeVar("Answered")
 Item = TypeVar("Item")
 
@@ -87,7 +92,8 @@ class Hub:
     routes: RouteTable
     origins: Origins
     known_heads: KnownHeads = field(default_factory=KnownHeads)
-    connections: set[Connection] = field(default_factory=set)
+    connections: dict[Connection, None] = field(default_factory=dict)
+    """In the order in which they came."""
     opening: set[Connection] = field(default_factory=set)
     """Accepted, but not made yet: their TLS handshakes are under way."""
     watched: set[Connection] = field(default_factory=set)
@@ -100,6 +106,8 @@ class Hub:
     head_s: float = 20.0
     idle_s: float = 75.0
     body_bytes_per_s: int = 1024
+    numbered: int = 0
+    """The number of the last connection."""
     accepted: int = 0
     refused: int = 0
     failed_handshakes: int = 0
@@ -128,7 +136,7 @@ class Hub:
         return self.open_files - taken
 
     def left(self, connection: Connection) -> None:
-        self.connections.discard(connection)
+        self.connections.pop(connection, None)
         self.watched.discard(connection)
         if self._empty is not None and not self.connections:
             self._empty.set()
@@ -165,6 +173,12 @@ class Hub:
                 return
 
 
+def readable_id(text: str) -> str | None:
+    """A ``client_id`` as it is kept: short, and on one line."""
+    text = "".join(c if c.isprintable() else " " for c in text[:CLIENT_ID_CHARS_MAX]).strip()
+    return text or None
+
+
 class Session:
     """One protocol on one connection."""
 
@@ -189,6 +203,10 @@ class Session:
         """About once a second, while the connection is watched: is the client too slow?"""
         if now - self.connection.since > self.hub.idle_s:
             self.connection.overdue()
+
+    def held(self) -> Iterable[HeldSubscription]:
+        """The subscriptions of the client, and how many messages it holds of each."""
+        return ()
 
     def access_changed(self) -> None:
         """The rights of the client may have changed: end what it may not have any more."""
@@ -328,6 +346,10 @@ class Connection(asyncio.Protocol):
         self.is_metered = False
         """Whether there are any."""
         self._resume: asyncio.TimerHandle | None = None
+        self.number = 0
+        self._connected_ms = 0
+        self.client_id: str | None = None
+        """What the client says about itself."""
         self.peer = "?"
         self.address = ""
         self.closing = False
@@ -346,6 +368,26 @@ class Connection(asyncio.Protocol):
     def protocol(self) -> str:
         return self._port if self.session is None else self.session.protocol
 
+    def named(self, client_id: str) -> None:
+        """The client says who it is: for people, never for rights."""
+        self.client_id = readable_id(client_id)
+
+    def describe(self) -> ClientInfo:
+        held = [] if self.session is None else list(self.session.held())
+        return {
+            "connection": self.number,
+            "client_id": self.client_id,
+            "name": self.caller.name,
+            "address": self.peer,
+            "protocol": self.protocol,
+            "connected": self._connected_ms,
+            "subscriptions": held[:HELD_SHOWN_MAX],
+            "subscriptions_total": len(held),
+            "in_flight": sum(each["in_flight"] for each in held),
+            "unanswered": self.outbox.unanswered,
+            "unsent_bytes": self.outbox.unsent_bytes,
+        }
+
     # --- the socket -------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -356,7 +398,9 @@ class Connection(asyncio.Protocol):
         if hub.draining:
             self._transport.abort()
             return
-        hub.connections.add(self)
+        hub.connections[self] = None
+        hub.numbered += 1
+        self.number, self._connected_ms = hub.numbered, hub.engine.now_ms()
         hub.watched.add(self)
         self.since = loop.time()
         address = transport.get_extra_info("peername")

@@ -17,6 +17,7 @@ from headrace.broker.pull import Pull
 from headrace.broker.subscription import Subscription
 from headrace.budget import Share
 from headrace.errors import (
+    Conflict,
     HeadraceError,
     InvalidArgument,
     SubscriptionNotFound,
@@ -35,7 +36,7 @@ from headrace.model import (
 from headrace.operations.arguments import PLACE
 from headrace.operations.catalog import OPERATIONS
 from headrace.server import exact_json, schemas
-from headrace.server.arguments import publish_options, seconds_of
+from headrace.server.arguments import milliseconds_of, publish_options, seconds_of
 from headrace.server.http import HttpSession
 from headrace.server.routing import Parameter, Route
 from headrace.server.settling import deliveries_in, settle_each, settling, text_in
@@ -265,11 +266,12 @@ async def _pull(
     session: HttpSession, query: dict[str, str], topic: str, *, limit: int
 ) -> list[bytes]:
     """The JSON of each message."""
-    wait = whole_in(query, "wait", 0, 0, WAIT_MS_MAX)
+    wait = milliseconds_of(query.get("wait", "0"), "wait", WAIT_MS_MAX)
     ack = query.get("ack", "auto")
     if ack not in ("auto", "manual"):
         raise InvalidArgument("ack is 'auto' or 'manual'")
     subscription = await group_of(session, topic, query.get("group", "default"))
+    _check_running(subscription)
     loop = asyncio.get_running_loop()
     future: asyncio.Future[list[Delivery]] = loop.create_future()
 
@@ -286,6 +288,8 @@ async def _pull(
         pull.start(0 if session.connection.leaving else wait / 1000)
         deliveries = await future
         session.connection.permissions.need_to_use("consume", subscription)  # it has waited
+        if not deliveries:
+            _check_running(subscription)
         views = await delivery_array(deliveries, session.engine.pace, held, settle=ack == "manual")
         if ack == "auto":
             pull.ack()  # from here to the socket nothing is awaited
@@ -296,6 +300,16 @@ async def _pull(
     finally:
         session.connection.long_polls.pop(pull.finish, None)
         held.clear()
+
+
+def _check_running(subscription: Subscription) -> None:
+    if subscription.paused:
+        raise Conflict(
+            f"subscription {subscription.name!r} is paused, so nothing is delivered; an operator "
+            f"resumes it (POST /subscriptions/{subscription.name}/resume)",
+            code="subscription_paused",
+            retryable=True,
+        )
 
 
 async def group_of(session: HttpSession, topic: str, group: str) -> Subscription:

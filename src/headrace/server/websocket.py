@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -36,6 +36,7 @@ from headrace.broker.delivery import Delivery
 from headrace.checking import shown
 from headrace.errors import HeadraceError, InvalidArgument
 from headrace.model import Message, PublishOptions, Receipt
+from headrace.operations.results import HeldSubscription
 from headrace.server import exact_json, schemas
 from headrace.server.arguments import publish_options
 from headrace.server.connection import Connection, Hub, Session
@@ -231,6 +232,9 @@ class WebSocketSession(Session):
     def lost(self) -> None:
         self._ping.cancel()
         self._memberships.leave_all()
+
+    def held(self) -> Iterator[HeldSubscription]:
+        return self._memberships.held()
 
     def access_changed(self) -> None:
         self._memberships.review()
