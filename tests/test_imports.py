@@ -32,6 +32,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "access": BASICS,
     "log": BASICS,
     "doctor": BASICS | {"log"},
+    "backup": BASICS | {"access", "client", "log"},
     "wire": BASICS,
     "paging": BASICS | {"log.batch"},
     "facade": BASICS | {"log.batch", "operations", "paging"},

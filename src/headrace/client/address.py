@@ -19,7 +19,7 @@ from msgspec import Meta
 
 from headrace.checking import check
 from headrace.errors import InvalidArgument
-from headrace.settings import BY_NAME
+from headrace.settings import BY_NAME, without_service_links
 
 HOST_DEFAULT = "127.0.0.1"
 PORT_DEFAULT = int(BY_NAME["port"].default)
@@ -104,10 +104,9 @@ def find_brokers(
 
 def _listening(environment: Mapping[str, str]) -> BrokerAddress:
     """Where a broker with this environment listens."""
+    environment = without_service_links(environment)
     host = environment.get("HEADRACE_HOST") or environment.get("QB_SERVER_HOST") or HOST_DEFAULT
-    port = environment.get("HEADRACE_PORT") or environment.get("QB_SERVER_PORT") or ""
-    if not port or "://" in port:  # Kubernetes sets such a one where a service is called headrace
-        port = str(PORT_DEFAULT)
+    port = environment.get("HEADRACE_PORT") or environment.get("QB_SERVER_PORT") or PORT_DEFAULT
     host = HOST_DEFAULT if host in ("0.0.0.0", "::") else host  # it listens everywhere
     return parse_address(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
 
