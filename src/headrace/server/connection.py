@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
@@ -43,6 +42,7 @@ from headrace.errors import HeadraceError, InvalidArgument, Unauthenticated
 from headrace.operations.declaring import Operation
 from headrace.operations.results import ClientInfo, HeldSubscription
 from headrace.server.flow import COUNTED_BYTES_MIN, Outbox, RequestQueue
+from headrace.server.keep_alive import keep_alive
 from headrace.server.logins import Credentials, Logins, certificate_names
 from headrace.server.members import WireSink
 from headrace.server.operations import ServedOperations
@@ -54,12 +54,6 @@ if TYPE_CHECKING:
     from headrace.server.watchdog import Watchdog
 
 logger = logging.getLogger("headrace.server")
-KEEPALIVE = (
-    ("TCP_KEEPIDLE", 10),
-    ("TCP_KEEPINTVL", 5),
-    ("TCP_KEEPCNT", 3),
-    ("TCP_USER_TIMEOUT", 30_000),
-)
 HALF_CLOSED_S = 10.0
 """How long a client that sends nothing more may wait for its last answers."""
 UNAUTHENTICATED_S = 10.0
@@ -418,7 +412,7 @@ class Connection(asyncio.Protocol):
             logger.info("connection %s is refused: %s", self.peer, error)
             self._transport.abort()
             return
-        _keep_alive(transport.get_extra_info("socket"))
+        keep_alive(transport.get_extra_info("socket"))
         if self._port == "tcp" and not self.authenticated:  # HTTP authenticates each request
             self._patience = loop.call_later(UNAUTHENTICATED_S, self._give_up)
 
@@ -687,16 +681,3 @@ class Connection(asyncio.Protocol):
 
     def abort(self) -> None:
         self._transport.abort()
-
-
-def _keep_alive(sock: socket.socket | None) -> None:
-    if sock is None:
-        return
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in KEEPALIVE:
-            option = getattr(socket, name, None)
-            if option is not None:
-                sock.setsockopt(socket.IPPROTO_TCP, option, value)
-    except OSError as error:  # a Unix socket, or gone already
-        logger.debug("keep-alive could not be set: %s", error)
