@@ -13,6 +13,7 @@ could be lost. Only variables that Kubernetes makes are ignored (``without_servi
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
