@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 from headrace import limits
 from headrace.access.caller import Caller
 from headrace.access.quotas import Meter
+from headrace.broker.delivery import Lease
 from headrace.broker.engine import Engine
 from headrace.broker.permissions import Permissions
 from headrace.broker.publishing import Publish, PublishDone
@@ -90,6 +91,8 @@ class Hub:
     """Accepted, but not made yet: their TLS handshakes are under way."""
     watched: set[Connection] = field(default_factory=set)
     """Those of ``connections`` that have deadlines (``deadlines``)."""
+    pulled: dict[int, Lease] = field(default_factory=dict)
+    """By id, what HTTP clients hold: a delivery alone says which group it is of."""
     max_connections: int = 15_000
     open_files: int = limits.OPEN_FILES_MAX
     """That the process may have; ``files_kept`` of them are for neither connections nor partitions."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import orjson
@@ -36,7 +36,13 @@ from headrace.server import exact_json, schemas
 from headrace.server.arguments import publish_options, seconds_of
 from headrace.server.http import HttpSession
 from headrace.server.routing import Parameter, Route
-from headrace.server.settling import deliveries_in, settle_each, settling, text_in
+from headrace.server.settling import (
+    deliveries_in,
+    owner_among,
+    settle_each,
+    settling,
+    text_in,
+)
 from headrace.server.views import (
     CONTENT_TYPE,
     delivery_array,
@@ -276,7 +282,7 @@ async def _pull(
         elif not future.done():
             future.set_result(deliveries)
 
-    pull = Pull(subscription, loop, limit, done)
+    pull = Pull(subscription, loop, limit, done, session.hub.pulled)
     # It ends early when the client closes its sending half, or when the broker stops.
     session.connection.long_polls[pull.finish] = None
     try:
@@ -311,31 +317,35 @@ def known_group(session: HttpSession, topic: str, group: str) -> Subscription | 
     return session.engine.subscription_or_none(group, topic)
 
 
-def _settle(session: HttpSession, request: Request, topic: str, verb: str) -> Answer:
-    query, body = check_query(request, "group"), read_object(request.body)
-    settle = settling(verb, body)
-    group = text_in(body, "group", "default")
-    deliveries = deliveries_in(body)
-    refuse_the_rest(body)
-    group = query.get("group", group)
+def _settler(verb: str, *, of_topic: bool) -> Callable[..., Answer]:
+    """``POST /ack`` and the like: a delivery says itself which group and topic it is of."""
+
+    def settle(session: HttpSession, request: Request, topic: str | None = None) -> Answer:
+        query = check_query(request, *(("group",) if of_topic else ()))
+        body = read_object(request.body)
+        each = settling(verb, body)
+        is_named = of_topic and body.get("group") is not None
+        group = query.get("group", text_in(body, "group", "") if is_named else None)
+        deliveries = deliveries_in(body)
+        refuse_the_rest(body)
+        if group is None or topic is None:
+            owner = owner_among(session.hub.pulled, session.connection.permissions, topic)
+            stale = settle_each(deliveries, each, owner)
+        else:
+            subscription = _group(session, topic, group)
+            stale = settle_each(deliveries, each, lambda lease: subscription)
+        return Answer(200, orjson.dumps({"settled": len(deliveries) - len(stale), "stale": stale}))
+
+    settle.__name__ = f"on_{verb}" if of_topic else f"on_{verb}_delivery"
+    return settle
+
+
+def _group(session: HttpSession, topic: str, group: str) -> Subscription:
     subscription = known_group(session, topic, group)
     if subscription is None:
         raise SubscriptionNotFound(f"there is no group {group!r} on {topic!r}")
     session.connection.permissions.need_to_use("consume", subscription)
-    stale = settle_each(deliveries, settle, lambda lease: subscription)
-    return Answer(200, orjson.dumps({"settled": len(deliveries) - len(stale), "stale": stale}))
-
-
-def on_ack(session: HttpSession, request: Request, topic: str) -> Answer:
-    return _settle(session, request, topic, "ack")
-
-
-def on_nack(session: HttpSession, request: Request, topic: str) -> Answer:
-    return _settle(session, request, topic, "nack")
-
-
-def on_extend(session: HttpSession, request: Request, topic: str) -> Answer:
-    return _settle(session, request, topic, "extend")
+    return subscription
 
 
 def refuse_the_rest(body: dict[str, Any]) -> None:
@@ -374,19 +384,22 @@ _ANY_BODY = {
 _DELIVERIES = {**schemas.array(schemas.DELIVERY), "minItems": 1}
 
 
-def _settling(**fields: dict[str, Any]) -> dict[str, Any]:
-    """A body that names one delivery, or several."""
-    return schemas.json_body(
-        {
-            "oneOf": [
-                schemas.body({name: schema, "group": schemas.GROUP, **fields}, [name])
-                for name, schema in (("delivery", schemas.DELIVERY), ("deliveries", _DELIVERIES))
-            ]
-        }
-    )
-
-
-_SETTLED = schemas.answers("200", schemas.ref("Settled"))
+def _settle_routes(verb: str, summary: str, **fields: dict[str, Any]) -> Iterator[Route]:
+    """With a body that names one delivery, or several; with and without the topic."""
+    names = (("delivery", schemas.DELIVERY), ("deliveries", _DELIVERIES))
+    for of_topic in (False, True):
+        more = {"group": schemas.GROUP, **fields} if of_topic else fields
+        bodies = [schemas.body({name: schema, **more}, [name]) for name, schema in names]
+        yield Route(
+            "POST",
+            f"/{verb}/{{topic}}" if of_topic else f"/{verb}",
+            _settler(verb, of_topic=of_topic),
+            summary,
+            "consuming",
+            (schemas.SETTLED_GROUP,) if of_topic else (),
+            schemas.json_body({"oneOf": bodies}),
+            schemas.answers("200", schemas.ref("Settled")),
+        )
 
 ROUTES = [
     Route(
@@ -418,21 +431,11 @@ ROUTES = [
         (schemas.GROUP_PARAMETER, schemas.LIMIT, schemas.WAIT, schemas.ACK), None,
         schemas.answers("200", schemas.array(schemas.ref("Message"))), safe=False,
     ),
-    Route(
-        "POST", "/ack/{topic}", on_ack, "Acknowledge deliveries", "consuming",
-        (schemas.GROUP_PARAMETER,), _settling(), _SETTLED,
-    ),
-    Route(
-        "POST", "/nack/{topic}", on_nack, "Give deliveries back", "consuming",
-        (schemas.GROUP_PARAMETER,),
-        _settling(delay=schemas.number(0, limits.DELAY_S_MAX), reason=schemas.STRING),
-        _SETTLED,
-    ),
-    Route(
-        "POST", "/extend/{topic}", on_extend, "Ask for more time", "consuming",
-        (schemas.GROUP_PARAMETER,),
-        _settling(seconds=schemas.number(0, limits.ACK_TIMEOUT_S_MAX)), _SETTLED,
-    ),
+    *_settle_routes("ack", "Acknowledge deliveries"),
+    *_settle_routes("nack", "Give deliveries back",
+                    delay=schemas.number(0, limits.DELAY_S_MAX), reason=schemas.STRING),
+    *_settle_routes("extend", "Ask for more time",
+                    seconds=schemas.number(0, limits.ACK_TIMEOUT_S_MAX)),
     Route(
         "GET", "/topics/{topic}/messages", on_fetch, "Read messages by offset or time", "reading",
         (Parameter("from", "Where to begin.", PLACE),

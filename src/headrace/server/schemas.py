@@ -175,6 +175,7 @@ def json_body(schema: Schema, *, required: bool = True) -> dict[str, Any]:
 
 
 GROUP_PARAMETER = Parameter("group", "The subscription.", {**GROUP, "default": "default"})
+SETTLED_GROUP = Parameter("group", "The subscription. The delivery says it, too.", GROUP)
 LIMIT = Parameter(
     "limit", "How many at most.", {"type": "integer", "minimum": 1, "maximum": 10_000}
 )
