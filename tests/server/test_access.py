@@ -284,6 +284,21 @@ def test_a_wildcard_sees_what_its_owner_may_read(server: RunningServer, root: Br
         assert follower.get(timeout=10).value == b"seen"
 
 
+def test_a_delivery_is_settled_by_those_who_may_consume(
+    server: RunningServer, root: BrokerClient
+) -> None:
+    """The number of somebody else's delivery settles nothing, and does not even say that it exists."""
+    root.publish("secret", "x")
+    mine, other = token(root, "a", "consume:secret:g"), token(root, "b", "consume:orders:g")
+    with closing(Http(server.http_address, mine)) as http:
+        delivery = http.consume("secret", ack="manual", group="g")["delivery"]
+        with closing(Http(server.http_address, other)) as stranger:
+            for path in ("/ack", "/nack", "/extend", "/ack/orders", "/ack/secret"):
+                answer = stranger.ask("POST", path, {"delivery": delivery})
+                assert answer.code == "stale_delivery"
+        assert http.ok("POST", "/ack", {"delivery": delivery})["settled"] == 1
+
+
 def test_a_member_needs_the_right_over_every_topic(
     server: RunningServer, root: BrokerClient
 ) -> None:

@@ -6,13 +6,14 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 import pytest
 
 from headrace.broker.pull import Pull
 from headrace.testing import RunningServer, running_server, wait_until
-from tests.server.http_rig import Http, RawHttp, http_of, raw_request, target
+from tests.server.http_rig import Events, Http, RawHttp, http_of, raw_request, target
 
 
 def stats(http: Http, group: str = "default", topic: str = "orders") -> Any:
@@ -56,6 +57,7 @@ def test_a_message_has_the_whole_format(http: Http) -> None:
         "data": {"a": 1},
         "headers": {"source": "auth"},
         "timestamp": receipt["timestamp"],
+        "attempt": 1,
         "retryCount": 0,
     }
 
@@ -67,6 +69,24 @@ def test_a_group_begins_at_the_earliest_and_takes_each_message_once(http: Http) 
     assert [http.consume("orders")["data"] for _ in range(3)] == [0, 1, 2]
     assert http.consume("orders") is None
     assert (stats(http)["lag"], stats(http)["acked"], stats(http)["members"]) == (0, 3, 0)
+
+
+def test_a_topic_that_does_not_exist_is_told(http: Http, server: RunningServer) -> None:
+    """Consuming or following creates it, empty; the answer says what was created, and only once."""
+    answers = [http.get("/consume/mispelt"), http.get("/consume/mispelt")]
+    assert [answer.status for answer in answers] == [204, 204]
+    created = [answer.headers.get("headrace-created") for answer in answers]
+    assert created == ["topic, group", None]
+    assert http.get("/consume/mispelt?group=b").headers["headrace-created"] == "group"
+    batch = http.get("/consume/mispelt2/batch")
+    assert (batch.json, batch.headers["headrace-created"]) == ([], "topic, group")
+    subscribed = http.ok("POST", "/subscribe/mispelt3")
+    assert subscribed["topic_created"] is True
+    assert "topic_created" not in http.ok("POST", "/subscribe/mispelt3")
+    assert "topic_created" not in stats(http, topic="mispelt3")
+    for expected in ("topic", None):
+        with closing(Events(server.http_address, "/stream/mispelt4")) as events:
+            assert events.head.headers.get("headrace-created") == expected
 
 
 def test_every_group_gets_everything(http: Http) -> None:
@@ -325,7 +345,9 @@ def test_a_delivery_is_enough_to_settle_it(http: Http, server: RunningServer) ->
     assert http.ok("POST", "/extend", {"delivery": held[0], "seconds": 600})["settled"] == 1
     other = http.ask("POST", "/ack/payments", {"delivery": held[0]})
     assert (other.status, other.code) == (400, "invalid_delivery")
-    assert http.ask("POST", "/ack", {"delivery": held[0], "group": "mail"}).code == "unknown_argument"
+    assert (
+        http.ask("POST", "/ack", {"delivery": held[0], "group": "mail"}).code == "unknown_argument"
+    )
     assert http.ask("POST", "/ack/orders", {"delivery": held[0], "group": ""}).status == 400
     assert http.ok("POST", "/ack", {"deliveries": held}) == {"settled": 3, "stale": []}
     assert http.ask("POST", "/ack", {"deliveries": held}).code == "stale_delivery"

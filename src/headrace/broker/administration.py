@@ -200,6 +200,7 @@ class Administration:
     ) -> SubscriptionStats:
         position, time_ms = split_position(start)
         is_new = self.engine.subscription_or_none(subscription, topic) is None
+        no_topic = self.engine.topics.lacks(topic)
 
         def subscribe(done: Done) -> None:
             with self.permissions.owning():
@@ -215,6 +216,8 @@ class Administration:
 
         await done(subscribe)
         stats = self.engine.subscription(subscription, topic).statistics()
+        if no_topic:
+            stats["topic_created"] = True
         return New(stats) if is_new else stats  # type: ignore[return-value]
 
     async def delete_subscription(self, subscription: str, topic: str | None) -> None:

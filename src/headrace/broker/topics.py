@@ -92,6 +92,10 @@ class Topics:
             return [] if found is None else [found]
         return [t for name, t in self._topics.items() if pattern_matches(pattern, name)]
 
+    def lacks(self, pattern: str) -> bool:
+        """Whether it is a name of no topic: subscribing to it creates the topic."""
+        return not is_pattern(pattern) and pattern not in self._topics
+
     def by_hash(self, number: int) -> Topic | None:
         return self._by_hash.get(number)
 

@@ -7,13 +7,20 @@ from typing import Annotated
 import typer
 
 from headrace.cli.connecting import Group, TopicOrWildcard, with_client
-from headrace.cli.printing import AsJson, print_listing, say
+from headrace.cli.printing import AsJson, complain, print_listing, say
 from headrace.cli.topics import Sets, settings_of
 from headrace.client.threads import BrokerClient
+from headrace.operations.results import SubscriptionStats
 
 OfTopic = Annotated[
     str | None, typer.Option("--topic", help="Its topic, if several have this name.")
 ]
+
+
+def tell_created(made: SubscriptionStats) -> None:
+    """A misspelt topic must not look like one without messages."""
+    if made.get("topic_created"):
+        complain(f"Topic {made['topic']} did not exist: it was created now, and is empty.")
 
 
 @with_client
@@ -51,9 +58,11 @@ def create_subscription(
     exists = (subscription, topic) in [
         (each["name"], each["topic"]) for each in client.subscriptions()
     ]
-    lag = client.create_subscription(subscription, topic, offset, **settings)["lag"]
+    made = client.create_subscription(subscription, topic, offset, **settings)
+    lag = made["lag"]
     done = "Changed" if exists else "Created"
     say(f"{done} subscription {subscription} on {topic} ({lag:,} unread).")
+    tell_created(made)
 
 
 @with_client

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from headrace.cli.connecting import Group, Topic, TopicOrWildcard, named_values, with_client
-from headrace.cli.groups import OfTopic
+from headrace.cli.groups import OfTopic, tell_created
 from headrace.cli.printing import (
     AsJson,
     count_of,
@@ -22,7 +22,6 @@ from headrace.cli.printing import (
 from headrace.client.threads import BrokerClient
 from headrace.errors import Closed, InvalidArgument, RequestTimeout, StaleDelivery
 from headrace.model import is_pattern
-from headrace.operations import documents
 
 CHUNK = 5_000
 FETCH_MAX = 1_000
@@ -81,11 +80,7 @@ def publish(
     receipt = client.publish(topic, message, headers, key=key, delay=delay, **options)
     is_delayed = receipt.offset < 0
     if as_json:
-        document = documents.receipt(receipt)
-        if is_delayed:  # it has no place yet
-            del document["partition"], document["offset"]
-            document["scheduled"] = True
-        print_json(document)
+        print_json(receipt)
     elif is_delayed:
         say(f"Scheduled message {receipt.id}.")
     else:
@@ -219,6 +214,8 @@ def join_subscription(
     Example:
       headrace join-subscription my-group
     """
+    if topic is not None:
+        tell_created(client.create_subscription(subscription, topic))
     channel = client.subscription(subscription, topic, prefetch=100)
     _print_all(channel, count, timeout, as_json, ack=True)
 
@@ -253,7 +250,9 @@ def subscribe(
         return
     name = group or client.client_id
     try:
-        channel = client.subscription(name, topic, prefetch=100, start=offset or "earliest")
+        start = offset or "earliest"
+        tell_created(client.create_subscription(name, topic, start))
+        channel = client.subscription(name, topic, prefetch=100, start=start)
         _print_all(channel, count, timeout, as_json, ack=True)
     finally:
         if group is None:  # it was created for this command alone

@@ -30,9 +30,11 @@ from headrace.model import (
     check_subscription_name,
     parse_position,
 )
+from headrace.operations import exact_json
 from headrace.operations.arguments import PLACE
 from headrace.operations.catalog import OPERATIONS
-from headrace.server import exact_json, schemas
+from headrace.operations.views import CONTENT_TYPE, is_json_type, message_view, receipt_view
+from headrace.server import schemas
 from headrace.server.arguments import publish_options, seconds_of
 from headrace.server.http import HttpSession
 from headrace.server.routing import Parameter, Route
@@ -43,19 +45,12 @@ from headrace.server.settling import (
     settling,
     text_in,
 )
-from headrace.server.views import (
-    CONTENT_TYPE,
-    delivery_array,
-    is_json_type,
-    json_array,
-    message_array,
-    message_view,
-    receipt_json,
-    receipt_view,
-)
+from headrace.server.views import delivery_array, json_array, message_array, receipt_json
 from headrace.wire.http import Answer, Request
 
 HEADER_PREFIX = "x-header-"
+CREATED = "Headrace-Created"
+"""What did not exist: ``topic, group`` on the first use of both. A topic that is new has no messages."""
 CARRIED = ("traceparent", "tracestate")
 """Request headers that become headers of the message."""
 _PUBLISH_QUERY = (
@@ -250,29 +245,29 @@ def whole_in(
 async def on_consume(session: HttpSession, request: Request, topic: str) -> Answer:
     """The next message of a group, or 204."""
     query = check_query(request, "group", "wait", "ack")
-    views = await _pull(session, query, topic, limit=1)
+    views, headers = await _pull(session, query, topic, limit=1)
     if not views:
-        return Answer(204)
-    return Answer(200, views[0])
+        return Answer(204, headers=headers)
+    return Answer(200, views[0], headers=headers)
 
 
 async def on_consume_batch(session: HttpSession, request: Request, topic: str) -> Answer:
     """Up to ``limit`` messages of a group; the list may be empty."""
     query = check_query(request, "group", "wait", "ack", "limit")
     limit = whole_in(query, "limit", 10, 1, 10_000)
-    views = await _pull(session, query, topic, limit=limit)
-    return Answer(200, json_array(views))
+    views, headers = await _pull(session, query, topic, limit=limit)
+    return Answer(200, json_array(views), headers=headers)
 
 
 async def _pull(
     session: HttpSession, query: dict[str, str], topic: str, *, limit: int
-) -> list[bytes]:
-    """The JSON of each message."""
+) -> tuple[list[bytes], dict[str, str]]:
+    """The JSON of each message, and headers that say what was created for it."""
     wait = whole_in(query, "wait", 0, 0, WAIT_MS_MAX)
     ack = query.get("ack", "auto")
     if ack not in ("auto", "manual"):
         raise InvalidArgument("ack is 'auto' or 'manual'")
-    subscription = await group_of(session, topic, query.get("group", "default"))
+    subscription, headers = await group_of(session, topic, query.get("group", "default"))
     loop = asyncio.get_running_loop()
     future: asyncio.Future[list[Delivery]] = loop.create_future()
 
@@ -292,7 +287,7 @@ async def _pull(
         views = await delivery_array(deliveries, session.engine.pace, settle=ack == "manual")
         if ack == "auto":
             pull.ack()  # from here to the socket nothing is awaited
-        return views
+        return views, headers
     except BaseException:  # most of all CancelledError: the client is gone
         pull.cancel()
         raise
@@ -300,14 +295,18 @@ async def _pull(
         session.connection.long_polls.pop(pull.finish, None)
 
 
-async def group_of(session: HttpSession, topic: str, group: str) -> Subscription:
-    """The group; if it does not exist, it is created at the earliest message."""
+async def group_of(
+    session: HttpSession, topic: str, group: str
+) -> tuple[Subscription, dict[str, str]]:
+    """The group; if it does not exist, it is created at the earliest message, and the headers say so."""
     found = known_group(session, topic, group)
     if found is not None:
         session.connection.permissions.need_to_use("consume", found)
-        return found
-    await session.connection.call("create_subscription", {"subscription": group, "topic": topic})
-    return session.engine.subscription(group, topic)
+        return found, {}
+    arguments = {"subscription": group, "topic": topic}
+    made = await session.connection.call("create_subscription", arguments)
+    created = "topic, group" if made.get("topic_created") else "group"
+    return session.engine.subscription(group, topic), {CREATED: created}
 
 
 def known_group(session: HttpSession, topic: str, group: str) -> Subscription | None:
@@ -400,6 +399,7 @@ def _settle_routes(verb: str, summary: str, **fields: dict[str, Any]) -> Iterato
             schemas.json_body({"oneOf": bodies}),
             schemas.answers("200", schemas.ref("Settled")),
         )
+
 
 ROUTES = [
     Route(

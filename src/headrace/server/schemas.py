@@ -79,12 +79,13 @@ MESSAGE = obj(
         "encoding": {"type": "string", "enum": ["base64"]},
         "headers": {"type": "object", "additionalProperties": STRING},
         "timestamp": TIME,
+        "attempt": {"type": "integer", "minimum": 1},
         "retryCount": WHOLE,
         "key": STRING,
         "key64": {"type": "string", "description": "A key that is no text, as base64."},
         "delivery": DELIVERY,
     },
-    ["id", "topic", "partition", "offset", "data", "headers", "timestamp", "retryCount"],
+    ["id", "topic", "partition", "offset", "data", "headers", "timestamp", "attempt", "retryCount"],
 )
 ERROR = obj(
     {
