@@ -326,7 +326,7 @@ def test_a_forged_time_beyond_the_calendar_can_be_shown() -> None:
     rig = with_letters(1)
     rig.publish(f"{GROUP}.dlq", b"x", headers=[{"headrace-origin-timestamp": str((1 << 53) - 1)}])
     shown = views.letter_view(rig.letters()[1])
-    assert shown["message"]["timestamp"] == "9999-12-31T23:59:59.999Z"
+    assert shown["message"]["timestamp"].startswith("9999-12-31T23:59:59.")
 
 
 def test_redrive_some() -> None:
