@@ -17,6 +17,7 @@ from headrace.access.directory import AccessDirectory
 from headrace.access.file import NAME
 from headrace.access.guessing import FREE
 from headrace.broker.audit import TOPIC as AUDIT
+from headrace.broker.audit import Source
 from headrace.errors import (
     Closed,
     DataCorrupt,
@@ -664,9 +665,9 @@ def test_failures_do_not_hide_a_change(tmp_path: Path) -> None:
         def flood() -> bool:
             audit = server.engine.audit
             for _ in range(1000):
-                audit.record("x", "y", "login", "unauthenticated")
+                audit.record("x", Source("y"), "login", "unauthenticated")
             before = audit.recorded
-            audit.record("user:alice", "y", "delete_topic", "ok")
+            audit.record("user:alice", Source("y"), "delete_topic", "ok")
             return audit.recorded == before + 1
 
         assert server.call(flood)
@@ -678,7 +679,7 @@ def test_the_audit_has_a_bounded_rate(tmp_path: Path) -> None:
 
         def flood() -> int:
             for _ in range(1000):
-                server.engine.audit.record("x", "y", "login", "unauthenticated")
+                server.engine.audit.record("x", Source("y"), "login", "unauthenticated")
             return server.engine.audit.recorded
 
         assert server.call(flood) <= 200

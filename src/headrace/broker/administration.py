@@ -21,6 +21,7 @@ from headrace.access.management import Authority, quota_values
 from headrace.access.rights import Right, grant_text
 from headrace.access.rules import AccessRules
 from headrace.broker import positions as places
+from headrace.broker.audit import IN_PROCESS, Source
 from headrace.broker.engine import Done, Engine
 from headrace.broker.permissions import Permissions
 from headrace.broker.subscription import Subscription
@@ -86,11 +87,11 @@ def _is_change(operation: Operation, checked: dict[str, Any], result: object) ->
 
 
 class Administration:
-    def __init__(self, engine: Engine, caller: Caller = OWNER, peer: str = "in process"):
+    def __init__(self, engine: Engine, caller: Caller = OWNER, source: Source = IN_PROCESS):
         self.engine = engine
         self.caller = caller
         self.permissions = Permissions(engine, caller)
-        self._peer = peer
+        self._source = source
 
     async def call(
         self, operation: Operation, given: dict[str, Any], *, strict: bool = True
@@ -98,7 +99,7 @@ class Administration:
         """Check the arguments and the permission, and carry the operation out."""
         checked = operation.check(given, strict=strict)
         self.engine.check_open()
-        if not self.engine.audit.is_on or not _is_audited(operation):
+        if not _is_audited(operation):
             self.permissions.check(operation, checked)
             return await self._run(operation, checked)
         outcome, result = "bug", None
@@ -114,7 +115,7 @@ class Administration:
             if outcome != "ok" or _is_change(operation, checked, result):
                 target = checked.get(operation.about or "")
                 self.engine.audit.operation(
-                    self.caller.name, self._peer, operation.name, target, checked, outcome
+                    self.caller.name, self._source, operation.name, target, checked, outcome
                 )
 
     async def _run(self, operation: Operation, checked: dict[str, Any]) -> Any:

@@ -211,7 +211,12 @@ class Topics:
             elif isinstance(error, OSError):
                 done(None, refused_by_disk(error))
             else:
-                logger.error("topic %s cannot be stored", topic.name, exc_info=error)
+                logger.error(
+                    "topic %s cannot be stored",
+                    topic.name,
+                    exc_info=error,
+                    extra={"topic": topic.name},
+                )
                 done(
                     None, HeadraceError("the broker has a bug here; its log says more", code="bug")
                 )

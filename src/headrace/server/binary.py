@@ -44,6 +44,8 @@ WAITING_MAX = 1_000
 TAKES_LONG = ("redrive", "commit_staged", "wait_for")
 """Operations that are answered when they are done, and do not hold up later requests."""
 ERROR_CHARS_MAX = 2_000
+CLIENT_ID_CHARS_MAX = 200
+"""Of the id that a client gives itself, in the log."""
 """A sentence may quote the request, and the properties of an answer have a limit."""
 
 
@@ -217,9 +219,15 @@ class BinarySession(RequestSession[Frame]):
     def on_heartbeat(self, frame: Frame) -> None:
         if self._heartbeat is None:
             self._expect_life()
+        self._name(frame.properties)
         # Out of order: it shows that the connection lives, not that earlier requests are done.
         interval = {"interval": f"{self.hub.heartbeat_s:g}"}
         self.outbox.write(binary.encode(Type.HEARTBEAT, frame.sequence, interval))
+
+    def _name(self, properties: Mapping[str, str]) -> None:
+        if "client_id" in properties:
+            self._client = properties["client_id"]
+            self.connection.client_id = self._client[:CLIENT_ID_CHARS_MAX]
 
     # --- publishing -------------------------------------------------------------------------
     def on_publish(self, frame: Frame) -> None:
@@ -373,7 +381,7 @@ class BinarySession(RequestSession[Frame]):
 
     def on_subscribe(self, frame: Frame) -> None:
         properties = frame.properties
-        self._client = properties.get("client_id", self._client)
+        self._name(properties)
         batched = properties.get("mode") == "batch"
         name = properties.get("subscription")
         # The answer leaves before the first delivery: it is sent here, and joining only schedules one.

@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 from headrace import limits
 from headrace.access.caller import Caller
 from headrace.access.quotas import Meter
+from headrace.broker.audit import Source
 from headrace.broker.delivery import Lease
 from headrace.broker.engine import Engine
 from headrace.broker.permissions import Permissions
@@ -47,6 +48,7 @@ from headrace.server.logins import Credentials, Logins, certificate_names
 from headrace.server.members import WireSink
 from headrace.server.operations import ServedOperations
 from headrace.server.origins import Origins
+from headrace.server.refusals import Refusals
 from headrace.wire.http import KnownHeads
 
 if TYPE_CHECKING:
@@ -69,6 +71,12 @@ UNAUTHENTICATED_BYTES_MAX = 64 << 10
 MEASURED_EVERY = 100
 """Requests that arrived together and begin together: after so many the time is looked at."""
 LINGER_S = 2.0
+TLS_HELLO = b"\x16\x03"
+"""How a TLS client begins. No protocol of ours does."""
+NO_TLS = (
+    "it speaks TLS, and this broker does not: set tls_cert and tls_key, or connect without TLS "
+    "(tcp://, http://)"
+)
 REVIEW_S = 0.005
 """How long the loop looks at connections after a change of rights, before it does something else."""
 
@@ -112,6 +120,10 @@ class Hub:
     _empty: asyncio.Event | None = None
     _reviewing: bool = False
     """A review of all connections is about to begin."""
+
+    @property
+    def refusals(self) -> Refusals:
+        return self.logins.refusals
 
     def admits(self) -> bool:
         """Whether another connection may come; it is counted either way."""
@@ -329,6 +341,9 @@ class Connection(asyncio.Protocol):
         self.is_metered = False
         """Whether there are any."""
         self._resume: asyncio.TimerHandle | None = None
+        self.number = hub.accepted
+        """Tells the connections of a server apart, in the log and the audit."""
+        self.client_id: str | None = None
         self.peer = "?"
         self.address = ""
         self.closing = False
@@ -342,6 +357,14 @@ class Connection(asyncio.Protocol):
         self.since = 0.0
         """The loop's time from which its present deadline counts."""
         self._patience: asyncio.TimerHandle | None = None
+
+    @property
+    def source(self) -> Source:
+        return Source(self.peer, self.address, self.number, self.client_id)
+
+    def fields(self, topic: str | None = None) -> dict[str, Any]:
+        """What a line of the log says about it."""
+        return {**self.source.fields(self.caller.name), "topic": topic}
 
     @property
     def protocol(self) -> str:
@@ -372,7 +395,7 @@ class Connection(asyncio.Protocol):
                 self.enter(caller)
                 self._certified = caller
         except HeadraceError as error:  # a quota
-            logger.info("connection %s is refused: %s", self.peer, error)
+            logger.info("connection %s is refused: %s", self.peer, error, extra=self.fields())
             self._transport.abort()
             return
         _keep_alive(transport.get_extra_info("socket"))
@@ -410,11 +433,13 @@ class Connection(asyncio.Protocol):
             if self.is_metered:
                 self.charge(len(data))
             if session is None:
+                if data.startswith(TLS_HELLO):
+                    self.hub.refusals.note("tls", self.source, NO_TLS)
                 session = self.session = self._open_session(self, data)
             session.feed(data)
         except Exception:
             # A bug of ours: this connection cannot go on, the others can.
-            logger.exception("connection %s failed", self.peer)
+            logger.exception("connection %s failed", self.peer, extra=self.fields())
             self._transport.abort()
 
     def eof_received(self) -> bool:
@@ -459,7 +484,7 @@ class Connection(asyncio.Protocol):
         """The client is who its credentials say; False if it takes time to find out (``log_in``)."""
         if not self.hub.engine.access.is_on:
             return True
-        caller = self.hub.logins.at_once(self.peer, self.address, credentials)
+        caller = self.hub.logins.at_once(self.source, credentials)
         if caller is None:
             return False
         self.enter(caller)
@@ -470,7 +495,7 @@ class Connection(asyncio.Protocol):
         self.logging_in = True
         self.outbox.throttle(True)
         try:
-            self.enter(await self.hub.logins.check(self.peer, self.address, credentials))
+            self.enter(await self.hub.logins.check(self.source, credentials))
         finally:
             self.logging_in = False
             self.outbox.throttle(False)
@@ -554,16 +579,16 @@ class Connection(asyncio.Protocol):
         except HeadraceError as error:
             done([], error)
         except Exception:
-            done([], self.bug())
+            done([], self.bug(publish.topic))
 
     async def call(self, operation: object, arguments: object) -> Any:
         """An operation by its name; returns its answer as JSON has it."""
-        return await self.hub.operations.call(operation, arguments, self.caller, self.peer)
+        return await self.hub.operations.call(operation, arguments, self.caller, self.source)
 
     async def run(self, operation: Operation, arguments: dict[str, Any]) -> Any:
         """An operation whose arguments may be text; returns its result."""
         operations = self.hub.operations
-        return await operations.run(operation, arguments, self.caller, self.peer, strict=False)
+        return await operations.run(operation, arguments, self.caller, self.source, strict=False)
 
     def answer_later(
         self,
@@ -591,11 +616,11 @@ class Connection(asyncio.Protocol):
         task.add_done_callback(self._tasks.pop)
         return task
 
-    def bug(self) -> HeadraceError:
+    def bug(self, topic: str | None = None) -> HeadraceError:
         """Log the exception that is being handled. The client gets this error instead."""
         if isinstance(sys.exception(), RecursionError):  # only nested JSON goes that deep
             return InvalidArgument("the JSON is nested too deeply", code="invalid_json")
-        logger.exception("a command of %s failed", self.peer)
+        logger.exception("a command of %s failed", self.peer, extra=self.fields(topic))
         return HeadraceError("the broker has a bug here; its log says more", code="bug")
 
     # --- ending -----------------------------------------------------------------------------

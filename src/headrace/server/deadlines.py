@@ -45,7 +45,11 @@ class Deadlines:
             try:
                 connection.check_deadline(now)
             except Exception:  # a bug of ours must not keep the others from being looked at
-                logger.exception("the deadline of %s could not be checked", connection.peer)
+                logger.exception(
+                    "the deadline of %s could not be checked",
+                    connection.peer,
+                    extra=connection.fields(),
+                )
                 connection.abort()
 
     def close(self) -> None:

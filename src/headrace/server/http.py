@@ -22,6 +22,7 @@ from typing import Any
 
 from headrace.access.caller import Caller
 from headrace.errors import (
+    Forbidden,
     HeadraceError,
     InvalidArgument,
     RequestTimeout,
@@ -205,7 +206,12 @@ class HttpSession(RequestSession[Request]):
         if caller is not None and caller.valid:
             return
         if "headers" not in memo:
-            headers = self.hub.origins.admit(request)
+            try:
+                headers = self.hub.origins.admit(request)
+            except Forbidden as error:
+                cause = "host" if error.code == "host_not_allowed" else "origin"
+                self.hub.refusals.note(cause, self.connection.source, error.message)
+                raise
             if request.version == "1.0" and request.keep_alive:
                 headers = {"Connection": "keep-alive", **headers}
             memo["headers"] = headers
@@ -236,11 +242,11 @@ class HttpSession(RequestSession[Request]):
         if credentials is None:
             self._certified()
             return
-        caller = self.hub.logins.at_once(connection.peer, connection.address, credentials)
+        caller = self.hub.logins.at_once(connection.source, credentials)
         if caller is not None:
             memo["caller"] = caller
             return
-        check = self.hub.logins.check(connection.peer, connection.address, credentials)
+        check = self.hub.logins.check(connection.source, credentials)
         login = self._logins[id(memo)] = connection.start(check)
         self.outbox.throttle(True)
         login.add_done_callback(lambda login: self._login_done(memo, login))

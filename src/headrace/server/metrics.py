@@ -330,6 +330,18 @@ class Metrics:
         outcomes.add_metric(["delayed"], logins.delayed)
         outcomes.add_metric(["refused"], logins.refused)
         yield outcomes
+        refused = CounterMetricFamily(
+            PREFIX + "clients_refused", "Logins, pages and handshakes refused", labels=["cause"]
+        )
+        for cause, count in logins.refusals.counts.items():
+            refused.add_metric([cause], count)
+        yield refused
+        audited = CounterMetricFamily(
+            PREFIX + "audit", "Changes, and what was refused", labels=["action", "outcome"]
+        )
+        for labels, count in self._hub.engine.audit.counts.items():
+            audited.add_metric(labels, count)
+        yield audited
         yield GaugeMetricFamily(
             PREFIX + "access_broken", "1 while the access file cannot be used and older rules stay",
             value=int(access.problem is not None),

@@ -101,6 +101,9 @@ class KnownHeads:
     def __init__(self) -> None:
         self._requests: dict[bytes, Known] = {}
 
+    def clear(self) -> None:
+        self._requests.clear()
+
     def find(self, data: bytes) -> Known | None:
         """The request in the data, if its head is known and nothing follows its body."""
         start = data.find(b"\r\n\r\n", 0, self.BYTES_MAX) + 4
