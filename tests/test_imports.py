@@ -19,7 +19,7 @@ LINE_COUNTED = {".py", ".html", ".css", ".js"}
 BASICS = frozenset(
     {
         "budget", "model", "errors", "limits", "settings", "checking", "channels", "clock", "files",
-        "forking", "partitioning", "publication", "shell",
+        "forking", "notation", "partitioning", "publication", "shell",
     }
 )  # fmt: skip
 ANYTHING = frozenset({"*"})

@@ -29,6 +29,7 @@ from msgspec import Meta
 from headrace import limits
 from headrace.checking import check, schema_of
 from headrace.errors import Closed, InvalidArgument, TooLarge
+from headrace.notation import BYTES, HOURS, MILLISECONDS, SECONDS, position_of
 
 Durability = Literal["always", "interval", "never"]
 Compression = Literal["none", "zstd"]
@@ -170,24 +171,13 @@ def parse_id(text: object) -> uuid.UUID:
 
 # --- positions --------------------------------------------------------------------------------
 Start = str | int | datetime
-"""Where to begin: ``earliest``, ``latest``, an offset, or a time."""
+"""Where to begin: ``earliest``, ``latest``, an offset, or a time. As text also ``1h``: an hour ago."""
 
 
 def parse_position(value: Any) -> Any:
     """Convert a position from outside: text becomes an offset or a time; other values are not changed."""
     if isinstance(value, str) and value not in ("earliest", "latest"):
-        if value.isascii() and value.isdigit() and len(value) <= 20:
-            return int(value)
-        try:
-            if value.startswith("@") and len(value) <= 20:
-                return datetime.fromtimestamp(int(value[1:]) / 1000).astimezone()
-            return datetime.fromisoformat(value).astimezone()
-        except (ValueError, OverflowError, OSError):
-            raise InvalidArgument(
-                f"{value[:60]!r} is not a position: it is 'earliest', 'latest', an offset, a time such "
-                "as 2026-01-31T12:00:00Z, or @ and milliseconds since 1970",
-                code="invalid_offset",
-            ) from None
+        return position_of(value)
     if isinstance(value, bool) or not isinstance(value, (str, int, datetime)):
         raise InvalidArgument(
             f"a position is 'earliest', 'latest', an offset or a time, not {value!r}",
@@ -479,7 +469,10 @@ class _Settings:
 
     def __post_init__(self) -> None:
         for name, annotation in _annotations(type(self)).items():
-            check(name, getattr(self, name), annotation, code="invalid_setting")
+            value = getattr(self, name)
+            checked = check(name, value, annotation, code="invalid_setting")
+            if isinstance(value, str):  # it may be a size or a duration with a unit
+                object.__setattr__(self, name, checked)
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Any:
@@ -527,17 +520,19 @@ class TopicSettings(_Settings):
     durability: Durability = "always"
     """When a publish is confirmed: ``always`` after ``fdatasync``; ``interval`` after the write, with a
     sync every ``sync_interval_ms``; ``never`` after the write alone."""
-    sync_interval_ms: Annotated[int, Meta(ge=1, le=60_000)] = 100
+    sync_interval_ms: Annotated[int, Meta(ge=1, le=60_000), MILLISECONDS] = 100
     compression: Compression = "none"
-    segment_bytes: Annotated[int, Meta(ge=4096, le=1 << 31)] = limits.SEGMENT_BYTES_DEFAULT
-    segment_hours: Annotated[float, Meta(ge=0.001, le=24 * 366)] = 24.0
-    retention_hours: Annotated[float, Meta(ge=0, le=24 * 366_000)] | None = 24.0
-    retention_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] | None = None
+    segment_bytes: Annotated[int, Meta(ge=4096, le=1 << 31), BYTES] = limits.SEGMENT_BYTES_DEFAULT
+    segment_hours: Annotated[float, Meta(ge=0.001, le=24 * 366), HOURS] = 24.0
+    retention_hours: Annotated[float, Meta(ge=0, le=24 * 366_000), HOURS] | None = 24.0
+    retention_bytes: Annotated[int, Meta(ge=0, le=1 << 60), BYTES] | None = None
     retain_unread: bool = True
     """Retention never deletes messages that a subscription has not finished."""
     max_queue_size: Annotated[int, Meta(ge=1, le=limits.OFFSET_MAX)] | None = None
     """The maximum of unread messages; further publishes are refused. Topics in memory: 10,000 by default."""
-    message_ttl_ms: Annotated[int, Meta(ge=1, le=limits.TIMESTAMP_MS_MAX)] | None = None
+    message_ttl_ms: Annotated[int, Meta(ge=1, le=limits.TIMESTAMP_MS_MAX), MILLISECONDS] | None = (
+        None
+    )
     """The time to live of messages that have none of their own."""
 
 
@@ -561,15 +556,15 @@ class TopicOptions(TypedDict, total=False):
 class SubscriptionSettings(_Settings):
     """All settings of a subscription."""
 
-    ack_timeout: Annotated[float, Meta(ge=0.001, le=limits.ACK_TIMEOUT_S_MAX)] = 30.0
+    ack_timeout: Annotated[float, Meta(ge=0.001, le=limits.ACK_TIMEOUT_S_MAX), SECONDS] = 30.0
     """Seconds a member has for a message before it is delivered again."""
     max_deliveries: Annotated[int, Meta(ge=0, le=limits.MAX_DELIVERIES_MAX)] = 5
     """A message that failed this often goes to the dead-letter topic. 0: never."""
     ordering: Ordering = "none"
     """``key``: messages of one key go to one member at a time, in order."""
-    backoff: Annotated[float, Meta(ge=0, le=86_400)] = 0.1
+    backoff: Annotated[float, Meta(ge=0, le=86_400), SECONDS] = 0.1
     """Seconds before the first redelivery; doubles with each further one."""
-    backoff_max: Annotated[float, Meta(ge=0, le=86_400)] = 60.0
+    backoff_max: Annotated[float, Meta(ge=0, le=86_400), SECONDS] = 60.0
     dead_letter_topic: str | None = None
     """None: ``<subscription>.dlq``."""
 

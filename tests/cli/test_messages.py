@@ -1,11 +1,16 @@
 """``headrace publish``, ``fetch``, ``tail``, ``subscribe``, ``join-subscription``."""
 
+import os
+import subprocess
 import threading
 import uuid
+from pathlib import Path
+
+import pytest
 
 from headrace.client.threads import BrokerClient
 from headrace.testing import RunningServer, wait_until
-from tests.cli.rig import Command, is_followed
+from tests.cli.rig import SCRIPT, Command, clean_environment, is_followed
 from tests.server.http_rig import http_of
 
 
@@ -228,3 +233,68 @@ def test_joining_a_subscription(headrace: Command, client: BrokerClient) -> None
     assert headrace("join-subscription", "reader", "-n", "1").lines == ["joined/0@2  2"]
     assert client.subscription_stats("reader")["lag"] == 0
     assert headrace("join-subscription", "reader", "--timeout", "0.05").lines == []
+
+
+# --- keys, headers, times and bytes ---------------------------------------------------------------
+def test_key_headers_and_time_are_shown(headrace: Command, client: BrokerClient) -> None:
+    """On one line, before the value; words with blanks have quotes."""
+    client.publish("shown", b"one", {"source": "the cli"}, key="k", timestamp=1_769_860_800_123)
+    client.publish("shown", b"two")
+    ran = headrace("fetch", "shown", "--time", "--keys", "--headers")
+    first, second = ran.lines
+    assert first == '2026-01-31T12:00:00.123Z  shown/0@0  key=k  source="the cli"  one'
+    assert second.endswith("shown/0@1  key=-  two")
+    assert headrace("tail", "shown", "--keys").lines[0] == "shown/0@0  key=k  one"
+
+
+def test_a_file_is_one_message(headrace: Command, client: BrokerClient, tmp_path: Path) -> None:
+    """Byte for byte, there and back."""
+    content = bytes(range(256)) + b"\r\n"
+    path = tmp_path / "photo.jpg"
+    path.write_bytes(content)
+    assert headrace("publish", "files", "--file", path, "--key", "k").code == 0
+    assert headrace("publish", "files", "--file", "-", input=content[:9]).code == 0
+    assert [message.value for message in client.fetch("files")] == [content, content[:9]]
+    fetched = subprocess.run(
+        [SCRIPT, "fetch", "files", "0", "-n", "1", "--raw"],
+        capture_output=True,
+        env=clean_environment() | {"HEADRACE_SERVER": os.environ["HEADRACE_SERVER"]},
+        timeout=60,
+    )
+    assert (fetched.stdout, fetched.returncode) == (content, 0)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("publish", "t"),
+        ("publish", "t", "text", "--file", "x"),
+        ("publish", "t", "--file", "no-such-file"),
+        ("publish", "t", "--file", "/dev/zero"),
+        ("fetch", "t", "--raw", "--json"),
+    ],
+)
+def test_what_does_not_go_together(headrace: Command, arguments: tuple[str, ...]) -> None:
+    """One sentence, and nothing is published."""
+    ran = headrace(*arguments)
+    assert ran.code == 2
+    assert len(ran.err.splitlines()) == 1
+
+
+def test_bytes_do_not_go_to_a_terminal(headrace: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It might take them for commands."""
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    ran = headrace("fetch", "t", "--raw")
+    assert (ran.code, "terminal" in ran.err) == (2, True)
+
+
+def test_times_have_units(headrace: Command, client: BrokerClient) -> None:
+    """A duration as in settings, a position as long ago."""
+    assert (
+        headrace("publish", "in-units", "later", "--delay", "1h").lines[0].startswith("Scheduled")
+    )
+    client.publish_text("in-units", "now")
+    assert headrace("fetch", "in-units", "1h").lines == ["in-units/0@0  now"]
+    ran = headrace("publish", "in-units", "x", "--ttl", "soon")
+    assert ran.code == 2
+    assert "90s" in ran.err

@@ -69,6 +69,7 @@ TEXT: dict[str, tuple[str, str]] = {
     "STATS": ("see", "STATS {team}.a"),
     "INFO": ("none", "INFO"),
     "PING": ("none", "PING"),
+    "HELLO": ("none", "HELLO me"),
     "HELP": ("none", "HELP"),
     "AUTH": ("none", "AUTH {secret}"),
     "QUIT": ("none", "HELP"),

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from random import Random, SystemRandom
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headrace import limits
 from headrace.access.control import AccessControl
@@ -81,6 +81,9 @@ from headrace.model import (
     pattern_matches,
     split_id,
 )
+
+if TYPE_CHECKING:
+    from headrace.broker.overview import Connected
 
 logger = logging.getLogger("headrace.broker")
 
@@ -164,6 +167,9 @@ class Engine:
         self._followers: set[Follower] = set()
         self.on_attached: Callable[[Subscription], None] = lambda subscription: None
         """Told of a subscription with members that gets another topic: not all may have the right."""
+        self.connections: Callable[[], Iterable[Connected]] = lambda: ()
+        """Of the server, if there is one."""
+        self.started_ms = self.now_ms()
         self.lost_positions = False
         """A subscription that is unknown may be one that the journal has lost."""
         self._next_number = 1
@@ -251,6 +257,7 @@ class Engine:
             subscription.settings.as_dict(),
             subscription.created_ms,
             subscription.owner,
+            subscription.paused,
         )
 
     def close(self, done: Callable[[], None]) -> None:
@@ -482,7 +489,7 @@ class Engine:
                 )
             if changed != existing.settings or existing.key in self._unstored:
                 existing.change(changed)
-                self._keep(existing, done)
+                self.keep(existing, done)
             elif done is not None:
                 self.call_soon(done, None)
             return existing
@@ -512,13 +519,13 @@ class Engine:
         self._subscriptions[subscription.key] = subscription
         for partition, offset in offsets.items():
             subscription.attach(Cursor(self._number(), partition, offset))
-        self._keep(subscription)
+        self.keep(subscription)
         for cursor in subscription.cursors.values():
             self._write_cursor(subscription, cursor)
         self.state.flush(done or (lambda error: None))
         return subscription
 
-    def _keep(self, subscription: Subscription, done: Done | None = None) -> None:
+    def keep(self, subscription: Subscription, done: Done | None = None) -> None:
         """Write the definition. Until it is stored, who asks for the same waits for it, too."""
         self._unstored.add(subscription.key)
 

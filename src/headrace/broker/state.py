@@ -2,7 +2,8 @@
 
 Payloads (``log.journal`` frames and checksums them), by their first byte:
 
-- ``S`` + JSON: a subscription is created or changed: id, name, topic pattern, settings, created_ms
+- ``S`` + JSON: a subscription is created or changed: id, name, topic pattern, settings, created_ms, and
+  if there is one its owner, and whether it is paused
 - ``D`` + JSON: it is deleted: id
 - ``K`` + JSON: a cursor gets its number: cursor, subscription, topic, partition, incarnation
 - ``C`` + binary: a cursor's changes or, with its reset flag, all of it (``cursor.Cursor._pack``)
@@ -66,8 +67,11 @@ def define(
     settings: dict[str, Any],
     created_ms: int,
     owner: str | None = None,
+    paused: bool = False,
 ) -> bytes:
-    more = {} if owner is None else {"owner": owner}
+    more: dict[str, Any] = {} if owner is None else {"owner": owner}
+    if paused:
+        more["paused"] = True
     return _entry(
         b"S", id=number, name=name, topic=pattern, settings=settings, created_ms=created_ms, **more
     )

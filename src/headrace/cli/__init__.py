@@ -25,6 +25,7 @@ from headrace.cli import (
     serve,
     sql,
     tokens,
+    top,
     topics,
     users,
 )
@@ -47,6 +48,7 @@ for command in (
     *(topics.topics, topics.describe),
     *(topics.create_topic, topics.alter_topic, topics.delete_topic),
     *(groups.groups, groups.create_subscription, groups.delete_subscription, groups.seek),
+    *(groups.pause, groups.resume, top.top, top.clients),
 ):
     app.command()(command)
 app.add_typer(dead_letters.dlq, name="dlq", help="Dead letters: list, show, redrive, edit, purge.")

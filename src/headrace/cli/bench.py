@@ -24,6 +24,7 @@ from headrace.cli.connecting import (
     with_options,
 )
 from headrace.cli.printing import AsJson, complain, count_of, print_json, progress_bar, say
+from headrace.cli.values import duration_option, size_option
 from headrace.client.aio import AsyncClient, make_tls
 from headrace.client.link import ConnectFailed
 from headrace.clock import new_loop
@@ -58,10 +59,10 @@ def bench(
     ] = 10_000,
     size: Annotated[
         int,
-        typer.Option(
-            min=PAYLOAD_BYTES_MIN,
-            max=limits.MESSAGE_BYTES_CEILING,
-            help="Size of a message, in bytes.",
+        size_option(
+            help="Size of a message: bytes, or 10KB.",
+            low=PAYLOAD_BYTES_MIN,
+            high=limits.MESSAGE_BYTES_CEILING,
         ),
     ] = 100,
     rate: Annotated[
@@ -71,7 +72,10 @@ def bench(
         ),
     ] = None,
     seconds: Annotated[
-        float, typer.Option(min=0.01, max=SECONDS_MAX, help="Stop after this number of seconds.")
+        float,
+        duration_option(
+            "--seconds", help="Stop after this time: seconds, or 5m.", low=0.01, high=SECONDS_MAX
+        ),
     ] = 60.0,
     consume: Annotated[
         bool, typer.Option("--consume", help="Measure the time to delivery as well.")

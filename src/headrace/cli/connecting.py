@@ -48,7 +48,6 @@ TopicOrWildcard = Annotated[
     str, typer.Argument(metavar="TOPIC", help="The topic, or a wildcard such as 'orders.*'.")
 ]
 Group = Annotated[str, typer.Argument(metavar="SUBSCRIPTION", help="The subscription.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 Command = Callable[..., None]
 PUBLISH_S = 5.0
@@ -149,7 +148,9 @@ def connected(
     ca: str | None = None,
     user: str | None = None,
     password: str | None = None,
+    patience: float | None = None,
 ) -> Iterator[BrokerClient]:
+    """``patience``: the most seconds for one request, if somebody watches."""
     host, port, tls = address(server)
     if password is None:
         user, password = login_as(token, user)
@@ -163,7 +164,7 @@ def connected(
             password=password,
             tls=tls,
             ca=ca,
-            request_timeout=request_timeout(),
+            request_timeout=min(request_timeout(), patience or request_timeout()),
             delivery_timeout=min(request_timeout(), PUBLISH_S),
         )
     with client:

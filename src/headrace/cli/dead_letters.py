@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.connecting import Group, Yes, with_client
+from headrace.cli.connecting import Group, with_client
 from headrace.cli.printing import (
     AsJson,
     count_of,
@@ -18,6 +18,7 @@ from headrace.cli.printing import (
     text_of,
     when,
 )
+from headrace.cli.values import Yes, confirm
 from headrace.client.threads import BrokerClient
 from headrace.errors import Conflict, NotFound
 
@@ -155,9 +156,8 @@ def purge(
     client: BrokerClient, subscription: Group, offset: Offsets = None, yes: Yes = False
 ) -> None:
     """Delete dead letters."""
-    if not yes:
-        which = "these" if offset else "all"
-        typer.confirm(f"Delete {which} dead letters of {subscription}?", abort=True)
+    which = count_of(len(set(offset)), "dead letter") if offset else "all dead letters"
+    confirm(f"Delete {which} of {subscription}?", yes)
     count = client.purge_dead_letters(subscription, offset)
     say(f"Deleted {count_of(count, 'letter')}.")
 
@@ -184,7 +184,9 @@ def list_scheduled(
 def cancel(
     client: BrokerClient,
     message_id: Annotated[str, typer.Argument(metavar="ID", help="The message's id.")],
+    yes: Yes = False,
 ) -> None:
-    """Cancel a delayed message."""
+    """Cancel a delayed message: it is deleted, and never published."""
+    confirm(f"Cancel message {message_id}?", yes)
     client.cancel(message_id)
     say(f"Cancelled message {message_id}.")

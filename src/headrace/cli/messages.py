@@ -4,25 +4,41 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Annotated, Any
 
 import typer
 
-from headrace.cli.connecting import Group, Topic, TopicOrWildcard, named_values, with_client
+from headrace import limits
+from headrace.cli.connecting import (
+    Group,
+    Topic,
+    TopicOrWildcard,
+    given_as,
+    named_values,
+    with_client,
+    with_options,
+)
 from headrace.cli.groups import OfTopic, tell_created
 from headrace.cli.printing import (
+    MESSAGE_OPTIONS,
     AsJson,
+    MessageStyle,
     count_of,
     print_json,
     print_message,
     progress_bar,
     say,
+    size,
 )
+from headrace.cli.values import duration_option
 from headrace.client.threads import BrokerClient
-from headrace.errors import Closed, InvalidArgument, RequestTimeout, StaleDelivery
-from headrace.model import is_pattern
+from headrace.errors import Closed, InvalidArgument, RequestTimeout, StaleDelivery, TooLarge
+from headrace.model import Message, is_pattern
 
+with_style = with_options("style", MESSAGE_OPTIONS, given_as(MessageStyle))
+"""Give a command the options for how messages are printed, as its argument ``style``."""
 CHUNK = 5_000
 FETCH_MAX = 1_000
 
@@ -34,7 +50,7 @@ Count = Annotated[
     int | None, typer.Option("--count", "-n", min=1, help="Exit after this number of messages.")
 ]
 Timeout = Annotated[
-    float | None, typer.Option(help="Exit after this number of seconds without a message.")
+    float | None, duration_option(help="Exit after this time without a message: seconds, or 5m.")
 ]
 
 
@@ -43,29 +59,43 @@ def publish(
     client: BrokerClient,
     topic: Topic,
     message: Annotated[
-        str,
+        str | None,
         typer.Argument(metavar="MESSAGE", help="The text; '-' reads lines from standard input."),
-    ],
+    ] = None,
+    file: Annotated[
+        str | None,
+        typer.Option(
+            "--file",
+            "-f",
+            metavar="PATH",
+            help="Publish this file as one message, byte for byte; '-': standard input.",
+        ),
+    ] = None,
     key: Annotated[
         str | None, typer.Option(help="Messages with the same key go to the same partition.")
     ] = None,
     header: Headers = None,
     to: Annotated[str | None, typer.Option(help="Deliver only to this subscription.")] = None,
-    delay: Annotated[float | None, typer.Option(help="Publish after this many seconds.")] = None,
+    delay: Annotated[
+        float | None, duration_option(help="Publish after this time: seconds, or 1h.")
+    ] = None,
     ttl: Annotated[
-        float | None, typer.Option(help="Do not deliver after this many seconds.")
+        float | None, duration_option(help="Do not deliver after this time: seconds, or 1h.")
     ] = None,
     partition: Annotated[int | None, typer.Option(help="The partition.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Publish a message, or lines of standard input.
+    """Publish a message, a file, or lines of standard input.
 
     \b
     Examples:
       headrace publish events "Hello World"
       headrace publish events "later" --delay 60 --header source=cli
+      headrace publish images --file photo.jpg --key customer-7
       cat lines.txt | headrace publish events -
     """
+    if (message is None) == (file is None):
+        raise InvalidArgument("give a message, or --file PATH, and not both")
     headers = named_values("--header", header)
     options: dict[str, Any] = {"to": to, "ttl": ttl, "partition": partition}
     if message == "-":
@@ -77,7 +107,8 @@ def publish(
         else:
             say(f"Published {count_of(count, 'message')} to {topic}.")
         return
-    receipt = client.publish(topic, message, headers, key=key, delay=delay, **options)
+    value = _content(file) if file is not None else message or ""
+    receipt = client.publish(topic, value, headers, key=key, delay=delay, **options)
     is_delayed = receipt.offset < 0
     if as_json:
         print_json(receipt)
@@ -85,6 +116,23 @@ def publish(
         say(f"Scheduled message {receipt.id}.")
     else:
         say(f"Published to {topic}/{receipt.partition} at offset {receipt.offset}.")
+
+
+def _content(path: str) -> bytes:
+    """The bytes of a file. No more are read than a message may have: a device does not end."""
+    try:
+        with contextlib.ExitStack() as stack:
+            stream = sys.stdin.buffer if path == "-" else stack.enter_context(open(path, "rb"))
+            content: bytes = stream.read(limits.MESSAGE_BYTES_CEILING + 1)
+    except OSError as error:
+        raise InvalidArgument(f"{path} cannot be read: {error.strerror or error}") from None
+    if len(content) > limits.MESSAGE_BYTES_CEILING:
+        raise TooLarge(
+            f"{path} is larger than a message may be, which is {size(limits.MESSAGE_BYTES_CEILING)} "
+            "at most (max_message_size)",
+            code="message_too_large",
+        )
+    return content
 
 
 def _publish_lines(
@@ -117,6 +165,7 @@ def _chunks() -> Iterator[list[bytes]]:
 
 
 @with_client
+@with_style
 def fetch(
     client: BrokerClient,
     topic: Topic,
@@ -127,8 +176,14 @@ def fetch(
         int, typer.Option("--count", "-n", min=1, help="Maximum number of messages.")
     ] = 10,
     partition: Annotated[int, typer.Option(help="The partition.")] = 0,
-    wait: Annotated[float, typer.Option(help="Seconds to wait for the first message.")] = 0.0,
-    as_json: AsJson = False,
+    wait: Annotated[
+        float, duration_option(help="Wait this long for the first message: seconds, or 5m.")
+    ] = 0.0,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Write the bytes of the values, and nothing else.")
+    ] = False,
+    *,
+    style: MessageStyle,
 ) -> None:
     """Read messages by offset or time.
 
@@ -138,8 +193,22 @@ def fetch(
     Examples:
       headrace fetch events 0
       headrace fetch events 2026-01-31T12:00:00Z -n 100 --json
+      headrace fetch events 1h --time --keys --headers
+      headrace fetch images 7 -n 1 --raw > photo.jpg
     """
-    _print_range(client, topic, partition, offset, count, as_json, wait)
+    if raw and any(style):
+        raise InvalidArgument("--raw writes the values alone; leave out the other options")
+    if raw and sys.stdout.isatty():
+        raise InvalidArgument(
+            "--raw writes bytes as they are, which a terminal may take for commands; write them to "
+            "a file (> FILE) or into a pipe"
+        )
+    _print_range(client, topic, partition, offset, count, _write_raw if raw else style, wait)
+
+
+def _write_raw(message: Message) -> None:
+    sys.stdout.buffer.write(message.value)
+    sys.stdout.buffer.flush()
 
 
 def _print_range(
@@ -148,14 +217,15 @@ def _print_range(
     partition: int,
     at: str | int,
     count: int,
-    as_json: bool,
+    style: MessageStyle | Callable[[Message], None],
     wait: float = 0.0,
 ) -> None:
     """Print up to ``count`` messages of a partition."""
+    show = style if callable(style) else partial(print_message, style=style)
     while count > 0:
         found = client.fetch(topic, at, min(count, FETCH_MAX), partition=partition, wait=wait)
         for message in found:
-            print_message(message, as_json)
+            show(message)
         if not found:
             break
         count -= len(found)
@@ -164,6 +234,7 @@ def _print_range(
 
 
 @with_client
+@with_style
 def tail(
     client: BrokerClient,
     topic: TopicOrWildcard,
@@ -173,7 +244,8 @@ def tail(
     count: Annotated[
         int, typer.Option("--count", "-n", min=0, help="Messages to show of each partition.")
     ] = 10,
-    as_json: AsJson = False,
+    *,
+    style: MessageStyle,
 ) -> None:
     """Show the last messages of a topic.
 
@@ -192,19 +264,21 @@ def tail(
         for part in client.topic_stats(topic)["partitions"]:
             first = max(part["start_offset"], part["end_offset"] - count)
             left = part["end_offset"] - first
-            _print_range(client, topic, part["partition"], first, left, as_json)
+            _print_range(client, topic, part["partition"], first, left, style)
     if channel is not None:
-        _print_all(channel, None, None, as_json, ack=False)
+        _print_all(channel, None, None, style, ack=False)
 
 
 @with_client
+@with_style
 def join_subscription(
     client: BrokerClient,
     subscription: Group,
     topic: OfTopic = None,
     count: Count = None,
     timeout: Timeout = None,
-    as_json: AsJson = False,
+    *,
+    style: MessageStyle,
 ) -> None:
     """Print and acknowledge a subscription's messages.
 
@@ -217,10 +291,11 @@ def join_subscription(
     if topic is not None:
         tell_created(client.create_subscription(subscription, topic))
     channel = client.subscription(subscription, topic, prefetch=100)
-    _print_all(channel, count, timeout, as_json, ack=True)
+    _print_all(channel, count, timeout, style, ack=True)
 
 
 @with_client
+@with_style
 def subscribe(
     client: BrokerClient,
     topic: TopicOrWildcard,
@@ -233,7 +308,8 @@ def subscribe(
     ] = None,
     count: Count = None,
     timeout: Timeout = None,
-    as_json: AsJson = False,
+    *,
+    style: MessageStyle,
 ) -> None:
     """Print messages of a topic or wildcard as they arrive.
 
@@ -246,21 +322,21 @@ def subscribe(
       headrace subscribe 'orders.*'
     """
     if offset is None and group is None:
-        _print_all(client.subscribe(topic), count, timeout, as_json, ack=False)
+        _print_all(client.subscribe(topic), count, timeout, style, ack=False)
         return
     name = group or client.client_id
     try:
         start = offset or "earliest"
         tell_created(client.create_subscription(name, topic, start))
         channel = client.subscription(name, topic, prefetch=100, start=start)
-        _print_all(channel, count, timeout, as_json, ack=True)
+        _print_all(channel, count, timeout, style, ack=True)
     finally:
         if group is None:  # it was created for this command alone
             client.delete_subscription(name, topic)
 
 
 def _print_all(
-    channel: Any, count: int | None, timeout: float | None, as_json: bool, *, ack: bool
+    channel: Any, count: int | None, timeout: float | None, style: MessageStyle, *, ack: bool
 ) -> None:
     left = count
     while left is None or left > 0:
@@ -268,7 +344,7 @@ def _print_all(
             message = channel.get(timeout)
         except (RequestTimeout, Closed):
             break
-        print_message(message, as_json)
+        print_message(message, style)
         if ack:
             with contextlib.suppress(StaleDelivery):  # the connection broke: it comes again
                 message.ack()

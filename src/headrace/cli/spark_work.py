@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -152,6 +153,39 @@ def state_directory() -> Path:
 
 # --- Spark --------------------------------------------------------------------------------------------
 @contextmanager
+def no_orphans() -> Iterator[None]:
+    """If this is interrupted, end the processes that it has started.
+
+    Spark's Java ignores Ctrl-C. One whose start is interrupted would go on alone, miss the files that we
+    remove, fill the terminal with its complaints, and stay.
+    """
+    before = set(_children(os.getpid()))
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        for pid in set(_children(os.getpid())) - before:
+            _kill(pid)
+        raise
+
+
+def _children(pid: int) -> list[int]:
+    found = []
+    with suppress(OSError):  # it has ended, or this is not Linux
+        for task in os.listdir(f"/proc/{pid}/task"):
+            found += Path(f"/proc/{pid}/task/{task}/children").read_text().split()
+    return [int(each) for each in found]
+
+
+def _kill(pid: int) -> None:
+    """The process and its own children: a shell script starts the Java."""
+    inner = _children(pid)
+    with suppress(OSError):
+        os.kill(pid, signal.SIGKILL)
+    for each in inner:
+        _kill(each)
+
+
+@contextmanager
 def started(
     name: str,
     master: str | None,
@@ -165,7 +199,8 @@ def started(
     from headrace.spark.sessions.builder import is_active, session
 
     is_ours = not is_active()
-    with nullcontext() if in_background else errors.status("starting Spark"):
+    status = nullcontext() if in_background else errors.status("starting Spark")
+    with status, no_orphans():
         spark = session(f"headrace {name}", master, **more, **settings)
     try:
         yield spark

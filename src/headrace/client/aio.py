@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import socket
 import ssl
+import sys
 import uuid
 from collections.abc import Callable, Mapping
 from copy import copy
 from functools import partial
+from pathlib import Path
 from typing import Any, Self
 
 from headrace import limits
@@ -47,7 +50,10 @@ _GOING_DOWN = ("closed", "broker_failed")
 
 
 def default_client_id() -> str:
-    return f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
+    """The host, the process and the program: what an operator looks for (``headrace clients``)."""
+    program = Path(sys.argv[0] if sys.argv else "").stem or "python"
+    unique = uuid.uuid4().hex[:8]  # a program may have several clients
+    return f"{socket.gethostname()}-{os.getpid()}-{program[:40]}-{unique}"
 
 
 def make_tls(

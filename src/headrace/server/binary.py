@@ -7,7 +7,7 @@ a fetch that waits: it leaves when there is something to fetch, and does not hol
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any
 
 import orjson
@@ -30,6 +30,7 @@ from headrace.log.batch import Batch
 from headrace.log.interface import Log, ReadPending, completed
 from headrace.model import Receipt, parse_position, split_position
 from headrace.operations import documents, exact_json
+from headrace.operations.results import HeldSubscription
 from headrace.server.arguments import number_of, publish_arguments, seconds_of
 from headrace.server.connection import Connection, RequestSession
 from headrace.server.logins import Credentials
@@ -44,8 +45,6 @@ WAITING_MAX = 1_000
 TAKES_LONG = ("redrive", "commit_staged", "wait_for")
 """Operations that are answered when they are done, and do not hold up later requests."""
 ERROR_CHARS_MAX = 2_000
-CLIENT_ID_CHARS_MAX = 200
-"""Of the id that a client gives itself, in the log."""
 """A sentence may quote the request, and the properties of an answer have a limit."""
 
 
@@ -75,7 +74,6 @@ class BinarySession(RequestSession[Frame]):
         self._memberships = Memberships(connection, self._delivered, self._subscription_closed)
         self._waiting = 0
         """Requests that are answered out of order, whenever they are ready."""
-        self._client = connection.peer
         self._heartbeat: asyncio.TimerHandle | None = None
 
     # --- in ---------------------------------------------------------------------------------
@@ -118,6 +116,9 @@ class BinarySession(RequestSession[Frame]):
         if self._heartbeat is not None:
             self._heartbeat.cancel()
         self._memberships.leave_all()
+
+    def held(self) -> Iterator[HeldSubscription]:
+        return self._memberships.held()
 
     def access_changed(self) -> None:
         self._memberships.review()
@@ -219,15 +220,11 @@ class BinarySession(RequestSession[Frame]):
     def on_heartbeat(self, frame: Frame) -> None:
         if self._heartbeat is None:
             self._expect_life()
-        self._name(frame.properties)
+        if "client_id" in frame.properties:
+            self.connection.named(frame.properties["client_id"])
         # Out of order: it shows that the connection lives, not that earlier requests are done.
         interval = {"interval": f"{self.hub.heartbeat_s:g}"}
         self.outbox.write(binary.encode(Type.HEARTBEAT, frame.sequence, interval))
-
-    def _name(self, properties: Mapping[str, str]) -> None:
-        if "client_id" in properties:
-            self._client = properties["client_id"]
-            self.connection.client_id = self._client[:CLIENT_ID_CHARS_MAX]
 
     # --- publishing -------------------------------------------------------------------------
     def on_publish(self, frame: Frame) -> None:
@@ -381,7 +378,8 @@ class BinarySession(RequestSession[Frame]):
 
     def on_subscribe(self, frame: Frame) -> None:
         properties = frame.properties
-        self._name(properties)
+        if "client_id" in properties:
+            self.connection.named(properties["client_id"])
         batched = properties.get("mode") == "batch"
         name = properties.get("subscription")
         # The answer leaves before the first delivery: it is sent here, and joining only schedules one.
@@ -394,7 +392,8 @@ class BinarySession(RequestSession[Frame]):
             subscription = permissions.subscription(name, properties.get("topic"))
             prefetch = number_of(properties.get("prefetch", "100"), "prefetch")
             auto = properties.get("ack", "auto") == "auto"
-            sink = self._memberships.join(subscription, self._client, prefetch, auto)
+            client = self.connection.client_id or self.connection.peer
+            sink = self._memberships.join(subscription, client, prefetch, auto)
         sink.batched = batched
         answer = {} if sink.subscription is None else {"topic": sink.subscription.pattern}
         self.outbox.send(success(frame.sequence, answer))

@@ -26,34 +26,24 @@ import asyncio
 import logging
 import socket
 import sys
-import time
-from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
-from headrace import limits
 from headrace.access.caller import Caller
 from headrace.access.quotas import Meter
 from headrace.broker.audit import Source
-from headrace.broker.delivery import Lease
-from headrace.broker.engine import Engine
 from headrace.broker.permissions import Permissions
 from headrace.broker.publishing import Publish, PublishDone
-from headrace.broker.subscription import Subscription
 from headrace.errors import HeadraceError, InvalidArgument, Unauthenticated
 from headrace.operations.declaring import Operation
+from headrace.operations.results import ClientInfo, HeldSubscription
 from headrace.server.flow import COUNTED_BYTES_MIN, Outbox, RequestQueue
-from headrace.server.logins import Credentials, Logins, certificate_names
-from headrace.server.members import WireSink
-from headrace.server.operations import ServedOperations
-from headrace.server.origins import Origins
-from headrace.server.refusals import Refusals
-from headrace.wire.http import KnownHeads
+from headrace.server.hub import Hub
+from headrace.server.logins import Credentials, certificate_names
 
 if TYPE_CHECKING:
-    from headrace.server.routing import RouteTable
-    from headrace.server.watchdog import Watchdog
+    pass
 
 logger = logging.getLogger("headrace.server")
 KEEPALIVE = (
@@ -77,105 +67,19 @@ NO_TLS = (
     "it speaks TLS, and this broker does not: set tls_cert and tls_key, or connect without TLS "
     "(tcp://, http://)"
 )
-REVIEW_S = 0.005
-"""How long the loop looks at connections after a change of rights, before it does something else."""
+
+HELD_SHOWN_MAX = 20
+"""Subscriptions of one connection that a list of connections names; all of them are counted."""
+CLIENT_ID_CHARS_MAX = 200
 
 Answered = TypeVar("Answered")
 Item = TypeVar("Item")
 
 
-@dataclass(eq=False, repr=False)
-class Hub:
-    """What all connections of a server share."""
-
-    engine: Engine
-    operations: ServedOperations
-    logins: Logins
-    routes: RouteTable
-    origins: Origins
-    known_heads: KnownHeads = field(default_factory=KnownHeads)
-    connections: set[Connection] = field(default_factory=set)
-    opening: set[Connection] = field(default_factory=set)
-    """Accepted, but not made yet: their TLS handshakes are under way."""
-    watched: set[Connection] = field(default_factory=set)
-    """Those of ``connections`` that have deadlines (``deadlines``)."""
-    pulled: dict[int, Lease] = field(default_factory=dict)
-    """By id, what HTTP clients hold: a delivery alone says which group it is of."""
-    max_connections: int = 15_000
-    open_files: int = limits.OPEN_FILES_MAX
-    """That the process may have; ``files_kept`` of them are for neither connections nor partitions."""
-    files_kept: int = 0
-    heartbeat_s: float = 30.0
-    head_s: float = 20.0
-    idle_s: float = 75.0
-    body_bytes_per_s: int = 1024
-    accepted: int = 0
-    refused: int = 0
-    failed_handshakes: int = 0
-    overdue: int = 0
-    """Connections that were closed because they were too slow, or idle."""
-    draining: bool = False
-    metrics: Callable[[], Awaitable[tuple[bytes, str]]] = None  # type: ignore[assignment]
-    watchdog: Watchdog | None = None
-    _empty: asyncio.Event | None = None
-    _reviewing: bool = False
-    """A review of all connections is about to begin."""
-
-    @property
-    def refusals(self) -> Refusals:
-        return self.logins.refusals
-
-    def admits(self) -> bool:
-        """Whether another connection may come; it is counted either way."""
-        open_now = len(self.connections) + len(self.opening)
-        admitted = not self.draining and open_now < self.max_connections and self.file_room() > 0
-        self.accepted += admitted
-        self.refused += not admitted
-        return admitted
-
-    def file_room(self) -> int:
-        """How many more connections or partitions may have an open file."""
-        taken = len(self.connections) + len(self.opening) + self.files_kept
-        if self.engine.directory is not None:
-            taken += self.engine.topics.partition_count
-        return self.open_files - taken
-
-    def left(self, connection: Connection) -> None:
-        self.connections.discard(connection)
-        self.watched.discard(connection)
-        if self._empty is not None and not self.connections:
-            self._empty.set()
-
-    async def wait_until_empty(self) -> None:
-        if self.connections:
-            self._empty = asyncio.Event()
-            await self._empty.wait()
-
-    # --- changed rights ---------------------------------------------------------------------
-    def access_changed(self) -> None:
-        """Rights have changed: look at every connection soon."""
-        if self.engine.access.is_on and not self._reviewing:
-            self._reviewing = True
-            self.engine.call_soon(self._review, list(self.connections))
-
-    @staticmethod
-    def attached(subscription: Subscription) -> None:
-        """A subscription has got another topic, which its members need the right for."""
-        for member in tuple(subscription.members):
-            if isinstance(member.sink, WireSink):
-                member.sink.review()
-
-    def _review(self, connections: list[Connection]) -> None:
-        """Some of them; the rest in the next turns of the loop."""
-        self._reviewing = False
-        until = time.monotonic() + REVIEW_S
-        while connections:
-            connection = connections.pop()
-            if connection in self.connections and not connection.closing:
-                connection.access_changed()
-            if time.monotonic() > until:
-                self.engine.call_soon(self._review, connections)
-                return
+def readable_id(text: str) -> str | None:
+    """A ``client_id`` as it is kept: short, and on one line."""
+    text = "".join(c if c.isprintable() else " " for c in text[:CLIENT_ID_CHARS_MAX]).strip()
+    return text or None
 
 
 class Session:
@@ -202,6 +106,10 @@ class Session:
         """About once a second, while the connection is watched: is the client too slow?"""
         if now - self.connection.since > self.hub.idle_s:
             self.connection.overdue()
+
+    def held(self) -> Iterable[HeldSubscription]:
+        """The subscriptions of the client, and how many messages it holds of each."""
+        return ()
 
     def access_changed(self) -> None:
         """The rights of the client may have changed: end what it may not have any more."""
@@ -341,9 +249,10 @@ class Connection(asyncio.Protocol):
         self.is_metered = False
         """Whether there are any."""
         self._resume: asyncio.TimerHandle | None = None
-        self.number = hub.accepted
-        """Tells the connections of a server apart, in the log and the audit."""
+        self.number = 0
+        self._connected_ms = 0
         self.client_id: str | None = None
+        """What the client says about itself."""
         self.peer = "?"
         self.address = ""
         self.closing = False
@@ -370,6 +279,26 @@ class Connection(asyncio.Protocol):
     def protocol(self) -> str:
         return self._port if self.session is None else self.session.protocol
 
+    def named(self, client_id: str) -> None:
+        """The client says who it is: for people, never for rights."""
+        self.client_id = readable_id(client_id)
+
+    def describe(self) -> ClientInfo:
+        held = [] if self.session is None else list(self.session.held())
+        return {
+            "connection": self.number,
+            "client_id": self.client_id,
+            "name": self.caller.name,
+            "address": self.peer,
+            "protocol": self.protocol,
+            "connected": self._connected_ms,
+            "subscriptions": held[:HELD_SHOWN_MAX],
+            "subscriptions_total": len(held),
+            "in_flight": sum(each["in_flight"] for each in held),
+            "unanswered": self.outbox.unanswered,
+            "unsent_bytes": self.outbox.unsent_bytes,
+        }
+
     # --- the socket -------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -380,7 +309,9 @@ class Connection(asyncio.Protocol):
         if hub.draining:
             self._transport.abort()
             return
-        hub.connections.add(self)
+        hub.connections[self] = None
+        hub.numbered += 1
+        self.number, self._connected_ms = hub.numbered, hub.engine.now_ms()
         hub.watched.add(self)
         self.since = loop.time()
         address = transport.get_extra_info("peername")

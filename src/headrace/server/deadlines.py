@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from headrace.server.connection import Hub
+from headrace.server.hub import Hub
 
 logger = logging.getLogger("headrace.server")
 LOOK_S = 1.0

@@ -128,6 +128,11 @@ class Outbox:
         """Whether a request is unanswered, or the client does not read its answers."""
         return bool(self._slots) or not self.writable
 
+    @property
+    def unsent_bytes(self) -> int:
+        """What the client has not read."""
+        return self._transport.get_write_buffer_size() + sum(map(len, self._late))
+
     # --- answers ----------------------------------------------------------------------------
     def reserve(self, cost: int = 64) -> Slot:
         """A place for an answer that is not ready; ``cost`` is the memory its request holds.

@@ -30,7 +30,7 @@ from headrace.errors import (
     kind_of,
 )
 from headrace.log.interface import ReadPending, completed
-from headrace.server.connection import Connection, RequestSession
+from headrace.server.connection import Connection, RequestSession, readable_id
 from headrace.server.flow import Slot
 from headrace.server.logins import Credentials
 from headrace.server.schemas import OPEN_PATHS
@@ -58,6 +58,13 @@ def credentials_in(request: Request) -> Credentials | None:
             return None
         return Credentials(user=user, password=password) if colon else None
     return None
+
+
+def client_id_in(request: Request) -> str | None:
+    """What the client calls itself. A browser cannot set headers for a WebSocket or an event stream."""
+    headers = request.headers
+    given = request.query.get("client_id") if request.words[0] in TOKEN_IN_ADDRESS else None
+    return readable_id(given or headers.get("x-client-id") or headers.get("user-agent") or "")
 
 
 class HttpSession(RequestSession[Request]):
@@ -136,6 +143,7 @@ class HttpSession(RequestSession[Request]):
         if route is None:
             self._check_readable(item)
             route = memo["route"] = self.hub.routes.find(item.method, item.words)
+        self.connection.client_id = memo["client_id"]
         handler, parameters = route
         try:
             answer = handler(self, item, *parameters)
@@ -214,7 +222,7 @@ class HttpSession(RequestSession[Request]):
                 raise
             if request.version == "1.0" and request.keep_alive:
                 headers = {"Connection": "keep-alive", **headers}
-            memo["headers"] = headers
+            memo["headers"], memo["client_id"] = headers, client_id_in(request)
         if id(memo) not in self._logins:
             self._authenticate(request)
 

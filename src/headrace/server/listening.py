@@ -28,7 +28,8 @@ from collections.abc import Callable
 from typing import Any
 
 from headrace.broker.audit import Source
-from headrace.server.connection import Connection, Hub
+from headrace.server.connection import Connection
+from headrace.server.hub import Hub
 from headrace.server.refusals import tls_failure
 
 logger = logging.getLogger("headrace.server")
@@ -151,8 +152,7 @@ class Listener:
             why = None if self.tls is None else tls_failure(error, self._handshake_s)
             if why is not None:
                 peer, host = f"{address[0]}:{address[1]}", str(address[0])
-                source = Source(peer, host, connection.number)
-                self._hub.refusals.note("tls", source, why)
+                self._hub.refusals.note("tls", Source(peer, host), why)
             accepted.close()
 
     def close(self) -> None:

@@ -5,7 +5,7 @@ Protocols differ in how a delivery looks on the wire; everything else about subs
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ from headrace.errors import (
     StaleDelivery,
 )
 from headrace.model import is_pattern
+from headrace.operations.results import HeldSubscription
 from headrace.server.writing import DeliveryWriter
 
 if TYPE_CHECKING:
@@ -112,6 +113,12 @@ class Memberships:
 
     def __len__(self) -> int:
         return len(self._sinks)
+
+    def held(self) -> Iterator[HeldSubscription]:
+        """Each of them, and how many messages it holds."""
+        for (pattern, name, _), sink in self._sinks.items():
+            in_flight = 0 if sink.member is None else sink.member.in_flight
+            yield {"topic": pattern, "subscription": name, "in_flight": in_flight}
 
     def _wake(self) -> None:
         for sink in tuple(self._sinks.values()):

@@ -16,6 +16,7 @@ from headrace.broker.publishing import Publish
 from headrace.broker.pull import Pull
 from headrace.broker.subscription import Subscription
 from headrace.errors import (
+    Conflict,
     HeadraceError,
     InvalidArgument,
     SubscriptionNotFound,
@@ -35,7 +36,7 @@ from headrace.operations.arguments import PLACE
 from headrace.operations.catalog import OPERATIONS
 from headrace.operations.views import CONTENT_TYPE, is_json_type, message_view, receipt_view
 from headrace.server import schemas
-from headrace.server.arguments import publish_options, seconds_of
+from headrace.server.arguments import milliseconds_of, publish_options, seconds_of
 from headrace.server.http import HttpSession
 from headrace.server.routing import Parameter, Route
 from headrace.server.settling import (
@@ -263,11 +264,12 @@ async def _pull(
     session: HttpSession, query: dict[str, str], topic: str, *, limit: int
 ) -> tuple[list[bytes], dict[str, str]]:
     """The JSON of each message, and headers that say what was created for it."""
-    wait = whole_in(query, "wait", 0, 0, WAIT_MS_MAX)
+    wait = milliseconds_of(query.get("wait", "0"), "wait", WAIT_MS_MAX)
     ack = query.get("ack", "auto")
     if ack not in ("auto", "manual"):
         raise InvalidArgument("ack is 'auto' or 'manual'")
     subscription, headers = await group_of(session, topic, query.get("group", "default"))
+    _check_running(subscription)
     loop = asyncio.get_running_loop()
     future: asyncio.Future[list[Delivery]] = loop.create_future()
 
@@ -284,6 +286,8 @@ async def _pull(
         pull.start(0 if session.connection.leaving else wait / 1000)
         deliveries = await future
         session.connection.permissions.need_to_use("consume", subscription)  # it has waited
+        if not deliveries:
+            _check_running(subscription)
         views = await delivery_array(deliveries, session.engine.pace, settle=ack == "manual")
         if ack == "auto":
             pull.ack()  # from here to the socket nothing is awaited
@@ -293,6 +297,16 @@ async def _pull(
         raise
     finally:
         session.connection.long_polls.pop(pull.finish, None)
+
+
+def _check_running(subscription: Subscription) -> None:
+    if subscription.paused:
+        raise Conflict(
+            f"subscription {subscription.name!r} is paused, so nothing is delivered; an operator "
+            f"resumes it (POST /subscriptions/{subscription.name}/resume)",
+            code="subscription_paused",
+            retryable=True,
+        )
 
 
 async def group_of(

@@ -180,6 +180,9 @@ SETTLED_GROUP = Parameter("group", "The subscription. The delivery says it, too.
 LIMIT = Parameter(
     "limit", "How many at most.", {"type": "integer", "minimum": 1, "maximum": 10_000}
 )
+CLIENT_ID = Parameter(
+    "client_id", "A name for this client, shown to operators.", {**STRING, "maxLength": 200}
+)
 WAIT = Parameter(
     "wait",
     "Milliseconds to wait for the first.",

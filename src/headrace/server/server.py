@@ -28,9 +28,10 @@ from headrace.broker.engine import Engine
 from headrace.errors import HeadraceError, InvalidArgument
 from headrace.server import health_routes, operation_routes, routes, stream, websocket
 from headrace.server.binary import BinarySession
-from headrace.server.connection import Connection, Hub, Session
+from headrace.server.connection import Connection, Session
 from headrace.server.deadlines import Deadlines
 from headrace.server.http import HttpSession
+from headrace.server.hub import Hub
 from headrace.server.listening import Listener
 from headrace.server.logins import Logins
 from headrace.server.metrics import Metrics
@@ -136,6 +137,7 @@ class Server:
         self.engine.access.listeners.append(self.hub.access_changed)
         self.engine.access.watch()
         self.engine.on_attached = self.hub.attached
+        self.engine.connections = lambda: self.hub.connections
         self.deadlines = Deadlines(self.hub)
         watchdog = self.hub.watchdog = Watchdog(asyncio.get_running_loop())
         watchdog.start()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import orjson
@@ -28,6 +29,7 @@ from headrace.model import (
     split_position,
 )
 from headrace.operations.arguments import PLACE
+from headrace.operations.results import HeldSubscription
 from headrace.operations.views import message_view
 from headrace.server import schemas
 from headrace.server.connection import Connection, Session
@@ -89,6 +91,9 @@ class EventStream(Session):
 
     def _may_follow(self, topic: str) -> bool:
         return self.connection.permissions.may("consume", topic)
+
+    def held(self) -> Iterable[HeldSubscription]:
+        return ({"topic": self._topic, "subscription": None, "in_flight": 0},)
 
     def access_changed(self) -> None:
         if self.follower is None:
@@ -208,7 +213,7 @@ def parse_event_id(text: str | None) -> dict[str, int] | None:
 
 
 def on_stream(session: HttpSession, request: Request, topic: str) -> Answer:
-    query = check_query(request, "from")
+    query = check_query(request, "from", "client_id")
     known = parse_event_id(request.headers.get("last-event-id"))
     start = parse_position(query["from"]) if "from" in query else None
     if is_pattern(topic) and isinstance(start, int):
@@ -225,7 +230,7 @@ def on_stream(session: HttpSession, request: Request, topic: str) -> Answer:
 ROUTES = [
     Route(
         "GET", "/stream/{topic}", on_stream, "Follow a topic as Server-Sent Events", "consuming",
-        (Parameter("from", "Where to begin; by default, now.", PLACE),
+        (Parameter("from", "Where to begin; by default, now.", PLACE), schemas.CLIENT_ID,
          Parameter("Last-Event-ID", "Continue after this event.", schemas.STRING, "header")),
         None,
         {"200": {"description": "An endless stream of events.",

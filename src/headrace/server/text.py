@@ -11,7 +11,7 @@ whose verb is unknown. Later a mistake is only answered: a person is typing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any
 
@@ -26,7 +26,8 @@ from headrace.errors import DataCorrupt, HeadraceError, InvalidArgument, OffsetO
 from headrace.log.columns import Columns
 from headrace.log.interface import ReadPending, completed
 from headrace.model import Receipt, parse_position, split_position
-from headrace.server.arguments import number_of, publish_arguments, seconds_of
+from headrace.operations.results import HeldSubscription
+from headrace.server.arguments import milliseconds_of, number_of, publish_arguments, seconds_of
 from headrace.server.connection import Connection, RequestSession
 from headrace.server.logins import Credentials
 from headrace.server.members import Memberships, WireSink
@@ -44,7 +45,7 @@ HELP = (
     "UNSUB <topic> [group=]",
     "ACK <delivery>   NACK <delivery> [delay=] [reason=]   EXTEND <delivery> [seconds=]",
     "CREATE <topic> [partitions=] [<setting>=]   DELETE <topic>",
-    "TOPICS   GROUPS [topic]   STATS <topic>   INFO   PING   AUTH <token>   AUTH <user> <password>   HELP   QUIT",
+    "TOPICS   GROUPS [topic]   STATS <topic>   INFO   PING   HELLO <client id>   AUTH <token>   AUTH <user> <password>   HELP   QUIT",
 )
 
 
@@ -61,7 +62,7 @@ class TextSession(RequestSession[PublishRun | Command]):
         return isinstance(item, Command) and item.verb != "PUB"
 
     def is_open(self, item: PublishRun | Command) -> bool:
-        return isinstance(item, Command) and item.verb in ("AUTH", "PING", "HELP", "QUIT")
+        return isinstance(item, Command) and item.verb in ("AUTH", "HELLO", "PING", "HELP", "QUIT")
 
     def requests_in(self, item: PublishRun | Command) -> int:
         return len(item.values) if isinstance(item, PublishRun) else 1
@@ -101,6 +102,9 @@ class TextSession(RequestSession[PublishRun | Command]):
 
     def lost(self) -> None:
         self._memberships.leave_all()
+
+    def held(self) -> Iterator[HeldSubscription]:
+        return self._memberships.held()
 
     def access_changed(self) -> None:
         self._memberships.review()
@@ -153,7 +157,8 @@ class TextSession(RequestSession[PublishRun | Command]):
             topic, number_of(options.get("partition", "0"), "partition")
         )
         count = number_of(options["count"], "count") if "count" in options else None
-        wait = number_of(options.get("wait", "0"), "wait") / 1000
+        given = options.get("wait", "0")
+        wait = milliseconds_of(given, "wait", limits.OFFSET_MAX, "bad_command") / 1000
         position = parse_position(where)
         if isinstance(position, int) and not wait and count is None:
             try:
@@ -237,7 +242,8 @@ class TextSession(RequestSession[PublishRun | Command]):
             arguments = {"subscription": group, "topic": topic, "start": start}
             await self.connection.call("create_subscription", arguments)
             subscription = self.engine.subscription(group, topic)
-            self._memberships.join(subscription, self.connection.peer, prefetch, auto)
+            name = self.connection.client_id or self.connection.peer
+            self._memberships.join(subscription, name, prefetch, auto)
             return text.done()
 
         self._later(join())
@@ -338,6 +344,10 @@ class TextSession(RequestSession[PublishRun | Command]):
             return text.document(orjson.dumps(await self.connection.call("info", {})))
 
         self._later(info())
+
+    def on_hello(self, command: Command) -> None:
+        self.connection.named(_word(command, "HELLO <client id>"))
+        self.outbox.send(text.done())
 
     def on_ping(self, command: Command) -> None:
         self.outbox.send(b"PONG\r\n")

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -34,12 +34,14 @@ from headrace.checking import shown
 from headrace.errors import HeadraceError, InvalidArgument
 from headrace.model import Message, PublishOptions, Receipt
 from headrace.operations import exact_json
+from headrace.operations.results import HeldSubscription
 from headrace.operations.views import CONTENT_TYPE, message_view
 from headrace.server import schemas
 from headrace.server.arguments import publish_options
-from headrace.server.connection import Connection, Hub, Session
+from headrace.server.connection import Connection, Session
 from headrace.server.flow import COUNTED_BYTES_MIN
 from headrace.server.http import HttpSession
+from headrace.server.hub import Hub
 from headrace.server.members import Memberships, WireSink
 from headrace.server.routes import first_receipt
 from headrace.server.routing import Route
@@ -185,6 +187,9 @@ class WebSocketSession(Session):
     def lost(self) -> None:
         self._ping.cancel()
         self._memberships.leave_all()
+
+    def held(self) -> Iterator[HeldSubscription]:
+        return self._memberships.held()
 
     def access_changed(self) -> None:
         self._memberships.review()

@@ -149,7 +149,7 @@ def test_a_user_logs_in_with_a_password(monkeypatch: pytest.MonkeyPatch) -> None
         ({"failOnDataLoss": "maybe"}, "option failOnDataLoss must be true or false"),
         ({"minPartitions": "0"}, "option minPartitions must be a whole number from 1"),
         ({"maxOffsetsPerTrigger": "1.5"}, "option maxOffsetsPerTrigger"),
-        ({"maxBytesPerTrigger": "much"}, "option maxBytesPerTrigger: it is a size"),
+        ({"maxBytesPerTrigger": "much"}, "option maxBytesPerTrigger must be a whole number"),
         ({"timeout": "-1"}, "option timeout must be a number from 0 to 86400"),
         ({"valueFormat": "xml"}, "option valueFormat must be one of binary"),
         ({"group": "a b"}, "not a valid name"),
