@@ -31,6 +31,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "access": BASICS,
     "log": BASICS,
     "doctor": BASICS | {"log"},
+    "backup": BASICS | {"access", "client", "log"},
     "wire": BASICS,
     "facade": BASICS | {"log.batch", "operations"},
     "broker": BASICS | {"access", "facade", "log", "operations"},

@@ -7,12 +7,13 @@ too. The config file is JSON; it is ``config.json`` in the working directory unl
     {"server": {"host": "127.0.0.1", "port": 9999}, "storage": {"data_dir": "./data"}}
 
 An unknown key or an invalid value is an error that names it: if a misspelt setting were ignored, data
-could be lost.
+could be lost. Only variables that Kubernetes makes are ignored (``without_service_links``).
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -204,7 +205,28 @@ def load(
     return Settings(values, sources)
 
 
+_SERVICE_LINK = re.compile(
+    r"\w+_SERVICE_(HOST|PORT(_\w+)?)|\w+_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?"
+)
+
+
+def without_service_links(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment without the variables that Kubernetes gives a container for each Service.
+
+    For a Service ``headrace`` they are ``HEADRACE_SERVICE_HOST``, ``HEADRACE_PORT=tcp://10.0.0.1:9999``,
+    ``HEADRACE_PORT_9999_TCP_ADDR`` and so on; for ``headrace-http``, ``HEADRACE_HTTP_PORT=tcp://…``. They look
+    like settings and are none. A port that is a number is a setting.
+    """
+    return {
+        name: value
+        for name, value in environment.items()
+        if not _SERVICE_LINK.fullmatch(name)
+        and not (name.endswith("_PORT") and value.startswith(("tcp://", "udp://", "sctp://")))
+    }
+
+
 def _from_environment(environment: Mapping[str, str]) -> list[tuple[Setting, object, str]]:
+    environment = without_service_links(environment)
     found: list[tuple[Setting, object, str]] = []
     for setting in SETTINGS:
         own = f"HEADRACE_{setting.name.upper()}"

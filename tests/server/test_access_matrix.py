@@ -50,6 +50,8 @@ def samples(team: str, ids: dict[str, Any], operation: Operation) -> dict[str, A
         "report": REPORT,
         "offset": 0,
         "value": {"data": "edited"},
+        "backup": "1",
+        "partition": 0,
     }
     if operation.name == "create_token":
         known["user"] = None

@@ -23,6 +23,7 @@ from headrace.access.rules import AccessRules
 from headrace.broker import overview as overviews
 from headrace.broker import positions as places
 from headrace.broker.audit import IN_PROCESS, Source
+from headrace.broker.backups import BackupAdministration
 from headrace.broker.engine import Done, Engine
 from headrace.broker.permissions import Permissions
 from headrace.broker.topic import Topic
@@ -86,10 +87,10 @@ def _is_change(operation: Operation, checked: dict[str, Any], result: object) ->
     """Not a list of users, and not a subscription that is there: every member creates it as it joins."""
     if operation.name == "create_subscription":
         return isinstance(result, New) or bool(checked["settings"])
-    return operation.method not in ("users", "tokens")
+    return operation.method not in ("users", "tokens", "read_backup", "read_backup_partition")
 
 
-class Administration:
+class Administration(BackupAdministration):
     def __init__(self, engine: Engine, caller: Caller = OWNER, source: Source = IN_PROCESS):
         self.engine = engine
         self.caller = caller
@@ -307,6 +308,10 @@ class Administration:
         self.caller.need("publish", name=name)
         pieces = self.permissions.pieces(pieces)
         return bool(await answer(self.engine.staging.commit, name, number, pieces))
+
+    async def last_commit(self, name: str) -> int:
+        self.caller.need("publish", name=name)
+        return int(await answer(self.engine.staging.last_commit, name))
 
     async def abort_staged(self, pieces: list[str]) -> int:
         pieces = self.permissions.pieces(pieces)

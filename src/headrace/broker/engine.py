@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from random import Random, SystemRandom
@@ -28,6 +28,7 @@ from headrace.broker import state as entries
 from headrace.broker.attaching import attach_all, attaches, check_room, reattach
 from headrace.broker.attempts import first_reserve
 from headrace.broker.audit import Audit
+from headrace.broker.backups import Backups
 from headrace.broker.cursor import Cursor
 from headrace.broker.dead_letters import DeadLetters
 from headrace.broker.deleting import delete_topic
@@ -149,7 +150,9 @@ class Engine:
             storage, defaults, clock=self._clock, random=self._random, workers=self.workers
         )
         journal = None if data_dir is None else Journal(files, data_dir / JOURNAL, entries.MAGIC)
-        self.state = StateJournal(journal, loop, self.workers, self._snapshot, self.fail)
+        self.state = StateJournal(
+            journal, loop, self.workers, lambda: list(self.snapshot()), self.fail
+        )
         self.retention = Retention(self.topics, self._clock, loop)
         self.publishing = Publishing(self, self._random)
         self.append = self.publishing.append
@@ -160,6 +163,7 @@ class Engine:
         self.pipelines = Pipelines(self)
         self.events = Events(self, events_interval)
         self.audit = Audit(self)
+        self.backups = Backups(self)
         self.retention.before_run = self.staging.expire_orphans
         self._subscriptions: dict[tuple[str, str], Subscription] = {}
         self._unstored: set[tuple[str, str]] = set()
@@ -230,24 +234,23 @@ class Engine:
                 if attaches(self, subscription, topic.name):
                     self.attach(subscription, topic, write=False)
 
-    def _snapshot(self) -> list[bytes]:
-        """Everything the journal has to know, for its rewriting."""
-        payloads = [
-            entries.name_producer(name, *known) for name, known in self.publishing.producers.items()
-        ]
-        payloads += [entries.decide(d.as_dict()) for d in self.staging.decisions.values()]
-        for subscription in self._subscriptions.values():
-            payloads.append(self._definition(subscription))
-            for cursor in subscription.cursors.values():
+    def snapshot(self) -> Iterator[bytes]:
+        """Everything the journal has to know, for its rewriting. Things may change between two items."""
+        for name, known in tuple(self.publishing.producers.items()):
+            yield entries.name_producer(name, *known)
+        for decision in tuple(self.staging.decisions.values()):
+            yield entries.decide(decision.as_dict())
+        for subscription in tuple(self._subscriptions.values()):
+            yield self._definition(subscription)
+            for cursor in tuple(subscription.cursors.values()):
                 topic = self.topics.get(cursor.partition.topic)
                 if topic is None:
                     continue  # it is being deleted
                 number = subscription.number
-                payloads.append(entries.number_cursor(cursor, number, topic.incarnation))
-                payloads.append(cursor.snapshot())
+                yield entries.number_cursor(cursor, number, topic.incarnation)
+                yield cursor.snapshot()
                 if cursor.reserved or cursor.doubts:
-                    payloads.append(entries.reserve(cursor))
-        return payloads
+                    yield entries.reserve(cursor)
 
     def _definition(self, subscription: Subscription) -> bytes:
         return entries.define(
@@ -265,6 +268,7 @@ class Engine:
         if self.closing:
             raise Closed("the broker is closing already")
         self.events.close()
+        self.backups.close()
         self.access.close()
         self.audit.close()
         self.publishing.flush()
@@ -307,6 +311,7 @@ class Engine:
         if self.directory is not None:
             self.directory.mark_suspect(error.message)
         self.events.cancel()
+        self.backups.close()
         self.access.close()
         self.retention.close()
         self.schedule.close()

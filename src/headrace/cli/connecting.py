@@ -15,7 +15,7 @@ import typer
 
 from headrace.client.threads import BrokerClient
 from headrace.errors import InvalidArgument
-from headrace.settings import BY_NAME
+from headrace.settings import BY_NAME, without_service_links
 
 Server = Annotated[
     str | None,
@@ -115,9 +115,10 @@ class BrokerAddress(NamedTuple):
 
 def address(server: str | None) -> BrokerAddress:
     """The broker's address from the flag, the environment, or the defaults."""
-    host = os.environ.get("HEADRACE_HOST") or os.environ.get("QB_SERVER_HOST") or "127.0.0.1"
+    environment = without_service_links(os.environ)
+    host = environment.get("HEADRACE_HOST") or environment.get("QB_SERVER_HOST") or "127.0.0.1"
     host = "127.0.0.1" if host in ("0.0.0.0", "::") else host  # a broker that listens everywhere
-    port = os.environ.get("HEADRACE_PORT") or os.environ.get("QB_SERVER_PORT") or "9999"
+    port = environment.get("HEADRACE_PORT") or environment.get("QB_SERVER_PORT") or "9999"
     scheme = "tcp"
     if server:
         text = server

@@ -140,7 +140,7 @@ def check_installed() -> None:
     missing = [name for name in ("pyarrow", "pyspark") if find_spec(name) is None]
     if missing:
         raise InvalidArgument(
-            f"this command needs {' and '.join(missing)}: pip install 'headrace[spark]'",
+            f"this command needs {' and '.join(missing)}: pip install 'headrace[spark]', or make spark in a checkout",
             code="no_spark",
         )
 

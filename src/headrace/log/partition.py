@@ -26,6 +26,7 @@ from headrace import limits
 from headrace.clock import Clock, Loop, Timer
 from headrace.errors import (
     Closed,
+    DataCorrupt,
     HeadraceError,
     OutcomeUnknown,
     QueueFull,
@@ -414,6 +415,17 @@ class PartitionLog(BaseLog):
             # Another thread may have dropped it in the meantime; then this raises the right error.
             self._segment_for(offset, end)
             raise
+
+    def readable_from(self, offset: int) -> int:
+        end = self.end_offset
+        while offset < end:
+            segment, limit = self._segment_for(offset, end)
+            try:
+                segment.read(offset, limit, 1)
+                return offset
+            except DataCorrupt:
+                offset = segment.after_damage(offset, limit)
+        return end
 
     def whereabouts(self, offset: int) -> Whereabouts:
         segment, _ = self._segment_for(offset, self.end_offset)

@@ -60,6 +60,20 @@ def parse_settings(name: str, raw: bytes) -> TopicRecord:
         raise DataCorrupt(f"it makes no sense: {error}") from None
 
 
+def settings_content(topic: TopicRecord) -> bytes:
+    """What ``topic.json`` holds."""
+    owner = {} if topic.owner is None else {"owner": topic.owner}
+    return seal(
+        {
+            "name": topic.name,
+            "incarnation": topic.incarnation,
+            "created_ms": topic.created_ms,
+            "settings": topic.settings.as_dict(),
+            **owner,
+        }
+    )
+
+
 class MemoryStorage:
     """See :class:`headrace.log.interface.Storage`. Nothing survives the end of the process."""
 
@@ -193,16 +207,7 @@ class DiskStorage(MemoryStorage):
         return [self._open(topic, number, is_new=str(number) in made) for number in numbers]
 
     def save(self, topic: TopicRecord) -> None:
-        owner = {} if topic.owner is None else {"owner": topic.owner}
-        content = seal(
-            {
-                "name": topic.name,
-                "incarnation": topic.incarnation,
-                "created_ms": topic.created_ms,
-                "settings": topic.settings.as_dict(),
-                **owner,
-            }
-        )
+        content = settings_content(topic)
         self._files.replace(self._directory / topic.name / TOPIC_SETTINGS, [content])
 
     def open(

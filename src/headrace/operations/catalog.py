@@ -46,6 +46,7 @@ from headrace.operations.arguments import (
     TopicPattern,
     Topics,
 )
+from headrace.operations.backups import BackupOperations
 from headrace.operations.declaring import Http, Operation, operation, table_of
 from headrace.operations.results import (
     BrokerInfo,
@@ -64,7 +65,7 @@ from headrace.operations.results import (
 )
 
 
-class Operations(AccessOperations):
+class Operations(AccessOperations, BackupOperations):
     """The operations of a broker: callable by name over every protocol, and as methods in process."""
 
     async def _operate(self, operation: Operation, arguments: dict[str, Any]) -> Any:
@@ -350,6 +351,10 @@ class Operations(AccessOperations):
         request after a broken connection may also get False.
         """
 
+    @operation(permission="publish", runs="owner", answer="number", patient=True)
+    async def last_commit(self, name: str) -> int:
+        """The number of the last commit of staged batches under a name; -1 if the broker knows none."""
+
     @operation(permission="publish", runs="owner", answer="aborted", patient=True)
     async def abort_staged(self, pieces: Pieces) -> int:
         """Discard pieces that will not be committed. Committed pieces stay. Returns the number of ids."""
@@ -596,5 +601,5 @@ class Operations(AccessOperations):
         """The broker's limits and clock, and how many topics and subscriptions it has."""
 
 
-OPERATIONS = table_of(Operations) | table_of(AccessOperations)
+OPERATIONS = table_of(Operations) | table_of(AccessOperations) | table_of(BackupOperations)
 """By their names on the wire."""

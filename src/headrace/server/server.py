@@ -3,13 +3,15 @@
 Starting: the directory is locked and read before any port is bound, and the line that says "ready"
 names every address. Stopping (SIGTERM, SIGINT): the server takes no more connections and commands,
 answers the unanswered ones, gives deliveries back to their subscriptions, syncs everything and exits
-with 0. A failed sync stops the server with exit code 70 and a message that says why.
+with 0. A failed sync stops the server with exit code 70 and a message that says why. The service manager
+is told when the server is ready and when it stops (``service_manager.py``).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import ipaddress
 import logging
@@ -39,6 +41,7 @@ from headrace.server.operations import ServedOperations
 from headrace.server.origins import Origins
 from headrace.server.reloading import Reloading
 from headrace.server.routing import Route, RouteTable
+from headrace.server.service_manager import ServiceManager
 from headrace.server.text import TextSession
 from headrace.server.watchdog import Watchdog
 from headrace.settings import Settings
@@ -53,6 +56,11 @@ TOKEN_CHARS_MIN = 16
 """Of a token that other machines may try. A random one of 16 characters has at least 64 bits."""
 
 
+_WHAT_TO_DO = {
+    errno.EADDRINUSE: "is another broker running? Choose another port, or 0 for a free one",
+    errno.EADDRNOTAVAIL: "this machine does not have that address; choose one of its own, or 0.0.0.0 for all",
+    errno.EACCES: "only root may use this port; choose one above 1023",
+}
 ALL_ROUTES: list[Route] = [
     *routes.ROUTES,
     *stream.ROUTES,
@@ -162,8 +170,8 @@ class Server:
             await listener.listen(host, port)
         except OSError as error:
             raise InvalidArgument(
-                f"cannot listen on {host}:{port} ({name}): {error.strerror or error}; is another "
-                f"broker running? Choose another port, or 0 for a free one",
+                f"cannot listen on {host}:{port} ({name}): {error.strerror or error}; "
+                + _WHAT_TO_DO.get(error.errno or 0, "choose another host or port"),
                 code="cannot_listen",
             ) from None
         self._listeners.append(listener)
@@ -332,9 +340,13 @@ async def serve(
         loop.add_signal_handler(number, server.stop)
     if ready is not None:
         ready(server)
+    manager = ServiceManager(loop)
+    manager.ready("Listening on " + ", ".join(f"{h}:{p}" for h, p in server.addresses.values()))
     await server.wait()
     logger.info("stopping")
+    manager.stopping()
     await server.close()
+    manager.close()
     if server.failed is not None:
         logger.critical("%s", server.failed)
         return EXIT_FAILED
