@@ -21,7 +21,7 @@ from headrace.testing import (
     server_process,
     wait_until,
 )
-from tests.server.http_rig import Http
+from tests.server.http_rig import Http, RawHttp, raw_request
 from tests.server.test_certificates import Pair, make
 
 NAMES = "DNS:localhost,IP:127.0.0.1"
@@ -135,18 +135,19 @@ def test_a_new_token_ends_the_logins_of_the_old_one(caplog: pytest.LogCaptureFix
 
 def test_origins_are_taken_over_also_by_connections_that_are_known() -> None:
     """A head that was admitted before is looked at again."""
-    page = {"Origin": "https://a.example"}
-    with (
-        running_server(memory=True, allowed_origins="https://a.example") as server,
-        closing(Http(server.http_address)) as http,
-    ):
-        for _ in range(2):
-            assert http.ask("POST", "/publish/orders", {}, page).status == 200
-        reload(server, allowed_origins="https://b.example")
-        for _ in range(2):
-            assert http.ask("POST", "/publish/orders", {}, page).status == 403
+    request = raw_request("POST", "/publish/orders", b"{}", origin="https://a.example")
+    with running_server(memory=True, allowed_origins="https://a.example") as server:
+        with RawHttp(server.http_address) as http:
+            for _ in range(3):
+                http.send(request)  # in one piece, so that its head is known the next time
+                assert http.answer().status == 200
+            reload(server, allowed_origins="https://b.example")
+            http.send(request)
+            assert http.answer().status == 403
         reload(server, allowed_origins="https://a.example")
-        assert http.ask("POST", "/publish/orders", {}, page).status == 200
+        with RawHttp(server.http_address) as http:
+            http.send(request)
+            assert http.answer().status == 200
 
 
 def test_what_needs_a_restart_is_named(caplog: pytest.LogCaptureFixture) -> None:

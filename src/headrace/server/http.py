@@ -122,6 +122,10 @@ class HttpSession(RequestSession[Request]):
         elif now - connection.since > hub.idle_s:
             connection.overdue()
 
+    def forget_heads(self) -> None:
+        """The next request is admitted anew, even if its head was admitted before."""
+        self._http.forget()
+
     def hand_over(self) -> bytes:
         """Another session takes the connection; returns what came after the last request."""
         self.hub.watched.discard(self.connection)

@@ -131,7 +131,10 @@ class Server:
             listener.tls = tls
         if settings.allowed_origins != old.allowed_origins or settings.token != old.token:
             hub.origins = origins_of(settings)
-            hub.known_heads.clear()  # they remember that they were admitted
+            hub.known_heads.clear()  # they remember that they were admitted, and so do connections
+            for connection in hub.connections:
+                if isinstance(connection.session, HttpSession):
+                    connection.session.forget_heads()
         if settings.token != old.token:
             access.setting = settings.token
 

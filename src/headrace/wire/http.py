@@ -179,6 +179,10 @@ class HttpParser:
         """Whether a request is incomplete."""
         return (self._in_head or self._in_body) and not self._ended
 
+    def forget(self) -> None:
+        """What was found out about the last head does not hold any more."""
+        self._last = _NOT_KNOWN
+
     def known(self, data: bytes) -> Request | None:
         """The request in the data, if its head is known and nothing else is in the data.
 
