@@ -50,6 +50,12 @@ def test_a_batch_that_grows_when_it_is_unpacked_is_refused_before() -> None:
     assert memory < 200_000
 
 
+def test_a_batch_that_is_large_unpacked_is_refused() -> None:
+    """To check it takes as long as if it had been packed."""
+    check(encode(Columns([bytes(MAX)] * 16)).raw(), message_bytes_max=MAX)
+    assert refused(encode(Columns([bytes(MAX)] * 18)))[0] == "batch_too_large"
+
+
 def test_the_most_messages_are_accepted() -> None:
     batch = encode(Columns([b"x"] * limits.CLIENT_BATCH_RECORDS_MAX))
     assert check(batch.raw(), message_bytes_max=MAX).count == limits.CLIENT_BATCH_RECORDS_MAX

@@ -63,7 +63,7 @@ from headrace.operations.results import (
 
 WAIT_S_MAX = 60.0
 """Of one ``wait_for``; a caller that waits longer asks again."""
-LETTER_BYTES_MAX = 16 << 20
+LETTER_BYTES_MAX = 4 << 20
 """Of the dead letters of one answer."""
 LETTERS_PAGE = 500
 LEFT_OUT_MAX = 10_000

@@ -34,7 +34,7 @@ from headrace.broker.dead_letters import DeadLetters
 from headrace.broker.deleting import delete_topic
 from headrace.broker.delivery import Sink
 from headrace.broker.events import Events
-from headrace.broker.follower import Follower
+from headrace.broker.follower import PLACE_BYTES, Follower
 from headrace.broker.pace import Pace
 from headrace.broker.pipelines import Pipelines
 from headrace.broker.publishing import Publishing
@@ -644,6 +644,8 @@ class Engine:
                 "connection may still follow; name fewer topics, or use another connection",
                 code="too_many_on_connection",
             )
+        if is_pattern(pattern):
+            self.budget.check(places * PLACE_BYTES)
         self._followers.add(follower)
         for topic in topics:
             for partition in topic.partitions:

@@ -14,6 +14,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
+from headrace import limits
 from headrace.broker.delivery import Delivery, Lease, Member
 from headrace.broker.subscription import Subscription
 from headrace.clock import Loop
@@ -41,6 +42,7 @@ class Pull:
         self._done: Done | None = done
         self._got: list[Delivery] = []
         self._count = 0
+        self._bytes = 0
         self._timer: Any = None
         self._ending = False
 
@@ -83,11 +85,15 @@ class Pull:
 
     # --- Sink -------------------------------------------------------------------------------
     def room(self) -> int:
-        return self._limit - self._count if self._done is not None else 0
+        """It takes one more delivery (``LEASE_BYTES_MAX``) until it has that many bytes: the answer is one piece."""
+        if self._done is None or self._bytes >= limits.LEASE_BYTES_MAX:
+            return 0
+        return self._limit - self._count
 
     def deliver(self, delivery: Delivery) -> None:
         self._got.append(delivery)
         self._count += len(delivery)
+        self._bytes += 0 if delivery.lease is None else delivery.lease.bytes
         if self._timer is not None and not self._ending:
             # Not at once: the same round may have more for it.
             self._ending = True

@@ -166,7 +166,11 @@ def records(
     expires_at, target = expiry_of(options.get("ttl"), now_ms), options.get("to")
     if keys is not None:
         _same_length("keys", keys, count)
-        columns.keys = [None if key is None else check_key(key) for key in keys]
+        first = keys[0] if count else None
+        if first is not None and keys.count(first) == count:  # as over HTTP
+            columns.keys = [check_key(first)] * count
+        else:
+            columns.keys = [None if key is None else check_key(key) for key in keys]
     if headers:
         if isinstance(headers, Mapping):
             columns.headers = [check_headers(headers)] * count

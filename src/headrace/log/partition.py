@@ -443,7 +443,7 @@ class PartitionLog(BaseLog):
         if batch is None:
             batch = self.read(offset, 1)[0]
             self._cache.put(self.number, batch)
-            if batch.flags & COMPRESSION and batch.plain_bytes > limits.UNPACKED_BYTES_MAX * 2:
+            if batch.flags & COMPRESSION and batch.plain_bytes > limits.CLIENT_BATCH_BYTES_MAX * 2:
                 self._unpack(batch)
         if batch.base_offset in self._unpacking:
             raise ReadPending(self._unpacking[batch.base_offset].append)

@@ -12,21 +12,24 @@ from typing import Any
 
 import orjson
 
+from headrace import limits
 from headrace.broker.delivery import Delivery
 from headrace.broker.positions import news_in
 from headrace.broker.publishing import Publish
 from headrace.errors import (
     HeadraceError,
     InvalidArgument,
+    MemoryFull,
     QueueFull,
     StaleDelivery,
+    TooLarge,
     TopicNotFound,
     kind_of,
 )
 from headrace.files import machine
 from headrace.log import batch as batches
 from headrace.log.admission import check
-from headrace.log.batch import Batch
+from headrace.log.batch import HAS_KEYS, Batch
 from headrace.log.interface import Log, ReadPending, completed
 from headrace.model import Receipt, parse_position, split_position
 from headrace.operations import documents, exact_json
@@ -38,6 +41,8 @@ from headrace.server.members import Memberships, WireSink
 from headrace.wire import binary
 from headrace.wire.binary import BinaryParser, Frame, Type
 
+REQUEST_BYTES_MAX = limits.CLIENT_BATCH_BYTES_MAX + binary.PROPERTIES_BYTES_MAX + 4096
+"""Of one frame, besides one message: to put more together takes the loop too long."""
 FETCH_BYTES_MAX = 32 << 20
 FETCH_WAIT_S_MAX = 60.0
 WAITING_MAX = 1_000
@@ -70,7 +75,8 @@ class BinarySession(RequestSession[Frame]):
     login = "send AUTH first"
 
     def __init__(self, connection: Connection):
-        super().__init__(connection, BinaryParser())
+        message_max = connection.hub.engine.max_message_size
+        super().__init__(connection, BinaryParser(REQUEST_BYTES_MAX + message_max))
         self._memberships = Memberships(connection, self._delivered, self._subscription_closed)
         self._waiting = 0
         """Requests that are answered out of order, whenever they are ready."""
@@ -86,7 +92,7 @@ class BinarySession(RequestSession[Frame]):
         return item.type not in _INDEPENDENT
 
     def may_be_long(self, item: Frame) -> bool:
-        return item.type in _MAY_BE_LONG
+        return item.type not in _BRIEF
 
     def is_open(self, item: Frame) -> bool:
         return item.type in (Type.AUTH, Type.HEARTBEAT)
@@ -109,6 +115,8 @@ class BinarySession(RequestSession[Frame]):
         self.outbox.send(failure(item.sequence, error))
 
     def end(self, error: HeadraceError) -> None:
+        if isinstance(error, (TooLarge, MemoryFull)):
+            self.connection.unread = True  # the frame is still on its way; the answer must arrive
         self.outbox.send(failure(0, error))
         self.connection.close()
 
@@ -241,8 +249,25 @@ class BinarySession(RequestSession[Frame]):
         producer = None
         if batch.producer_id:
             producer = (batch.producer_id, batch.producer_epoch, batch.first_sequence)
+        if partition is None and producer is None and batch.flags & HAS_KEYS:
+            self._check_spread(topic, batch)
         planned_on = _number_in(frame.properties, "partitions")
         self._publish(frame, Publish(topic, batch, partition, planned_on, producer=producer))
+
+    def _check_spread(self, topic: str, batch: Batch) -> None:
+        """A client that sends large batches with keys sorts them by partition itself."""
+        found = self.engine.topics.get(topic)
+        if found is None or len(found.partitions) == 1:
+            return
+        if (
+            batch.count > limits.SPREAD_RECORDS_MAX
+            or batch.header_count() > limits.SPREAD_HEADERS_MAX
+        ):
+            raise TooLarge(
+                f"a batch with keys and without a partition has at most {limits.SPREAD_RECORDS_MAX} "
+                f"messages and {limits.SPREAD_HEADERS_MAX} headers; sort larger ones by partition",
+                code="batch_too_large",
+            )
 
     def _batch_in(self, frame: Frame) -> tuple[str, int | None, Batch]:
         """(topic, partition, batch) of a frame whose body is a batch."""
@@ -513,8 +538,6 @@ TYPES: dict[int, Callable[[BinarySession, Frame], None]] = {
 }
 
 
-_MAY_BE_LONG = {Type.PUBLISH_BATCH, Type.STAGE, Type.SETTLE}
-"""However small they are."""
 _INDEPENDENT = {
     Type.PUBLISH,
     Type.PUBLISH_BATCH,
@@ -526,6 +549,10 @@ _INDEPENDENT = {
     Type.SETTLE,
     Type.CREDIT,
 }
+
+
+_BRIEF = _INDEPENDENT - {Type.PUBLISH_BATCH, Type.STAGE, Type.SETTLE} | {Type.AUTH}
+"""All others may take long, however small they are."""
 
 
 def _object_in(frame: Frame, name: str) -> dict[str, Any]:

@@ -26,7 +26,7 @@ import asyncio
 import logging
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
@@ -60,6 +60,8 @@ UNAUTHENTICATED_BYTES_MAX = 64 << 10
 """Of an incomplete command that is kept for a client that has not authenticated."""
 MEASURED_EVERY = 100
 """Requests that arrived together and begin together: after so many the time is looked at."""
+FLOOD_BYTES_MIN = 16 << 10
+"""A client from which this much came at once may have sent more."""
 LINGER_S = 2.0
 TLS_HELLO = b"\x16\x03"
 """How a TLS client begins. No protocol of ours does."""
@@ -155,8 +157,8 @@ class RequestSession(Session, Generic[Item]):
         if items and incomplete.size:
             incomplete.clear()  # it is complete now, and counts as a request
         for number, item in enumerate(items):
-            add(item, depends(item), not number % MEASURED_EVERY or self.may_be_long(item))
-        if self._requests.took_long():
+            add(item, depends(item), not number % MEASURED_EVERY, self.may_be_long(item))
+        if len(data) >= FLOOD_BYTES_MIN and self._requests.took_long():
             # The loop reads a socket up to 32 times before it turns to others.
             self.outbox.throttle(True)
             self.engine.pace.soon(partial(self.outbox.throttle, False))
@@ -191,7 +193,7 @@ class RequestSession(Session, Generic[Item]):
         try:
             self.begin(item)
         except HeadraceError as error:
-            self.fail(item, error)
+            self.fail(item, error.with_traceback(None))
         except Exception:
             self.fail(item, connection.bug())
         if connection.is_metered:  # after it: now it is known who has sent an HTTP request
@@ -206,8 +208,8 @@ class RequestSession(Session, Generic[Item]):
         raise NotImplementedError
 
     def may_be_long(self, item: Item) -> bool:
-        """Whether the time is looked at before this request begins, although it does not depend on others."""
-        return False
+        """Whether the time of the turn, which all connections share, is looked at before it begins."""
+        return self.depends(item)
 
     def is_open(self, item: Item) -> bool:
         """Whether the request is allowed before the login."""
@@ -523,17 +525,28 @@ class Connection(asyncio.Protocol):
 
     def answer_later(
         self,
-        work: Awaitable[Answered],
+        work: Coroutine[Any, Any, Answered],
         fill: Callable[[Answered], object],
         failed: Callable[[HeadraceError], Answered],
     ) -> asyncio.Task[None]:
-        """Give ``fill`` the result of the work, or what ``failed`` makes of its error."""
+        """Give ``fill`` the result of the work, or what ``failed`` makes of its error.
+
+        The work begins in one of the next turns, when it is its turn among those of all connections.
+        """
+        pace = self.hub.engine.pace
 
         async def run() -> None:
             try:
+                if pace.is_over():
+                    await pace.turn()
+            except BaseException:
+                work.close()
+                raise
+            try:
                 answer = await work
             except HeadraceError as error:
-                answer = failed(error)
+                # Its traceback may be in a cycle with the frames of the work, which hold megabytes.
+                answer = failed(error.with_traceback(None))
             except Exception:
                 answer = failed(self.bug())
             fill(answer)

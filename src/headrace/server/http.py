@@ -39,6 +39,8 @@ from headrace.wire.http import Answer, HttpParser, Request
 
 BODY_BYTES_MAX = 65 << 20
 """Of any request; each route has a limit of its own, known before the body is read."""
+LONG_BODY_BYTES = 32 << 10
+"""To look through a JSON body of this size takes a noticeable time."""
 TOKEN_IN_ADDRESS = ("ws", "stream")
 """Paths for which a browser cannot set headers. Addresses are never logged."""
 
@@ -85,7 +87,7 @@ class HttpSession(RequestSession[Request]):
         known = self._http.known(data)
         if known is not None:
             self._requests.begin_turn()
-            self._requests.add(known, not known.publishes)
+            self._requests.add(known, not known.publishes, may_be_long=self.may_be_long(known))
             return
         super().feed(data)
         if self._http.expects_continue:
@@ -137,6 +139,11 @@ class HttpSession(RequestSession[Request]):
     def depends(self, item: Request) -> bool:
         # While a login is under way, the answer of a request has no place yet.
         return not item.publishes or bool(self._logins)
+
+    def may_be_long(self, item: Request) -> bool:
+        if item.publishes:
+            return len(item.body) >= LONG_BODY_BYTES
+        return item.words[0] != "health"
 
     def begin(self, item: Request) -> None:
         memo = item.memo

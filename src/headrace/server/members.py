@@ -267,17 +267,20 @@ class Memberships:
         raise NotFound("this connection has no such subscription", code="not_subscribed")
 
     def leave_all(self) -> None:
+        """End all of them: at once, or in later turns of the loop if they are many."""
         self._writer.flush()
         sinks, self._sinks = list(self._sinks.values()), {}
-        for sink in sinks:
-            self._end(sink)
+        sinks.sort(key=lambda sink: sink.subscription is None)  # the messages of members go first
+        end = partial(self._end, stopping=self._engine.stopping)
+        self._engine.pace.go_through(sinks, end, lambda: None)
 
-    def _end(self, sink: WireSink) -> None:
+    def _end(self, sink: WireSink, stopping: bool | None = None) -> None:
         if sink.follower is not None:
             self._engine.unfollow(sink.follower)
         if sink.subscription is not None and sink.member is not None:
             # A member that goes because the broker stops has done nothing wrong.
-            sink.subscription.leave(sink.member, count_attempt=not self._engine.stopping)
+            stopping = self._engine.stopping if stopping is None else stopping
+            sink.subscription.leave(sink.member, count_attempt=not stopping)
 
     def of_lease(self, lease_id: int) -> Subscription:
         """The subscription whose delivery this connection holds."""

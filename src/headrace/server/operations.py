@@ -9,10 +9,14 @@ from headrace.access.caller import Caller
 from headrace.broker.administration import Administration
 from headrace.broker.audit import Source
 from headrace.broker.engine import Engine
+from headrace.budget import Share
 from headrace.errors import InvalidArgument
 from headrace.operations import documents
 from headrace.operations.catalog import OPERATIONS
 from headrace.operations.declaring import Operation
+
+ANSWER_COPIES = 3
+"""An answer is there as its items, joined, and with a head before it."""
 
 
 class ServedOperations:
@@ -50,5 +54,11 @@ class ServedOperations:
         """JSON of an answer. A list, which may have ten thousand items, is encoded in turns of the loop."""
         if not isinstance(document, list):
             return encode(document)
-        items = [encode(item) async for item in self._engine.pace.each(document)]
-        return b"[%b]" % b",".join(items)
+        items, held = [], Share(self._engine.budget)
+        try:
+            async for item in self._engine.pace.each(document):
+                items.append(encode(item))
+                held.take(ANSWER_COPIES * len(items[-1]))
+            return b"[%b]" % b",".join(items)
+        finally:
+            held.clear()

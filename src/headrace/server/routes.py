@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import orjson
@@ -15,6 +15,7 @@ from headrace.broker.engine import Engine
 from headrace.broker.publishing import Publish
 from headrace.broker.pull import Pull
 from headrace.broker.subscription import Subscription
+from headrace.budget import Share
 from headrace.errors import (
     Conflict,
     HeadraceError,
@@ -22,6 +23,7 @@ from headrace.errors import (
     SubscriptionNotFound,
     TooLarge,
 )
+from headrace.log.header_columns import check_count
 from headrace.log.interface import ReadPending, completed
 from headrace.model import (
     PublishManyOptions,
@@ -63,7 +65,8 @@ UNSAID = "application/x-www-form-urlencoded"
 WAIT_MS_MAX = 60_000
 BODY_BYTES_SPARE = 64 << 10
 """A message that is a little too large is read, so that the connection goes on after its error."""
-BATCH_BYTES_MAX = 16 << 20
+BATCH_BYTES_MAX = 4 << 20
+"""Of an array of messages: to cut it into its items takes 10 ms for a megabyte."""
 
 
 # --- publishing ---------------------------------------------------------------------------------
@@ -143,7 +146,7 @@ def _batch(session: HttpSession, request: Request, topic: str) -> Publish:
     query = check_query(request, "key", "partition", "to", "ttl")
     values = _batch_values(request)
     headers, key, target = message_headers(request), query.get("key"), query.get("to")
-    _check_shared(len(values), (*headers, *headers.values(), key or "", target or ""))
+    _check_shared(len(values), headers, (key or "", target or ""))
     options: PublishManyOptions = {
         "keys": None if key is None else [key] * len(values),
         "partition": whole_in(query, "partition") if "partition" in query else None,
@@ -180,11 +183,11 @@ def _batch_values(request: Request) -> list[bytes]:
     return exact_json.split(request.body, limits.CLIENT_BATCH_RECORDS_MAX)
 
 
-def _check_shared(count: int, shared: Iterable[str]) -> None:
-    """Headers and keys of the request are stored with each message: together they must fit in a batch."""
-    texts = list(shared)
-    size = count * sum(map(len, texts))
-    if size > limits.UNPACKED_BYTES_MAX or count * len(texts) > limits.BATCH_HEADERS_MAX:
+def _check_shared(count: int, headers: Mapping[str, str], others: Iterable[str]) -> None:
+    """What the request has once is stored with each message: together it must fit in a batch."""
+    check_count(count * len(headers), limits.BATCH_HEADERS_MAX)
+    size = count * sum(map(len, (*headers, *headers.values(), *others)))
+    if size > limits.CLIENT_BATCH_BYTES_MAX:
         raise TooLarge(
             f"the key and the headers are stored with each of the {count} messages, which makes "
             f"{size >> 10} KiB; publish fewer at once",
@@ -280,6 +283,7 @@ async def _pull(
             future.set_result(deliveries)
 
     pull = Pull(subscription, loop, limit, done, session.hub.pulled)
+    held = Share(session.engine.budget)
     # It ends early when the client closes its sending half, or when the broker stops.
     session.connection.long_polls[pull.finish] = None
     try:
@@ -288,7 +292,7 @@ async def _pull(
         session.connection.permissions.need_to_use("consume", subscription)  # it has waited
         if not deliveries:
             _check_running(subscription)
-        views = await delivery_array(deliveries, session.engine.pace, settle=ack == "manual")
+        views = await delivery_array(deliveries, session.engine.pace, held, settle=ack == "manual")
         if ack == "auto":
             pull.ack()  # from here to the socket nothing is awaited
         return views, headers
@@ -297,6 +301,7 @@ async def _pull(
         raise
     finally:
         session.connection.long_polls.pop(pull.finish, None)
+        held.clear()
 
 
 def _check_running(subscription: Subscription) -> None:
@@ -376,7 +381,11 @@ async def on_fetch(session: HttpSession, request: Request, topic: str) -> Answer
     engine = session.engine
     session.connection.permissions.need("browse", topic)
     found = await completed(lambda: fetch_messages(engine, topic, start, limit, partition, 4 << 20))
-    return Answer(200, json_array(await message_array(found, engine.pace)))
+    held = Share(engine.budget)
+    try:
+        return Answer(200, json_array(await message_array(found, engine.pace, held)))
+    finally:
+        held.clear()
 
 
 async def on_find(session: HttpSession, request: Request, message_id: str) -> Answer:

@@ -61,8 +61,11 @@ class TextSession(RequestSession[PublishRun | Command]):
     def depends(self, item: PublishRun | Command) -> bool:
         return isinstance(item, Command) and item.verb != "PUB"
 
+    def may_be_long(self, item: PublishRun | Command) -> bool:
+        return isinstance(item, Command) and item.verb not in _BRIEF
+
     def is_open(self, item: PublishRun | Command) -> bool:
-        return isinstance(item, Command) and item.verb in ("AUTH", "HELLO", "PING", "HELP", "QUIT")
+        return isinstance(item, Command) and item.verb in _OPEN
 
     def requests_in(self, item: PublishRun | Command) -> int:
         return len(item.values) if isinstance(item, PublishRun) else 1
@@ -206,11 +209,13 @@ class TextSession(RequestSession[PublishRun | Command]):
                     raise
                 parts.append(text.error(error))  # in place of END: what lies before it is good
                 return b"".join(parts)
+            more = sum(map(len, values))
+            held.take(2 * more)  # once in parts, and once more when they are joined
             for value in values:
                 parts.append(text.message(offset, value))
-                size += len(value)
                 offset += 1
-            held.take(size - held.size)
+            size += more
+            del values  # it would wait with the others that have their turn
             await self.engine.pace.turn()
         parts.append(f"END {offset}\r\n".encode())
         return b"".join(parts)
@@ -380,6 +385,10 @@ class TextSession(RequestSession[PublishRun | Command]):
         self.connection.close()
 
 
+_OPEN = ("AUTH", "HELLO", "PING", "HELP", "QUIT")
+"""Before the login."""
+_BRIEF = (*_OPEN, "PUB", "ACK", "NACK", "EXTEND")
+"""All others may take long, however small they are."""
 VERBS: dict[str, Callable[[TextSession, Command], None]] = {
     name.removeprefix("on_").upper(): handler
     for name, handler in vars(TextSession).items()

@@ -21,6 +21,7 @@ from headrace.errors import InvalidArgument
 from headrace.model import Message, Receipt, check_key, topic_hash
 from headrace.operations import exact_json
 from headrace.operations.views import CONTENT_TYPE, is_json_type, iso, message_view, receipt_view
+from headrace.server.operations import ANSWER_COPIES
 
 AT_ONCE = 100
 """Messages that are encoded in one turn of the loop: a millisecond or two, if they are small."""
@@ -80,28 +81,29 @@ def _receipt_end(timestamp: int) -> bytes:
 
 
 async def delivery_array(
-    deliveries: Sequence[Delivery], pace: Pace, *, settle: bool = True
+    deliveries: Sequence[Delivery], pace: Pace, held: Share, *, settle: bool = True
 ) -> list[bytes]:
-    """The JSON of each message. Others have their turn in between: there may be ten thousand."""
+    """The JSON of each message. Others have their turn in between: there may be ten thousand. It counts as
+    ``held``, also what it takes to make one answer of it."""
     found: list[bytes] = []
     for delivery in deliveries:
         lease = delivery.lease if settle else None
         for part in delivery.parts(AT_ONCE):
             if found:
                 await pace.turn()
-            for message in part.messages():
+            async for message in pace.each(part.messages()):
                 token = None if lease is None else f"{lease.id}.{message.offset}"
                 found.append(orjson.dumps(message_view(message, delivery=token)))
+                held.take(ANSWER_COPIES * len(found[-1]))
     return found
 
 
-async def message_array(messages: Sequence[Message], pace: Pace) -> list[bytes]:
+async def message_array(messages: Sequence[Message], pace: Pace, held: Share) -> list[bytes]:
     """The same for messages that were read."""
     found: list[bytes] = []
-    for start in range(0, len(messages), AT_ONCE):
-        if found:
-            await pace.turn()
-        found += [orjson.dumps(message_view(m)) for m in messages[start : start + AT_ONCE]]
+    async for message in pace.each(messages):
+        found.append(orjson.dumps(message_view(message)))
+        held.take(ANSWER_COPIES * len(found[-1]))
     return found
 
 
