@@ -20,7 +20,7 @@ from headrace.cli.connecting import (
     with_client,
     with_options,
 )
-from headrace.cli.groups import OfTopic
+from headrace.cli.groups import OfTopic, tell_created
 from headrace.cli.printing import (
     MESSAGE_OPTIONS,
     AsJson,
@@ -36,7 +36,6 @@ from headrace.cli.values import duration_option
 from headrace.client.threads import BrokerClient
 from headrace.errors import Closed, InvalidArgument, RequestTimeout, StaleDelivery, TooLarge
 from headrace.model import Message, is_pattern
-from headrace.operations import documents
 
 with_style = with_options("style", MESSAGE_OPTIONS, given_as(MessageStyle))
 """Give a command the options for how messages are printed, as its argument ``style``."""
@@ -112,11 +111,7 @@ def publish(
     receipt = client.publish(topic, value, headers, key=key, delay=delay, **options)
     is_delayed = receipt.offset < 0
     if as_json:
-        document = documents.receipt(receipt)
-        if is_delayed:  # it has no place yet
-            del document["partition"], document["offset"]
-            document["scheduled"] = True
-        print_json(document)
+        print_json(receipt)
     elif is_delayed:
         say(f"Scheduled message {receipt.id}.")
     else:
@@ -293,6 +288,8 @@ def join_subscription(
     Example:
       headrace join-subscription my-group
     """
+    if topic is not None:
+        tell_created(client.create_subscription(subscription, topic))
     channel = client.subscription(subscription, topic, prefetch=100)
     _print_all(channel, count, timeout, style, ack=True)
 
@@ -329,7 +326,9 @@ def subscribe(
         return
     name = group or client.client_id
     try:
-        channel = client.subscription(name, topic, prefetch=100, start=offset or "earliest")
+        start = offset or "earliest"
+        tell_created(client.create_subscription(name, topic, start))
+        channel = client.subscription(name, topic, prefetch=100, start=start)
         _print_all(channel, count, timeout, style, ack=True)
     finally:
         if group is None:  # it was created for this command alone

@@ -32,9 +32,8 @@ from headrace.log.admission import check
 from headrace.log.batch import HAS_KEYS, Batch
 from headrace.log.interface import Log, ReadPending, completed
 from headrace.model import Receipt, parse_position, split_position
-from headrace.operations import documents
+from headrace.operations import documents, exact_json
 from headrace.operations.results import HeldSubscription
-from headrace.server import exact_json
 from headrace.server.arguments import number_of, publish_arguments, seconds_of
 from headrace.server.connection import Connection, RequestSession
 from headrace.server.logins import Credentials
@@ -385,8 +384,9 @@ class BinarySession(RequestSession[Frame]):
         }
 
         async def create() -> bytes:
-            await self.connection.call("create_subscription", request)
-            return success(frame.sequence, {"subscription": name, "topic": topic})
+            made = await self.connection.call("create_subscription", request)
+            created = {"topic_created": "true"} if made.get("topic_created") else {}
+            return success(frame.sequence, {"subscription": name, "topic": topic, **created})
 
         self._later(frame.sequence, create())
 
