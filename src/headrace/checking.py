@@ -7,6 +7,7 @@ same schema, so the three cannot differ.
 
 from __future__ import annotations
 
+from datetime import timedelta
 from functools import lru_cache
 from typing import Any
 
@@ -32,7 +33,7 @@ def check(
     duration, which has a unit in its annotation, may always be text with a unit (``notation.py``).
     """
     unit = notation.unit_of(annotation)
-    if unit is not None and isinstance(value, str):
+    if unit is not None and isinstance(value, (str, timedelta)):
         number = notation.read(value, unit)
         if number is None:
             strict = strict or not unit.ms  # a size is read above, or not at all

@@ -8,7 +8,7 @@
     a moment      a time, @milliseconds since 1970, or a duration: that long ago
 
 A bounded number says its unit in its annotation: ``Annotated[float, Meta(ge=0), SECONDS]``. Then
-``checking.check`` also takes it as text with a unit: ``90s`` is 90 seconds, and 0.025 hours.
+``checking.check`` also takes it as text with a unit, or as a timedelta: ``90s`` is 90 seconds, and 0.025 hours.
 """
 
 from __future__ import annotations
@@ -73,14 +73,19 @@ def unit_of(annotation: Any) -> Unit | None:
     return next((unit for unit in found if unit is not None), None)
 
 
-def read(text: str, unit: Unit) -> int | float | None:
-    """The number that a text with a unit stands for; None if it is none. A size needs no unit."""
-    if not unit.ms:
-        return size_of(text)
-    parts = duration_parts(text)
-    if parts is None:
-        return None
-    number = sum(float(count) * DURATIONS_MS[word] for count, word in parts) / unit.ms
+def read(given: str | timedelta, unit: Unit) -> int | float | None:
+    """The number that a timedelta, or a text with a unit, stands for; None if it is none. A size needs no unit."""
+    if isinstance(given, timedelta):
+        if not unit.ms:
+            return None
+        number = given / timedelta(milliseconds=unit.ms)
+    elif not unit.ms:
+        return size_of(given)
+    else:
+        parts = duration_parts(given)
+        if parts is None:
+            return None
+        number = sum(float(count) * DURATIONS_MS[word] for count, word in parts) / unit.ms
     return int(number) if number == int(number) else number
 
 

@@ -403,7 +403,7 @@ def test_reading_by_offset(broker: Broker) -> None:
             broker.fetch("orders", limit=bad_limit)  # type: ignore[arg-type]
         with pytest.raises(InvalidArgument):
             broker.fetch_values("orders", max_bytes=bad_limit)  # type: ignore[arg-type]
-    for bad_partition in (1, -1, "0", None):
+    for bad_partition in (1, -1, "0", False, 1.5):
         with pytest.raises(InvalidArgument):
             broker.fetch("orders", partition=bad_partition)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument):

@@ -122,6 +122,20 @@ def test_messages_are_fetched_by_time(headrace: Command, client: BrokerClient) -
     assert headrace("fetch", "timed", "latest").lines == []
 
 
+def test_all_partitions_are_fetched(headrace: Command, client: BrokerClient) -> None:
+    """In the order of time; a number is an offset in the partition that is named."""
+    client.create_topic("parts", 2)
+    for number in range(6):
+        client.publish("parts", str(number), timestamp=1000 + number, partition=number % 2)
+    lines = [f"parts/{number % 2}@{number // 2}  {number}" for number in range(6)]
+    assert headrace("fetch", "parts").lines == lines
+    assert headrace("fetch", "parts", "-n", "5").lines == lines[:5]
+    assert headrace("fetch", "parts", "1", "--partition", "1").lines == [lines[3], lines[5]]
+    refused = headrace("fetch", "parts", "1")
+    assert refused.code == 2
+    assert "has 2 partitions" in refused.err
+
+
 def test_fetched_messages_in_json(
     headrace: Command, client: BrokerClient, server: RunningServer
 ) -> None:
@@ -166,13 +180,14 @@ def test_the_last_messages(headrace: Command, client: BrokerClient) -> None:
     """Of each partition, the last few."""
     client.create_topic("tailed", 2)
     for partition in (0, 1):
-        client.publish_many("tailed", [b"a", b"b", b"c"], partition=partition)
-    assert headrace("tail", "tailed", "-n", "2").lines == [
-        "tailed/0@1  b",
-        "tailed/0@2  c",
+        times = [1000 + 10 * number + partition for number in range(3)]
+        client.publish_many("tailed", ["a", "b", "c"], partition=partition, timestamps=times)
+    assert headrace("tail", "tailed", "-n", "3").lines == [
         "tailed/1@1  b",
+        "tailed/0@2  c",
         "tailed/1@2  c",
     ]
+    assert len(headrace("tail", "tailed", "-n", "100").lines) == 6
     assert headrace("tail", "tailed", "-n", "0").lines == []
 
 

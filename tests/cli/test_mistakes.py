@@ -106,14 +106,14 @@ def test_that_is_no_address(command: Command, server: str) -> None:
     """The option says what it takes."""
     ran = command("topics", "--server", server)
     assert ran.code == 2
-    assert "--server takes HOST:PORT" in ran.err
+    assert "write host:port, or tls://host:port for TLS" in ran.err
 
 
 def test_that_is_no_scheme(command: Command) -> None:
     """The commands do not speak HTTP."""
     ran = command("topics", "--server", "http://localhost:9999")
     assert ran.code == 2
-    assert "tcp:// or tls://" in ran.err
+    assert "do not speak HTTP: give the broker's other port, as host:port" in ran.err
 
 
 def test_that_is_no_broker(command: Command) -> None:

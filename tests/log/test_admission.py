@@ -6,11 +6,11 @@ import pytest
 import zstandard
 
 from headrace import limits
+from headrace.contents import check_headers
 from headrace.errors import InvalidArgument, TooLarge
 from headrace.log.admission import check
 from headrace.log.batch import ZSTD, Batch, crc32c, encode
 from headrace.log.columns import Columns
-from headrace.model import check_headers
 
 MAX = 1 << 20
 

@@ -40,7 +40,7 @@ def samples(team: str, ids: dict[str, Any], operation: Operation) -> dict[str, A
         "user": f"{team}.u",
         "token": f"{team}.t",
         "at": "earliest",
-        "to": "earliest",
+        "to": ids["message"] if operation.name == "reply" else "earliest",
         "positions": {f"{team}.a": {"0": 0}},
         "wait": 0,
         "id": ids["later"] if operation.name == "cancel" else ids["message"],

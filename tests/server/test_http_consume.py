@@ -563,6 +563,33 @@ def test_reading_takes_nothing(http: Http) -> None:
     assert http.ask("HEAD", path).status == 200
 
 
+def test_reading_all_partitions(http: Http) -> None:
+    """In the order of time, page by page with the cursor of the answer, in the address or as a header."""
+    http.ok("PUT", "/topics/parts", {"partitions": 3})
+    for number in range(6):
+        http.ok("POST", f"/publish/parts?partition={number % 3}&timestamp={1000 + number}", number)
+    path = "/topics/parts/messages"
+    assert [m["data"] for m in http.ok("GET", path)] == [0, 1, 2, 3, 4, 5]
+    assert [m["data"] for m in http.ok("GET", path + "?partition=1")] == [1, 4]
+    first = http.get(path + "?limit=4")
+    cursor = first.headers["x-cursor"]
+    assert cursor == "0:2,1:1,2:1"
+    second = http.get(f"{path}?limit=4&cursor={cursor}")
+    assert [m["data"] for m in second.json] == [4, 5]
+    again = http.ask("GET", path + "?limit=4", headers={"X-Cursor": cursor})
+    assert again.json == second.json
+    assert http.get(f"{path}?cursor={second.headers['x-cursor']}").json == []
+    assert [m["data"] for m in http.ok("GET", path + "?cursor=")] == [0, 1, 2, 3, 4, 5]
+    for query, code in (
+        ("from=1", "partition_needed"),
+        ("cursor=1", "invalid_cursor"),
+        ("cursor=0:-1", "invalid_offset"),
+        ("cursor=9:1", "invalid_partition"),
+        ("cursor=0:1&from=earliest", "invalid_argument"),
+    ):
+        assert http.get(f"{path}?{query}").code == code, query
+
+
 @pytest.mark.parametrize(
     ("path", "status", "code"),
     [

@@ -125,6 +125,8 @@ class Administration(BackupAdministration):
     async def _run(self, operation: Operation, checked: dict[str, Any]) -> Any:
         try:
             return await getattr(self, operation.method)(**checked)
+        except HeadraceError:  # a RequestTimeout is an OSError, too
+            raise
         except OSError as error:  # of a read: what is written answers with an error of its own
             raise unreadable(error) from error
 
@@ -317,6 +319,26 @@ class Administration(BackupAdministration):
         pieces = self.permissions.pieces(pieces)
         await done(self.engine.staging.abort, pieces)
         return len(pieces)
+
+    # --- requests -----------------------------------------------------------------------------
+    async def send_request(
+        self,
+        topic: str,
+        value: bytes,
+        headers: Mapping[str, str] | None,
+        key: bytes | None,
+        id: uuid.UUID | None,
+        wait: float,
+    ) -> Message:
+        if not self.caller.unlimited:
+            self.permissions.check_publish(topic)
+        ask = self.engine.requests.ask
+        return await ask(topic, value, headers, key, id, wait, self.caller.name)
+
+    async def send_reply(
+        self, to: uuid.UUID, value: bytes, headers: Mapping[str, str] | None
+    ) -> bool:
+        return self.engine.requests.reply(to, value, headers)
 
     # --- dead letters -----------------------------------------------------------------------
     async def dead_letter_topics(self) -> list[DeadLetterCount]:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 from headrace import limits
 from headrace.broker.cursor import Cursor
 from headrace.broker.pace import Pace
+from headrace.contents import check_headers, check_value
 from headrace.errors import (
     Closed,
     Conflict,
@@ -46,8 +47,6 @@ from headrace.model import (
     DeadLetter,
     Message,
     TopicSettings,
-    check_headers,
-    check_value,
 )
 from headrace.operations.results import Redriven
 

@@ -38,6 +38,7 @@ from headrace.broker.follower import PLACE_BYTES, Follower
 from headrace.broker.pace import Pace
 from headrace.broker.pipelines import Pipelines
 from headrace.broker.publishing import Publishing
+from headrace.broker.requests import Requests
 from headrace.broker.restoring import restored
 from headrace.broker.retention import DiskGuard, Retention
 from headrace.broker.schedule import Schedule
@@ -163,6 +164,7 @@ class Engine:
         self.pipelines = Pipelines(self)
         self.events = Events(self, events_interval)
         self.audit = Audit(self)
+        self.requests = Requests(self)
         self.backups = Backups(self)
         self.retention.before_run = self.staging.expire_orphans
         self._subscriptions: dict[tuple[str, str], Subscription] = {}
@@ -276,6 +278,7 @@ class Engine:
         self.retention.close()
         self.schedule.close()
         self._let_go(Closed("the broker was closed"))
+        self.requests.close(Closed("the broker was closed"))
 
         # What the logs still store may make positions move (a redrive, a delayed message), so the
         # journal comes last.

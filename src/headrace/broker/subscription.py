@@ -48,7 +48,8 @@ from headrace.broker.statistics import statistics_of
 from headrace.errors import Closed, DataCorrupt, HeadraceError, OffsetOutOfRange, StaleDelivery
 from headrace.log.batch import HAS_KEYS, LOST, Batch
 from headrace.log.interface import ReadPending
-from headrace.model import SubscriptionSettings, check_reason, check_seconds
+from headrace.model import SubscriptionSettings, check_reason
+from headrace.times import check_seconds
 
 logger = logging.getLogger("headrace.broker")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,11 +17,9 @@ from headrace.backup.verifying import BackupVerdict
 from headrace.backup.verifying import verify as verify_backup
 from headrace.cli.connecting import (
     BROKER_OPTIONS,
-    address,
     connected,
     given_as,
     login_as,
-    usable_certificate,
     with_options,
 )
 from headrace.cli.printing import (
@@ -36,8 +33,10 @@ from headrace.cli.printing import (
     size,
     when,
 )
+from headrace.client.address import find_brokers
+from headrace.client.aio import make_tls
 from headrace.client.reader import BatchReader
-from headrace.errors import DataCorrupt, InvalidArgument, StorageFailed
+from headrace.errors import DataCorrupt, HeadraceError, InvalidArgument, StorageFailed
 from headrace.notation import size_of
 
 SHOWN_MAX = 20
@@ -127,7 +126,7 @@ def disk_errors() -> Iterator[None]:
     """An error of the disk as one line."""
     try:
         yield
-    except BrokenPipeError:
+    except (BrokenPipeError, HeadraceError):  # a RequestTimeout is an OSError, too
         raise
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
@@ -139,19 +138,17 @@ def _source(place: BrokerPlace, data: Path | None, *, access: bool) -> Iterator[
     if data is not None:  # stronger than an address, which may be in the environment
         yield DirectorySource(data, access=access)
         return
-    host, port, _ = address(place.server)
+    host, port, _ = find_brokers(place.server)[0]
     with connected(*place) as client, batch_reader(place) as reader:
         yield BrokerSource(f"{host}:{port}", client, reader, access=access)
 
 
 def batch_reader(place: BrokerPlace) -> BatchReader:
-    host, port, tls = address(place.server)
+    brokers = find_brokers(place.server)
     user, password = login_as(place.token, place.user)
-    context = None
-    if tls or place.ca:
-        with usable_certificate(place.ca):
-            context = ssl.create_default_context(cafile=place.ca)
-    return BatchReader([(host, port)], token=place.token, user=user, password=password, tls=context)
+    context = make_tls(any(each.tls for each in brokers), place.ca)
+    addresses = [(host, port) for host, port, _ in brokers]
+    return BatchReader(addresses, token=place.token, user=user, password=password, tls=context)
 
 
 def _rate(text: str | None) -> float | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Annotated, Any
 
@@ -36,6 +37,7 @@ from headrace.cli.values import duration_option
 from headrace.client.threads import BrokerClient
 from headrace.errors import Closed, InvalidArgument, RequestTimeout, StaleDelivery, TooLarge
 from headrace.model import Message, is_pattern
+from headrace.paging import From
 
 with_style = with_options("style", MESSAGE_OPTIONS, given_as(MessageStyle))
 """Give a command the options for how messages are printed, as its argument ``style``."""
@@ -109,10 +111,9 @@ def publish(
         return
     value = _content(file) if file is not None else message or ""
     receipt = client.publish(topic, value, headers, key=key, delay=delay, **options)
-    is_delayed = receipt.offset < 0
     if as_json:
         print_json(receipt)
-    elif is_delayed:
+    elif receipt.is_delayed:
         say(f"Scheduled message {receipt.id}.")
     else:
         say(f"Published to {topic}/{receipt.partition} at offset {receipt.offset}.")
@@ -175,7 +176,9 @@ def fetch(
     count: Annotated[
         int, typer.Option("--count", "-n", min=1, help="Maximum number of messages.")
     ] = 10,
-    partition: Annotated[int, typer.Option(help="The partition.")] = 0,
+    partition: Annotated[
+        int | None, typer.Option(help="Read this partition only. Default: all, by time.")
+    ] = None,
     wait: Annotated[
         float, duration_option(help="Wait this long for the first message: seconds, or 5m.")
     ] = 0.0,
@@ -187,7 +190,8 @@ def fetch(
 ) -> None:
     """Read messages by offset or time.
 
-    They are not consumed: no subscription moves.
+    They are not consumed: no subscription moves. All partitions are read, in the order of time. An offset
+    that is a number needs --partition if the topic has several.
 
     \b
     Examples:
@@ -214,23 +218,28 @@ def _write_raw(message: Message) -> None:
 def _print_range(
     client: BrokerClient,
     topic: str,
-    partition: int,
-    at: str | int,
+    partition: int | None,
+    at: From,
     count: int,
     style: MessageStyle | Callable[[Message], None],
     wait: float = 0.0,
 ) -> None:
-    """Print up to ``count`` messages of a partition."""
+    """Print up to ``count`` messages."""
     show = style if callable(style) else partial(print_message, style=style)
+    for message in _messages(client, topic, partition, at, count, wait):
+        show(message)
+
+
+def _messages(
+    client: BrokerClient, topic: str, partition: int | None, at: From, count: int, wait: float = 0.0
+) -> Iterator[Message]:
     while count > 0:
-        found = client.fetch(topic, at, min(count, FETCH_MAX), partition=partition, wait=wait)
-        for message in found:
-            show(message)
-        if not found:
+        page = client.fetch(topic, at, min(count, FETCH_MAX), partition=partition, wait=wait)
+        yield from page
+        if not page:
             break
-        count -= len(found)
-        at = found[-1].offset + 1
-        wait = 0.0
+        count -= len(page)
+        at, wait = page.next, 0.0
 
 
 @with_client
@@ -241,9 +250,7 @@ def tail(
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Continue with messages published from now on.")
     ] = False,
-    count: Annotated[
-        int, typer.Option("--count", "-n", min=0, help="Messages to show of each partition.")
-    ] = 10,
+    count: Annotated[int, typer.Option("--count", "-n", min=0, help="Messages to show.")] = 10,
     *,
     style: MessageStyle,
 ) -> None:
@@ -261,12 +268,19 @@ def tail(
         raise InvalidArgument("a wildcard can only be followed: add -f, or name one topic")
     channel = client.subscribe(topic) if follow else None
     if count and not wildcard:
-        for part in client.topic_stats(topic)["partitions"]:
-            first = max(part["start_offset"], part["end_offset"] - count)
-            left = part["end_offset"] - first
-            _print_range(client, topic, part["partition"], first, left, style)
+        for message in _last(client, topic, count):
+            print_message(message, style=style)
     if channel is not None:
         _print_all(channel, None, None, style, ack=False)
+
+
+def _last(client: BrokerClient, topic: str, count: int) -> Iterable[Message]:
+    """The last messages of a topic: they are among the last of each partition."""
+    first, left = {}, 0
+    for part in client.topic_stats(topic)["partitions"]:
+        first[part["partition"]] = max(part["start_offset"], part["end_offset"] - count)
+        left += part["end_offset"] - first[part["partition"]]
+    return deque(_messages(client, topic, None, first, left), maxlen=count)
 
 
 @with_client

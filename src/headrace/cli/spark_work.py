@@ -18,7 +18,6 @@ import typer
 
 from headrace.cli.connecting import (
     BROKER_OPTIONS,
-    address,
     given_as,
     login_as,
     named_values,
@@ -27,6 +26,7 @@ from headrace.cli.connecting import (
 )
 from headrace.cli.job_progress import Signals, display, signals
 from headrace.cli.printing import complain, errors, progress_bar
+from headrace.client.address import find_brokers
 from headrace.errors import HeadraceError, InvalidArgument
 
 if TYPE_CHECKING:
@@ -94,11 +94,8 @@ class SparkPlace(NamedTuple):
         """The broker, or a data directory, as ``format("headrace")`` takes it."""
         if path is not None:
             return {"path": str(path)}
-        host, port, tls = address(self.server)
-        if ":" in host:
-            host = f"[{host}]"
         where = {
-            "servers": f"{'tls' if tls else 'tcp'}://{host}:{port}",
+            "servers": ",".join(map(str, find_brokers(self.server))),
             "timeout": f"{request_timeout():g}",
         }
         user, password = login_as(self.token, self.user)

@@ -47,12 +47,11 @@ from headrace.cli.printing import (
     say,
 )
 from headrace.client.threads import BrokerClient
+from headrace.contents import check_headers, check_key
 from headrace.errors import HeadraceError, InvalidArgument
 from headrace.log.batch import LOST, Batch, encode
 from headrace.log.columns import NO_ID, Columns, pieces
 from headrace.model import (
-    check_headers,
-    check_key,
     check_subscription_name,
     check_topic_name,
     derive_id,

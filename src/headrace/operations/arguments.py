@@ -17,9 +17,9 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from headrace import limits
+from headrace.contents import check_headers
 from headrace.errors import InvalidArgument
 from headrace.model import (
-    check_headers,
     check_pattern,
     check_pipeline_name,
     check_principal_name,
@@ -27,10 +27,10 @@ from headrace.model import (
     check_topic_name,
     parse_id,
     parse_position,
-    to_ms,
 )
 from headrace.notation import SECONDS, duration_ms, duration_parts
 from headrace.operations.documents import unpack
+from headrace.times import to_ms
 
 Schema = dict[str, Any]
 

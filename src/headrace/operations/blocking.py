@@ -51,6 +51,8 @@ class BlockingOperations(Shell):
     revoke_token = blocking(Operations.revoke_token)
     change_quotas = blocking(Operations.change_quotas)
     producer = blocking(Operations.producer)
+    send_request = blocking(Operations.send_request)
+    send_reply = blocking(Operations.send_reply)
     flush = blocking(Operations.flush)
     clients = blocking(Operations.clients)
     overview = blocking(Operations.overview)

@@ -48,6 +48,7 @@ from headrace.operations.arguments import (
 )
 from headrace.operations.backups import BackupOperations
 from headrace.operations.declaring import Http, Operation, operation, table_of
+from headrace.operations.requesting import Requesting
 from headrace.operations.results import (
     BrokerInfo,
     ChangedSubscription,
@@ -65,7 +66,7 @@ from headrace.operations.results import (
 )
 
 
-class Operations(AccessOperations, BackupOperations):
+class Operations(AccessOperations, BackupOperations, Requesting):
     """The operations of a broker: callable by name over every protocol, and as methods in process."""
 
     async def _operate(self, operation: Operation, arguments: dict[str, Any]) -> Any:
@@ -601,5 +602,10 @@ class Operations(AccessOperations, BackupOperations):
         """The broker's limits and clock, and how many topics and subscriptions it has."""
 
 
-OPERATIONS = table_of(Operations) | table_of(AccessOperations) | table_of(BackupOperations)
+OPERATIONS = (
+    table_of(Operations)
+    | table_of(AccessOperations)
+    | table_of(BackupOperations)
+    | table_of(Requesting)
+)
 """By their names on the wire."""

@@ -101,7 +101,7 @@ def receipt_view(receipt: Receipt) -> dict[str, Any]:
         "offset": receipt.offset,
         "timestamp": iso(receipt.timestamp),
     }
-    if receipt.offset < 0:
+    if receipt.is_delayed:
         del view["partition"], view["offset"]
         view["scheduled"] = True
     if receipt.duplicate:

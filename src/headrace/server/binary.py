@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 
 from headrace import limits
+from headrace.broker.browsing import browse
 from headrace.broker.delivery import Delivery
 from headrace.broker.positions import news_in
 from headrace.broker.publishing import Publish
@@ -30,10 +31,12 @@ from headrace.files import machine
 from headrace.log import batch as batches
 from headrace.log.admission import check
 from headrace.log.batch import HAS_KEYS, Batch
+from headrace.log.columns import NO_ID, Columns
 from headrace.log.interface import Log, ReadPending, completed
-from headrace.model import Receipt, parse_position, split_position
+from headrace.model import Message, Receipt, parse_position, split_position
 from headrace.operations import documents, exact_json
 from headrace.operations.results import HeldSubscription
+from headrace.paging import Asked, parse_from
 from headrace.server.arguments import number_of, publish_arguments, seconds_of
 from headrace.server.connection import Connection, RequestSession
 from headrace.server.logins import Credentials
@@ -47,7 +50,7 @@ FETCH_BYTES_MAX = 32 << 20
 FETCH_WAIT_S_MAX = 60.0
 WAITING_MAX = 1_000
 """Fetches of one connection that may wait for new messages at the same time."""
-TAKES_LONG = ("redrive", "commit_staged", "wait_for")
+TAKES_LONG = ("redrive", "commit_staged", "wait_for", "request")
 """Operations that are answered when they are done, and do not hold up later requests."""
 ERROR_CHARS_MAX = 2_000
 """A sentence may quote the request, and the properties of an answer have a limit."""
@@ -231,8 +234,9 @@ class BinarySession(RequestSession[Frame]):
         if "client_id" in frame.properties:
             self.connection.named(frame.properties["client_id"])
         # Out of order: it shows that the connection lives, not that earlier requests are done.
-        interval = {"interval": f"{self.hub.heartbeat_s:g}"}
-        self.outbox.write(binary.encode(Type.HEARTBEAT, frame.sequence, interval))
+        size = str(self.engine.max_message_size)
+        bounds = {"interval": f"{self.hub.heartbeat_s:g}", "max_message_size": size}
+        self.outbox.write(binary.encode(Type.HEARTBEAT, frame.sequence, bounds))
 
     # --- publishing -------------------------------------------------------------------------
     def on_publish(self, frame: Frame) -> None:
@@ -316,9 +320,15 @@ class BinarySession(RequestSession[Frame]):
     # --- reading ----------------------------------------------------------------------------
     def on_fetch(self, frame: Frame) -> None:
         properties = frame.properties
-        self.connection.permissions.need("browse", _need(properties, "topic"))
+        topic, start = _need(properties, "topic"), _start(frame)
+        self.connection.permissions.need("browse", topic)
+        if properties.get("merge") == "true":
+            if len(self.engine.topics.find(topic).partitions) > 1:
+                self._fetch_merged(frame, topic, start)
+                return
+            start = start.get(0, "earliest") if isinstance(start, Mapping) else start
         partition = self.engine.partition(
-            _need(properties, "topic"), number_of(properties.get("partition", "0"), "partition")
+            topic, number_of(properties.get("partition", "0"), "partition")
         )
         if "incarnation" in properties:  # not a later topic of the same name
             wanted = number_of(properties["incarnation"], "incarnation")
@@ -327,12 +337,9 @@ class BinarySession(RequestSession[Frame]):
                     f"topic {partition.topic!r} was deleted and created again",
                     code="topic_replaced",
                 )
-        wait = min(number_of(properties.get("wait", "0"), "wait") / 1000, FETCH_WAIT_S_MAX)
-        size = number_of(properties.get("max_bytes", str(1 << 20)), "max_bytes")
-        size = min(max(size, 1), FETCH_BYTES_MAX)
-        position, time_ms = split_position(parse_position(properties.get("offset", "earliest")))
+        wait, size = self._bounds_of_fetch(properties)
+        position, time_ms = split_position(start)
         log = partition.log
-        size = self.outbox.requests.fitting(size)
 
         def resolve() -> int:
             if isinstance(position, int) and time_ms is None:
@@ -363,6 +370,36 @@ class BinarySession(RequestSession[Frame]):
             self.outbox.send_pieces(self._batches(frame.sequence, log, offset, size))
         except ReadPending:
             self._later(frame.sequence, fetch_later(), ordered=False)
+
+    def _bounds_of_fetch(self, properties: Mapping[str, str]) -> tuple[float, int]:
+        """How many seconds it may wait, and how many bytes it may have."""
+        wait = min(number_of(properties.get("wait", "0"), "wait") / 1000, FETCH_WAIT_S_MAX)
+        size = number_of(properties.get("max_bytes", str(1 << 20)), "max_bytes")
+        return wait, self.outbox.requests.fitting(min(max(size, 1), FETCH_BYTES_MAX))
+
+    def _fetch_merged(self, frame: Frame, topic: str, start: Any) -> None:
+        """All partitions in the order of time: positions, the places of the messages, and the messages."""
+        wait, size = self._bounds_of_fetch(frame.properties)
+        limit = number_of(frame.properties.get("limit", str(limits.LISTED_MAX)), "limit")
+        limit = min(max(limit, 1), limits.LISTED_MAX)
+        asked = Asked(topic, start, None, size, wait, limit)
+
+        async def fetch() -> bytes:
+            page = await browse(
+                self.engine, asked, lambda: self.connection.permissions.need("browse", topic)
+            )
+            await self.outbox.when_writable()
+            self.outbox.requests.check(size)
+            places = [*page.next.items(), *[(each.partition, each.offset) for each in page]]
+            body = binary.encode_places(places) + (_one_batch(page).raw() if page else b"")
+            properties = {
+                "merged": "true",
+                "count": str(len(page)),
+                "partitions": str(len(page.next)),
+            }
+            return binary.encode(Type.BATCHES, frame.sequence, properties, body)
+
+        self._later(frame.sequence, fetch(), ordered=False)
 
     def _batches(self, sequence: int, log: Log, offset: int, size: int) -> list[bytes]:
         """The answer to a fetch, in pieces as they are in the log."""
@@ -571,6 +608,26 @@ def _settings(frame: Frame) -> dict[str, Any]:
     return _object_in(frame, "the body with the settings") if frame.body else {}
 
 
+def _start(frame: Frame) -> Any:
+    """Where a fetch begins: the body has an offset for each partition, or a property says it."""
+    if frame.body:
+        return parse_from(dict(binary.decode_places(frame.body)))
+    return parse_position(frame.properties.get("offset", "earliest"))
+
+
+def _one_batch(messages: list[Message]) -> Batch:
+    """Messages of several partitions; their places are sent beside it."""
+    return batches.encode(
+        Columns(
+            [message.value for message in messages],
+            [message.key for message in messages],
+            [message.headers for message in messages],
+            [message.timestamp for message in messages],
+            [message._id or NO_ID for message in messages],
+        )
+    )
+
+
 def _need(properties: Mapping[str, str], name: str) -> str:
     value = properties.get(name)
     if not value:
@@ -639,7 +696,7 @@ def _receipt(receipt: Receipt) -> dict[str, str]:
         "count": str(receipt.count),
         "id": str(receipt.id),
     }
-    if receipt.offset < 0:
+    if receipt.is_delayed:
         del properties["offset"], properties["partition"]
         properties["scheduled"] = "true"
     if receipt.duplicate:

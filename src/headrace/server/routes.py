@@ -9,7 +9,8 @@ from typing import Any
 import orjson
 
 from headrace import limits
-from headrace.broker.aio import fetch_messages
+from headrace.broker.aio import fetch_page
+from headrace.broker.browsing import browse
 from headrace.broker.delivery import Delivery
 from headrace.broker.engine import Engine
 from headrace.broker.publishing import Publish
@@ -37,6 +38,7 @@ from headrace.operations import exact_json
 from headrace.operations.arguments import PLACE
 from headrace.operations.catalog import OPERATIONS
 from headrace.operations.views import CONTENT_TYPE, is_json_type, message_view, receipt_view
+from headrace.paging import Asked, cursor_text, parse_cursor
 from headrace.server import schemas
 from headrace.server.arguments import milliseconds_of, publish_options, seconds_of
 from headrace.server.http import HttpSession
@@ -63,6 +65,9 @@ _OTHER_TYPE = "; send another Content-Type for other data"
 UNSAID = "application/x-www-form-urlencoded"
 """What ``curl -d`` sends by default: the body is JSON if it parses as JSON, else text."""
 WAIT_MS_MAX = 60_000
+CURSOR = "X-Cursor"
+"""The place after a page. It is accepted as a header too: that of a thousand partitions is long."""
+PAGE_BYTES = 4 << 20
 BODY_BYTES_SPARE = 64 << 10
 """A message that is a little too large is read, so that the connection goes on after its error."""
 BATCH_BYTES_MAX = 4 << 20
@@ -89,7 +94,7 @@ def on_publish(session: HttpSession, request: Request, topic: str) -> None:
         receipt = receipts[0]
         if receipt.duplicate:
             receipt = first_receipt(session.engine, receipt)
-        status = 202 if receipt.offset < 0 else 200
+        status = 202 if receipt.is_delayed else 200
         session.finish(request, Answer(status, receipt_json(receipt)), slot)
 
     session.connection.publish(publish, done)
@@ -97,30 +102,38 @@ def on_publish(session: HttpSession, request: Request, topic: str) -> None:
 
 def _publish_head(request: Request) -> tuple[bool, dict[str, str], PublishOptions]:
     """(whether the body is JSON, the message's headers, its options)"""
-    headers = message_headers(request)
-    content_type = request.headers.get("content-type")
-    is_json = is_json_type(content_type)
-    if not is_json and content_type != UNSAID:
-        headers[CONTENT_TYPE] = content_type or ""
+    is_json, headers = _content(request)
     options = publish_options(check_query(request, *_PUBLISH_QUERY))
     if "idempotency-key" in request.headers:
         options["idempotency_key"] = request.headers["idempotency-key"]
     return is_json, headers, options
 
 
+def _content(request: Request) -> tuple[bool, dict[str, str]]:
+    """Whether the body is JSON, and the headers of the message."""
+    headers = message_headers(request)
+    content_type = request.headers.get("content-type")
+    is_json = is_json_type(content_type)
+    if not is_json and content_type != UNSAID:
+        headers[CONTENT_TYPE] = content_type or ""
+    return is_json, headers
+
+
 def first_receipt(engine: Engine, receipt: Receipt) -> Receipt:
     """The receipt of the first publish, for a repetition: the log does not say when that was."""
+    partition, offset = receipt.partition, receipt.offset
+    if partition is None or offset is None:
+        return receipt
     try:
-        log = engine.partition(receipt.topic, receipt.partition).log
-        batch = log.read_cached(receipt.offset)
-        index = receipt.offset - batch.base_offset
-        first = batch.messages(receipt.topic, receipt.partition, index, index + 1)[0]
+        batch = engine.partition(receipt.topic, partition).log.read_cached(offset)
+        index = offset - batch.base_offset
+        first = batch.messages(receipt.topic, partition, index, index + 1)[0]
     except (HeadraceError, OSError, ReadPending):  # retention dropped it, or it is not at hand
         return receipt
     return Receipt(
         receipt.topic,
-        receipt.partition,
-        receipt.offset,
+        partition,
+        offset,
         first.timestamp,
         receipt.count,
         True,
@@ -203,6 +216,33 @@ def message_headers(request: Request) -> dict[str, str]:
         elif name in CARRIED:
             found[name] = value
     return found
+
+
+# --- requests -----------------------------------------------------------------------------------
+async def on_request(session: HttpSession, request: Request, topic: str) -> Answer:
+    """Publish a request and wait for its reply."""
+    query = check_query(request, "key", "key64", "wait")
+    wait = whole_in(query, "wait", 30_000, 0, int(limits.REQUEST_S_MAX * 1000)) / 1000
+    query.pop("wait", None)
+    given = {"topic": topic, **_message(request), "key": publish_options(query).get("key")}
+    given["wait"] = wait
+    reply = await session.connection.run(OPERATIONS["request"], given)
+    return Answer(200, orjson.dumps(message_view(reply)))
+
+
+async def on_reply(session: HttpSession, request: Request, to: str) -> Answer:
+    """Answer a request: the body, as in a publish."""
+    check_query(request)
+    given = {"to": to, **_message(request)}
+    delivered = await session.connection.run(OPERATIONS["reply"], given)
+    return Answer(200, orjson.dumps({"delivered": delivered}))
+
+
+def _message(request: Request) -> dict[str, Any]:
+    is_json, headers = _content(request)
+    if is_json:
+        exact_json.check(request.body, _OTHER_TYPE)
+    return {"value": request.body, "headers": headers}
 
 
 def read_json(body: bytes) -> Any:
@@ -373,17 +413,28 @@ def refuse_the_rest(body: dict[str, Any]) -> None:
 
 # --- reading ------------------------------------------------------------------------------------
 async def on_fetch(session: HttpSession, request: Request, topic: str) -> Answer:
-    """Messages from an offset or a time on. Nothing is consumed."""
-    query = check_query(request, "from", "limit", "partition")
+    """Messages of all partitions, or of one, from a place on. Nothing is consumed."""
+    query = check_query(request, "from", "limit", "partition", "cursor")
     limit = whole_in(query, "limit", 100, 1, 10_000)
-    partition = whole_in(query, "partition")
-    start = parse_position(query.get("from", "earliest"))
+    partition = whole_in(query, "partition") if "partition" in query else None
+    cursor = query.get("cursor", request.headers.get(CURSOR.lower()))
+    if cursor is None:
+        start = parse_position(query.get("from", "earliest"))
+    elif "from" in query:
+        raise InvalidArgument("from and cursor both say where to begin; give one of them")
+    else:
+        start = parse_cursor(cursor)
     engine = session.engine
     session.connection.permissions.need("browse", topic)
-    found = await completed(lambda: fetch_messages(engine, topic, start, limit, partition, 4 << 20))
+    asked = Asked(topic, start, partition, PAGE_BYTES, 0.0, limit)
+    if partition is None and len(engine.topics.find(topic).partitions) > 1:
+        page = await browse(engine, asked)
+    else:
+        page = await completed(lambda: fetch_page(engine, asked))
     held = Share(engine.budget)
     try:
-        return Answer(200, json_array(await message_array(found, engine.pace, held)))
+        content = json_array(await message_array(page, engine.pace, held))
+        return Answer(200, content, headers={CURSOR: cursor_text(page.next)})
     finally:
         held.clear()
 
@@ -445,6 +496,20 @@ ROUTES = [
         body_bytes_max=lambda message: max(BATCH_BYTES_MAX, message + BODY_BYTES_SPARE),
     ),
     Route(
+        "POST", "/request/{topic}", on_request, "Publish a request and wait for its reply", "requests",
+        (*[p for p in schemas.PUBLISH_PARAMETERS if p.name in ("key", "key64")],
+         schemas.REQUEST_WAIT),
+        _ANY_BODY,
+        {**schemas.answers("200", schemas.ref("Message")),
+         **schemas.answers("504", schemas.ref("Error"), "Nobody replied in time.")},
+        body_bytes_max=lambda message: message + BODY_BYTES_SPARE,
+    ),
+    Route(
+        "POST", "/reply/{id}", on_reply, "Reply to a request", "requests", (), _ANY_BODY,
+        schemas.answers("200", schemas.obj({"delivered": {"type": "boolean"}}, ["delivered"])),
+        body_bytes_max=lambda message: message + BODY_BYTES_SPARE,
+    ),
+    Route(
         "GET", "/consume/{topic}", on_consume, "Consume a message", "consuming",
         (schemas.GROUP_PARAMETER, schemas.WAIT, schemas.ACK), None,
         {**schemas.answers("200", schemas.ref("Message")), **schemas.NOTHING}, safe=False,
@@ -462,7 +527,7 @@ ROUTES = [
     Route(
         "GET", "/topics/{topic}/messages", on_fetch, "Read messages by offset or time", "reading",
         (Parameter("from", "Where to begin.", PLACE),
-         schemas.LIMIT, schemas.PARTITION), None,
+         schemas.LIMIT, schemas.ONE_PARTITION, schemas.CURSOR), None,
         schemas.answers("200", schemas.array(schemas.ref("Message"))),
     ),
     Route(

@@ -188,10 +188,21 @@ WAIT = Parameter(
     "Milliseconds to wait for the first.",
     {"type": "integer", "minimum": 0, "maximum": 60_000},
 )
+REQUEST_WAIT = Parameter(
+    "wait",
+    "Milliseconds to wait for the reply.",
+    {"type": "integer", "minimum": 0, "maximum": int(limits.REQUEST_S_MAX * 1000)},
+)
 ACK = Parameter(
     "ack", "auto: acknowledged on delivery.", {"type": "string", "enum": ["auto", "manual"]}
 )
 PARTITION = Parameter("partition", "The partition.", OFFSET)
+ONE_PARTITION = Parameter("partition", "Read this partition only; default: all, by time.", OFFSET)
+CURSOR = Parameter(
+    "cursor",
+    "Continue after a page: the X-Cursor of its answer, also accepted as a header.",
+    {"type": "string", "pattern": r"^([0-9]{1,4}:[0-9]{1,12}(,[0-9]{1,4}:[0-9]{1,12})*)?$"},
+)
 PUBLISH_PARAMETERS = (
     Parameter("key", "Decides the partition; the same key, the same order.", STRING),
     Parameter("key64", "A key that is no text, as base64.", {**STRING, "format": "byte"}),

@@ -14,7 +14,7 @@ from headrace.broker.delivery import Lease
 from headrace.broker.permissions import Permissions
 from headrace.broker.subscription import Subscription
 from headrace.errors import InvalidArgument, StaleDelivery
-from headrace.model import check_seconds
+from headrace.times import check_seconds
 
 Settle = Callable[[Subscription, int, int], object]
 """Called with (subscription, lease, offset)."""

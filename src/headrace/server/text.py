@@ -128,7 +128,7 @@ class TextSession(RequestSession[PublishRun | Command]):
             if error is not None:
                 slot.fill(text.error_run(error, count))
             else:
-                slot.fill(text.ok_run(receipts[0].offset, count))
+                slot.fill(text.ok_run(_offset(receipts), count))
 
         # The parser has checked the sizes of the values.
         records = run.values[0] if count == 1 else Columns(run.values)
@@ -144,10 +144,10 @@ class TextSession(RequestSession[PublishRun | Command]):
         def done(receipts: list[Receipt], error: HeadraceError | None) -> None:
             if error is not None:
                 slot.fill(text.error(error))
-            elif receipts[0].offset < 0:
+            elif receipts[0].is_delayed:
                 slot.fill(text.done(f"scheduled {receipts[0].id}"))
             else:
-                slot.fill(text.ok(receipts[0].offset))
+                slot.fill(text.ok(_offset(receipts)))
 
         self.connection.publish(publish, done)
 
@@ -437,3 +437,9 @@ def _literal(value: str) -> Any:
         return orjson.loads(value)
     except orjson.JSONDecodeError:
         return value
+
+
+def _offset(receipts: list[Receipt]) -> int:
+    offset = receipts[0].offset
+    assert offset is not None
+    return offset

@@ -17,8 +17,9 @@ import orjson
 from headrace.broker.delivery import Delivery
 from headrace.broker.pace import Pace
 from headrace.budget import Budget, Share
+from headrace.contents import check_key
 from headrace.errors import InvalidArgument
-from headrace.model import Message, Receipt, check_key, topic_hash
+from headrace.model import Message, Receipt, topic_hash
 from headrace.operations import exact_json
 from headrace.operations.views import CONTENT_TYPE, is_json_type, iso, message_view, receipt_view
 from headrace.server.operations import ANSWER_COPIES
@@ -53,7 +54,7 @@ def receipt_json(receipt: Receipt) -> bytes:
     """The JSON of a receipt. That of a message that was just stored is put together by hand, because
     it is made for each publish."""
     offset = receipt.offset
-    if offset < 0 or receipt.duplicate or receipt._id is not None:
+    if offset is None or receipt.duplicate or receipt._id is not None:
         return orjson.dumps(receipt_view(receipt))
     head, middle = _receipt_parts(receipt.topic, receipt.partition)
     high, low = 0x8000 | offset >> 48, offset & 0xFFFF_FFFF_FFFF

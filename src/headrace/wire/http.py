@@ -486,6 +486,7 @@ _STATUS_BY_CODE = {
     "no_route": 404,
     "method_not_allowed": 405,
     "request_stalled": 408,
+    "no_reply": 504,
     "unsupported_media_type": 415,
     "not_a_websocket": 426,
 }
