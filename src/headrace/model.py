@@ -50,8 +50,10 @@ DEAD_LETTER_HEADERS = (
     "headrace-subscription",
     "headrace-reason",
     "headrace-attempts",
+    "headrace-origin-timestamp",
 )
-"""The headers that a dead letter has besides its message's own, in this order."""
+"""The headers that a dead letter has besides its message's own, in this order. A redriven message keeps the
+last one: when it was first published, in milliseconds since 1970."""
 REPLY_TO = "headrace-reply-to"
 """The header of a request: where its reply goes."""
 
@@ -511,7 +513,7 @@ class DeadLetter:
     offset: int
     """Its offset in the dead-letter topic, for ``redrive``, ``edit_dead_letter`` and ``purge_dead_letters``."""
     message: Message
-    """The original payload, key, headers, topic, partition and offset."""
+    """The original payload, key, headers, topic, partition, offset and time; ``attempt`` is ``attempts``."""
     subscription: str
     reason: str
     attempts: int

@@ -88,6 +88,7 @@ _TOPIC = get_type_hints(TopicSettings, include_extras=True)
 _Text = Annotated[str, Meta(min_length=1, max_length=4096)]
 _Port = Annotated[int, Meta(ge=0, le=65535)]
 _Level = Literal["debug", "info", "warning", "error"]
+_LogFormat = Literal["text", "json"]
 _Heartbeat = Annotated[float, Meta(ge=0.1, le=3600), SECONDS]
 _Connections = Annotated[int, Meta(ge=1, le=1_000_000)]
 _MessageBytes = Annotated[int, Meta(ge=1, le=limits.MESSAGE_BYTES_CEILING), BYTES]
@@ -130,6 +131,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("disk_reserve_bytes", "storage", limits.DISK_RESERVE_BYTES_DEFAULT, _DiskBytes, "free disk space below which publishes are refused"),
     Setting("events_interval", "storage", limits.EVENTS_INTERVAL_S_DEFAULT, _EventsInterval, "seconds between the broker's own events in the topic __events; 0: no events"),
     Setting("log_level", "log", "info", _Level, "least severe level that is logged: debug, info, warning or error", ("QB_LOG_LEVEL",), ("level",), _word),
+    Setting("log_format", "log", "text", _LogFormat, "lines of the log: text, or json (one object on each line)", (), ("format",), _word),
     Setting("request_timeout", "client", 30.0, _Timeout, "seconds that a client waits for an answer"),
 )  # fmt: skip
 BY_NAME = {setting.name: setting for setting in SETTINGS}
@@ -153,6 +155,9 @@ class Settings:
 
     def as_dict(self) -> dict[str, Any]:
         return dict(self._values)
+
+    def but(self, values: dict[str, Any]) -> Settings:
+        return Settings({**self._values, **values}, self._sources)
 
     def topic_defaults(self) -> TopicSettings:
         durability = self.durability

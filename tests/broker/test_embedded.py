@@ -239,7 +239,8 @@ def test_ack_nack_and_dead_letters(broker: Broker) -> None:
     new = broker.edit_dead_letter("billing", letter.offset, value=b"cured")
     assert broker.redrive("billing", offsets=[new])["redriven"] == 1
     cured = consumer.get(WAIT)
-    assert (cured.value, cured.headers) == (b"cured", {"a": "b"})
+    published = {"headrace-origin-timestamp": str(letter.message.timestamp)}
+    assert (cured.value, cured.headers) == (b"cured", {"a": "b"} | published)
     cured.ack()
     broker.flush()
     assert broker.subscription_stats("billing")["lag"] == 0

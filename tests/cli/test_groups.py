@@ -14,6 +14,20 @@ def test_a_subscription_is_created(headrace: Command, client: BrokerClient) -> N
     assert ran.code == 0
 
 
+def test_a_topic_that_does_not_exist_is_told(headrace: Command) -> None:
+    """A misspelt topic does not look like one without messages."""
+    created = "Topic {} did not exist: it was created now, and is empty.\n"
+    ran = headrace("create-subscription", "g", "mispelt")
+    assert ran.lines == ["Created subscription g on mispelt (0 unread)."]
+    assert ran.err == created.format("mispelt")
+    assert headrace("create-subscription", "g2", "mispelt").err == ""
+    joined = ("join-subscription", "g", "--topic", "mispelt2", "--timeout", "0.05")
+    assert headrace(*joined).err == created.format("mispelt2")
+    assert headrace(*joined).err == ""
+    subscribed = ("subscribe", "mispelt3", "--offset", "0", "--timeout", "0.05")
+    assert headrace(*subscribed).err == created.format("mispelt3")
+
+
 def test_settings_of_a_subscription(headrace: Command, client: BrokerClient) -> None:
     """The common ones have options of their own; --set takes all."""
     ran = headrace(

@@ -11,6 +11,7 @@ import pytest
 from headrace.client.threads import BrokerClient
 from headrace.testing import RunningServer, wait_until
 from tests.cli.rig import SCRIPT, Command, clean_environment, is_followed
+from tests.server.http_rig import http_of
 
 
 # --- publish --------------------------------------------------------------------------------------
@@ -22,11 +23,10 @@ def test_a_message_is_published(headrace: Command, client: BrokerClient) -> None
 
 
 def test_a_published_message_in_json(headrace: Command) -> None:
-    """The receipt, whole."""
+    """The receipt, in the shape of HTTP."""
     receipt = headrace("publish", "receipts", "one", "--json").json
-    assert set(receipt) == {
-        "id", "topic", "partition", "offset", "timestamp", "count", "duplicate",
-    }  # fmt: skip
+    assert set(receipt) == {"id", "topic", "partition", "offset", "timestamp"}
+    assert receipt["timestamp"].endswith("Z")
     assert (receipt["topic"], receipt["partition"], receipt["offset"]) == ("receipts", 0, 0)
 
 
@@ -136,15 +136,23 @@ def test_all_partitions_are_fetched(headrace: Command, client: BrokerClient) -> 
     assert "has 2 partitions" in refused.err
 
 
-def test_fetched_messages_in_json(headrace: Command, client: BrokerClient) -> None:
-    """One object a line; bytes that are no text are base64 and say so."""
+def test_fetched_messages_in_json(
+    headrace: Command, client: BrokerClient, server: RunningServer
+) -> None:
+    """One object a line, in the shape of HTTP: JSON as it is, text as text, other bytes as base64."""
     client.publish("shapes", b"text", {"a": "b"}, key="k")
-    client.publish("shapes", b"\xff\x00")
-    text, binary = headrace("fetch", "shapes", "--json").json_lines
-    assert text["data"] == "text"
-    assert text["headers"] == {"a": "b"}
-    assert text["key"] == {"data": "k"}
-    assert (binary["data"], binary["encoding"]) == ("/wA=", "base64")
+    client.publish("shapes", b"\xff\x00", key=b"\xff")
+    client.publish("shapes", b'{"a":\t[1,\r\n 1.10, 12345678901234567890123, "\xe2\x80\xae"]}')
+    ran = headrace("fetch", "shapes", "--json")
+    text, binary, document = ran.json_lines
+    assert (text["data"], text["key"], text["headers"]) == ("text", "k", {"a": "b"})
+    assert (text["attempt"], text["retryCount"], text["timestamp"][-1]) == (1, 0, "Z")
+    assert (binary["data"], binary["encoding"], binary["key64"]) == ("/wA=", "base64", "/w==")
+    assert document["data"]["a"][1:] == [1.1, 12345678901234567890123, "\u202e"]
+    assert '{"a": [1,   1.10, 12345678901234567890123, "\\u202e"]}' in ran.lines[2]
+    http = http_of(server)
+    assert http.ok("GET", "/topics/shapes/messages") == [text, binary, document]
+    http.close()
 
 
 def test_a_message_cannot_steer_the_terminal(headrace: Command, client: BrokerClient) -> None:
@@ -235,7 +243,7 @@ def test_joining_a_subscription(headrace: Command, client: BrokerClient) -> None
     client.publish_many("joined", [b"0", b"1", b"2"])
     client.create_subscription("reader", "joined")
     ran = headrace("join-subscription", "reader", "-n", "2", "--json")
-    assert [message["data"] for message in ran.json_lines] == ["0", "1"]
+    assert [message["data"] for message in ran.json_lines] == [0, 1]
     assert [message["attempt"] for message in ran.json_lines] == [1, 1]
     assert headrace("join-subscription", "reader", "-n", "1").lines == ["joined/0@2  2"]
     assert client.subscription_stats("reader")["lag"] == 0

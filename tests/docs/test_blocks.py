@@ -109,7 +109,7 @@ def test_python_is_python(block: Block) -> None:
 def test_commands_exist(block: Block) -> None:
     """Bash understands the block, each ``headrace`` command its arguments, and make has each target."""
     subprocess.run(["bash", "-n", "-c", block.text], check=True)
-    for line in block.text.replace("\\\n", " ").splitlines():
+    for line in block.text.replace("\\\n", " ").replace("&&", "\n").splitlines():
         words = shlex.split(line, comments=True)
         while words and "=" in words[0]:
             words.pop(0)

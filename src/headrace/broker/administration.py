@@ -22,6 +22,7 @@ from headrace.access.rights import Right, grant_text
 from headrace.access.rules import AccessRules
 from headrace.broker import overview as overviews
 from headrace.broker import positions as places
+from headrace.broker.audit import IN_PROCESS, Source
 from headrace.broker.backups import BackupAdministration
 from headrace.broker.engine import Done, Engine
 from headrace.broker.permissions import Permissions
@@ -90,11 +91,11 @@ def _is_change(operation: Operation, checked: dict[str, Any], result: object) ->
 
 
 class Administration(BackupAdministration):
-    def __init__(self, engine: Engine, caller: Caller = OWNER, peer: str = "in process"):
+    def __init__(self, engine: Engine, caller: Caller = OWNER, source: Source = IN_PROCESS):
         self.engine = engine
         self.caller = caller
         self.permissions = Permissions(engine, caller)
-        self._peer = peer
+        self._source = source
 
     async def call(
         self, operation: Operation, given: dict[str, Any], *, strict: bool = True
@@ -102,7 +103,7 @@ class Administration(BackupAdministration):
         """Check the arguments and the permission, and carry the operation out."""
         checked = operation.check(given, strict=strict)
         self.engine.check_open()
-        if not self.engine.audit.is_on or not _is_audited(operation):
+        if not _is_audited(operation):
             self.permissions.check(operation, checked)
             return await self._run(operation, checked)
         outcome, result = "bug", None
@@ -118,7 +119,7 @@ class Administration(BackupAdministration):
             if outcome != "ok" or _is_change(operation, checked, result):
                 target = checked.get(operation.about or "")
                 self.engine.audit.operation(
-                    self.caller.name, self._peer, operation.name, target, checked, outcome
+                    self.caller.name, self._source, operation.name, target, checked, outcome
                 )
 
     async def _run(self, operation: Operation, checked: dict[str, Any]) -> Any:
@@ -209,6 +210,7 @@ class Administration(BackupAdministration):
         position, time_ms = split_position(start)
         existing = self.engine.subscription_or_none(subscription, topic)
         before = None if existing is None else existing.settings
+        no_topic = self.engine.topics.lacks(topic)
 
         def subscribe(done: Done) -> None:
             with self.permissions.owning():
@@ -225,7 +227,8 @@ class Administration(BackupAdministration):
         await done(subscribe)
         found = self.engine.subscription(subscription, topic)
         if before is None:
-            return New(found.statistics(), outcome="created")  # type: ignore[return-value]
+            created = {"topic_created": True} if no_topic else {}
+            return New(found.statistics(), outcome="created", **created)  # type: ignore[return-value]
         is_same = before == found.settings
         return {**found.statistics(), "outcome": "unchanged" if is_same else "updated"}
 

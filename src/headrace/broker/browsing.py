@@ -31,7 +31,8 @@ from headrace.broker.positions import news_in
 from headrace.broker.topic import Partition, Topic
 from headrace.channels import check_count
 from headrace.errors import DataCorrupt, HeadraceError, OffsetOutOfRange
-from headrace.log.batch import Batch
+from headrace.log.batch import Batch, encode
+from headrace.log.columns import NO_ID, Columns
 from headrace.log.interface import completed
 from headrace.model import Message, split_position
 from headrace.paging import Asked, Page, parse_from, partition_needed
@@ -65,6 +66,19 @@ async def browse(
     finally:
         if pace.on_loop:
             engine.budget.give(asked.max_bytes)
+
+
+def one_batch(messages: list[Message]) -> Batch:
+    """Messages of several partitions as one batch, to be sent; their places are sent beside it."""
+    return encode(
+        Columns(
+            [message.value for message in messages],
+            [message.key for message in messages],
+            [message.headers for message in messages],
+            [message.timestamp for message in messages],
+            [message._id or NO_ID for message in messages],
+        )
+    )
 
 
 class _Pace:

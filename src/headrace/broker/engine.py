@@ -278,10 +278,8 @@ class Engine:
         self.retention.close()
         self.schedule.close()
         self._let_go(Closed("the broker was closed"))
-        self.requests.close(Closed("the broker was closed"))
 
-        # What the logs still store may make positions move (a redrive, a delayed message), so the
-        # journal comes last.
+        # What the logs still store (a redrive, a delayed message) may move positions: the journal is last.
         def logs_closed() -> None:
             self.state.close(state_closed)
 
@@ -296,6 +294,7 @@ class Engine:
         self.topics.close(logs_closed)
 
     def _let_go(self, error: HeadraceError) -> None:
+        self.requests.close(error)
         for follower in tuple(self._followers):
             follower.close(error)
         self._followers.clear()

@@ -144,7 +144,12 @@ class Follower:
             self.missed += log.start_offset - offset
             return log.start_offset
         except (DataCorrupt, OSError) as error:
-            logger.error("a follower of %s cannot read on: %s", partition.topic, error)
+            logger.error(
+                "a follower of %s cannot read on: %s",
+                partition.topic,
+                error,
+                extra={"topic": partition.topic},
+            )
             self.close(
                 error if isinstance(error, HeadraceError) else DataCorrupt(f"cannot read: {error}")
             )

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from headrace import limits
-from headrace.broker.delivery import Delivery, Member
+from headrace.broker.delivery import Delivery, Lease, Member
 from headrace.broker.subscription import Subscription
 from headrace.clock import Loop
 from headrace.errors import HeadraceError, StaleDelivery
@@ -26,11 +26,19 @@ FETCH_WAIT_S = 1.0
 
 
 class Pull:
-    def __init__(self, subscription: Subscription, loop: Loop, limit: int, done: Done):
+    def __init__(
+        self,
+        subscription: Subscription,
+        loop: Loop,
+        limit: int,
+        done: Done,
+        by_id: dict[int, Lease] | None = None,
+    ):
+        """``by_id`` is the register in which its leases can be found until they end."""
         self._subscription = subscription
         self._loop = loop
         self._limit = limit
-        self._member = Member("pull", self, limit)
+        self._member = Member("pull", self, limit, by_id=by_id)
         self._done: Done | None = done
         self._got: list[Delivery] = []
         self._count = 0

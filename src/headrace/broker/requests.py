@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING
 from headrace import limits
 from headrace.clock import Timer
 from headrace.contents import check_value
-from headrace.errors import Closed, Conflict, HeadraceError, QueueFull, RequestTimeout
+from headrace.errors import Conflict, HeadraceError, QueueFull, RequestTimeout
 from headrace.model import REPLY_TO, Message, Receipt
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ class Requests:
         if not self._owned[slot.owner]:
             del self._owned[slot.owner]
 
-    def close(self, error: Closed) -> None:
+    def close(self, error: HeadraceError) -> None:
         for address, slot in list(self._slots.items()):
             if not slot.reply.done():
                 self._end(slot, error)

@@ -72,7 +72,9 @@ class Retention:
                 try:
                     self._run_partition(topic, partition)
                 except (HeadraceError, OSError) as error:  # the next round tries again
-                    logger.error("retention of %s: %s", topic.name, error)
+                    logger.error(
+                        "retention of %s: %s", topic.name, error, extra={"topic": topic.name}
+                    )
 
     def _run_partition(self, topic: Topic, partition: Partition) -> None:
         settings, log = topic.settings, partition.log
@@ -114,7 +116,9 @@ class Retention:
         try:
             log.drop_before(closed[0].end_offset)
         except OSError as error:  # the next round tries again
-            logger.error("retention of %s: %s", partition.topic, error)
+            logger.error(
+                "retention of %s: %s", partition.topic, error, extra={"topic": partition.topic}
+            )
             return
         self.deleted_bytes += closed[0].bytes
         self._loop.call_soon(self.drop_done, partition)

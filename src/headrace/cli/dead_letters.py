@@ -21,7 +21,6 @@ from headrace.cli.printing import (
 from headrace.cli.values import Yes, confirm
 from headrace.client.threads import BrokerClient
 from headrace.errors import Conflict, NotFound
-from headrace.operations import documents
 
 dlq = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 scheduled = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -62,8 +61,7 @@ def list_letters(
         for letter in letters
     ]
     columns = ("offset", "when", "from", "attempts", "reason", "value")
-    document = [documents.letter(letter) for letter in letters]
-    print_listing(as_json, document, rows, columns, f"No dead letters of {subscription}.")
+    print_listing(as_json, letters, rows, columns, f"No dead letters of {subscription}.")
 
 
 @dlq.command()
@@ -74,7 +72,7 @@ def show(
     """Show all of one dead letter."""
     letter = client.dead_letter(subscription, offset)
     if as_json:
-        print_json(documents.letter(letter))
+        print_json(letter)
         return
     message = letter.message
     attempts = "1 delivery" if letter.attempts == 1 else f"{letter.attempts:,} deliveries"
@@ -178,8 +176,7 @@ def list_scheduled(
     found = client.scheduled(topic, limit=limit)
     rows = [{"id": each.id, "topic": each.topic, "when": when(each.deliver_at)} for each in found]
     columns = {"when": "when (UTC)", "topic": "topic", "id": "id"}
-    document = [documents.scheduled(each) for each in found]
-    print_listing(as_json, document, rows, columns, "No delayed messages.")
+    print_listing(as_json, found, rows, columns, "No delayed messages.")
 
 
 @scheduled.command()

@@ -34,6 +34,12 @@ OfTopic = Annotated[
 ]
 
 
+def tell_created(made: SubscriptionStats) -> None:
+    """A misspelt topic must not look like one without messages."""
+    if made.get("topic_created"):
+        complain(f"Topic {made['topic']} did not exist: it was created now, and is empty.")
+
+
 @with_client
 def create_subscription(
     client: BrokerClient,
@@ -81,6 +87,7 @@ def create_subscription(
             f"headrace: {subscription} keeps its position: --offset is where a new subscription "
             f"begins. To move it: headrace seek {subscription} {offset} --topic {topic}"
         )
+    tell_created(made)
 
 
 @with_client

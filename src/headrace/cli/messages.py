@@ -21,7 +21,7 @@ from headrace.cli.connecting import (
     with_client,
     with_options,
 )
-from headrace.cli.groups import OfTopic
+from headrace.cli.groups import OfTopic, tell_created
 from headrace.cli.printing import (
     MESSAGE_OPTIONS,
     AsJson,
@@ -37,7 +37,6 @@ from headrace.cli.values import duration_option
 from headrace.client.threads import BrokerClient
 from headrace.errors import Closed, InvalidArgument, RequestTimeout, StaleDelivery, TooLarge
 from headrace.model import Message, is_pattern
-from headrace.operations import documents
 from headrace.paging import From
 
 with_style = with_options("style", MESSAGE_OPTIONS, given_as(MessageStyle))
@@ -113,11 +112,7 @@ def publish(
     value = _content(file) if file is not None else message or ""
     receipt = client.publish(topic, value, headers, key=key, delay=delay, **options)
     if as_json:
-        document = documents.receipt(receipt)
-        if receipt.is_delayed:  # it has no place yet
-            del document["partition"], document["offset"]
-            document["scheduled"] = True
-        print_json(document)
+        print_json(receipt)
     elif receipt.is_delayed:
         say(f"Scheduled message {receipt.id}.")
     else:
@@ -307,6 +302,8 @@ def join_subscription(
     Example:
       headrace join-subscription my-group
     """
+    if topic is not None:
+        tell_created(client.create_subscription(subscription, topic))
     channel = client.subscription(subscription, topic, prefetch=100)
     _print_all(channel, count, timeout, style, ack=True)
 
@@ -343,7 +340,9 @@ def subscribe(
         return
     name = group or client.client_id
     try:
-        channel = client.subscription(name, topic, prefetch=100, start=offset or "earliest")
+        start = offset or "earliest"
+        tell_created(client.create_subscription(name, topic, start))
+        channel = client.subscription(name, topic, prefetch=100, start=start)
         _print_all(channel, count, timeout, style, ack=True)
     finally:
         if group is None:  # it was created for this command alone

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Annotated, Any, BinaryIO, NamedTuple
 
+import orjson
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -25,7 +26,7 @@ from rich.text import Text
 
 from headrace.errors import HeadraceError
 from headrace.model import Message
-from headrace.operations import documents
+from headrace.operations import documents, views
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 _PIPE_CHARS = 10_000
@@ -41,9 +42,26 @@ def visible(text: str, *, kept: str = "\t\n") -> str:
 
 def json_text(value: Any, indent: int | None = None) -> str:
     """JSON in which the same characters are escaped, as JSON escapes them: it means the same."""
-    text = json.dumps(value, indent=indent, ensure_ascii=False, default=str)
+    option = documents.OPTIONS | (orjson.OPT_INDENT_2 if indent else 0)
+    try:
+        text = orjson.dumps(value, default=_view, option=option).decode()
+    except TypeError:  # a whole number of more than 64 bits, or a file name that is not text
+        text = json.dumps(value, indent=indent, ensure_ascii=False, default=str)
+    # JSON as somebody published it may have tabs and line ends, but only between its tokens.
+    text = text.translate(_BLANKS if indent else _LINE_BLANKS)
     lines = text.split("\n")
     return "\n".join([line if line.isprintable() else _json_escaped(line) for line in lines])
+
+
+def _view(value: Any) -> Any:
+    try:
+        return views.view(value)
+    except TypeError:
+        return str(value)
+
+
+_BLANKS = {9: " ", 13: " "}
+_LINE_BLANKS = {**_BLANKS, 10: " "}
 
 
 def _json_escaped(line: str) -> str:
@@ -195,7 +213,9 @@ def _cell(value: Any) -> str:
 
 # --- values ---------------------------------------------------------------------------------------
 def when(timestamp_ms: int) -> str:
-    return datetime.fromtimestamp(timestamp_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    return datetime.fromtimestamp(min(timestamp_ms, views.YEAR_9999_MS) / 1000, UTC).strftime(
+        "%Y-%m-%d %H:%M:%S"
+    )
 
 
 def ago(milliseconds: int) -> str:
@@ -259,7 +279,7 @@ MESSAGE_OPTIONS: dict[str, Any] = {
 def print_message(message: Message, style: MessageStyle) -> None:
     """Print a message on one line, and flush: the reader may be a pipe."""
     if style.as_json:
-        line = json_text(documents.message(message))
+        line = json_text(message)
     else:
         parts = [place_of(message)]
         if style.time:

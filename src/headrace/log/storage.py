@@ -178,7 +178,7 @@ class DiskStorage(MemoryStorage):
         logger.error(
             "topic %s %s; it is adopted with default settings, and keeps all messages until you set "
             "its retention again",
-            name, why,
+            name, why, extra={"topic": name},
         )  # fmt: skip
         settings = defaults.but({"partitions": max(numbers) + 1, "durable": True, **_KEEP_ALL})
         topic = TopicRecord(name, settings, self._random.getrandbits(53), self._clock.now_ms())
@@ -265,7 +265,12 @@ class DiskStorage(MemoryStorage):
         def finish(done: Callable[[], None]) -> None:
             def removed(_result: object, error: BaseException | None) -> None:
                 if error is not None:  # the next start tries again
-                    logger.warning("files of the deleted topic %s: %s", topic.name, error)
+                    logger.warning(
+                        "files of the deleted topic %s: %s",
+                        topic.name,
+                        error,
+                        extra={"topic": topic.name},
+                    )
                 done()
 
             self._workers.submit(lambda: self._files.remove_tree(grave), removed)

@@ -81,6 +81,8 @@ class SubscriptionStats(TypedDict):
     redelivered: Count
     skipped: Count
     timeouts: Count
+    topic_created: NotRequired[bool]
+    """In the answer of ``create_subscription``: its topic did not exist, and was created empty."""
 
 
 class ChangedSubscription(SubscriptionStats):

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from headrace import limits
-from headrace.broker.browsing import browse
+from headrace.broker.browsing import browse, one_batch
 from headrace.broker.delivery import Delivery
 from headrace.broker.positions import news_in
 from headrace.broker.publishing import Publish
@@ -31,13 +31,11 @@ from headrace.files import machine
 from headrace.log import batch as batches
 from headrace.log.admission import check
 from headrace.log.batch import HAS_KEYS, Batch
-from headrace.log.columns import NO_ID, Columns
 from headrace.log.interface import Log, ReadPending, completed
-from headrace.model import Message, Receipt, parse_position, split_position
-from headrace.operations import documents
+from headrace.model import Receipt, parse_position, split_position
+from headrace.operations import documents, exact_json
 from headrace.operations.results import HeldSubscription
 from headrace.paging import Asked, parse_from
-from headrace.server import exact_json
 from headrace.server.arguments import number_of, publish_arguments, seconds_of
 from headrace.server.connection import Connection, RequestSession
 from headrace.server.logins import Credentials
@@ -392,7 +390,7 @@ class BinarySession(RequestSession[Frame]):
             await self.outbox.when_writable()
             self.outbox.requests.check(size)
             places = [*page.next.items(), *[(each.partition, each.offset) for each in page]]
-            body = binary.encode_places(places) + (_one_batch(page).raw() if page else b"")
+            body = binary.encode_places(places) + (one_batch(page).raw() if page else b"")
             properties = {
                 "merged": "true",
                 "count": str(len(page)),
@@ -422,8 +420,9 @@ class BinarySession(RequestSession[Frame]):
         }
 
         async def create() -> bytes:
-            await self.connection.call("create_subscription", request)
-            return success(frame.sequence, {"subscription": name, "topic": topic})
+            made = await self.connection.call("create_subscription", request)
+            created = {"topic_created": "true"} if made.get("topic_created") else {}
+            return success(frame.sequence, {"subscription": name, "topic": topic, **created})
 
         self._later(frame.sequence, create())
 
@@ -613,19 +612,6 @@ def _start(frame: Frame) -> Any:
     if frame.body:
         return parse_from(dict(binary.decode_places(frame.body)))
     return parse_position(frame.properties.get("offset", "earliest"))
-
-
-def _one_batch(messages: list[Message]) -> Batch:
-    """Messages of several partitions; their places are sent beside it."""
-    return batches.encode(
-        Columns(
-            [message.value for message in messages],
-            [message.key for message in messages],
-            [message.headers for message in messages],
-            [message.timestamp for message in messages],
-            [message._id or NO_ID for message in messages],
-        )
-    )
 
 
 def _need(properties: Mapping[str, str], name: str) -> str:

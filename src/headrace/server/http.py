@@ -22,6 +22,7 @@ from typing import Any
 
 from headrace.access.caller import Caller
 from headrace.errors import (
+    Forbidden,
     HeadraceError,
     InvalidArgument,
     RequestTimeout,
@@ -123,6 +124,10 @@ class HttpSession(RequestSession[Request]):
         elif now - connection.since > hub.idle_s:
             connection.overdue()
 
+    def forget_heads(self) -> None:
+        """The next request is admitted anew, even if its head was admitted before."""
+        self._http.forget()
+
     def hand_over(self) -> bytes:
         """Another session takes the connection; returns what came after the last request."""
         self.hub.watched.discard(self.connection)
@@ -220,7 +225,12 @@ class HttpSession(RequestSession[Request]):
         if caller is not None and caller.valid:
             return
         if "headers" not in memo:
-            headers = self.hub.origins.admit(request)
+            try:
+                headers = self.hub.origins.admit(request)
+            except Forbidden as error:
+                cause = "host" if error.code == "host_not_allowed" else "origin"
+                self.hub.refusals.note(cause, self.connection.source, error.message)
+                raise
             if request.version == "1.0" and request.keep_alive:
                 headers = {"Connection": "keep-alive", **headers}
             memo["headers"], memo["client_id"] = headers, client_id_in(request)
@@ -251,11 +261,11 @@ class HttpSession(RequestSession[Request]):
         if credentials is None:
             self._certified()
             return
-        caller = self.hub.logins.at_once(connection.peer, connection.address, credentials)
+        caller = self.hub.logins.at_once(connection.source, credentials)
         if caller is not None:
             memo["caller"] = caller
             return
-        check = self.hub.logins.check(connection.peer, connection.address, credentials)
+        check = self.hub.logins.check(connection.source, credentials)
         login = self._logins[id(memo)] = connection.start(check)
         self.outbox.throttle(True)
         login.add_done_callback(lambda login: self._login_done(memo, login))

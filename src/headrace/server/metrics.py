@@ -33,7 +33,7 @@ from headrace.files import resident_bytes
 from headrace.model import INTERNAL_PREFIX
 
 if TYPE_CHECKING:
-    from headrace.server.connection import Hub
+    from headrace.server.hub import Hub
 
 PREFIX = "message_broker_"
 LOOP = "headrace_loop_"
@@ -332,6 +332,18 @@ class Metrics:
         outcomes.add_metric(["delayed"], logins.delayed)
         outcomes.add_metric(["refused"], logins.refused)
         yield outcomes
+        refused = CounterMetricFamily(
+            PREFIX + "clients_refused", "Logins, pages and handshakes refused", labels=["cause"]
+        )
+        for cause, count in logins.refusals.counts.items():
+            refused.add_metric([cause], count)
+        yield refused
+        audited = CounterMetricFamily(
+            PREFIX + "audit", "Changes, and what was refused", labels=["action", "outcome"]
+        )
+        for labels, count in self._hub.engine.audit.counts.items():
+            audited.add_metric(labels, count)
+        yield audited
         yield GaugeMetricFamily(
             PREFIX + "access_broken", "1 while the access file cannot be used and older rules stay",
             value=int(access.problem is not None),

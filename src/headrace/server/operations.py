@@ -7,6 +7,7 @@ from typing import Any
 
 from headrace.access.caller import Caller
 from headrace.broker.administration import Administration
+from headrace.broker.audit import Source
 from headrace.broker.engine import Engine
 from headrace.budget import Share
 from headrace.errors import InvalidArgument
@@ -27,15 +28,15 @@ class ServedOperations:
         operation: Operation,
         given: dict[str, Any],
         caller: Caller,
-        peer: str,
+        source: Source,
         *,
         strict: bool = True,
     ) -> Any:
         """Carry an operation out for a caller; returns its result."""
-        administration = Administration(self._engine, caller, peer)
+        administration = Administration(self._engine, caller, source)
         return await administration.call(operation, given, strict=strict)
 
-    async def call(self, name: object, given: object, caller: Caller, peer: str) -> Any:
+    async def call(self, name: object, given: object, caller: Caller, source: Source) -> Any:
         """An operation by its name; returns its answer as JSON has it."""
         operation = OPERATIONS.get(name) if isinstance(name, str) else None
         if operation is None:
@@ -45,7 +46,7 @@ class ServedOperations:
             )
         if not isinstance(given, dict):
             raise InvalidArgument("the arguments are a JSON object")
-        return operation.document(given, await self.run(operation, given, caller, peer))
+        return operation.document(given, await self.run(operation, given, caller, source))
 
     async def encoded(
         self, document: Any, encode: Callable[[Any], bytes] = documents.dumps

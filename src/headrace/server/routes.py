@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import orjson
@@ -34,27 +34,28 @@ from headrace.model import (
     check_subscription_name,
     parse_position,
 )
+from headrace.operations import exact_json
 from headrace.operations.arguments import PLACE
 from headrace.operations.catalog import OPERATIONS
+from headrace.operations.views import CONTENT_TYPE, is_json_type, message_view, receipt_view
 from headrace.paging import Asked, cursor_text, parse_cursor
-from headrace.server import exact_json, schemas
+from headrace.server import schemas
 from headrace.server.arguments import milliseconds_of, publish_options, seconds_of
 from headrace.server.http import HttpSession
 from headrace.server.routing import Parameter, Route
-from headrace.server.settling import deliveries_in, settle_each, settling, text_in
-from headrace.server.views import (
-    CONTENT_TYPE,
-    delivery_array,
-    is_json_type,
-    json_array,
-    message_array,
-    message_view,
-    receipt_json,
-    receipt_view,
+from headrace.server.settling import (
+    deliveries_in,
+    owner_among,
+    settle_each,
+    settling,
+    text_in,
 )
+from headrace.server.views import delivery_array, json_array, message_array, receipt_json
 from headrace.wire.http import Answer, Request
 
 HEADER_PREFIX = "x-header-"
+CREATED = "Headrace-Created"
+"""What did not exist: ``topic, group`` on the first use of both. A topic that is new has no messages."""
 CARRIED = ("traceparent", "tracestate")
 """Request headers that become headers of the message."""
 _PUBLISH_QUERY = (
@@ -288,29 +289,29 @@ def whole_in(
 async def on_consume(session: HttpSession, request: Request, topic: str) -> Answer:
     """The next message of a group, or 204."""
     query = check_query(request, "group", "wait", "ack")
-    views = await _pull(session, query, topic, limit=1)
+    views, headers = await _pull(session, query, topic, limit=1)
     if not views:
-        return Answer(204)
-    return Answer(200, views[0])
+        return Answer(204, headers=headers)
+    return Answer(200, views[0], headers=headers)
 
 
 async def on_consume_batch(session: HttpSession, request: Request, topic: str) -> Answer:
     """Up to ``limit`` messages of a group; the list may be empty."""
     query = check_query(request, "group", "wait", "ack", "limit")
     limit = whole_in(query, "limit", 10, 1, 10_000)
-    views = await _pull(session, query, topic, limit=limit)
-    return Answer(200, json_array(views))
+    views, headers = await _pull(session, query, topic, limit=limit)
+    return Answer(200, json_array(views), headers=headers)
 
 
 async def _pull(
     session: HttpSession, query: dict[str, str], topic: str, *, limit: int
-) -> list[bytes]:
-    """The JSON of each message."""
+) -> tuple[list[bytes], dict[str, str]]:
+    """The JSON of each message, and headers that say what was created for it."""
     wait = milliseconds_of(query.get("wait", "0"), "wait", WAIT_MS_MAX)
     ack = query.get("ack", "auto")
     if ack not in ("auto", "manual"):
         raise InvalidArgument("ack is 'auto' or 'manual'")
-    subscription = await group_of(session, topic, query.get("group", "default"))
+    subscription, headers = await group_of(session, topic, query.get("group", "default"))
     _check_running(subscription)
     loop = asyncio.get_running_loop()
     future: asyncio.Future[list[Delivery]] = loop.create_future()
@@ -321,7 +322,8 @@ async def _pull(
         elif not future.done():
             future.set_result(deliveries)
 
-    pull, held = Pull(subscription, loop, limit, done), Share(session.engine.budget)
+    pull = Pull(subscription, loop, limit, done, session.hub.pulled)
+    held = Share(session.engine.budget)
     # It ends early when the client closes its sending half, or when the broker stops.
     session.connection.long_polls[pull.finish] = None
     try:
@@ -333,7 +335,7 @@ async def _pull(
         views = await delivery_array(deliveries, session.engine.pace, held, settle=ack == "manual")
         if ack == "auto":
             pull.ack()  # from here to the socket nothing is awaited
-        return views
+        return views, headers
     except BaseException:  # most of all CancelledError: the client is gone
         pull.cancel()
         raise
@@ -352,14 +354,18 @@ def _check_running(subscription: Subscription) -> None:
         )
 
 
-async def group_of(session: HttpSession, topic: str, group: str) -> Subscription:
-    """The group; if it does not exist, it is created at the earliest message."""
+async def group_of(
+    session: HttpSession, topic: str, group: str
+) -> tuple[Subscription, dict[str, str]]:
+    """The group; if it does not exist, it is created at the earliest message, and the headers say so."""
     found = known_group(session, topic, group)
     if found is not None:
         session.connection.permissions.need_to_use("consume", found)
-        return found
-    await session.connection.call("create_subscription", {"subscription": group, "topic": topic})
-    return session.engine.subscription(group, topic)
+        return found, {}
+    arguments = {"subscription": group, "topic": topic}
+    made = await session.connection.call("create_subscription", arguments)
+    created = "topic, group" if made.get("topic_created") else "group"
+    return session.engine.subscription(group, topic), {CREATED: created}
 
 
 def known_group(session: HttpSession, topic: str, group: str) -> Subscription | None:
@@ -369,31 +375,35 @@ def known_group(session: HttpSession, topic: str, group: str) -> Subscription | 
     return session.engine.subscription_or_none(group, topic)
 
 
-def _settle(session: HttpSession, request: Request, topic: str, verb: str) -> Answer:
-    query, body = check_query(request, "group"), read_object(request.body)
-    settle = settling(verb, body)
-    group = text_in(body, "group", "default")
-    deliveries = deliveries_in(body)
-    refuse_the_rest(body)
-    group = query.get("group", group)
+def _settler(verb: str, *, of_topic: bool) -> Callable[..., Answer]:
+    """``POST /ack`` and the like: a delivery says itself which group and topic it is of."""
+
+    def settle(session: HttpSession, request: Request, topic: str | None = None) -> Answer:
+        query = check_query(request, *(("group",) if of_topic else ()))
+        body = read_object(request.body)
+        each = settling(verb, body)
+        is_named = of_topic and body.get("group") is not None
+        group = query.get("group", text_in(body, "group", "") if is_named else None)
+        deliveries = deliveries_in(body)
+        refuse_the_rest(body)
+        if group is None or topic is None:
+            owner = owner_among(session.hub.pulled, session.connection.permissions, topic)
+            stale = settle_each(deliveries, each, owner)
+        else:
+            subscription = _group(session, topic, group)
+            stale = settle_each(deliveries, each, lambda lease: subscription)
+        return Answer(200, orjson.dumps({"settled": len(deliveries) - len(stale), "stale": stale}))
+
+    settle.__name__ = f"on_{verb}" if of_topic else f"on_{verb}_delivery"
+    return settle
+
+
+def _group(session: HttpSession, topic: str, group: str) -> Subscription:
     subscription = known_group(session, topic, group)
     if subscription is None:
         raise SubscriptionNotFound(f"there is no group {group!r} on {topic!r}")
     session.connection.permissions.need_to_use("consume", subscription)
-    stale = settle_each(deliveries, settle, lambda lease: subscription)
-    return Answer(200, orjson.dumps({"settled": len(deliveries) - len(stale), "stale": stale}))
-
-
-def on_ack(session: HttpSession, request: Request, topic: str) -> Answer:
-    return _settle(session, request, topic, "ack")
-
-
-def on_nack(session: HttpSession, request: Request, topic: str) -> Answer:
-    return _settle(session, request, topic, "nack")
-
-
-def on_extend(session: HttpSession, request: Request, topic: str) -> Answer:
-    return _settle(session, request, topic, "extend")
+    return subscription
 
 
 def refuse_the_rest(body: dict[str, Any]) -> None:
@@ -447,19 +457,23 @@ _ANY_BODY = {
 _DELIVERIES = {**schemas.array(schemas.DELIVERY), "minItems": 1}
 
 
-def _settling(**fields: dict[str, Any]) -> dict[str, Any]:
-    """A body that names one delivery, or several."""
-    return schemas.json_body(
-        {
-            "oneOf": [
-                schemas.body({name: schema, "group": schemas.GROUP, **fields}, [name])
-                for name, schema in (("delivery", schemas.DELIVERY), ("deliveries", _DELIVERIES))
-            ]
-        }
-    )
+def _settle_routes(verb: str, summary: str, **fields: dict[str, Any]) -> Iterator[Route]:
+    """With a body that names one delivery, or several; with and without the topic."""
+    names = (("delivery", schemas.DELIVERY), ("deliveries", _DELIVERIES))
+    for of_topic in (False, True):
+        more = {"group": schemas.GROUP, **fields} if of_topic else fields
+        bodies = [schemas.body({name: schema, **more}, [name]) for name, schema in names]
+        yield Route(
+            "POST",
+            f"/{verb}/{{topic}}" if of_topic else f"/{verb}",
+            _settler(verb, of_topic=of_topic),
+            summary,
+            "consuming",
+            (schemas.SETTLED_GROUP,) if of_topic else (),
+            schemas.json_body({"oneOf": bodies}),
+            schemas.answers("200", schemas.ref("Settled")),
+        )
 
-
-_SETTLED = schemas.answers("200", schemas.ref("Settled"))
 
 ROUTES = [
     Route(
@@ -505,21 +519,11 @@ ROUTES = [
         (schemas.GROUP_PARAMETER, schemas.LIMIT, schemas.WAIT, schemas.ACK), None,
         schemas.answers("200", schemas.array(schemas.ref("Message"))), safe=False,
     ),
-    Route(
-        "POST", "/ack/{topic}", on_ack, "Acknowledge deliveries", "consuming",
-        (schemas.GROUP_PARAMETER,), _settling(), _SETTLED,
-    ),
-    Route(
-        "POST", "/nack/{topic}", on_nack, "Give deliveries back", "consuming",
-        (schemas.GROUP_PARAMETER,),
-        _settling(delay=schemas.number(0, limits.DELAY_S_MAX), reason=schemas.STRING),
-        _SETTLED,
-    ),
-    Route(
-        "POST", "/extend/{topic}", on_extend, "Ask for more time", "consuming",
-        (schemas.GROUP_PARAMETER,),
-        _settling(seconds=schemas.number(0, limits.ACK_TIMEOUT_S_MAX)), _SETTLED,
-    ),
+    *_settle_routes("ack", "Acknowledge deliveries"),
+    *_settle_routes("nack", "Give deliveries back",
+                    delay=schemas.number(0, limits.DELAY_S_MAX), reason=schemas.STRING),
+    *_settle_routes("extend", "Ask for more time",
+                    seconds=schemas.number(0, limits.ACK_TIMEOUT_S_MAX)),
     Route(
         "GET", "/topics/{topic}/messages", on_fetch, "Read messages by offset or time", "reading",
         (Parameter("from", "Where to begin.", PLACE),

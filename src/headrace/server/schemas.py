@@ -79,12 +79,13 @@ MESSAGE = obj(
         "encoding": {"type": "string", "enum": ["base64"]},
         "headers": {"type": "object", "additionalProperties": STRING},
         "timestamp": TIME,
+        "attempt": {"type": "integer", "minimum": 1},
         "retryCount": WHOLE,
         "key": STRING,
         "key64": {"type": "string", "description": "A key that is no text, as base64."},
         "delivery": DELIVERY,
     },
-    ["id", "topic", "partition", "offset", "data", "headers", "timestamp", "retryCount"],
+    ["id", "topic", "partition", "offset", "data", "headers", "timestamp", "attempt", "retryCount"],
 )
 ERROR = obj(
     {
@@ -175,6 +176,7 @@ def json_body(schema: Schema, *, required: bool = True) -> dict[str, Any]:
 
 
 GROUP_PARAMETER = Parameter("group", "The subscription.", {**GROUP, "default": "default"})
+SETTLED_GROUP = Parameter("group", "The subscription. The delivery says it, too.", GROUP)
 LIMIT = Parameter(
     "limit", "How many at most.", {"type": "integer", "minimum": 1, "maximum": 10_000}
 )

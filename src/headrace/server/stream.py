@@ -30,13 +30,13 @@ from headrace.model import (
 )
 from headrace.operations.arguments import PLACE
 from headrace.operations.results import HeldSubscription
+from headrace.operations.views import message_view
 from headrace.server import schemas
 from headrace.server.connection import Connection, Session
 from headrace.server.http import HttpSession
 from headrace.server.members import MEMORY_FULL_S
-from headrace.server.routes import check_query
+from headrace.server.routes import CREATED, check_query
 from headrace.server.routing import Parameter, Route
-from headrace.server.views import message_view
 from headrace.server.writing import DeliveryWriter
 from headrace.wire import http
 from headrace.wire.http import Answer, Request
@@ -219,10 +219,11 @@ def on_stream(session: HttpSession, request: Request, topic: str) -> Answer:
     if is_pattern(topic) and isinstance(start, int):
         raise InvalidArgument("from is 'earliest', 'latest' or a time, or an offset of one topic")
     stream = EventStream(session.connection, topic)
+    no_topic = session.engine.topics.lacks(topic)
     stream.start(known, start)
     session.hand_over()
     session.connection.session = stream
-    headers = {"X-Accel-Buffering": "no"}
+    headers = {"X-Accel-Buffering": "no"} | ({CREATED: "topic"} if no_topic else {})
     return Answer(200, stream.head(), "text/event-stream", headers, endless=True)
 
 

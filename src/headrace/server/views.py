@@ -1,11 +1,7 @@
-"""Messages as JSON, in the format that HTTP, WebSocket and event streams share::
+"""Messages in the shape of ``operations/views.py``, encoded for HTTP, WebSocket and event streams.
 
-    {"id": ..., "topic": ..., "partition": ..., "offset": ..., "data": ..., "headers": {...},
-     "timestamp": "2023-01-01T00:00:00.000Z", "retryCount": 0}
-
-``data`` is the JSON that was published, as it was; what is not JSON comes back as text, and what is not
-text as base64 with ``"encoding": "base64"``. Ids, times and headers are put together by hand around the
-untouched value: a message that fans out is encoded once (:class:`Views`).
+Ids, times and headers are put together by hand around the untouched value: a message that fans out is
+encoded once (:class:`Views`).
 """
 
 from __future__ import annotations
@@ -13,7 +9,6 @@ from __future__ import annotations
 import base64
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
 
@@ -25,42 +20,12 @@ from headrace.budget import Budget, Share
 from headrace.contents import check_key
 from headrace.errors import InvalidArgument
 from headrace.model import Message, Receipt, topic_hash
-from headrace.server import exact_json
+from headrace.operations import exact_json
+from headrace.operations.views import CONTENT_TYPE, is_json_type, iso, message_view, receipt_view
 from headrace.server.operations import ANSWER_COPIES
 
-CONTENT_TYPE = "content-type"
 AT_ONCE = 100
 """Messages that are encoded in one turn of the loop: a millisecond or two, if they are small."""
-
-
-def iso(timestamp_ms: int) -> str:
-    text = datetime.fromtimestamp(timestamp_ms / 1000, UTC).isoformat(timespec="milliseconds")
-    return text.replace("+00:00", "Z")
-
-
-def is_json_type(content_type: str | None) -> bool:
-    if not content_type:
-        return True
-    kind = content_type.partition(";")[0].strip().lower()
-    return kind in ("application/json", "text/json") or kind.endswith("+json")
-
-
-def data_of(message: Message) -> dict[str, Any]:
-    """``data`` and, where needed, ``encoding``."""
-    value = message.value
-    if is_json_type(message.headers.get(CONTENT_TYPE)):
-        try:
-            if len(value) > exact_json.DECODED_BYTES_MAX:
-                exact_json.check(value)
-            else:
-                orjson.loads(value)
-            return {"data": orjson.Fragment(value)}
-        except (orjson.JSONDecodeError, InvalidArgument):
-            pass
-    try:
-        return {"data": value.decode()}
-    except UnicodeDecodeError:
-        return {"data": base64.b64encode(value).decode(), "encoding": "base64"}
 
 
 def value_of(data: Any, encoding: object, headers: Mapping[str, str]) -> bytes:
@@ -83,45 +48,6 @@ def key_of(text: str) -> bytes:
         return check_key(base64.b64decode(text, validate=True))
     except ValueError:
         raise InvalidArgument("key64 is not base64", code="invalid_key") from None
-
-
-def message_view(message: Message, *, delivery: str | None = None) -> dict[str, Any]:
-    view: dict[str, Any] = {
-        "id": str(message.id),
-        "topic": message.topic,
-        "partition": message.partition,
-        "offset": message.offset,
-        **data_of(message),
-        "headers": dict(message.headers),
-        "timestamp": iso(message.timestamp),
-        "retryCount": message.retry_count,
-    }
-    if message.key is not None:
-        try:
-            view["key"] = message.key.decode()
-        except UnicodeDecodeError:
-            view["key64"] = base64.b64encode(message.key).decode()
-    if delivery is not None:
-        view["delivery"] = delivery
-    return view
-
-
-def receipt_view(receipt: Receipt) -> dict[str, Any]:
-    view: dict[str, Any] = {
-        "id": str(receipt.id),
-        "topic": receipt.topic,
-        "partition": receipt.partition,
-        "offset": receipt.offset,
-        "timestamp": iso(receipt.timestamp),
-    }
-    if receipt.is_delayed:
-        del view["partition"], view["offset"]
-        view["scheduled"] = True
-    if receipt.duplicate:
-        view["duplicate"] = True
-        if not receipt.timestamp:  # it is known that it was stored, not when
-            del view["timestamp"]
-    return view
 
 
 def receipt_json(receipt: Receipt) -> bytes:

@@ -36,23 +36,20 @@ from headrace.broker.delivery import Delivery
 from headrace.checking import shown
 from headrace.errors import HeadraceError, InvalidArgument
 from headrace.model import Message, PublishOptions, Receipt
+from headrace.operations import exact_json
 from headrace.operations.results import HeldSubscription
-from headrace.server import exact_json, schemas
+from headrace.operations.views import CONTENT_TYPE, message_view
+from headrace.server import schemas
 from headrace.server.arguments import publish_options
-from headrace.server.connection import Connection, Hub, Session
+from headrace.server.connection import Connection, Session
 from headrace.server.flow import COUNTED_BYTES_MIN
 from headrace.server.http import HttpSession
+from headrace.server.hub import Hub
 from headrace.server.members import Memberships, WireSink
 from headrace.server.routes import first_receipt
 from headrace.server.routing import Route
 from headrace.server.settling import deliveries_in, settle_each, settling, text_in
-from headrace.server.views import (
-    CONTENT_TYPE,
-    Views,
-    message_view,
-    receipt_json,
-    value_of,
-)
+from headrace.server.views import Views, receipt_json, value_of
 from headrace.wire.http import Request
 from headrace.wire.websocket import PlainFrames
 
@@ -396,17 +393,19 @@ class WebSocketSession(Session):
         self._later(message_id, lambda: self._join(topic, group, start, prefetch, ack == "auto"))
 
     def _follow(self, topic: str) -> dict[str, Any]:
+        created = {"topic_created": True} if self.engine.topics.lacks(topic) else {}
         self._memberships.follow(topic)
-        return {"type": "subscribed", "topic": topic}
+        return {"type": "subscribed", "topic": topic, **created}
 
     async def _join(
         self, topic: str, group: str, start: Any, prefetch: int, auto: bool
     ) -> dict[str, Any]:
         arguments = {"subscription": group, "topic": topic, "start": start}
-        await self.connection.call("create_subscription", arguments)
+        made = await self.connection.call("create_subscription", arguments)
         subscription = self.engine.subscription(group, topic)
         self._memberships.join(subscription, self.connection.peer, prefetch, auto)
-        return {"type": "subscribed", "topic": topic, "group": group}
+        created = {"topic_created": True} if made.get("topic_created") else {}
+        return {"type": "subscribed", "topic": topic, "group": group, **created}
 
     def on_unsubscribe(self, command: dict[str, Any], message_id: object) -> None:
         topic = _topic(command)

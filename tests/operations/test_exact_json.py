@@ -5,7 +5,7 @@ import json
 import pytest
 
 from headrace.errors import InvalidArgument, TooLarge
-from headrace.server import exact_json
+from headrace.operations import exact_json
 
 ITEMS_MAX = 1000
 
