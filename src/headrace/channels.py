@@ -323,10 +323,34 @@ class Opening(Coroutine[Any, Any, Opened_co]):
         if self._channel is not None:
             await self._channel.__aexit__(*error)
 
-    async def __aiter__(self) -> AsyncIterator[Message]:
-        async with self as channel:
-            async for message in channel:
-                yield message
+    def __aiter__(self) -> AsyncIterator[Message]:
+        return _Iteration(self._opening)
+
+
+class _Iteration(AsyncIterator[Message]):
+    """The messages of a channel that nobody else has: when a loop is left, the channel is closed at once.
+
+    A generator would be closed some turns of the event loop later.
+    """
+
+    def __init__(self, opening: Coroutine[Any, Any, AsyncChannel]):
+        self._opening = opening
+        self._channel: AsyncChannel | None = None
+
+    async def __anext__(self) -> Message:
+        if self._channel is None:
+            self._channel = await self._opening
+        try:
+            return await self._channel.get()
+        except Closed:
+            raise StopAsyncIteration from None
+
+    def __del__(self) -> None:
+        if self._channel is not None:
+            with contextlib.suppress(
+                Exception
+            ):  # the event loop may be gone, and the channel with it
+                self._channel.close()
 
 
 # --- members of subscriptions -----------------------------------------------------------------------
