@@ -558,9 +558,7 @@ class Engine:
     def _write_cursor(self, subscription: Subscription, cursor: Cursor) -> None:
         incarnation = self.topics.find(cursor.partition.topic).incarnation
         self.state.write(entries.number_cursor(cursor, subscription.number, incarnation))
-        first_reserve(cursor, subscription.settings.max_deliveries)
-        if cursor.reserved:
-            self.state.write(entries.reserve(cursor))
+        first_reserve(subscription, cursor)
         self.changed(cursor)
 
     def _number(self) -> int:
@@ -678,10 +676,10 @@ class Engine:
         return self.directory is not None
 
     def reserve(self, cursor: Cursor, done: Done) -> None:
-        self.state.write(entries.reserve(cursor), done)
+        self.state.write(entries.reserve(cursor), done, counts=True)
 
     def flush(self, done: Done) -> None:
-        self.state.flush(done)
+        self.state.flush(done, counts=True)
 
     def dead_letter(
         self, subscription: Subscription, cursor: Cursor, offset: int, attempt: int, reason: str

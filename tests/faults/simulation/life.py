@@ -32,7 +32,7 @@ class Life:
         """A misfortune that comes all the time."""
         self.random = Random(seed)
         self.world = SimulatedMachine(Random(self.random.getrandbits(64)))
-        self.log = LogOracle()
+        self.log = LogOracle(self.world.files)
         self.clients = Clients(self.world, self.log, self.random)
         self.trace: list[str] = []
         self.counts: Counter[str] = Counter()
@@ -267,7 +267,7 @@ class Life:
         world.files.countdown = 0
         for name, settings in self.log.topics.items():
             if "max_queue_size" in settings:  # nobody may read it, and then it stays full
-                world.work()  # it may still grow
+                world.work(1_000_000)  # it may still grow, and then it refuses other changes
                 world.engine.change_topic(name, {"max_queue_size": None})
         if world.clock.now_ms() < world.highest_ms:
             world.jump(world.highest_ms - world.clock.now_ms())  # the clock is right again
