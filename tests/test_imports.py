@@ -35,7 +35,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "facade": BASICS | {"log.batch", "operations"},
     "broker": BASICS | {"access", "facade", "log", "operations"},
     "server": BASICS | {"access", "log", "wire", "broker", "operations"},
-    "client": BASICS | {"facade", "wire", "operations", "log.batch", "log.columns"},
+    "client": BASICS | {"facade", "wire", "operations", "log.batch", "log.columns", "log.run"},
     "spark": BASICS | {"client", "log", "operations"},
     "bench": BASICS | {"client"},
     "cli": ANYTHING,

@@ -62,6 +62,12 @@ UNPACKED_BYTES_MAX = 16 << 20
 BATCH_BYTES_TARGET = 1 << 20
 """The size at which the group commit closes a gathered batch and begins the next one."""
 BATCH_RECORDS_TARGET = 10_000
+SMALL_BATCH_RECORDS = 64
+SMALL_BATCH_BYTES = 16 << 10
+"""Readers get neighbouring batches of at most this size as one batch (``log/run.py``)."""
+RUN_RECORDS = 1_024
+RUN_BYTES = 256 << 10
+"""Of small batches that are joined on the event loop at once: a full lease, and about two milliseconds."""
 COMPRESS_BYTES_MIN = 256
 """Smaller bodies are stored without compression, even if the topic has compression."""
 

@@ -137,6 +137,18 @@ def records(log: PartitionLog, start: int | None = None) -> list[tuple[int, byte
     return found
 
 
+def as_stored(log: PartitionLog) -> list[Batch]:
+    """The batches as they are on disk, not joined for a reader."""
+    found: list[Batch] = []
+    ends = [*(segment.base_offset for segment in log._segments[1:]), log.end_offset]
+    for segment, end in zip(log._segments, ends, strict=True):
+        offset = segment.base_offset
+        while offset < end:
+            found += segment.read(offset, end, 1)
+            offset = found[-1].end_offset
+    return found
+
+
 def values(log: PartitionLog) -> list[bytes]:
     """All values; their offsets must be gapless from the start."""
     found = records(log)

@@ -13,7 +13,7 @@ from headrace.log.index import Index
 from headrace.log.producers import Producers
 from headrace.log.segment import log_name
 from tests.fakes import SimulatedFiles
-from tests.log.rig import DIRECTORY, Rig, values
+from tests.log.rig import DIRECTORY, Rig, as_stored, values
 
 STORED = Path(__file__).parent / "fixtures" / "partition-v1"
 START_MS = 1_700_000_000_000
@@ -49,7 +49,7 @@ def test_a_partition_of_version_1_opens() -> None:
     for offset in range(RECORDS):
         assert rig.log.offset_at(START_MS + 1000 * offset) == offset
         assert rig.log.read(offset, 1)[0].base_timestamp == START_MS + 1000 * offset
-    assert all(batch.flags & AFTER_SYNC for batch in rig.log.read(0))
+    assert all(batch.flags & AFTER_SYNC for batch in as_stored(rig.log))
     assert rig.publish(b"next").first_offset == RECORDS
     rig.reopen()
     assert rig.log.read(RECORDS)[0].values() == [b"next"]

@@ -28,8 +28,9 @@ from headrace.errors import (
     NotFound,
 )
 from headrace.facade import Asked, Pages, readable, settle
-from headrace.log.batch import Batch, encode, parse
+from headrace.log.batch import Batch, encode
 from headrace.log.columns import Columns, concat, pieces, record, records, time_of
+from headrace.log.run import take_all
 from headrace.model import (
     PublishManyOptions,
     PublishOptions,
@@ -375,13 +376,9 @@ class AsyncClient(RemoteOperations):
             properties["wait"] = str(int(wait * 1000))
         limit = self.link.request_timeout + wait
         frame = await self.link.ask(Type.FETCH, properties, again=True, timeout=limit)
-        body, at, found = frame.body, 0, []
-        while at < len(body):
-            batch = parse(body, at)
-            if batch is None:
-                raise DataCorrupt("a fetched batch arrived damaged")
-            found.append(batch)
-            at += batch.stored_bytes
+        found, at = take_all(frame.body, 0, limits.OFFSET_MAX)
+        if at < len(frame.body):
+            raise DataCorrupt("a fetched batch arrived damaged")
         return found, int(frame.properties["offset"])
 
     async def _read(self, asked: Asked, collect: Callable[[Pages], Any], first_bytes: int) -> Any:

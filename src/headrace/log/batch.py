@@ -289,6 +289,11 @@ class Batch:
             values = self._values = bodies.binary(self.plain(), 0, self.count, 0, self.count)
         return values if high - low == self.count else values[low:high]
 
+    def remember(self, values: Sequence[bytes]) -> None:
+        """Keep the values decoded, if a reader would keep them."""
+        if self._keeps_decoded:
+            self._values = list(values)
+
     def forget(self) -> None:
         """Drop the decoded columns; they are decoded again on request."""
         self._values = self._keys = self._plain = None

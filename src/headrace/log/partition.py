@@ -41,6 +41,7 @@ from headrace.log.index import Index
 from headrace.log.interface import Append, ClosedSegment, ReadPending, Whereabouts
 from headrace.log.producers import Producers
 from headrace.log.recovery import Recovered, recover
+from headrace.log.run import is_small, merge
 from headrace.log.segment import Readers, Segment, log_name, offset_at_time
 from headrace.log.workers import Lane, SyncFailed, Workers
 from headrace.model import TopicSettings
@@ -409,7 +410,8 @@ class PartitionLog(BaseLog):
         if cached is not None and (cached.end_offset == end or cached.stored_bytes >= max_bytes):
             return [cached]
         try:
-            return segment.read(offset, limit, max_bytes)
+            run_bytes = min(max_bytes, limits.BATCH_BYTES_TARGET)
+            return segment.read(offset, limit, max_bytes, run_bytes=run_bytes)
         except FileNotFoundError:
             # Another thread may have dropped it in the meantime; then this raises the right error.
             self._segment_for(offset, end)
@@ -424,12 +426,20 @@ class PartitionLog(BaseLog):
         if not start <= offset < end:
             raise out_of_range(offset, start, end)
         batch = self._cache.find(self.number, offset)
+        if batch is not None and batch.end_offset < end and is_small(batch):
+            following = self._cache.following(self.number, batch, end)
+            if len(following) > 1:
+                batch = merge(following)
+                self._cache.put(self.number, batch)
         if batch is None and self._large is not None:
             large, self._large = self._large, None
             if large.base_offset <= offset < large.end_offset:
                 batch = self._large = large
         if batch is None:
-            batch = self.read(offset, 1)[0]
+            segment, limit = self._segment_for(offset, end)
+            batch = segment.read(
+                offset, limit, 1, run_bytes=limits.RUN_BYTES, run_records=limits.RUN_RECORDS
+            )[0]
             self._cache.put(self.number, batch)
             if batch.flags & COMPRESSION and batch.plain_bytes > limits.UNPACKED_BYTES_MAX * 2:
                 self._unpack(batch)

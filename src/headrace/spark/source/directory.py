@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from headrace import limits
 from headrace.errors import InvalidArgument, OffsetOutOfRange, TopicNotFound
 from headrace.files import Files, Handle
 from headrace.log.batch import Batch
@@ -262,7 +263,9 @@ class DirectoryStore:
         for segment, end in zip(found.segments, found.ends(), strict=True):
             while segment.base_offset <= offset < min(end, span.end):
                 try:
-                    batches = segment.read(offset, end, READ_BYTES)
+                    batches = segment.read(
+                        offset, end, READ_BYTES, run_bytes=limits.BATCH_BYTES_TARGET
+                    )
                 except FileNotFoundError:
                     raise OffsetOutOfRange(f"{segment.path} was deleted meanwhile") from None
                 yield batches
