@@ -73,8 +73,19 @@ COMPRESS_BYTES_MIN = 256
 
 # --- the log -----------------------------------------------------------------------------------
 SEGMENT_BYTES_DEFAULT = 128 << 20
-SEGMENT_BATCHES_MAX = 200_000
-"""A segment also rolls at this number of batches, so that recovery's scan of the last one is bounded."""
+SEGMENT_BATCHES_MAX = 16_384
+"""A segment also rolls at this number of batches, so that recovery's scan of the last one is bounded, and small
+batches are soon in a closed segment, which can be rewritten."""
+REWRITE_BATCHES_MIN = 32
+"""A closed segment with fewer batches is not rewritten."""
+REWRITE_GAIN_MIN = 4
+"""... nor one that would still have more than one in four of its batches."""
+REWRITE_BYTES_PER_S = 32 << 20
+"""Read by the one rewrite that runs at a time, at most."""
+REWRITE_SHARE = 0.25
+"""Of the time, a rewrite works; the loop has the interpreter for itself in between."""
+REWRITE_PIECE_BYTES = 64 << 10
+"""Read and joined in one step, in half a millisecond: the loop waits for the interpreter no longer."""
 INDEX_INTERVAL_BYTES = 16 << 10
 PREALLOCATE_BYTES_MIN = 64 << 10
 PREALLOCATE_BYTES_MAX = 32 << 20

@@ -66,6 +66,7 @@ from headrace.log.batch import LOST
 from headrace.log.directory import JOURNAL, DataDirectory
 from headrace.log.interface import ReadPending, Storage
 from headrace.log.journal import Journal
+from headrace.log.rewriting import Rewriter
 from headrace.log.storage import DiskStorage, MemoryStorage
 from headrace.log.workers import SyncFailed, Workers
 from headrace.model import (
@@ -100,6 +101,7 @@ class Engine:
         disk_reserve_bytes: int = limits.DISK_RESERVE_BYTES_DEFAULT,
         events_interval: float = limits.EVENTS_INTERVAL_S_DEFAULT,
         memory_limit: int | None = None,
+        rewrite_segments: bool = True,
         files: Files | None = None,
         clock: Clock | None = None,
         random: Random | None = None,
@@ -126,12 +128,13 @@ class Engine:
         self.directory = None if data_dir is None else DataDirectory(data_dir, files, self._clock)
         self.access = AccessControl(data_dir, loop, files=files, clock=self._clock)
         self.guard = DiskGuard(data_dir, disk_reserve_bytes, files, loop)
+        self.rewriter: Rewriter | None = None
         if storage is not None:
             pass
         elif data_dir is None:
             storage = MemoryStorage(clock=self._clock, loop=loop, budget=self.budget)
         else:
-            storage = DiskStorage(
+            storage = disk = DiskStorage(
                 data_dir,
                 files=files,
                 clock=self._clock,
@@ -140,7 +143,9 @@ class Engine:
                 workers=self.workers,
                 on_failure=self.fail,
                 budget=self.budget,
+                rewrite_segments=rewrite_segments,
             )
+            self.rewriter = disk.rewriter
         defaults = topic_defaults or TopicSettings()
         self.topics = Topics(
             storage, defaults, clock=self._clock, random=self._random, workers=self.workers

@@ -26,9 +26,9 @@ from headrace.log.batch import (
     MAGIC,
     Batch,
     complete,
-    crc32c,
     parse,
     parse_header,
+    verified,
 )
 from headrace.log.index import Index
 from headrace.log.interface import Whereabouts
@@ -95,9 +95,7 @@ class _Window:
             return None
         batch, body_len = parsed
         body = self.get(position + HEADER_BYTES, body_len)
-        if len(body) != body_len or crc32c(body) != batch.body_crc:
-            return None
-        return batch, HEADER_BYTES + body_len
+        return (batch, HEADER_BYTES + body_len) if verified(batch, body_len, body) else None
 
 
 def scan(
@@ -173,29 +171,31 @@ class Readers:
     def __init__(self, files: Files, count_max: int = limits.OPEN_READERS_MAX):
         self._files = files
         self._max = count_max
-        self._open: OrderedDict[Path, Handle] = OrderedDict()
+        self._open: OrderedDict[tuple[Path, int], Handle] = OrderedDict()
         self._lock = Lock()
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def get(self, path: Path) -> Handle:
+    def get(self, path: Path, version: int = 0) -> Handle:
+        """``version``: how often the file was replaced by another one."""
+        key = (path, version)
         with self._lock:
-            handle = self._open.get(path)
+            handle = self._open.get(key)
             if handle is not None:
-                self._open.move_to_end(path)
+                self._open.move_to_end(key)
                 return handle
         handle = self._files.open(path)
         with self._lock:
-            self._open[path] = handle
+            self._open[key] = handle
             while len(self._open) > self._max:
                 # Do not close it here: another thread may be reading. The last reference closes it.
                 self._open.popitem(last=False)
         return handle
 
-    def forget(self, path: Path) -> None:
+    def forget(self, path: Path, version: int = 0) -> None:
         with self._lock:
-            self._open.pop(path, None)
+            self._open.pop((path, version), None)
 
 
 @dataclass(slots=True, eq=False)
@@ -208,7 +208,10 @@ class Segment:
     base_offset: int
     size: int
     _index: Index | None = None
-    writing: Handle | None = None
+    held: Handle | None = None
+    """Of the file that is being written, or of one that was replaced: its readers read on."""
+    version: int = 0
+    """How often the file was rewritten since the start (``rewriting.py``)."""
     _seen: dict[int, int] = field(default_factory=dict)
     """Offset -> position of the batch that begins there, where earlier reads have ended. Threads share it: each
     step on it is one operation of a dict."""
@@ -218,13 +221,31 @@ class Segment:
         return self.path.with_suffix(".idx")
 
     def handle(self) -> Handle:
-        return self.writing or self._readers.get(self.path)
+        held = self.held
+        if held is None:
+            found = self._readers.get(self.path, self.version)
+            held = self.held or found  # the file may have been replaced before it was opened
+        return held
+
+    def forget(self) -> None:
+        """The file is gone, or nobody reads it any more."""
+        self._readers.forget(self.path, self.version)
+
+    def replaced_by(self, size: int, index: Index) -> Segment:
+        """The same records in a new file at the same path."""
+        new = Segment(self._files, self._readers, self.path, self.base_offset, size, index)
+        new.version = self.version + 1
+        return new
 
     def index(self) -> Index:
         """The index. For a closed segment it is read from its file, or rebuilt if the file is invalid."""
         if self._index is None:
             self._index = self._load_index() or self._rebuild_index()
         return self._index
+
+    def known_index(self) -> Index | None:
+        """The index, if there is a valid one; it is not kept in memory for this."""
+        return self._index or self._load_index()
 
     def _load_index(self) -> Index | None:
         try:

@@ -51,7 +51,13 @@ class ReadOnlyFiles(Files):
 
 
 class _ReadOnlySegment(Segment):
-    """A segment whose index, if it has no good one, is made in memory alone."""
+    """A segment whose index, if it has no good one, is made in memory alone.
+
+    A broker may rewrite the file meanwhile: then it has another size, and the index is that of the open file.
+    """
+
+    def _load_index(self) -> Index | None:
+        return super()._load_index() if self._files.size(self.handle()) == self.size else None
 
     def _rebuild_index(self) -> Index:
         return self._scan_index()
