@@ -7,6 +7,7 @@ import struct
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 
 import pytest

@@ -180,6 +180,12 @@ class Rewrite:
         at = 0
         while at < len(data):
             parsed = parse_header(data, at)
+            if self._offset == self.end_offset:
+                # A power cut may leave the zeros that were reserved after the last batch.
+                if data[at:].strip(b"\0"):
+                    raise Unfit("it has more after its end")
+                at = len(data)
+                break
             if parsed is None:
                 if len(data) - at >= HEADER_BYTES or at == 0:
                     raise Unfit("it has damage")
@@ -328,6 +334,9 @@ class Rewriter:
         """The log is being closed: ``done`` is called when nothing of it is under way."""
         self._logs.pop(log, None)
         if self._log is not log:
+            if self._log is None and not self._logs and self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
             done()
             return
         self._leaving = done
