@@ -76,6 +76,10 @@ SEGMENT_BYTES_DEFAULT = 128 << 20
 SEGMENT_BATCHES_MAX = 16_384
 """A segment also rolls at this number of batches, so that recovery's scan of the last one is bounded, and small
 batches are soon in a closed segment, which can be rewritten."""
+REWRITE_BATCH_RECORDS = 1_024
+REWRITE_BATCH_BYTES = 64 << 10
+"""Batches of at most this size are joined when a closed segment is rewritten; more than ``SMALL_BATCH_*``, because
+it is done once, and not on the event loop."""
 REWRITE_BATCHES_MIN = 32
 """A closed segment with fewer batches is not rewritten."""
 REWRITE_GAIN_MIN = 4

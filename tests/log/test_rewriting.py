@@ -153,7 +153,7 @@ def test_compression_is_that_of_the_topic() -> None:
 def test_large_batches_are_copied_as_they_are() -> None:
     """Only their small neighbours are joined, and a lone small batch stays as it is."""
     rig = Rig()
-    large = [b"y" * 9] * (limits.SMALL_BATCH_RECORDS + 1)
+    large = [b"y" * 9] * (limits.REWRITE_BATCH_RECORDS + 1)
     filled(rig, 20)
     rig.publish(*large, producer=(9, 1, 0))
     rig.publish(b"alone", producer=(9, 1, len(large)))
@@ -445,7 +445,7 @@ def test_lost_hidden_and_large_are_left_alone() -> None:
         hidden.loop.run_until_idle()
     large = Rig(rewrite=True)
     for _ in range(40):
-        large.publish(*[b"x"] * (limits.SMALL_BATCH_RECORDS + 1))
+        large.publish(*[b"x"] * (limits.REWRITE_BATCH_RECORDS + 1))
     rig.rewrite = True
     for each in (rig, hidden, large):
         roll(each)

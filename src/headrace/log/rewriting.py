@@ -52,7 +52,7 @@ from headrace.log.batch import (
 )
 from headrace.log.index import Index
 from headrace.log.producers import Producers
-from headrace.log.run import is_small, merge, take
+from headrace.log.run import merge, take
 from headrace.log.segment import Segment
 from headrace.log.workers import Workers
 
@@ -109,8 +109,8 @@ class Rewrite:
             if (
                 index.batches < limits.REWRITE_BATCHES_MIN
                 or index.end_offset != self.end_offset
-                or records > limits.SMALL_BATCH_RECORDS * index.batches
-                or segment.size > limits.SMALL_BATCH_BYTES * index.batches
+                or records > limits.REWRITE_BATCH_RECORDS * index.batches
+                or segment.size > limits.REWRITE_BATCH_BYTES * index.batches
             ):
                 raise Unfit("its batches are large")
         free = self._files.free_bytes(segment.path.parent)
@@ -213,10 +213,14 @@ class Rewrite:
         is_one = batch.count == head.count
         if is_one:
             self.batches += 1
-            if not is_small(batch):
+            if (
+                batch.count > limits.REWRITE_BATCH_RECORDS
+                or max(len(raw), batch.plain_bytes) > limits.REWRITE_BATCH_BYTES
+            ):
                 self._flush()
                 self._write(raw)
                 return
+            batch.values()  # decoded now, so that the step that joins them is short
         size = sum(part.count for part in self._parts) + batch.count
         if (
             size > limits.BATCH_RECORDS_TARGET
