@@ -80,6 +80,8 @@ REWRITE_BATCH_RECORDS = 1_024
 REWRITE_BATCH_BYTES = 64 << 10
 """Batches of at most this size are joined when a closed segment is rewritten; more than ``SMALL_BATCH_*``, because
 it is done once, and not on the event loop."""
+REWRITTEN_BYTES_TARGET = 3 << 19
+"""The size at which a rewritten batch is closed; enough for ``BATCH_RECORDS_TARGET`` records of 100 bytes."""
 REWRITE_BATCHES_MIN = 32
 """A closed segment with fewer batches is not rewritten."""
 REWRITE_GAIN_MIN = 4

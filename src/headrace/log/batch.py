@@ -205,6 +205,8 @@ class Batch:
     origins_crc: int = 0
     _plain: bytes | None = None
     _values: list[bytes] | None = None
+    _sliced: int = 0
+    """Values that were decoded in slices and not kept: the first reader of a batch may be the only one."""
     _keys: list[bytes | None] | None = None
     _ends: dict[int, int] | None = None
 
@@ -310,7 +312,9 @@ class Batch:
         high = self.count if high is None else high
         values = self._values
         if values is None:
-            if not self._keeps_decoded:
+            if high - low < self.count:
+                self._sliced += high - low
+            if not self._keeps_decoded or (high - low < self.count and self._sliced <= self.count):
                 return bodies.binary(self.plain(), 0, self.count, low, high)
             values = self._values = bodies.binary(self.plain(), 0, self.count, 0, self.count)
         return values if high - low == self.count else values[low:high]

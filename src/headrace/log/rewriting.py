@@ -224,7 +224,7 @@ class Rewrite:
         size = sum(part.count for part in self._parts) + batch.count
         if (
             size > limits.BATCH_RECORDS_TARGET
-            or self._bytes + batch.stored_bytes > limits.BATCH_BYTES_TARGET
+            or self._bytes + batch.stored_bytes > limits.REWRITTEN_BYTES_TARGET
         ):
             self._flush()
         self._single = raw if is_one and not self._parts else b""
