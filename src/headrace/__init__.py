@@ -9,7 +9,7 @@ from headrace.broker.aio import AsyncBroker
 from headrace.broker.embedded import Broker
 from headrace.client.aio import AsyncClient
 from headrace.client.threads import BrokerClient
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, RequestTimeout
 from headrace.model import (
     DeadLetter,
     Message,
@@ -28,6 +28,7 @@ __all__ = [
     "HeadraceError",
     "Message",
     "Receipt",
+    "RequestTimeout",
     "Scheduled",
     "SubscriptionSettings",
     "TopicSettings",

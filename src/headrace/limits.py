@@ -57,8 +57,12 @@ CLIENT_BATCH_RECORDS_MAX = 100_000
 """Of one batch that a client made. The broker looks at all of them in one turn of its loop."""
 BATCH_HEADERS_MAX = 150_000
 """Of all messages of one batch that a client made, for the same reason."""
-UNPACKED_BYTES_MAX = 16 << 20
-"""Of one packed batch, besides one message of any size: unpacking more takes the loop too long."""
+CLIENT_BATCH_BYTES_MAX = 16 << 20
+"""Of one batch that a client made, packed or not, besides one message of any size: to unpack and check more takes
+the loop too long."""
+SPREAD_RECORDS_MAX = 10_000
+SPREAD_HEADERS_MAX = 15_000
+"""Of a batch whose records the broker itself sorts into partitions, by their keys: each of them is decoded."""
 BATCH_BYTES_TARGET = 1 << 20
 """The size at which the group commit closes a gathered batch and begins the next one."""
 BATCH_RECORDS_TARGET = 10_000
@@ -132,6 +136,10 @@ ORDERED_PARKED_MAX = 10_000
 ACK_TIMEOUT_S_MAX = 12 * 3600.0
 DELAY_S_MAX = 366 * 86400.0
 MAX_DELIVERIES_MAX = 1_000_000
+REQUEST_S_MAX = 3600.0
+REQUESTS_MAX = 50_000
+REQUESTS_PER_CALLER_MAX = 10_000
+"""Requests that wait for their replies; each takes about a kilobyte."""
 QUEUE_SIZE_MEMORY_DEFAULT = 10_000
 SCHEDULED_MAX = 10_000_000
 JOURNAL_REWRITE_BYTES_MIN = 1 << 20

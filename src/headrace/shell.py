@@ -27,6 +27,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from headrace.clock import new_loop
 from headrace.errors import Closed, HeadraceError, InvalidArgument
 from headrace.forking import put_aside, watch
+from headrace.publication import Pending
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -143,16 +144,31 @@ def blocking(
 
 def nowait(
     method: Callable[Concatenate[Any, Parameters], Coroutine[Any, Any, Result]],
-) -> Callable[Concatenate[Any, Parameters], Future[Result]]:
+) -> Callable[Concatenate[Any, Parameters], Pending[Result]]:
     """A method of a core as a method of its shell that does not wait, so that many calls can run at once."""
     name = method.__name__
 
     @functools.wraps(method)
     def forward(
         self: Any, /, *args: Parameters.args, **kwargs: Parameters.kwargs
-    ) -> Future[Result]:
-        future: Future[Result] = self._begin(getattr(self._core, name)(*args, **kwargs))
-        return future
+    ) -> Pending[Result]:
+        pending = Pending[Result]()
+
+        async def run() -> None:
+            try:
+                pending.settle(await getattr(self._core, name)(*args, **kwargs), None)
+            except asyncio.CancelledError:
+                fail(Closed(f"the {self._kind} was closed during this call"))
+                raise
+            except Exception as error:
+                fail(error if isinstance(error, HeadraceError) else HeadraceError(repr(error)))
+
+        def fail(error: HeadraceError) -> None:
+            pending.settle(None, error)
+            self._core._failures.add(error, pending)
+
+        self._begin(run())
+        return pending
 
     forward.__name__ = f"{name}_nowait"
     return forward

@@ -7,11 +7,11 @@ import pytest
 import zstandard
 
 from headrace import limits
+from headrace.contents import check_headers
 from headrace.errors import DataCorrupt, InvalidArgument, TooLarge
 from headrace.log.admission import check
 from headrace.log.batch import ZSTD, Batch, crc32c, encode
 from headrace.log.columns import Columns
-from headrace.model import check_headers
 
 MAX = 1 << 20
 
@@ -49,6 +49,12 @@ def test_a_batch_that_grows_when_it_is_unpacked_is_refused_before() -> None:
     code, memory = refused(Batch(body, crc32c(body), batch.count, batch.flags | ZSTD))
     assert code == "batch_too_large"
     assert memory < 200_000
+
+
+def test_a_batch_that_is_large_unpacked_is_refused() -> None:
+    """To check it takes as long as if it had been packed."""
+    check(encode(Columns([bytes(MAX)] * 16)).raw(), message_bytes_max=MAX)
+    assert refused(encode(Columns([bytes(MAX)] * 18)))[0] == "batch_too_large"
 
 
 def test_the_most_messages_are_accepted() -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace import limits
 from headrace.broker.pace import Pace
+from headrace.budget import Budget
 from headrace.errors import HeadraceError, StaleDelivery
 from headrace.log.batch import Batch
 from headrace.model import Message, Settling
@@ -195,6 +196,7 @@ class Context(Protocol):
     """The part of the engine that a subscription uses."""
 
     pace: Pace
+    budget: Budget
     failed: HeadraceError | None
     """Why the broker has stopped itself."""
 

@@ -13,17 +13,18 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
 
-from headrace.broker.aio import AsyncBroker
+from headrace.broker.aio import AsyncBroker, Generation
 from headrace.broker.channel import EmbeddedConsumer
 from headrace.broker.engine import Engine
 from headrace.broker.follower import Follower
-from headrace.broker.publishing import Publish, PublishDone
 from headrace.channels import Channel
+from headrace.contents import Value
 from headrace.errors import Closed, HeadraceError, InvalidArgument
 from headrace.facade import AsyncFacade, BlockingFacade, settle
-from headrace.model import PublishManyOptions, PublishOptions, Receipt
+from headrace.model import PublishManyOptions, PublishOptions, Receipt, checked_topic
 from headrace.publication import Publication
 from headrace.shell import blocking
+from headrace.tracing import sending
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -72,7 +73,16 @@ class Broker(BlockingFacade):
         return cls(data_dir, **options)
 
     def close(self) -> None:
-        """Store what is on its way, wake every waiter, release the directory."""
+        """Store what is on its way, wake every waiter, release the directory.
+
+        Raises the first error that nobody has seen, of a ``publish_nowait`` or an acknowledgement; the broker
+        is closed all the same.
+
+        Example::
+
+            broker = Broker.open("./data")
+            broker.close()
+        """
         with self._closing:
             if self._loop is None:
                 return
@@ -80,9 +90,10 @@ class Broker(BlockingFacade):
             for channel in [*self._channels, *self._joined]:
                 channel.close()
             try:
-                self._run(self._core.close())
+                self._run(self._core._shut_down())
             finally:
                 self._stop()
+            self._core._failures.check()
 
     def __enter__(self) -> Broker:
         return self
@@ -109,35 +120,57 @@ class Broker(BlockingFacade):
     def _publish(
         self, topic: str, value: object, headers: Mapping[str, str] | None, options: PublishOptions
     ) -> Publication:
-        publish = self.engine.publishing.message(topic, value, headers, options)
+        publish = self.engine.publishing.message(checked_topic(topic), value, headers, options)
         publication = Publication()
+        generation: Generation
+
+        core = self._core
 
         def done(receipts: list[Receipt], error: HeadraceError | None) -> None:
             publication.settle(receipts[0] if receipts else None, error)
+            if error is not None:
+                core._failures.add(error, publication)
+            generation.finish()
 
-        self._begin_publish(publish, done)
+        def start() -> None:
+            nonlocal generation
+            generation = core._under_way.current
+            generation.count += 1
+            try:
+                core.engine.publish(publish, done)
+            except HeadraceError as error:
+                done([], error)
+
+        self._begin_publish(start)
         return publication
 
     def publish_many(
         self,
         topic: str,
-        values: Sequence[bytes | str],
+        values: Sequence[Value],
         headers: Sequence[Mapping[str, str] | None] | Mapping[str, str] | None = None,
         **options: Unpack[PublishManyOptions],
     ) -> list[Receipt]:
-        """Store many messages together; one receipt for each partition they went to."""
-        publish = self.engine.publishing.messages(topic, values, headers, options)
-        future: Future[list[Receipt]] = Future()
-        self._begin_publish(publish, functools.partial(settle, future))
-        return future.result()
+        """Store many messages together; see ``AsyncFacade.publish_many``.
 
-    def _begin_publish(self, publish: Publish, done: PublishDone) -> None:
+        Example::
+
+            client.publish_many("orders", [b"one", b"two"], keys=["a", "b"])
+        """
+        future: Future[list[Receipt]] = Future()
+
         def start() -> None:
             try:
-                self._core.engine.publish(publish, done)
+                self._core.engine.publish(publish, functools.partial(settle, future))
             except HeadraceError as error:
-                done([], error)
+                settle(future, [], error)
 
+        with sending("publish", topic, headers, len(values)) as headers:
+            publish = self.engine.publishing.messages(topic, values, headers, options)
+            self._begin_publish(start)
+            return future.result()
+
+    def _begin_publish(self, start: Callable[[], None]) -> None:
         if threading.current_thread() is self._thread:
             raise InvalidArgument("do not publish from a callback of the broker's own loop")
         with self._gate:
@@ -165,8 +198,13 @@ class Broker(BlockingFacade):
         core = self._core
         subscription = core.engine.subscription(name, topic)
         consumer = EmbeddedConsumer(subscription, core._next_member(), prefetch, self._call)
+        consumer.on_failure = core._failures.add
         core._admit(consumer, auto_extend)
         return consumer
+
+    async def _retire(self, consumer: EmbeddedConsumer) -> None:
+        consumer.carry_out()
+        consumer.retire()
 
     async def _leave(self, consumer: EmbeddedConsumer) -> None:
         consumer.leave()

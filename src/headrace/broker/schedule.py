@@ -199,7 +199,7 @@ class Schedule:
         known = self._by_id.get(uuid.UUID(bytes=columns.ids[0])) if columns.ids else None
         if known is not None and self._waiting[known].control["topic"] == topic:
             # Sent again by a client that did not hear the answer: it waits already.
-            again = Receipt(topic, -1, -1, engine.now_ms(), duplicate=True, id=columns.ids[0])  # type: ignore[index]
+            again = Receipt(topic, None, None, engine.now_ms(), duplicate=True, id=columns.ids[0])  # type: ignore[index]
             engine.call_soon(done, [again], None)
             return
         engine.budget.check(WAITING_BYTES)
@@ -212,7 +212,7 @@ class Schedule:
                 return
             waiting = self._add(entry.first_offset, control)
             self._arm()
-            done([Receipt(topic, -1, -1, entry.timestamp, id=waiting.id.bytes)], None)
+            done([Receipt(topic, None, None, entry.timestamp, id=waiting.id.bytes)], None)
 
         engine.append(self._home(), 0, Append(kept, None, stored))
 

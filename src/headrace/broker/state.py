@@ -2,7 +2,8 @@
 
 Payloads (``log.journal`` frames and checksums them), by their first byte:
 
-- ``S`` + JSON: a subscription is created or changed: id, name, topic pattern, settings, created_ms
+- ``S`` + JSON: a subscription is created or changed: id, name, topic pattern, settings, created_ms, and
+  if there is one its owner, and whether it is paused
 - ``D`` + JSON: it is deleted: id
 - ``K`` + JSON: a cursor gets its number: cursor, subscription, topic, partition, incarnation
 - ``C`` + binary: a cursor's changes or, with its reset flag, all of it (``cursor.Cursor._pack``)
@@ -66,8 +67,11 @@ def define(
     settings: dict[str, Any],
     created_ms: int,
     owner: str | None = None,
+    paused: bool = False,
 ) -> bytes:
-    more = {} if owner is None else {"owner": owner}
+    more: dict[str, Any] = {} if owner is None else {"owner": owner}
+    if paused:
+        more["paused"] = True
     return _entry(
         b"S", id=number, name=name, topic=pattern, settings=settings, created_ms=created_ms, **more
     )
@@ -150,6 +154,14 @@ def remember(producers: dict[str, tuple[int, int]], name: str, known: tuple[int,
         del producers[next(iter(producers))]
 
 
+class Tap:
+    """Everything that the journal is told while a backup begins (``backups.py``)."""
+
+    def __init__(self) -> None:
+        self.payloads: list[bytes] = []
+        self.cursors: dict[int, Cursor] = {}
+
+
 class StateJournal:
     """Collects the entries and writes them to the journal. ``journal`` None: nothing is kept."""
 
@@ -180,6 +192,7 @@ class StateJournal:
         self._began = 0.0
         self._dirty_since: float | None = None
         self._writing_since: float | None = None
+        self.tap: Tap | None = None
 
     def load(self, ends: Ends | None = None) -> Loaded:
         """What the journal holds. ``ends``: how far the partitions had reached at the last clean stop."""
@@ -214,6 +227,8 @@ class StateJournal:
     # --- writing ----------------------------------------------------------------------------
     def write(self, payload: bytes, done: Done | None = None) -> None:
         """Store a definition; ``done`` is called when it is durable."""
+        if self.tap is not None:
+            self.tap.payloads.append(payload)
         self._put(Entry(payload, done))
 
     def flush(self, done: Done) -> None:
@@ -229,6 +244,8 @@ class StateJournal:
 
     def changed(self, cursor: Cursor) -> None:
         self._dirty[cursor.number] = cursor
+        if self.tap is not None:
+            self.tap.cursors[cursor.number] = cursor
         if self._dirty_since is not None or self._journal is None or self._closed:
             return  # its write is on its way
         self._dirty_since = self._loop.time()

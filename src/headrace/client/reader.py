@@ -29,6 +29,7 @@ import time
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 
+from headrace.client.address import Login
 from headrace.client.direct import OpenFile, open_file
 from headrace.client.link import BACKOFF_S, ConnectionLost, connect_failed, error_of, login_of
 from headrace.errors import (
@@ -78,7 +79,7 @@ class BatchReader:
         direct: bool = True,
     ):
         self._addresses = tuple(addresses)
-        self._login, self._tls = login_of(token, user, password), tls
+        self._login, self._tls = login_of(Login(token, user, password)), tls
         self._timeout = timeout
         self._fetch_bytes = fetch_bytes
         self._direct = machine() if direct else None

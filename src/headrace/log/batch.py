@@ -260,7 +260,7 @@ class Batch:
         """Compress the body of a new batch, if that makes it smaller."""
         body = self._body
         if self.flags & (COMPRESSION | LOST) or not (
-            limits.COMPRESS_BYTES_MIN <= len(body) <= limits.UNPACKED_BYTES_MAX
+            limits.COMPRESS_BYTES_MIN <= len(body) <= limits.CLIENT_BATCH_BYTES_MAX
         ):
             return
         packed = zstandard.ZstdCompressor(level=1).compress(body)
@@ -352,6 +352,13 @@ class Batch:
             return None
         start, high = self.column(HAS_HEADERS), self.count if high is None else high
         return cast(list[Headers], bodies.headers(self.plain(), start, self.count, low, high))
+
+    def header_count(self) -> int:
+        """Of all records together."""
+        if not self.flags & HAS_HEADERS:
+            return 0
+        end = self.column(HAS_HEADERS) + 4 * (self.count + 1)
+        return int.from_bytes(self.plain()[end - 4 : end], "little")
 
     def _longs(self, flag: int, low: int = 0, high: int | None = None) -> list[int]:
         start = self.column(flag)

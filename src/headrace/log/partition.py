@@ -26,6 +26,7 @@ from headrace import limits
 from headrace.clock import Clock, Loop, Timer
 from headrace.errors import (
     Closed,
+    DataCorrupt,
     HeadraceError,
     OutcomeUnknown,
     QueueFull,
@@ -430,6 +431,17 @@ class PartitionLog(BaseLog):
             self._segment_for(offset, end)
             raise
 
+    def readable_from(self, offset: int) -> int:
+        end = self.end_offset
+        while offset < end:
+            segment, limit = self._segment_for(offset, end)
+            try:
+                segment.read(offset, limit, 1)
+                return offset
+            except DataCorrupt:
+                offset = segment.after_damage(offset, limit)
+        return end
+
     def whereabouts(self, offset: int) -> Whereabouts:
         segment, _ = self._segment_for(offset, self.end_offset)
         return segment.whereabouts(offset)
@@ -454,7 +466,7 @@ class PartitionLog(BaseLog):
                 offset, limit, 1, run_bytes=limits.RUN_BYTES, run_records=limits.RUN_RECORDS
             )[0]
             self._cache.put(self.number, batch)
-            if batch.flags & COMPRESSION and batch.plain_bytes > limits.UNPACKED_BYTES_MAX * 2:
+            if batch.flags & COMPRESSION and batch.plain_bytes > limits.CLIENT_BATCH_BYTES_MAX * 2:
                 self._unpack(batch)
         if batch.base_offset in self._unpacking:
             raise ReadPending(self._unpacking[batch.base_offset].append)

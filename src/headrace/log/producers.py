@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import struct
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from headrace import limits
@@ -137,12 +138,14 @@ class Producers:
         )
 
     # --- snapshot ---------------------------------------------------------------------------
+    def rows(self) -> Iterator[tuple[int, int, int, int, int]]:
+        """The arguments of ``add`` that make the same table."""
+        for producer_id, known in self._table.items():
+            for first, count, offset in known.batches:
+                yield producer_id, known.epoch, first, count, offset
+
     def dump(self) -> bytes:
-        rows = [
-            _ROW.pack(producer_id, known.epoch, first, count, offset)
-            for producer_id, known in self._table.items()
-            for first, count, offset in known.batches
-        ]
+        rows = [_ROW.pack(*row) for row in self.rows()]
         rest = struct.pack("<I", len(rows)) + b"".join(rows)
         return struct.pack("<II", MAGIC, crc32c(rest)) + rest
 

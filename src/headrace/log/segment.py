@@ -382,7 +382,7 @@ class Segment:
             try:
                 batches = self.read(offset, end_offset, limits.INDEX_INTERVAL_BYTES)
             except DataCorrupt:
-                offset = self._after_damage(offset, end_offset)
+                offset = self.after_damage(offset, end_offset)
                 continue
             for batch in batches:
                 if batch.max_timestamp >= timestamp_ms:
@@ -390,7 +390,7 @@ class Segment:
                 offset = batch.end_offset
         return None
 
-    def _after_damage(self, offset: int, end_offset: int) -> int:
+    def after_damage(self, offset: int, end_offset: int) -> int:
         for part in scan(self._files, self.handle(), self.size, base_offset=self.base_offset):
             if isinstance(part, Found) and part.batch.base_offset > offset:
                 return part.batch.base_offset

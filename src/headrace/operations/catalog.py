@@ -1,5 +1,7 @@
 """Every operation of a broker, declared once; ``declaring.py`` says what is derived from a declaration.
 
+Those about users, tokens and quotas are in ``access_catalog.py``.
+
 To add one: declare it here, and write the method of the same name in ``broker/administration.py``.
 """
 
@@ -17,29 +19,24 @@ from headrace.model import (
     TopicOptions,
     TopicSettings,
 )
+from headrace.operations.access_catalog import AccessOperations
 from headrace.operations.arguments import (
     AfterOffset,
     AliasOf,
-    CertificateNames,
     Code,
     ExistingSubscription,
     ExistingTopic,
-    Expiry,
-    GrantList,
     Headers,
     Limit,
     MessageId,
     Offset,
     Offsets,
     Partition,
-    Password,
     Payload,
     Pieces,
     PipelineName,
     Position,
     Positions,
-    PrincipalName,
-    QuotaValues,
     Rate,
     Seconds,
     SubscriptionName,
@@ -49,26 +46,27 @@ from headrace.operations.arguments import (
     TopicPattern,
     Topics,
 )
+from headrace.operations.backups import BackupOperations
 from headrace.operations.declaring import Http, Operation, operation, table_of
+from headrace.operations.requesting import Requesting
 from headrace.operations.results import (
     BrokerInfo,
-    CallerInfo,
+    ChangedSubscription,
+    ChangedTopic,
+    ClientInfo,
     DeadLetterCount,
-    NewToken,
+    Overview,
     PartitionPosition,
     PipelineReport,
     PipelineStats,
-    QuotaInfo,
     Redriven,
     StopWanted,
     SubscriptionStats,
-    TokenInfo,
     TopicStats,
-    UserInfo,
 )
 
 
-class Operations:
+class Operations(AccessOperations, BackupOperations, Requesting):
     """The operations of a broker: callable by name over every protocol, and as methods in process."""
 
     async def _operate(self, operation: Operation, arguments: dict[str, Any]) -> Any:
@@ -86,10 +84,10 @@ class Operations:
     )
     async def create_topic(
         self, topic: TopicName, partitions: int | None = None, **settings: Unpack[TopicOptions]
-    ) -> TopicStats:
+    ) -> ChangedTopic:
         """Create a topic. If it already exists with the same settings, nothing changes.
 
-        Settings that are not given get the broker's defaults. If the topic exists with other settings, this
+        The answer's ``outcome`` is ``created`` or ``unchanged``. Settings that are not given get the broker's defaults. If the topic exists with other settings, this
         raises ``Conflict``.
 
         Example::
@@ -107,8 +105,10 @@ class Operations:
     )
     async def change_topic(
         self, topic: TopicName, partitions: int | None = None, **settings: Unpack[TopicOptions]
-    ) -> TopicStats:
+    ) -> ChangedTopic:
         """Change the settings that are given. Partitions can be added, not removed.
+
+        The answer's ``outcome`` is ``updated`` or ``unchanged``.
 
         Example::
 
@@ -191,11 +191,12 @@ class Operations:
         *,
         start_offset: Annotated[Position | None, AliasOf("start")] = None,
         **settings: Unpack[SubscriptionOptions],
-    ) -> SubscriptionStats:
+    ) -> ChangedSubscription:
         """Create a durable subscription on a topic or pattern.
 
         ``start`` (also called ``start_offset``) is where a new subscription begins. If the subscription
-        already exists, its position stays, and the given settings are changed.
+        already exists, its position stays (``seek`` moves it), and the given settings are changed. The
+        answer's ``outcome`` is ``created``, ``updated`` or ``unchanged``.
 
         Example::
 
@@ -276,6 +277,42 @@ class Operations:
     ) -> None:
         """Mark everything before these offsets as done. The subscription never moves back."""
 
+    @operation(
+        permission="manage",
+        about="subscription",
+        runs="every node",
+        errors=("subscription_not_found", "ambiguous_subscription"),
+        http=Http("POST", "/subscriptions/{subscription}/pause", "Pause a subscription"),
+    )
+    async def pause_subscription(
+        self, subscription: SubscriptionName, topic: TopicFilter | None = None
+    ) -> SubscriptionStats:
+        """Deliver nothing more to any member until the subscription is resumed, also after a restart.
+
+        Messages in flight may still be acknowledged. Publishing goes on, and the lag grows.
+
+        Example::
+
+            client.pause_subscription("email")  # the mail server is down
+        """
+
+    @operation(
+        permission="manage",
+        about="subscription",
+        runs="every node",
+        errors=("subscription_not_found", "ambiguous_subscription"),
+        http=Http("POST", "/subscriptions/{subscription}/resume", "Resume a subscription"),
+    )
+    async def resume_subscription(
+        self, subscription: SubscriptionName, topic: TopicFilter | None = None
+    ) -> SubscriptionStats:
+        """Deliver messages of a paused subscription again.
+
+        Example::
+
+            client.resume_subscription("email")
+        """
+
     # --- jobs of many tasks -------------------------------------------------------------------
     @operation(permission="browse", about="topics", runs="owner", patient=True)
     async def positions(
@@ -314,6 +351,10 @@ class Operations:
         To commit the same number again changes nothing and returns False. A client that had to repeat the
         request after a broken connection may also get False.
         """
+
+    @operation(permission="publish", runs="owner", answer="number", patient=True)
+    async def last_commit(self, name: str) -> int:
+        """The number of the last commit of staged batches under a name; -1 if the broker knows none."""
 
     @operation(permission="publish", runs="owner", answer="aborted", patient=True)
     async def abort_staged(self, pieces: Pieces) -> int:
@@ -517,155 +558,6 @@ class Operations:
     async def forget_pipeline(self, pipeline: PipelineName) -> None:
         """Drop a pipeline that has ended or is stale from the list, with its metrics and alerts."""
 
-    # --- access -----------------------------------------------------------------------------
-    @operation(
-        permission="none",
-        runs="any node",
-        http=Http("GET", "/access/whoami", "Show your own rights"),
-    )
-    async def whoami(self) -> CallerInfo:
-        """Who the broker thinks you are, and what you may do."""
-
-    @operation(
-        permission="admin",
-        runs="any node",
-        http=Http("GET", "/access/users", "List users"),
-    )
-    async def users(self) -> list[UserInfo]:
-        """The users that you may administer, by name."""
-
-    @operation(
-        permission="admin",
-        about="user",
-        runs="every node",
-        repeatable=False,
-        errors=(
-            "user_exists",
-            "grant_exceeded",
-            "no_administrator",
-            "invalid_grant",
-            "invalid_password",
-            "certificate_taken",
-        ),
-        http=Http("POST", "/access/users/{user}", "Create a user"),
-    )
-    async def create_user(
-        self,
-        user: PrincipalName,
-        *,
-        password: Password | None = None,
-        grants: GrantList | None = None,
-        certificates: CertificateNames | None = None,
-        quotas: QuotaValues | None = None,
-    ) -> UserInfo:
-        """Create a user. Without a password it logs in with tokens or certificates.
-
-        A grant is ``RIGHTS:TOPICS`` or ``RIGHTS:TOPICS:NAMES``, each a list with commas.
-
-        Example::
-
-            client.create_user("alice", password=secret, grants=["publish,consume:orders.>"])
-        """
-
-    @operation(
-        permission="admin",
-        about="user",
-        runs="every node",
-        errors=(
-            "user_not_found",
-            "grant_exceeded",
-            "no_administrator",
-            "invalid_grant",
-            "invalid_password",
-            "certificate_taken",
-        ),
-        http=Http("PATCH", "/access/users/{user}", "Change a user"),
-    )
-    async def change_user(
-        self,
-        user: PrincipalName,
-        *,
-        password: Password | None = None,
-        grants: GrantList | None = None,
-        certificates: CertificateNames | None = None,
-        quotas: QuotaValues | None = None,
-        disabled: bool | None = None,
-    ) -> UserInfo:
-        """Change what is given; a list replaces the old one.
-
-        It takes effect within a second, also for open connections. A new password ends the connections
-        that logged in with the old one.
-        """
-
-    @operation(
-        permission="admin",
-        about="user",
-        runs="every node",
-        repeatable=False,
-        answer="deleted",
-        errors=("user_not_found", "no_administrator"),
-        http=Http("DELETE", "/access/users/{user}", "Delete a user"),
-    )
-    async def delete_user(self, user: PrincipalName) -> None:
-        """Delete a user and its tokens. Its connections end."""
-
-    @operation(
-        permission="admin",
-        runs="any node",
-        http=Http("GET", "/access/tokens", "List tokens"),
-    )
-    async def tokens(self) -> list[TokenInfo]:
-        """The tokens that you may administer, by name. The secrets are not known to the broker."""
-
-    @operation(
-        permission="admin",
-        about="token",
-        runs="every node",
-        repeatable=False,
-        errors=("token_exists", "user_not_found", "grant_exceeded", "no_administrator"),
-        http=Http("POST", "/access/tokens/{token}", "Create a token"),
-    )
-    async def create_token(
-        self,
-        token: PrincipalName,
-        *,
-        user: PrincipalName | None = None,
-        grants: GrantList | None = None,
-        expires: Expiry | None = None,
-        quotas: QuotaValues | None = None,
-    ) -> NewToken:
-        """Create a token, with rights of its own or for a user. The secret is shown only in this answer.
-
-        Example::
-
-            client.create_token("ci", grants=["publish:builds.>"], expires=datetime(2027, 1, 1))
-        """
-
-    @operation(
-        permission="admin",
-        about="token",
-        runs="every node",
-        repeatable=False,
-        answer="revoked",
-        errors=("token_not_found", "no_administrator"),
-        http=Http("DELETE", "/access/tokens/{token}", "Revoke a token"),
-    )
-    async def revoke_token(self, token: PrincipalName) -> None:
-        """Revoke a token. Connections that logged in with it end."""
-
-    @operation(
-        permission="admin",
-        runs="every node",
-        http=Http("PATCH", "/access/quotas", "Change the quotas of addresses and principals"),
-    )
-    async def change_quotas(
-        self, *, addresses: QuotaValues | None = None, default: QuotaValues | None = None
-    ) -> QuotaInfo:
-        """The quotas of each address, and of each principal that has none of its own.
-
-        What is given replaces the old quotas; without arguments they are only shown.
-        """
-
     # --- the broker -------------------------------------------------------------------------
     @operation(permission="publish", runs="every node")
     async def producer(self, name: str | None = None) -> ProducerIdentity:
@@ -675,10 +567,45 @@ class Operations:
     async def flush(self) -> None:
         """Wait until all acknowledgements so far are on disk."""
 
+    @operation(
+        permission="see",
+        runs="every node",
+        http=Http("GET", "/clients", "List connections", tag="broker"),
+    )
+    async def clients(self, *, after: Offset = 0, limit: Limit = 1000) -> list[ClientInfo]:
+        """Who is connected: address, login, ``client_id``, since when, and what it holds.
+
+        An administrator sees all connections, everybody else those with the same login. ``after`` is the
+        number of the last connection of the previous page.
+
+        Example::
+
+            for each in client.clients():
+                print(each["client_id"], each["in_flight"])
+        """
+
+    @operation(
+        permission="see",
+        runs="every node",
+        http=Http("GET", "/overview", "The broker at a glance", tag="broker"),
+    )
+    async def overview(self, *, limit: Limit = 100) -> Overview:
+        """Totals of the broker, and the subscriptions that need attention first.
+
+        Example::
+
+            first = client.overview()["rows"][0]
+        """
+
     @operation(permission="none", runs="any node")
     async def info(self) -> BrokerInfo:
         """The broker's limits and clock, and how many topics and subscriptions it has."""
 
 
-OPERATIONS = table_of(Operations)
+OPERATIONS = (
+    table_of(Operations)
+    | table_of(AccessOperations)
+    | table_of(BackupOperations)
+    | table_of(Requesting)
+)
 """By their names on the wire."""

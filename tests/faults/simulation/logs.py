@@ -197,7 +197,11 @@ class LogOracle:
             if len(sent.places) > sent.copies:
                 raise Violation("duplicate", f"{sent}, and may be there {sent.copies} times")
         found = StoredRecord(sent, stored["timestamp"], stored["target"], stored["expires_ms"])
-        if dict(stored["headers"]) != (sent.headers or {}):
+        headers = dict(stored["headers"])
+        was_redriven = headers.pop("headrace-origin-timestamp", None) is not None
+        if was_redriven and not sent.redriven_for:
+            raise Violation("invented", f"{place} says that it was redriven: {sent}")
+        if headers != (sent.headers or {}):
             raise Violation("invented", f"{place} has the headers {stored['headers']}: {sent}")
         if found.target not in {sent.target, *sent.redriven_for}:
             raise Violation("invented", f"{place} is for {found.target}: {sent}")
