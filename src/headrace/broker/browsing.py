@@ -26,6 +26,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from headrace import limits
 from headrace.broker.engine import Engine
 from headrace.broker.positions import news_in
 from headrace.broker.topic import Partition, Topic
