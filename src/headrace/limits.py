@@ -88,6 +88,8 @@ REWRITTEN_BYTES_TARGET = 3 << 19
 """The size at which a rewritten batch is closed; enough for ``BATCH_RECORDS_TARGET`` records of 100 bytes."""
 REWRITE_BATCHES_MIN = 32
 """A closed segment with fewer batches is not rewritten."""
+REWRITE_IDLE_BATCHES = 2_048
+"""An active segment with this many small batches to which nothing was appended for ten seconds is closed."""
 REWRITE_GAIN_MIN = 4
 """... nor one that would still have more than one in four of its batches."""
 REWRITE_BYTES_PER_S = 32 << 20

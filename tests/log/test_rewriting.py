@@ -490,3 +490,20 @@ def test_the_columns_are_those_of_the_batches() -> None:
     times = batch.times()
     assert times is not None
     assert (times[0], times[-1]) == (batch.base_timestamp, batch.max_timestamp)
+
+
+def test_a_quiet_segment_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If nothing was appended between two looks, an active segment with many small batches is closed and rewritten."""
+    monkeypatch.setattr(limits, "REWRITE_IDLE_BATCHES", COUNT)
+    rig = filled(Rig(rewrite=True), COUNT - 1)
+    for number in range(3):  # too few, then still growing
+        rig.log.roll_if_old(rig.clock.now_ms())
+        rig.publish(b"more %d" % number)
+        assert len(rig.log._segments) == 1
+    rig.log.roll_if_old(rig.clock.now_ms())
+    rig.log.roll_if_old(rig.clock.now_ms())
+    before = everything(rig)
+    rewritten(rig)
+    assert len(rig.log._segments) == 2
+    assert len(as_stored(rig.log)) == 1
+    assert everything(rig) == before

@@ -176,6 +176,8 @@ class PartitionLog(BaseLog):
         self._rewriter = rewriter
         self._rewritten_to = 0
         """Closed segments before this offset were rewritten, or looked at."""
+        self._idle_at = -1
+        """The size of the active segment when somebody last looked whether it still grows."""
         self._replacing: Segment | None = None
         """Another file is being put in its place."""
         self._is_left = rewriter is None
@@ -590,7 +592,14 @@ class PartitionLog(BaseLog):
         return self.failed is None and not (self._closed or self._closing or self.read_only)
 
     def roll_if_old(self, now_ms: int) -> None:
-        """Close the active segment if it is too old, so that retention by hours can delete it."""
+        """Close the active segment if it is too old, so that retention by hours can delete it; and if nothing was
+        appended since the last call and it has many batches, so that it can be rewritten."""
+        if self._rewriter is not None and self._segments:
+            last = self._segments[-1]
+            is_idle, self._idle_at = self._idle_at == last.size, last.size
+            if is_idle and last.index().batches >= limits.REWRITE_IDLE_BATCHES and last.is_small():
+                self.roll_soon(1)
+                return
         if now_ms - self._segment_started_ms > self.settings.segment_hours * 3_600_000:
             self.roll_soon(1)
 

@@ -104,15 +104,12 @@ class Rewrite:
         """Look whether it is worth it, and open the files."""
         segment = self.segment
         index = segment.known_index()
-        if index is not None:
-            records = index.end_offset - segment.base_offset
-            if (
-                index.batches < limits.REWRITE_BATCHES_MIN
-                or index.end_offset != self.end_offset
-                or records > limits.REWRITE_BATCH_RECORDS * index.batches
-                or segment.size > limits.REWRITE_BATCH_BYTES * index.batches
-            ):
-                raise Unfit("its batches are large")
+        if index is not None and (
+            index.batches < limits.REWRITE_BATCHES_MIN
+            or index.end_offset != self.end_offset
+            or not segment.is_small()
+        ):
+            raise Unfit("its batches are large")
         free = self._files.free_bytes(segment.path.parent)
         if free < segment.size + 2 * limits.DISK_RESERVE_BYTES_DEFAULT:
             raise Unfit("there is no room for a copy")

@@ -247,6 +247,14 @@ class Segment:
         """The index, if there is a valid one; it is not kept in memory for this."""
         return self._index or self._load_index()
 
+    def is_small(self) -> bool:
+        """Whether its batches are small on average: it is worth to rewrite it once it is closed."""
+        index = self.known_index()
+        return index is None or (
+            index.end_offset - self.base_offset <= limits.REWRITE_BATCH_RECORDS * index.batches
+            and self.size <= limits.REWRITE_BATCH_BYTES * index.batches
+        )
+
     def _load_index(self) -> Index | None:
         try:
             raw = self._files.read_file(self.index_path)
