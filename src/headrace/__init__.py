@@ -18,6 +18,7 @@ from headrace.model import (
     SubscriptionSettings,
     TopicSettings,
 )
+from headrace.publication import Publication
 
 __all__ = [
     "AsyncBroker",
@@ -27,6 +28,7 @@ __all__ = [
     "DeadLetter",
     "HeadraceError",
     "Message",
+    "Publication",
     "Receipt",
     "RequestTimeout",
     "Scheduled",

@@ -14,8 +14,16 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
-from typing import Any, Self
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+)
+from typing import Any, Self, TypeVar
 
 from headrace import limits, tracing
 from headrace.contents import check_headers, check_value
@@ -23,6 +31,7 @@ from headrace.errors import Closed, HeadraceError, InvalidArgument, RequestTimeo
 from headrace.model import REPLY_TO, Message, check_reason, parse_id
 from headrace.times import Duration, check_seconds, seconds
 
+Opened_co = TypeVar("Opened_co", bound="AsyncChannel", covariant=True)
 LOOK_S = 1.0
 """A signal that arrives just before a thread waits for a lock does not wake the thread: Ctrl-C would have
 no effect until the next message. So no thread waits for longer than this without a check."""
@@ -113,7 +122,12 @@ class Arrivals:
         self._arrived()
 
     def close(self) -> None:
-        """Accept no more messages and wake waiting callers. Messages that have arrived can still be taken."""
+        """Accept no more messages and wake waiting callers. Messages that have arrived can still be taken.
+
+        Example::
+
+            channel.close()
+        """
         if not self.is_closed:
             self.on_close(self)
 
@@ -279,6 +293,66 @@ class AsyncChannel(Arrivals):
         self.close()
 
 
+class Opening(Coroutine[Any, Any, Opened_co]):
+    """A channel that is not open yet: ``await`` it, enter it with ``async with``, or iterate with ``async for``.
+
+    It is also a coroutine, so ``asyncio.create_task`` and ``asyncio.wait_for`` take it.
+    """
+
+    def __init__(self, opening: Coroutine[Any, Any, Opened_co]):
+        self._opening = opening
+        self._channel: Opened_co | None = None
+
+    def send(self, value: Any) -> Any:
+        return self._opening.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        return self._opening.throw(*error)
+
+    def close(self) -> None:
+        self._opening.close()
+
+    def __await__(self) -> Generator[Any, Any, Opened_co]:
+        return self._opening.__await__()
+
+    async def __aenter__(self) -> Opened_co:
+        self._channel = await self._opening
+        return self._channel
+
+    async def __aexit__(self, *error: object) -> None:
+        if self._channel is not None:
+            await self._channel.__aexit__(*error)
+
+    def __aiter__(self) -> AsyncIterator[Message]:
+        return _Iteration(self._opening)
+
+
+class _Iteration(AsyncIterator[Message]):
+    """The messages of a channel that nobody else has: when a loop is left, the channel is closed at once.
+
+    A generator would be closed some turns of the event loop later.
+    """
+
+    def __init__(self, opening: Coroutine[Any, Any, AsyncChannel]):
+        self._opening = opening
+        self._channel: AsyncChannel | None = None
+
+    async def __anext__(self) -> Message:
+        if self._channel is None:
+            self._channel = await self._opening
+        try:
+            return await self._channel.get()
+        except Closed:
+            raise StopAsyncIteration from None
+
+    def __del__(self) -> None:
+        if self._channel is not None:
+            with contextlib.suppress(
+                Exception
+            ):  # the event loop may be gone, and the channel with it
+                self._channel.close()
+
+
 # --- members of subscriptions -----------------------------------------------------------------------
 ACK, NACK, EXTEND, UP_TO, REPLY = range(5)
 
@@ -342,7 +416,12 @@ class Consuming:
         self._settle(EXTEND, message, granted)
 
     def reply(self, message: Message, value: Any, headers: Mapping[str, str] | None = None) -> None:
-        """The same as ``message.reply(value, headers)``."""
+        """The same as ``message.reply(value, headers)``.
+
+        Example::
+
+            consumer.reply(message, "0.50")
+        """
         self._settle(REPLY, message, reply_of(message, value, headers))
 
     def _lease(self, kind: int, message: Message) -> Any:

@@ -30,6 +30,7 @@ from headrace.channels import (
     AsyncConsumer,
     Channel,
     Consumer,
+    Opening,
     check_count,
     check_prefetch,
     reply_of,
@@ -50,7 +51,8 @@ from headrace.operations.blocking import BlockingOperations
 from headrace.operations.catalog import Operations
 from headrace.paging import Asked, From, Page
 from headrace.publication import Failures, Publication, note_failure
-from headrace.shell import blocking, nowait
+from headrace.shell import blocking, documented_as, nowait
+from headrace.times import Duration, seconds
 from headrace.tracing import published, sending
 from headrace.working import AsyncHandler, AsyncWorker, Handler, Worker, check_worker, log_failure
 
@@ -72,6 +74,7 @@ class AsyncFacade(Operations):
     _read: Callable[[Asked, bool], Awaitable[Page[Any]]]
     """A page of messages or, if the last argument is true, of values."""
     _fetch_batches: Callable[[Asked], Awaitable[list[Batch]]]
+    _open_channel: Callable[[str, int], Coroutine[Any, Any, AsyncChannel]]
     _join: Callable[[str, str | None, int, bool], Awaitable[AsyncConsumer]]
     _retire: Callable[[Any], Coroutine[Any, Any, None]]
     """Take no more messages, and give back those that no caller has taken."""
@@ -103,7 +106,11 @@ class AsyncFacade(Operations):
         ``to`` names the only subscription that gets it. ``delay`` (seconds) or ``deliver_at``
         (ms) publish it later. ``ttl`` (seconds) is its time to live. A repeated
         ``idempotency_key`` or ``producer`` (id, epoch, sequence) is answered with the first receipt.
-        Publishes that run at the same time are sent and stored together.
+        Publishes that run at the same time are sent and stored together. A dict or a list is stored as JSON.
+
+        Example::
+
+            receipt = await client.publish("orders", {"order": 7}, key="alice", delay=timedelta(minutes=5))
         """
         receipt: Receipt = await published(self._publish, topic, value, headers, options)
         return receipt
@@ -115,14 +122,27 @@ class AsyncFacade(Operations):
         headers: Mapping[str, str] | None = None,
         **options: Unpack[PublishOptions],
     ) -> asyncio.Future[Receipt]:
-        """Publish without waiting; the future gets the receipt, or the error."""
+        """Publish without waiting; the future gets the receipt, or the error.
+
+        An error that nobody asks the future for is logged, and raised by ``flush`` and ``close``.
+
+        Example::
+
+            futures = [client.publish_nowait("orders", order) for order in orders]
+            await client.flush()
+        """
         future: asyncio.Future[Receipt] = published(self._publish, topic, value, headers, options)
         return future
 
     async def publish_text(
         self, topic: str, text: str, headers: Mapping[str, str] | None = None, **properties: str
     ) -> Receipt:
-        """Store a text. Further keyword arguments become headers."""
+        """Store a text. Further keyword arguments become headers.
+
+        Example::
+
+            await client.publish_text("orders", "hello", source="shop")
+        """
         return await self.publish(topic, text.encode(), _merged(headers, properties))
 
     async def publish_many(
@@ -132,7 +152,12 @@ class AsyncFacade(Operations):
         headers: Sequence[Mapping[str, str] | None] | Mapping[str, str] | None = None,
         **options: Unpack[PublishManyOptions],
     ) -> list[Receipt]:
-        """Store many messages together. Each receipt is for messages that went to one partition together."""
+        """Store many messages together. Each receipt is for messages that went to one partition together.
+
+        Example::
+
+            await client.publish_many("orders", [b"one", {"order": 2}], keys=["a", "b"])
+        """
         with sending("publish", topic, headers, len(values)) as headers:
             return await self._publish_many(topic, values, headers, options)
 
@@ -143,6 +168,11 @@ class AsyncFacade(Operations):
 
         Without ``partition``, keys decide the partition of their records; the receipt is the first
         partition's.
+
+        Example::
+
+            for batch in await client.fetch_batches("orders"):
+                await client.publish_batch("copies", batch)
         """
         raise NotImplementedError
 
@@ -167,6 +197,11 @@ class AsyncFacade(Operations):
         that is staged after it. This is also true for a batch that a client staged twice because the
         connection broke. ``delayed``: the times of the batch say when each record is published, after its
         commit.
+
+        Example::
+
+            piece = await client.stage("copies", batch, name="job-1", number=5)
+            await client.commit_staged("job-1", 5, [piece])
         """
         purpose = {"name": name, "number": number, "delayed": delayed}
         return await self._stage(topic, batch, partition, **purpose)
@@ -179,7 +214,7 @@ class AsyncFacade(Operations):
         headers: Mapping[str, str] | None = None,
         *,
         key: bytes | str | None = None,
-        timeout: float = 30.0,
+        timeout: Duration = 30.0,
     ) -> Message:
         """Publish a request and wait for the reply of a worker.
 
@@ -188,12 +223,13 @@ class AsyncFacade(Operations):
 
         Example::
 
-            price = client.request("prices", "apple", timeout=5).text()
+            reply = await client.request("prices", "apple", timeout=5)
+            print(reply.text())
         """
         checked = check_value(value, limits.MESSAGE_BYTES_CEILING)
         with sending("request", topic, headers) as headers:
             return await self.send_request(
-                topic, checked, headers=headers, key=key, timeout=timeout
+                topic, checked, headers=headers, key=key, timeout=seconds(timeout)
             )
 
     async def reply(
@@ -205,6 +241,10 @@ class AsyncFacade(Operations):
         """Reply to a request, however you got it. False: nobody waits for the reply any more.
 
         ``message.reply(value)`` does the same for a message of a subscription, without waiting.
+
+        Example::
+
+            await client.reply(message, "0.50")
         """
         return await self.send_reply(**reply_of(message, value, headers))
 
@@ -217,7 +257,7 @@ class AsyncFacade(Operations):
         *,
         partition: int | None = None,
         max_bytes: int = limits.READ_BYTES_DEFAULT,
-        wait: float = 0.0,
+        wait: Duration = 0.0,
     ) -> Page[Message]:
         """Read messages. This moves no position and acknowledges nothing.
 
@@ -226,15 +266,19 @@ class AsyncFacade(Operations):
         partition or you name it. ``wait``: seconds to wait for the first message if there is none yet.
 
         The result is a list. It may have fewer than ``limit`` messages although more exist; continue with
-        its ``next``, the positions after it::
+        its ``next``, the positions after it.
 
-            page = client.fetch("orders")
+        Example::
+
+            page = await client.fetch("orders")
             while page:
                 ...
-                page = client.fetch("orders", page.next)
+                page = await client.fetch("orders", page.next)
         """
         check_count("limit", limit)
-        return await self._read(Asked(topic, offset, partition, max_bytes, wait, limit), False)
+        return await self._read(
+            Asked(topic, offset, partition, max_bytes, seconds(wait), limit), False
+        )
 
     async def fetch_values(
         self,
@@ -243,10 +287,15 @@ class AsyncFacade(Operations):
         *,
         partition: int | None = None,
         max_bytes: int = limits.READ_BYTES_DEFAULT,
-        wait: float = 0.0,
+        wait: Duration = 0.0,
     ) -> Page[bytes]:
-        """Like ``fetch``, but returns plain values, of about ``max_bytes`` together."""
-        return await self._read(Asked(topic, offset, partition, max_bytes, wait), True)
+        """Like ``fetch``, but returns plain values, of about ``max_bytes`` together.
+
+        Example::
+
+            values = await client.fetch_values("orders", datetime.now(UTC) - timedelta(hours=1))
+        """
+        return await self._read(Asked(topic, offset, partition, max_bytes, seconds(wait)), True)
 
     async def fetch_batches(
         self,
@@ -255,19 +304,39 @@ class AsyncFacade(Operations):
         *,
         partition: int = 0,
         max_bytes: int = limits.READ_BYTES_DEFAULT,
-        wait: float = 0.0,
+        wait: Duration = 0.0,
     ) -> list[Batch]:
-        """Read whole batches of one partition, as they are stored; the first one holds the offset."""
-        return await self._fetch_batches(Asked(topic, offset, partition, max_bytes, wait))
+        """Read whole batches of one partition, as they are stored; the first one holds the offset.
+
+        Example::
+
+            count = sum(batch.count for batch in await client.fetch_batches("orders", partition=0))
+        """
+        return await self._fetch_batches(Asked(topic, offset, partition, max_bytes, seconds(wait)))
 
     # --- subscribing ------------------------------------------------------------------------
-    async def subscribe(
+    def subscribe(
         self, topic: str, *, capacity: int = limits.CHANNEL_CAPACITY_DEFAULT
-    ) -> AsyncChannel:
-        """Receive every message of the topic (or wildcard) from now on."""
+    ) -> Opening[AsyncChannel]:
+        """Receive every message of the topic (or wildcard) from now on.
+
+        Example::
+
+            async for message in client.subscribe("orders.>"):
+                print(message.text())
+        """
+        return Opening(self._open_channel(topic, capacity))
+
+    async def unsubscribe(self, topic: str) -> None:
+        """Close the plain channels of the topic.
+
+        Example::
+
+            await client.unsubscribe("orders.>")
+        """
         raise NotImplementedError
 
-    async def subscription(
+    def subscription(
         self,
         name: str,
         topic: str | None = None,
@@ -276,16 +345,26 @@ class AsyncFacade(Operations):
         prefetch: int = limits.PREFETCH_DEFAULT,
         auto_extend: bool = False,
         **settings: Unpack[SubscriptionOptions],
-    ) -> AsyncConsumer:
+    ) -> Opening[AsyncConsumer]:
         """Join a durable subscription. With a topic, it is created if it does not exist.
 
         ``prefetch``: how many unacknowledged messages this member may have. ``auto_extend``: extend their
         deadlines until they are settled.
+
+        Example::
+
+            async with client.subscription("email", "orders", ack_timeout=60) as consumer:
+                async for message in consumer:
+                    message.ack()
         """
-        check_prefetch(prefetch)
-        if topic is not None:
-            await self.create_subscription(name, topic, start, **settings)
-        return await self._join(name, topic, prefetch, auto_extend)
+
+        async def join() -> AsyncConsumer:
+            check_prefetch(prefetch)
+            if topic is not None:
+                await self.create_subscription(name, topic, start, **settings)
+            return await self._join(name, topic, prefetch, auto_extend)
+
+        return Opening(join())
 
     # --- workers ----------------------------------------------------------------------------
     async def consume(
@@ -295,7 +374,7 @@ class AsyncFacade(Operations):
         topic: str | None = None,
         *,
         concurrency: int = 1,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         **options: Unpack[JoinOptions],
     ) -> None:
         """Call ``handler`` for each message until the worker is stopped or the subscription ends.
@@ -322,10 +401,15 @@ class AsyncFacade(Operations):
         topic: str | None = None,
         *,
         concurrency: int = 1,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         **options: Unpack[JoinOptions],
     ) -> None:
-        """Like ``consume``, but in the background: it returns when the subscription is joined."""
+        """Like ``consume``, but in the background: it returns when the subscription is joined.
+
+        Example::
+
+            await client.subscribe_to_subscription("email", send_mail, "orders")
+        """
         worker = await self._worker(name, handler, topic, concurrency, timeout, options)
 
         async def run() -> None:
@@ -337,12 +421,12 @@ class AsyncFacade(Operations):
 
     async def _worker(
         self, name: str, handler: AsyncHandler, topic: str | None, concurrency: int,
-        timeout: float | None, options: JoinOptions,
+        timeout: Duration | None, options: JoinOptions,
     ) -> AsyncWorker:  # fmt: skip
-        check_worker(concurrency, timeout)
+        limit = check_worker(handler, concurrency, timeout, is_async=True)
         consumer = await self.subscription(name, topic, auto_extend=True, **options)
         retire, leave = partial(self._retire, consumer), partial(self._leave, consumer)
-        return AsyncWorker(consumer, handler, name, retire, leave, concurrency, timeout)
+        return AsyncWorker(consumer, handler, name, retire, leave, concurrency, limit)
 
     @contextlib.contextmanager
     def _remembered(self, worker: AsyncWorker, name: str) -> Iterator[None]:
@@ -354,7 +438,12 @@ class AsyncFacade(Operations):
             self._running.pop(worker, None)
 
     async def unsubscribe_from_subscription(self, name: str) -> None:
-        """Stop the workers of a subscription: the handlers finish their messages. The subscription stays."""
+        """Stop the workers of a subscription: the handlers finish their messages. The subscription stays.
+
+        Example::
+
+            await client.unsubscribe_from_subscription("email")
+        """
         workers = [worker for worker, joined in self._handlers.items() if joined == name]
         if not workers:
             raise NotFound(f"{name!r} was not joined here", code="not_subscribed")
@@ -404,6 +493,7 @@ class BlockingFacade(BlockingOperations):
             note_failure(error, failure)
 
     # --- publishing -------------------------------------------------------------------------
+    @documented_as(AsyncFacade.publish)
     def publish(
         self,
         topic: str,
@@ -411,7 +501,6 @@ class BlockingFacade(BlockingOperations):
         headers: Mapping[str, str] | None = None,
         **options: Unpack[PublishOptions],
     ) -> Receipt:
-        """Store one message and wait for its receipt; see ``AsyncFacade.publish``."""
         publication: Publication = published(self._publish, topic, value, headers, options)
         return publication.result()
 
@@ -424,7 +513,13 @@ class BlockingFacade(BlockingOperations):
     ) -> Publication:
         """Publish without waiting. ``result()`` of the publication waits for the receipt.
 
-        Publishes that follow each other are sent and stored together.
+        Publishes that follow each other are sent and stored together. An error that nobody asks the publication
+        for is logged, and raised by ``flush`` and ``close``.
+
+        Example::
+
+            publications = [client.publish_nowait("orders", order) for order in orders]
+            client.flush()
         """
         publication: Publication = published(self._publish, topic, value, headers, options)
         return publication
@@ -440,15 +535,15 @@ class BlockingFacade(BlockingOperations):
     fetch_values = blocking(AsyncFacade.fetch_values)
     fetch_batches = blocking(AsyncFacade.fetch_batches)
 
+    @documented_as(AsyncFacade.publish_text)
     def publish_text(
         self, topic: str, text: str, headers: Mapping[str, str] | None = None, **properties: str
     ) -> Receipt:
-        """Store a text. Further keyword arguments become headers."""
         return self.publish(topic, text.encode(), _merged(headers, properties))
 
     # --- subscribing ------------------------------------------------------------------------
+    @documented_as(AsyncFacade.subscribe)
     def subscribe(self, topic: str, *, capacity: int = limits.CHANNEL_CAPACITY_DEFAULT) -> Channel:
-        """Receive every message of the topic (or wildcard) from now on, in a bounded channel."""
         channel = Channel(topic, capacity, self._call)
         follower = self._run(self._follow(channel))
         _forget_closed(self._channels)
@@ -462,12 +557,13 @@ class BlockingFacade(BlockingOperations):
             with contextlib.suppress(Closed):
                 self._run(self._unfollow(follower))
 
+    @documented_as(AsyncFacade.unsubscribe)
     def unsubscribe(self, topic: str) -> None:
-        """Close the plain channels of the topic."""
         for channel in list(self._channels):
             if channel.topic == topic:
                 channel.close()
 
+    @documented_as(AsyncFacade.subscription)
     def subscription(
         self,
         name: str,
@@ -478,7 +574,6 @@ class BlockingFacade(BlockingOperations):
         auto_extend: bool = False,
         **settings: Unpack[SubscriptionOptions],
     ) -> Consumer:
-        """Join a durable subscription; see ``AsyncFacade.subscription``."""
         check_prefetch(prefetch)
 
         async def join() -> Consumer:
@@ -506,7 +601,7 @@ class BlockingFacade(BlockingOperations):
         topic: str | None = None,
         *,
         concurrency: int = 1,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         **options: Unpack[JoinOptions],
     ) -> None:
         """Call ``handler`` for each message until the worker is stopped or the subscription ends.
@@ -526,6 +621,7 @@ class BlockingFacade(BlockingOperations):
             self._workers.pop(worker.consumer, None)
             worker.consumer.close()
 
+    @documented_as(AsyncFacade.subscribe_to_subscription)
     def subscribe_to_subscription(
         self,
         name: str,
@@ -533,27 +629,26 @@ class BlockingFacade(BlockingOperations):
         topic: str | None = None,
         *,
         concurrency: int = 1,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         **options: Unpack[JoinOptions],
     ) -> None:
-        """Like ``consume``, but in the background: it returns when the subscription is joined."""
         self._worker(name, handler, topic, concurrency, timeout, options).start()
 
     def _worker(
         self, name: str, handler: Handler, topic: str | None, concurrency: int,
-        timeout: float | None, options: JoinOptions,
+        timeout: Duration | None, options: JoinOptions,
     ) -> Worker:  # fmt: skip
-        check_worker(concurrency, timeout)
+        limit = check_worker(handler, concurrency, timeout, is_async=False)
         consumer = self.subscription(name, topic, auto_extend=True, **options)
         worker = Worker(
-            consumer, handler, name, lambda: self._run(self._retire(consumer)), concurrency, timeout
+            consumer, handler, name, lambda: self._run(self._retire(consumer)), concurrency, limit
         )
         _forget_closed(self._workers)
         self._workers[consumer] = worker
         return worker
 
+    @documented_as(AsyncFacade.unsubscribe_from_subscription)
     def unsubscribe_from_subscription(self, name: str) -> None:
-        """Leave a subscription. Its handlers finish their messages first; the subscription stays."""
         joined = [consumer for consumer, other in self._joined.items() if other == name]
         if not joined:
             raise NotFound(f"{name!r} was not joined here", code="not_subscribed")

@@ -29,6 +29,7 @@ from msgspec import Meta
 
 from headrace import limits
 from headrace.checking import check, schema_of
+from headrace.contents import Value
 from headrace.errors import Closed, InvalidArgument
 from headrace.notation import BYTES, HOURS, MILLISECONDS, SECONDS, Unit, position_of, unit_of
 from headrace.times import Duration, Moment, to_ms
@@ -338,8 +339,13 @@ class Message:
         """
         self._settler().extend(self, seconds)
 
-    def reply(self, value: bytes | str, headers: Mapping[str, str] | None = None) -> None:
-        """Answer the request that this message is. Nobody waits for this; a late reply is dropped."""
+    def reply(self, value: Value, headers: Mapping[str, str] | None = None) -> None:
+        """Answer the request that this message is. Nobody waits for this; a late reply is dropped.
+
+        Example::
+
+            message.reply({"price": 0.5})
+        """
         self._settler().reply(self, value, headers)
 
     def _settler(self) -> Settling:

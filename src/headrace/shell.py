@@ -128,12 +128,27 @@ class Shell:
             raise Closed(f"the {self._kind} was closed during this call") from None
 
 
+def documented_as(
+    method: Callable[..., Any],
+) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
+    """Give a method of a shell the documentation of the core's, without ``async`` and ``await``."""
+
+    def document(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+        text = method.__doc__ or ""
+        function.__doc__ = text.replace("async with", "with").replace("async for", "for")
+        function.__doc__ = function.__doc__.replace("await ", "")
+        return function
+
+    return document
+
+
 def blocking(
     method: Callable[Concatenate[Any, Parameters], Coroutine[Any, Any, Result]],
 ) -> Callable[Concatenate[Any, Parameters], Result]:
     """A method of a core as a method of its shell: the same arguments, the same result, blocking."""
     name = method.__name__
 
+    @documented_as(method)
     @functools.wraps(method)
     def forward(self: Any, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
         result: Result = self._run(getattr(self._core, name)(*args, **kwargs))
@@ -148,6 +163,7 @@ def nowait(
     """A method of a core as a method of its shell that does not wait, so that many calls can run at once."""
     name = method.__name__
 
+    @documented_as(method)
     @functools.wraps(method)
     def forward(
         self: Any, /, *args: Parameters.args, **kwargs: Parameters.kwargs
@@ -171,6 +187,7 @@ def nowait(
         return pending
 
     forward.__name__ = f"{name}_nowait"
+    forward.__doc__ = (forward.__doc__ or "").replace(f".{name}(", f".{name}_nowait(")
     return forward
 
 

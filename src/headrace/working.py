@@ -34,23 +34,57 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from headrace.channels import LOOK_S, AsyncConsumer, Consumer, check_count
-from headrace.errors import Closed, HeadraceError, RequestTimeout
+from headrace.errors import Closed, HeadraceError, InvalidArgument, RequestTimeout
 from headrace.model import Message
 from headrace.times import check_seconds
 from headrace.tracing import process
 
 logger = logging.getLogger("headrace.worker")
-Handler = Callable[[Message], object]
-AsyncHandler = Callable[[Message], Awaitable[None] | None]
+Handler = Callable[[Message], None]
+"""Of the classes for threads. It returns nothing, so mypy finds a coroutine function that nobody would await."""
+AsyncHandler = Callable[[Message], Awaitable[object] | None]
 STOP_S = 30.0
 """How long to wait for a handler to finish its message when its worker is stopped."""
 HANDLER_S_MAX = 24 * 3600.0
 
 
-def check_worker(concurrency: object, timeout: object) -> None:
+def check_worker(
+    handler: object, concurrency: object, timeout: object, *, is_async: bool
+) -> float | None:
+    """Refuse what cannot work before anything is joined; returns the timeout in seconds."""
+    check_handler(handler, is_async=is_async)
     check_count("concurrency", concurrency)
-    if timeout is not None:
-        check_seconds("timeout", timeout, HANDLER_S_MAX)
+    return None if timeout is None else check_seconds("timeout", timeout, HANDLER_S_MAX)
+
+
+def check_handler(handler: object, *, is_async: bool) -> None:
+    if not callable(handler):
+        raise InvalidArgument(f"a handler is a function that takes a message, not {handler!r}")
+    parts = (handler, getattr(handler, "__call__", None))  # noqa: B004 - an object may have one
+    if any(inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each) for each in parts):
+        raise InvalidArgument(f"the handler {_name(handler)} has a yield: its code would never run")
+    if not is_async and any(map(inspect.iscoroutinefunction, parts)):
+        raise InvalidArgument(
+            f"the handler {_name(handler)} is a coroutine function, which threads cannot await: make it a "
+            "plain function, or use AsyncBroker or AsyncClient"
+        )
+
+
+def _name(handler: object) -> str:
+    return getattr(handler, "__qualname__", None) or repr(handler)
+
+
+def refuse_awaitable(result: object) -> None:
+    """In a thread: what the handler returned was never run, so its message is not done."""
+    if not inspect.isawaitable(result):
+        return
+    end = getattr(result, "close", None) or getattr(result, "cancel", None)
+    if end is not None:
+        end()
+    raise InvalidArgument(
+        f"the handler returned a {type(result).__name__}, which threads cannot await: the message is not "
+        "handled; use AsyncBroker or AsyncClient"
+    )
 
 
 def _too_long(timeout: float) -> str:
@@ -87,7 +121,7 @@ class Worker:
         timeout: float | None = None,
     ):
         self.consumer = self._consumer = consumer
-        self._handler = handler
+        self._handler: Callable[[Message], object] = handler
         self._name = name
         self._retire = retire
         self._concurrency = concurrency
@@ -169,7 +203,7 @@ class Worker:
         error: BaseException | None = None
         try:
             with process(message, self._name):
-                self._handler(message)
+                refuse_awaitable(self._handler(message))
         except BaseException as raised:
             error = raised
         with self._lock:  # the watch may have given the message back in the meantime

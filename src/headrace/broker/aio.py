@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, Unpack
 
 from msgspec import Meta
 
@@ -29,12 +29,15 @@ from headrace.model import (
     PublishManyOptions,
     PublishOptions,
     Receipt,
+    TopicOptions,
     TopicSettings,
     split_position,
 )
+from headrace.notation import SECONDS
 from headrace.operations.declaring import Operation
 from headrace.paging import Asked, Page, page_of, parse_from, readable
 from headrace.publication import Failures
+from headrace.times import Duration
 from headrace.working import AsyncWorker
 
 _ENGINE_OPTIONS = (
@@ -47,10 +50,21 @@ _ENGINE_OPTIONS = (
 )
 _CHECKED = {
     "max_message_size": Annotated[int, Meta(ge=1, le=limits.MESSAGE_BYTES_CEILING)],
-    "events_interval": Annotated[float, Meta(ge=0, le=limits.EVENTS_INTERVAL_S_MAX)],
+    "events_interval": Annotated[float, Meta(ge=0, le=limits.EVENTS_INTERVAL_S_MAX), SECONDS],
     "memory_limit": Annotated[int, Meta(ge=limits.MEMORY_BYTES_MIN)] | None,
     "rewrite_segments": bool,
 }
+
+
+class BrokerOptions(TopicOptions, total=False):
+    """The options of an embedded broker: a few of its own, and defaults for topics."""
+
+    partitions: int
+    auto_create_topics: bool
+    max_message_size: int
+    disk_reserve_bytes: int
+    events_interval: Duration
+    memory_limit: int | None
 
 
 def open_engine(data_dir: str | Path | None, loop: Any, options: dict[str, Any]) -> Engine:
@@ -60,7 +74,7 @@ def open_engine(data_dir: str | Path | None, loop: Any, options: dict[str, Any])
     defaults = TopicSettings.of(options)
     for name, kind in _CHECKED.items():
         if name in mine:
-            check(name, mine[name], kind, code="invalid_setting")
+            mine[name] = check(name, mine[name], kind, code="invalid_setting")
     path = None if data_dir is None else Path(data_dir)
     return Engine(path, loop, topic_defaults=defaults, **mine, **injected)
 
@@ -71,9 +85,9 @@ class AsyncBroker(AsyncFacade):
     ``None`` as the directory keeps everything in memory.
     """
 
-    def __init__(self, data_dir: str | Path | None = None, **options: Any):
+    def __init__(self, data_dir: str | Path | None = None, **options: Unpack[BrokerOptions]):
         self._data_dir = data_dir
-        self._options = options
+        self._options: dict[str, Any] = {**options}
         self._engine: Engine | None = None
         self._failures = Failures()
         self._under_way = UnderWay()
@@ -85,8 +99,16 @@ class AsyncBroker(AsyncFacade):
         """Set when it is closed; there is one from the first ``close`` on."""
 
     @classmethod
-    def open(cls, data_dir: str | Path | None = None, **options: Any) -> AsyncBroker:
-        """To be awaited, or used with ``async with``."""
+    def open(
+        cls, data_dir: str | Path | None = None, **options: Unpack[BrokerOptions]
+    ) -> AsyncBroker:
+        """To be awaited, or used with ``async with``.
+
+        Example::
+
+            async with AsyncBroker.open("./data", retention_hours=72) as broker:
+                await broker.publish("orders", b"hello")
+        """
         return cls(data_dir, **options)
 
     @classmethod
@@ -97,6 +119,13 @@ class AsyncBroker(AsyncFacade):
         return broker
 
     async def start(self) -> Self:
+        """Open the directory. ``await broker`` and ``async with broker`` do the same.
+
+        Example::
+
+            broker = AsyncBroker("./data")
+            await broker.start()
+        """
         if self._engine is None:
             engine = open_engine(self._data_dir, asyncio.get_running_loop(), dict(self._options))
             engine.open()
@@ -171,8 +200,8 @@ class AsyncBroker(AsyncFacade):
         Example::
 
             for order in orders:
-                client.publish_nowait("orders", order)
-            client.flush()
+                broker.publish_nowait("orders", order)
+            await broker.flush()
         """
         await self._under_way.wait()
         await super().flush()
@@ -224,9 +253,7 @@ class AsyncBroker(AsyncFacade):
         return asked._replace(offset=at, wait=0.0)
 
     # --- subscribing ------------------------------------------------------------------------
-    async def subscribe(
-        self, topic: str, *, capacity: int = limits.CHANNEL_CAPACITY_DEFAULT
-    ) -> AsyncChannel:
+    async def _open_channel(self, topic: str, capacity: int) -> AsyncChannel:
         channel = AsyncChannel(topic, capacity)
         follower = self.engine.follow(topic, channel)
         channel.refill = follower.wake

@@ -86,7 +86,7 @@ class EmbeddedConsumer(_Embedded, Consumer):
         self._become_member(subscription, name, prefetch)
 
     def get(self, timeout: Duration | None = None) -> Message:
-        """The next message that is still ours; one that timed out in the channel comes again."""
+        # The next message that is still ours; one that timed out in the channel comes again.
         deadline = None if timeout is None else time.monotonic() + seconds(timeout)
         message = super().get(timeout)
         while not message.lease.is_out(message.offset):
@@ -161,7 +161,7 @@ class AsyncEmbeddedConsumer(_Embedded, AsyncConsumer):
         self.subscription.ack(lease.id, message.offset)
 
     async def get(self, timeout: Duration | None = None) -> Message:
-        """The next message that is still ours; one that timed out in the channel comes again."""
+        # The next message that is still ours; one that timed out in the channel comes again.
         deadline = None if timeout is None else time.monotonic() + seconds(timeout)
         message = await super().get(timeout)
         while not message.lease.is_out(message.offset):

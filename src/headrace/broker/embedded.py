@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
 
-from headrace.broker.aio import AsyncBroker, Generation
+from headrace.broker.aio import AsyncBroker, BrokerOptions, Generation
 from headrace.broker.channel import EmbeddedConsumer
 from headrace.broker.engine import Engine
 from headrace.broker.follower import Follower
@@ -23,7 +23,7 @@ from headrace.errors import Closed, HeadraceError, InvalidArgument
 from headrace.facade import AsyncFacade, BlockingFacade, settle
 from headrace.model import PublishManyOptions, PublishOptions, Receipt, checked_topic
 from headrace.publication import Publication
-from headrace.shell import blocking
+from headrace.shell import blocking, documented_as
 from headrace.tracing import sending
 
 Parameters = ParamSpec("Parameters")
@@ -36,6 +36,7 @@ def _reading(
     """A method of ``AsyncBroker`` that reads, in the caller's thread where the log allows it."""
     crossing = blocking(method)
 
+    @documented_as(method)
     @functools.wraps(method)
     def forward(self: Any, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
         topic = args[0] if args else kwargs.get("topic")
@@ -62,14 +63,21 @@ class Broker(BlockingFacade):
 
     _core: AsyncBroker
 
-    def __init__(self, data_dir: str | Path | None = None, **options: Any):
+    def __init__(self, data_dir: str | Path | None = None, **options: Unpack[BrokerOptions]):
         super().__init__()
         self._core = AsyncBroker(data_dir, **options)
         self._closing = threading.Lock()
         self._start(self._core.start)
 
     @classmethod
-    def open(cls, data_dir: str | Path | None = None, **options: Any) -> Broker:
+    def open(cls, data_dir: str | Path | None = None, **options: Unpack[BrokerOptions]) -> Broker:
+        """Open a broker in a directory; without one it keeps everything in memory.
+
+        Example::
+
+            with Broker.open("./data", retention_hours=72) as broker:
+                broker.publish("orders", b"hello")
+        """
         return cls(data_dir, **options)
 
     def close(self) -> None:
@@ -177,6 +185,8 @@ class Broker(BlockingFacade):
             if self._loop is None:
                 raise self._not_open()
             self._loop.call_soon_threadsafe(start)
+
+    flush = blocking(AsyncBroker.flush)
 
     # --- reading: in the caller's thread ------------------------------------------------------
     fetch = _reading(AsyncFacade.fetch)

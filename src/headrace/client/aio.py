@@ -251,6 +251,13 @@ class AsyncClient(RemoteOperations):
 
     # --- connecting -------------------------------------------------------------------------
     async def connect(self) -> Self:
+        """Connect, or say why not. ``await client`` and ``async with client`` do the same.
+
+        Example::
+
+            client = AsyncClient("localhost:9999")
+            await client.connect()
+        """
         if self._link is not None:
             return self
         link = Link(**self._link_options)
@@ -522,9 +529,7 @@ class AsyncClient(RemoteOperations):
         return page_of(readable([batches_in(frame.body)], at), at, asked, values=values)
 
     # --- subscribing ------------------------------------------------------------------------
-    async def subscribe(
-        self, topic: str, *, capacity: int = limits.CHANNEL_CAPACITY_DEFAULT
-    ) -> AsyncChannel:
+    async def _open_channel(self, topic: str, capacity: int) -> AsyncChannel:
         channel = AsyncChannel(topic, capacity)
         await self.follow(channel)
         channel.on_close = self._close_channel

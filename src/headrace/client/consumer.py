@@ -433,7 +433,7 @@ class AsyncRemoteConsumer(_Remote, AsyncConsumer):
 
 class RemoteConsumer(_Remote, Consumer):
     def ack(self, message: Message) -> None:
-        """As ``_settle`` does, with fewer calls: it is the hot path."""
+        # As ``_settle`` does, with fewer calls: it is the hot path.
         lease = message.lease
         if lease is None or lease.void:
             self._lease_for(ACK, message)  # raises

@@ -21,6 +21,7 @@ from headrace.forking import put_aside
 from headrace.log.columns import record
 from headrace.model import PublishOptions, Receipt, checked_topic
 from headrace.publication import Publication, renew_lock
+from headrace.shell import documented_as
 
 Outgoing = tuple[str | None, Any, int | None, Publication]
 """Topic, record and partition; or None, and the properties and body of a frame."""
@@ -68,6 +69,7 @@ class BrokerClient(BlockingFacade):
         super().forked()
 
     # --- connecting -------------------------------------------------------------------------
+    @documented_as(AsyncClient.connect)
     def connect(self) -> BrokerClient:
         self._start(self._core.connect)
         return self
@@ -171,15 +173,8 @@ class BrokerClient(BlockingFacade):
         if error is not None:
             self._core._failures.add(error, publication)
 
+    @documented_as(AsyncClient.flush)
     def flush(self) -> None:
-        """See ``AsyncClient.flush``.
-
-        Example::
-
-            for order in orders:
-                client.publish_nowait("orders", order)
-            client.flush()
-        """
         self._call(self._send)
         for consumer in self._consumers():
             self._call(consumer.carry_out)

@@ -23,7 +23,12 @@ class AccessOperations:
         http=Http("GET", "/access/whoami", "Show your own rights"),
     )
     async def whoami(self) -> CallerInfo:
-        """Who the broker thinks you are, and what you may do."""
+        """Who the broker thinks you are, and what you may do.
+
+        Example::
+
+            print((await client.whoami())["name"])
+        """
 
     @operation(
         permission="admin",
@@ -31,7 +36,13 @@ class AccessOperations:
         http=Http("GET", "/access/users", "List users"),
     )
     async def users(self) -> list[UserInfo]:
-        """The users that you may administer, by name."""
+        """The users that you may administer, by name.
+
+        Example::
+
+            for user in await client.users():
+                print(user["user"])
+        """
 
     @operation(
         permission="admin",
@@ -63,7 +74,7 @@ class AccessOperations:
 
         Example::
 
-            client.create_user("alice", password=secret, grants=["publish,consume:orders.>"])
+            await client.create_user("alice", password=secret, grants=["publish,consume:orders.>"])
         """
 
     @operation(
@@ -94,6 +105,10 @@ class AccessOperations:
 
         It takes effect within a second, also for open connections. A new password ends the connections
         that logged in with the old one.
+
+        Example::
+
+            await client.change_user("alice", grants=["consume:orders.>"])
         """
 
     @operation(
@@ -106,7 +121,12 @@ class AccessOperations:
         http=Http("DELETE", "/access/users/{user}", "Delete a user"),
     )
     async def delete_user(self, user: PrincipalName) -> None:
-        """Delete a user and its tokens. Its connections end."""
+        """Delete a user and its tokens. Its connections end.
+
+        Example::
+
+            await client.delete_user("alice")
+        """
 
     @operation(
         permission="admin",
@@ -114,7 +134,13 @@ class AccessOperations:
         http=Http("GET", "/access/tokens", "List tokens"),
     )
     async def tokens(self) -> list[TokenInfo]:
-        """The tokens that you may administer, by name. The secrets are not known to the broker."""
+        """The tokens that you may administer, by name. The secrets are not known to the broker.
+
+        Example::
+
+            for token in await client.tokens():
+                print(token["token"])
+        """
 
     @operation(
         permission="admin",
@@ -137,7 +163,7 @@ class AccessOperations:
 
         Example::
 
-            client.create_token("ci", grants=["publish:builds.>"], expires=datetime(2027, 1, 1))
+            await client.create_token("ci", grants=["publish:builds.>"], expires=datetime(2027, 1, 1))
         """
 
     @operation(
@@ -150,7 +176,12 @@ class AccessOperations:
         http=Http("DELETE", "/access/tokens/{token}", "Revoke a token"),
     )
     async def revoke_token(self, token: PrincipalName) -> None:
-        """Revoke a token. Connections that logged in with it end."""
+        """Revoke a token. Connections that logged in with it end.
+
+        Example::
+
+            await client.revoke_token("ci")
+        """
 
     @operation(
         permission="admin",
@@ -163,4 +194,8 @@ class AccessOperations:
         """The quotas of each address, and of each principal that has none of its own.
 
         What is given replaces the old quotas; without arguments they are only shown.
+
+        Example::
+
+            await client.change_quotas(default={"connections": 100})
         """

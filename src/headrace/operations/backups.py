@@ -62,11 +62,20 @@ class BackupOperations:
 
         While it lasts, retention deletes nothing, unless the disk is full. ``access``: also the access file.
         A backup that is not read for a minute ends by itself. ``headrace backup`` calls this.
+
+        Example::
+
+            backup = (await client.begin_backup())["backup"]
         """
 
     @operation(permission="admin", runs="owner", errors=("backup_not_found",))
     async def read_backup(self, backup: BackupId, page: Page | None = None) -> BackupPage:
-        """A page of the topics, journal and access file of a backup. Without ``page``, only renew its lease."""
+        """A page of the topics, journal and access file of a backup. Without ``page``, only renew its lease.
+
+        Example::
+
+            page = await client.read_backup(backup, 0)
+        """
 
     @operation(
         permission="admin",
@@ -82,8 +91,18 @@ class BackupOperations:
         *,
         offset: Offset | None = None,
     ) -> BackupPartition:
-        """The idempotent producers of a partition; with ``offset``, also where it can be read again."""
+        """The idempotent producers of a partition; with ``offset``, also where it can be read again.
+
+        Example::
+
+            producers = (await client.read_backup_partition(backup, "orders", 0))["producers"]
+        """
 
     @operation(permission="admin", runs="owner", answer="ended")
     async def end_backup(self, backup: BackupId) -> None:
-        """End a backup: retention deletes messages again."""
+        """End a backup: retention deletes messages again.
+
+        Example::
+
+            await client.end_backup(backup)
+        """

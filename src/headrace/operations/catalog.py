@@ -23,7 +23,6 @@ from headrace.operations.access_catalog import AccessOperations
 from headrace.operations.arguments import (
     AfterOffset,
     AliasOf,
-    Code,
     ExistingSubscription,
     ExistingTopic,
     Headers,
@@ -34,7 +33,6 @@ from headrace.operations.arguments import (
     Partition,
     Payload,
     Pieces,
-    PipelineName,
     Position,
     Positions,
     Rate,
@@ -48,6 +46,7 @@ from headrace.operations.arguments import (
 )
 from headrace.operations.backups import BackupOperations
 from headrace.operations.declaring import Http, Operation, operation, table_of
+from headrace.operations.pipeline_catalog import PipelineOperations
 from headrace.operations.requesting import Requesting
 from headrace.operations.results import (
     BrokerInfo,
@@ -57,16 +56,13 @@ from headrace.operations.results import (
     DeadLetterCount,
     Overview,
     PartitionPosition,
-    PipelineReport,
-    PipelineStats,
     Redriven,
-    StopWanted,
     SubscriptionStats,
     TopicStats,
 )
 
 
-class Operations(AccessOperations, BackupOperations, Requesting):
+class Operations(AccessOperations, BackupOperations, PipelineOperations, Requesting):
     """The operations of a broker: callable by name over every protocol, and as methods in process."""
 
     async def _operate(self, operation: Operation, arguments: dict[str, Any]) -> Any:
@@ -92,7 +88,7 @@ class Operations(AccessOperations, BackupOperations, Requesting):
 
         Example::
 
-            client.create_topic("orders", partitions=4, retention_hours=72)
+            await client.create_topic("orders", partitions=4, retention_hours=72)
         """
 
     @operation(
@@ -112,7 +108,7 @@ class Operations(AccessOperations, BackupOperations, Requesting):
 
         Example::
 
-            client.change_topic("orders", retention_bytes=10 << 30)
+            await client.change_topic("orders", retention_bytes=10 << 30)
         """
 
     @operation(
@@ -125,7 +121,12 @@ class Operations(AccessOperations, BackupOperations, Requesting):
         http=Http("DELETE", "/topics/{topic}", "Delete a topic"),
     )
     async def delete_topic(self, topic: TopicName) -> None:
-        """Delete a topic, its messages, and the subscriptions on this topic alone."""
+        """Delete a topic, its messages, and the subscriptions on this topic alone.
+
+        Example::
+
+            await client.delete_topic("orders")
+        """
 
     @operation(
         name="topics",
@@ -134,10 +135,21 @@ class Operations(AccessOperations, BackupOperations, Requesting):
         http=Http("GET", "/topics", "List topics"),
     )
     async def list_topics(self) -> list[TopicStats]:
-        """Statistics of every topic, by name. The broker's own topics are left out."""
+        """Statistics of every topic, by name. The broker's own topics are left out.
+
+        Example::
+
+            sizes = {stats["topic"]: stats["bytes"] for stats in await client.list_topics()}
+        """
 
     async def topics(self) -> list[str]:
-        """The names of all topics. The broker's own topics are left out."""
+        """The names of all topics. The broker's own topics are left out.
+
+        Example::
+
+            for name in await client.topics():
+                print(name)
+        """
         return [stats["topic"] for stats in await self.list_topics()]
 
     @operation(
@@ -155,17 +167,31 @@ class Operations(AccessOperations, BackupOperations, Requesting):
         """Partitions, sizes, backlog and settings of a topic.
 
         ``create``: create a topic that does not exist, as a publish would.
+
+        Example::
+
+            print((await client.topic_stats("orders"))["backlog"])
         """
 
     @operation(permission="browse", about="topic", runs="owner", answer="offset")
     async def offset_at(
         self, topic: ExistingTopic, at: Position, *, partition: Partition = 0
     ) -> int:
-        """The offset that a position stands for: ``earliest``, ``latest``, an offset or a time."""
+        """The offset that a position stands for: ``earliest``, ``latest``, an offset or a time.
+
+        Example::
+
+            offset = await client.offset_at("orders", datetime.now(UTC) - timedelta(hours=1))
+        """
 
     @operation(permission="browse", runs="owner", errors=("message_not_found",))
     async def find(self, id: MessageId) -> Message:
-        """The message that an id from a receipt belongs to."""
+        """The message that an id from a receipt belongs to.
+
+        Example::
+
+            message = await client.find(receipt.id)
+        """
 
     # --- subscriptions ------------------------------------------------------------------------
     @operation(
@@ -200,7 +226,7 @@ class Operations(AccessOperations, BackupOperations, Requesting):
 
         Example::
 
-            client.create_subscription("email", "orders", ack_timeout=60, max_deliveries=3)
+            await client.create_subscription("email", "orders", ack_timeout=60, max_deliveries=3)
         """
 
     @operation(
@@ -215,7 +241,12 @@ class Operations(AccessOperations, BackupOperations, Requesting):
     async def delete_subscription(
         self, subscription: SubscriptionName, topic: TopicFilter | None = None
     ) -> None:
-        """Delete a subscription and its position. Name the topic if the name is not unique."""
+        """Delete a subscription and its position. Name the topic if the name is not unique.
+
+        Example::
+
+            await client.delete_subscription("email")
+        """
 
     @operation(
         permission="see",
@@ -223,7 +254,12 @@ class Operations(AccessOperations, BackupOperations, Requesting):
         http=Http("GET", "/subscriptions", "List subscriptions"),
     )
     async def subscriptions(self, topic: TopicFilter | None = None) -> list[SubscriptionStats]:
-        """Statistics of every subscription, or of those on one topic."""
+        """Statistics of every subscription, or of those on one topic.
+
+        Example::
+
+            lags = {stats["name"]: stats["lag"] for stats in await client.subscriptions("orders")}
+        """
 
     @operation(
         name="subscription",
@@ -236,7 +272,12 @@ class Operations(AccessOperations, BackupOperations, Requesting):
     async def subscription_stats(
         self, subscription: SubscriptionName, topic: TopicFilter | None = None
     ) -> SubscriptionStats:
-        """Members, lag, messages in flight, positions and settings of a subscription."""
+        """Members, lag, messages in flight, positions and settings of a subscription.
+
+        Example::
+
+            print((await client.subscription_stats("email"))["lag"])
+        """
 
     @operation(
         permission="consume",
@@ -257,7 +298,7 @@ class Operations(AccessOperations, BackupOperations, Requesting):
 
         Example::
 
-            client.seek("email", datetime.now(UTC) - timedelta(hours=1))  # deliver the last hour again
+            await client.seek("email", datetime.now(UTC) - timedelta(hours=1))  # deliver the last hour again
         """
 
     @operation(
@@ -275,7 +316,12 @@ class Operations(AccessOperations, BackupOperations, Requesting):
         *,
         topic: TopicFilter | None = None,
     ) -> None:
-        """Mark everything before these offsets as done. The subscription never moves back."""
+        """Mark everything before these offsets as done. The subscription never moves back.
+
+        Example::
+
+            await client.advance("email", {"orders": {0: 100}})
+        """
 
     @operation(
         permission="manage",
@@ -293,7 +339,7 @@ class Operations(AccessOperations, BackupOperations, Requesting):
 
         Example::
 
-            client.pause_subscription("email")  # the mail server is down
+            await client.pause_subscription("email")  # the mail server is down
         """
 
     @operation(
@@ -310,7 +356,7 @@ class Operations(AccessOperations, BackupOperations, Requesting):
 
         Example::
 
-            client.resume_subscription("email")
+            await client.resume_subscription("email")
         """
 
     # --- jobs of many tasks -------------------------------------------------------------------
@@ -322,6 +368,10 @@ class Operations(AccessOperations, BackupOperations, Requesting):
 
         With ``at``, a time (a datetime or milliseconds), also the ``offset`` of the first message at or
         after it; the end if there is none.
+
+        Example::
+
+            ends = [place["end"] for place in (await client.positions("orders"))["orders"]]
         """
 
     @operation(permission="browse", about="topics", runs="owner", answer="news", patient=True)
@@ -336,6 +386,11 @@ class Operations(AccessOperations, BackupOperations, Requesting):
 
         It also returns when a topic that matches ``topics`` has a partition that is not in ``positions``.
         Returns False when the time is up.
+
+        Example::
+
+            while not await client.wait_for({"orders": {0: 100}}, timeout=10):
+                print("nothing yet")
         """
 
     @operation(
@@ -350,15 +405,30 @@ class Operations(AccessOperations, BackupOperations, Requesting):
 
         To commit the same number again changes nothing and returns False. A client that had to repeat the
         request after a broken connection may also get False.
+
+        Example::
+
+            piece = await client.stage("copies", batch, name="job-1", number=5)
+            await client.commit_staged("job-1", 5, [piece])
         """
 
     @operation(permission="publish", runs="owner", answer="number", patient=True)
     async def last_commit(self, name: str) -> int:
-        """The number of the last commit of staged batches under a name; -1 if the broker knows none."""
+        """The number of the last commit of staged batches under a name; -1 if the broker knows none.
+
+        Example::
+
+            done = await client.last_commit("job-1")
+        """
 
     @operation(permission="publish", runs="owner", answer="aborted", patient=True)
     async def abort_staged(self, pieces: Pieces) -> int:
-        """Discard pieces that will not be committed. Committed pieces stay. Returns the number of ids."""
+        """Discard pieces that will not be committed. Committed pieces stay. Returns the number of ids.
+
+        Example::
+
+            await client.abort_staged([piece])
+        """
 
     # --- dead letters -----------------------------------------------------------------------
     @operation(
@@ -367,7 +437,13 @@ class Operations(AccessOperations, BackupOperations, Requesting):
         http=Http("GET", "/dead-letters", "Count dead letters", tag="dead letters"),
     )
     async def dead_letter_topics(self) -> list[DeadLetterCount]:
-        """The dead-letter topics, and how many letters each has."""
+        """The dead-letter topics, and how many letters each has.
+
+        Example::
+
+            for count in await client.dead_letter_topics():
+                print(count["topic"], count["letters"])
+        """
 
     @operation(
         permission="browse",
@@ -379,7 +455,13 @@ class Operations(AccessOperations, BackupOperations, Requesting):
     async def dead_letters(
         self, subscription: ExistingSubscription, *, after: AfterOffset = -1, limit: Limit = 100
     ) -> list[DeadLetter]:
-        """The dead letters of a subscription after an offset, oldest first."""
+        """The dead letters of a subscription after an offset, oldest first.
+
+        Example::
+
+            for letter in await client.dead_letters("email"):
+                print(letter.offset, letter.reason)
+        """
 
     @operation(
         permission="browse",
@@ -392,7 +474,12 @@ class Operations(AccessOperations, BackupOperations, Requesting):
         ),
     )
     async def dead_letter(self, subscription: ExistingSubscription, offset: Offset) -> DeadLetter:
-        """One dead letter."""
+        """One dead letter.
+
+        Example::
+
+            letter = await client.dead_letter("email", 3)
+        """
 
     @operation(
         permission="manage",
@@ -428,7 +515,7 @@ class Operations(AccessOperations, BackupOperations, Requesting):
 
         Example::
 
-            client.redrive("email", reason="timeout", rate=100)
+            await client.redrive("email", reason="timeout", rate=100)
         """
 
     @operation(
@@ -451,7 +538,13 @@ class Operations(AccessOperations, BackupOperations, Requesting):
         value: Payload | None = None,
         headers: Headers | None = None,
     ) -> int:
-        """Correct a dead letter before it is redriven; returns its new offset."""
+        """Correct a dead letter before it is redriven; returns its new offset.
+
+        Example::
+
+            offset = await client.edit_dead_letter("email", 3, value="corrected")
+            await client.redrive("email", offsets=[offset])
+        """
 
     @operation(
         permission="manage",
@@ -480,7 +573,12 @@ class Operations(AccessOperations, BackupOperations, Requesting):
     async def purge_dead_letters(
         self, subscription: ExistingSubscription, offsets: Offsets | None = None
     ) -> int:
-        """Discard all dead letters, or those with these offsets; returns how many."""
+        """Discard all dead letters, or those with these offsets; returns how many.
+
+        Example::
+
+            await client.purge_dead_letters("email", [3, 4])
+        """
 
     # --- delayed messages -------------------------------------------------------------------
     @operation(
@@ -492,7 +590,13 @@ class Operations(AccessOperations, BackupOperations, Requesting):
     async def scheduled(
         self, topic: TopicFilter | None = None, *, limit: Limit = 1000
     ) -> list[Scheduled]:
-        """Messages that wait for their time, soonest first."""
+        """Messages that wait for their time, soonest first.
+
+        Example::
+
+            for waiting in await client.scheduled("orders"):
+                print(waiting.id, waiting.deliver_at)
+        """
 
     @operation(
         permission="manage",
@@ -503,69 +607,34 @@ class Operations(AccessOperations, BackupOperations, Requesting):
         http=Http("DELETE", "/scheduled/{id}", "Cancel a delayed message", tag="delayed messages"),
     )
     async def cancel(self, id: MessageId) -> None:
-        """Cancel a delayed message: it is not published."""
+        """Cancel a delayed message: it is not published.
 
-    # --- pipelines --------------------------------------------------------------------------
-    @operation(
-        permission="publish",
-        about="pipeline",
-        runs="any node",
-        errors=("pipeline_replaced", "report_too_large"),
-    )
-    async def report_pipeline(
-        self, pipeline: PipelineName, report: Annotated[PipelineReport, Code("invalid_report")]
-    ) -> StopWanted:
-        """Report the state of a pipeline. The answer says whether the pipeline should stop."""
+        Example::
 
-    @operation(
-        permission="see",
-        runs="any node",
-        http=Http("GET", "/pipelines", "List pipelines"),
-    )
-    async def pipelines(self) -> list[PipelineStats]:
-        """The last report of each pipeline."""
-
-    @operation(
-        permission="see",
-        about="pipeline",
-        name="pipeline",
-        runs="any node",
-        errors=("pipeline_not_found",),
-        http=Http("GET", "/pipelines/{pipeline}", "Describe a pipeline"),
-    )
-    async def pipeline_stats(self, pipeline: PipelineName) -> PipelineStats:
-        """The last report of a pipeline."""
-
-    @operation(
-        permission="manage",
-        about="pipeline",
-        runs="any node",
-        errors=("pipeline_not_found", "pipeline_not_running"),
-        http=Http("POST", "/pipelines/{pipeline}/stop", "Ask a pipeline to stop"),
-    )
-    async def stop_pipeline(self, pipeline: PipelineName) -> PipelineStats:
-        """Ask a pipeline to stop. The answer to its next report tells it to."""
-
-    @operation(
-        permission="manage",
-        about="pipeline",
-        runs="any node",
-        repeatable=False,
-        answer="deleted",
-        errors=("pipeline_not_found", "pipeline_running"),
-        http=Http("DELETE", "/pipelines/{pipeline}", "Forget a pipeline that has ended"),
-    )
-    async def forget_pipeline(self, pipeline: PipelineName) -> None:
-        """Drop a pipeline that has ended or is stale from the list, with its metrics and alerts."""
+            receipt = await client.publish("orders", b"later", delay=60)
+            await client.cancel(receipt.id)
+        """
 
     # --- the broker -------------------------------------------------------------------------
     @operation(permission="publish", runs="every node")
     async def producer(self, name: str | None = None) -> ProducerIdentity:
-        """The id and epoch of an idempotent producer. A name fences off the producer that had it before."""
+        """The id and epoch of an idempotent producer. A name fences off the producer that had it before.
+
+        Example::
+
+            identity = await client.producer("importer")
+            await client.publish("orders", b"x", producer=(*identity, 0))
+        """
 
     @operation(permission="none", runs="every node")
     async def flush(self) -> None:
-        """Wait until all acknowledgements so far are on disk."""
+        """Wait until all acknowledgements so far are on disk.
+
+        Example::
+
+            message.ack()
+            await client.flush()
+        """
 
     @operation(
         permission="see",
@@ -580,7 +649,7 @@ class Operations(AccessOperations, BackupOperations, Requesting):
 
         Example::
 
-            for each in client.clients():
+            for each in await client.clients():
                 print(each["client_id"], each["in_flight"])
         """
 
@@ -594,18 +663,24 @@ class Operations(AccessOperations, BackupOperations, Requesting):
 
         Example::
 
-            first = client.overview()["rows"][0]
+            first = (await client.overview())["rows"][0]
         """
 
     @operation(permission="none", runs="any node")
     async def info(self) -> BrokerInfo:
-        """The broker's limits and clock, and how many topics and subscriptions it has."""
+        """The broker's limits and clock, and how many topics and subscriptions it has.
+
+        Example::
+
+            print((await client.info())["max_message_size"])
+        """
 
 
 OPERATIONS = (
     table_of(Operations)
     | table_of(AccessOperations)
     | table_of(BackupOperations)
+    | table_of(PipelineOperations)
     | table_of(Requesting)
 )
 """By their names on the wire."""
