@@ -479,7 +479,7 @@ def test_a_letter_is_corrected_and_redriven() -> None:
 @pytest.mark.parametrize(
     ("value", "headers", "code"),
     [
-        ({}, None, "invalid_value"),
+        (7, None, "invalid_value"),
         (b"x" * 2000, None, "message_too_large"),
         (None, {"a": 1}, "invalid_headers"),
         (None, {"a": "\n"}, "invalid_headers"),

@@ -46,11 +46,13 @@ _ENGINE_OPTIONS = (
     "disk_reserve_bytes",
     "events_interval",
     "memory_limit",
+    "rewrite_segments",
 )
 _CHECKED = {
     "max_message_size": Annotated[int, Meta(ge=1, le=limits.MESSAGE_BYTES_CEILING)],
     "events_interval": Annotated[float, Meta(ge=0, le=limits.EVENTS_INTERVAL_S_MAX), SECONDS],
     "memory_limit": Annotated[int, Meta(ge=limits.MEMORY_BYTES_MIN)] | None,
+    "rewrite_segments": bool,
 }
 
 

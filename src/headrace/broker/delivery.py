@@ -216,10 +216,10 @@ class Context(Protocol):
         """The cursor has something new for the journal."""
 
     def reserve(self, cursor: Cursor, done: Callable[[HeadraceError | None], None]) -> None:
-        """Write how far first deliveries at the cursor may go (``Cursor.reserved``)."""
+        """Write how far first deliveries at the cursor may go (``Cursor.reserved``); ``done`` as with ``flush``."""
 
     def flush(self, done: Callable[[HeadraceError | None], None]) -> None:
-        """Write everything that has changed; ``done`` is called when it is durable."""
+        """Write everything that has changed; ``done`` is called when it is durable, or the disk is full."""
 
     def dead_letter(
         self, subscription: Subscription, cursor: Cursor, offset: int, attempt: int, reason: str

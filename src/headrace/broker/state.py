@@ -19,8 +19,9 @@ after half of that time, less what the last write took, and one that must wait f
 when that one ends. A slow disk or a busy loop makes it later; ``oldest_unwritten`` shows that.
 
 When the journal cannot be written (disk full), memory keeps everything and the write is retried; when
-its *sync* fails the broker stops, as for any other failed sync. After ``close`` nothing is written:
-the directory may belong to another process by then.
+its *sync* fails the broker stops, as for any other failed sync. Deliveries that must be counted first
+(``Entry.counts``) wait for the retry, unless the disk is full. After ``close`` nothing is written: the directory may
+belong to another process by then.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ import orjson
 from headrace import limits
 from headrace.broker.cursor import Cursor
 from headrace.clock import Loop
-from headrace.errors import Closed, HeadraceError, OutcomeUnknown, refused_by_disk
+from headrace.errors import Closed, HeadraceError, OutcomeUnknown, StorageFailed, refused_by_disk
 from headrace.log.journal import Journal
 from headrace.log.witness import Ends, Witnesses
 from headrace.log.workers import Lane, Workers
@@ -54,6 +55,9 @@ class Entry(NamedTuple):
 
     payload: bytes | None
     done: Done | None
+    counts: bool = False
+    """A delivery waits for it: if the disk refuses the write for another reason than a lack of room, ``done`` is
+    called after a later write."""
 
 
 def _entry(kind: bytes, **item: Any) -> bytes:
@@ -182,6 +186,8 @@ class StateJournal:
         self._timer: Any = None
         self._writing: list[Entry] = []
         self._cursors: list[Cursor] = []
+        self._postponed: list[Entry] = []
+        """Refused by the disk; the next write includes them."""
         self._failed: HeadraceError | None = None
         self._closed = False
         self._rewrite_due = False
@@ -225,15 +231,15 @@ class StateJournal:
             self._retry()
 
     # --- writing ----------------------------------------------------------------------------
-    def write(self, payload: bytes, done: Done | None = None) -> None:
+    def write(self, payload: bytes, done: Done | None = None, *, counts: bool = False) -> None:
         """Store a definition; ``done`` is called when it is durable."""
         if self.tap is not None:
             self.tap.payloads.append(payload)
-        self._put(Entry(payload, done))
+        self._put(Entry(payload, done, counts))
 
-    def flush(self, done: Done) -> None:
+    def flush(self, done: Done, *, counts: bool = False) -> None:
         """Write all positions now; ``done`` is called when they are durable."""
-        self._put(Entry(None, done))
+        self._put(Entry(None, done, counts))
 
     def _put(self, entry: Entry) -> None:
         if self._failed is None and self._journal is not None and not self._closed:
@@ -264,7 +270,7 @@ class StateJournal:
 
     def _flush_later(self) -> None:
         self._timer = None
-        if (self._dirty or self._rewrite_due) and self._failed is None:
+        if (self._dirty or self._rewrite_due or self._postponed) and self._failed is None:
             self._lane.put(Entry(None, None))
         else:
             self._dirty_since = None
@@ -277,7 +283,7 @@ class StateJournal:
     def _prepare(self, entries: list[Entry]) -> Callable[[], None]:
         journal = self._journal
         assert journal is not None
-        self._writing = entries
+        self._writing, self._postponed = self._postponed + entries, []
         self._cursors = [cursor for cursor in self._dirty.values() if cursor.dirty]
         self._dirty.clear()
         self._began = self._loop.time()
@@ -307,6 +313,9 @@ class StateJournal:
                 self._dirty[cursor.number] = cursor
             # A refused definition is only in memory; the next write must include it.
             self._rewrite_due |= any(entry.payload is not None for entry in entries)
+            if isinstance(answer, StorageFailed):
+                self._postponed = [entry for entry in entries if entry.counts]
+                entries = [entry for entry in entries if not entry.counts]
             self._retry()
         elif error is None:
             self._rewrite_due = False  # if it was due, it has just been done
@@ -328,7 +337,8 @@ class StateJournal:
         def closed(_error: HeadraceError | None) -> None:
             self._closed = True
             # What came during the last write comes too late.
-            late, self._lane.waiting = self._lane.waiting, []
+            late, self._lane.waiting = self._postponed + self._lane.waiting, []
+            self._postponed = []
             for entry in late:
                 self._put(entry)
             # Not earlier: a write that found no room has scheduled another one.
