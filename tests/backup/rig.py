@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from headrace.backup.copying import Taken, take
+from headrace.backup.copying import Taken, records, take
 from headrace.backup.manifest import BackupDirectory
 from headrace.backup.restoring import Restored, restore
 from headrace.backup.sources import BrokerSource, DirectorySource
@@ -50,15 +50,13 @@ def restored(path: Path, target: Path, **options: Any) -> Iterator[RunningServer
 
 
 def messages(client: BrokerClient, topic: str) -> list[list[Any]]:
-    """Every message of every partition, with all that it has."""
+    """Every message of every partition, with all that it has, however the broker has joined batches."""
     found = []
     for place in client.positions([topic])[topic]:
         number, at, some = place["partition"], place["start"], []
         while at < place["end"]:
             for batch in client.fetch_batches(topic, at, partition=number):
-                columns = batch.columns()
-                some.append((batch.base_offset, batch.raw()))
-                assert len(columns.values) == batch.count
+                some += records(batch, batch.base_offset, batch.end_offset)
                 at = batch.end_offset
         found.append([place["start"], place["end"], some])
     return found

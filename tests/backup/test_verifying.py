@@ -25,7 +25,7 @@ def backup(tmp_path: Path) -> Path:
         for generation in range(2):
             for number in range(5):
                 at = generation * 50 + number * 10
-                client.publish_many("orders", [b"%03d" % n * 50 for n in range(at, at + 10)])
+                client.publish_many("orders", [b"%03d" % n * 800 for n in range(at, at + 10)])
             client.publish("jobs", b"x")
             backed_up(tmp_path / "b", server)
     return tmp_path / "b"
@@ -81,7 +81,7 @@ def test_a_file_that_is_not_the_right_one(backup: Path, how: str) -> None:
         with running_server(**QUIET) as server, server.client() as client:
             for number in range(10):
                 at = number * 10
-                client.publish_many("orders", [b"%03d" % n * 50 for n in range(at, at + 10)])
+                client.publish_many("orders", [b"%03d" % n * 800 for n in range(at, at + 10)])
             other = next(server.data_dir.glob("orders/0/*.log")).read_bytes()
         path.write_bytes(other[: len(raw)])
     flaws = verify(BackupDirectory(backup)).flaws

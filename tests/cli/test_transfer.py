@@ -10,7 +10,7 @@ import pytest
 
 from headrace.cli import transfer
 from headrace.client.threads import BrokerClient
-from headrace.log.batch import Batch
+from headrace.operations import documents
 from headrace.testing import RunningServer
 from tests.backup.rig import messages
 from tests.cli.rig import Command
@@ -31,33 +31,7 @@ def fill(client: BrokerClient, topic: str) -> None:
 
 def records(client: BrokerClient, topic: str) -> list[list[Any]]:
     """Every record of every partition, as the log has it."""
-    found: list[list[Any]] = []
-    for _, _, batches in messages(client, topic):
-        some: list[Any] = []
-        for _, raw in batches:
-            batch = parse(raw)
-            columns = batch.columns()
-            count = batch.count
-            some += zip(
-                columns.values,
-                columns.keys or [None] * count,
-                [dict(h or {}) for h in columns.headers or [None] * count],
-                columns.times or [batch.base_timestamp] * count,
-                columns.ids or [bytes(16)] * count,
-                columns.expiry or [0] * count,
-                columns.targets or [b""] * count,
-                strict=True,
-            )
-        found.append(some)
-    return found
-
-
-def parse(raw: bytes) -> Batch:
-    from headrace.log.batch import parse
-
-    batch = parse(raw)
-    assert batch is not None
-    return batch
+    return [found for _, _, found in messages(client, topic)]
 
 
 @pytest.mark.parametrize("name", ["lines.jsonl", "lines.jsonl.gz"])
@@ -77,12 +51,12 @@ def test_a_topic_goes_out_and_comes_back(
     assert headrace("export", topic).out == text.decode()
 
 
-def test_a_line_is_a_message_as_json_shows_it(client: BrokerClient, headrace: Command) -> None:
-    """The same shape as ``fetch --json``, and what only a log knows besides."""
+def test_a_line_has_every_byte_of_a_message(client: BrokerClient, headrace: Command) -> None:
+    """The form in which broker and client exchange it, and what only a log knows besides."""
     client.publish("shape", b"\xff", {"a": "b"}, key=b"\xfe", to="email")
     [line] = headrace("export", "shape").json_lines
-    [fetched] = headrace("fetch", "shape", "--json").json_lines
-    assert line == {**fetched, "to": "email"}
+    [message] = client.fetch("shape")
+    assert line == {**documents.message(message), "to": "email"}
 
 
 def test_a_part_of_a_topic(client: BrokerClient, headrace: Command) -> None:

@@ -383,7 +383,8 @@ def test_a_mistake_of_ours_is_one_answer(
 
     http.publish("orders", 1)
     monkeypatch.setattr("headrace.server.health_routes.readiness", fail)
-    monkeypatch.setattr("headrace.server.routes.fetch_messages", fail)
+    monkeypatch.setattr("headrace.server.routes.fetch_page", fail)
+    monkeypatch.setattr("headrace.server.routes.browse", fail)
     monkeypatch.setattr("headrace.broker.administration.Administration.list_topics", fail)
     raw.send(PUBLISH, raw_request("GET", "/health"), raw_request("GET", "/topics"), PUBLISH)
     raw.send(raw_request("GET", "/topics/orders/messages"), HEALTH)

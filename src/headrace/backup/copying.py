@@ -234,7 +234,7 @@ class Copying:
         if mine is None or mine.flags & LOST or found.flags & LOST:
             return mine is not None and bool(found.flags & LOST)
         first = max(mine.base_offset, found.base_offset)
-        return _records(mine, first, kept.end) == _records(found, first, kept.end)
+        return records(mine, first, kept.end) == records(found, first, kept.end)
 
     def _copy(
         self,
@@ -362,7 +362,7 @@ def kept_topic(record: TopicRecord) -> KeptTopic:
     return KeptTopic(record.name, record.incarnation, record.created_ms, record.owner, settings, [])
 
 
-def _records(batch: Batch, first: int, end: int) -> list[tuple[Any, ...]]:
+def records(batch: Batch, first: int, end: int) -> list[tuple[Any, ...]]:
     """What the batch says of each record, whatever other records it has: a broker joins small batches."""
     columns = batch.columns(range(first - batch.base_offset, end - batch.base_offset))
     absent: dict[str, Any] = {"keys": None, "headers": None, "times": batch.base_timestamp}

@@ -1,7 +1,7 @@
 """``headrace export`` and ``import``: messages of a topic as JSON lines.
 
-A line is a message as ``--json`` shows it everywhere (``operations/documents.py``), and ``to`` and ``expires``
-where a message has them. So a topic goes to another broker, another name or another program and back without a
+A line is a message as broker and client exchange it (``operations/documents.py``), and ``to`` and ``expires``
+where a message has them: every byte, and times in milliseconds. (``--json`` is for reading, and shows JSON as JSON.) So a topic goes to another broker, another name or another program and back without a
 loss, except for one thing: times never run backwards in a partition. A message that is older than the last one
 of its partition gets that one's time, and its own in the header ``headrace-time``, in milliseconds.
 
