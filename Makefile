@@ -16,12 +16,14 @@ PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadgroup --tb=short -rfE
 
 # Arguments of the command: make run ARGS="--port 0", make test ARGS="-k segment", make bench ARGS=…
 ARGS ?=
+# The directory that make dist fills.
+DIST ?= dist
 # The supported versions. pyproject.toml lists those that the tests have passed on.
 VERSIONS = $(shell sed -n 's/.*"Programming Language :: Python :: \(3\.[0-9]*\)".*/\1/p' pyproject.toml)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run test test-pythons test-bare slow check format bench bench-spark cluster-spark crash faults faults-spark fuzz spark venv clean
+.PHONY: help run test test-pythons test-bare slow check format dist bench bench-spark cluster-spark crash faults faults-spark fuzz spark venv clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -60,6 +62,11 @@ check: $(VENV)/.has-dev ## format, lint, types and tests: run it before a commit
 format: $(VENV)/.has-dev ## format the code and apply the fixes of the linter
 	@$(BIN)/ruff check --fix-only --quiet .
 	@$(BIN)/ruff format .
+
+dist: $(VENV)/.made ## build a wheel and an sdist into dist/
+	@$(BIN)/python -c 'import build' 2>/dev/null || $(PIP_INSTALL) build
+	@rm -f $(DIST)/headrace-*
+	@$(BIN)/python -m build --outdir $(DIST)
 
 bench: $(VENV)/.has-run ## run the benchmarks (ARGS="--quick net_http", ARGS="--against OTHER_CHECKOUT --quick")
 	@$(BIN)/python -m benchmarks $(ARGS)

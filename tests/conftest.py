@@ -34,3 +34,10 @@ def steady() -> Iterator[Callable[[RunningServer], None]]:
     yield steadiness.watch
     gc.unfreeze()
     steadiness.check()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say loudly what was not tried, because a program is missing that the tests could not get."""
+    reasons = [str(r.longrepr[-1]) for r in terminalreporter.stats.get("skipped", [])]
+    for reason in sorted({r[r.index("NOT TRIED") :] for r in reasons if "NOT TRIED" in r}):
+        terminalreporter.write_line(reason, red=True, bold=True)

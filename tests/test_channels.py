@@ -1,15 +1,19 @@
 """Channels, apart from the brokers and clients that fill them."""
 
+import asyncio
 import signal
 import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
 from types import FrameType
+from typing import Any
 
 import pytest
 
-from headrace import channels
+from headrace import AsyncBroker, AsyncClient, channels
 from headrace.channels import Channel
-from headrace.errors import Closed
-from headrace.testing import wait_until
+from headrace.errors import Closed, InvalidArgument
+from headrace.testing import running_server, wait_until
 
 
 def test_a_signal_is_heard_that_does_not_wake_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,3 +45,67 @@ def test_a_signal_is_heard_that_does_not_wake_the_thread(monkeypatch: pytest.Mon
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert while_asleep == [True]
+
+
+# --- without a second await ---------------------------------------------------------------------------
+@pytest.fixture(params=["AsyncBroker", "AsyncClient"])
+def run_async(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
+    """Runs a coroutine function with an open broker or client."""
+    with running_server(memory=True) as server:
+
+        async def run(work: Callable[[Any], Any]) -> None:
+            embedded = request.param == "AsyncBroker"
+            async with AsyncBroker() if embedded else AsyncClient(*server.address) as api:
+                await work(api)
+
+        yield lambda work: asyncio.run(run(work))
+
+
+def test_a_subscription_opens_by_itself(run_async: Callable[..., Any]) -> None:
+    """With ``async with``, with ``async for``, with ``await``, and as a task."""
+
+    async def work(api: Any) -> None:
+        await api.publish_many("orders", [b"1", b"2", b"3", b"4"])
+        async with api.subscription("email", "orders", prefetch=1) as consumer:
+            (await consumer.get(10)).ack()
+            await api.flush()
+        assert consumer.is_closed
+        async for message in api.subscription("email", prefetch=1):
+            message.ack()
+            await api.flush()
+            break
+        third = await api.subscription("email", prefetch=1)
+        (await third.get(10)).ack()
+        await api.flush()
+        third.close()
+        fourth = await asyncio.create_task(api.subscription("email"))
+        assert (await fourth.get(10)).value == b"4"
+
+    run_async(work)
+
+
+def test_a_plain_channel_opens_by_itself(run_async: Callable[..., Any]) -> None:
+    """``async for`` is enough; an error arrives where it is opened."""
+
+    async def work(api: Any) -> None:
+        async def publish() -> None:
+            while True:
+                await api.publish("orders", b"x")
+                await asyncio.sleep(0.001)
+
+        task = asyncio.create_task(publish())
+        async for message in api.subscribe("orders"):
+            assert message.value == b"x"
+            break
+        async with api.subscribe("orders") as channel:
+            await channel.get(10)
+        channel = await api.subscribe("orders")
+        await channel.get(timedelta(seconds=10))
+        task.cancel()
+        with pytest.raises(InvalidArgument):
+            async with api.subscription("bad name!", "orders"):
+                pass
+        with pytest.raises(InvalidArgument):
+            await api.subscribe("orders", capacity=0)
+
+    run_async(work)

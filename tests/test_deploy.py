@@ -1,14 +1,13 @@
 """What is shipped to run and watch a broker: the image, the compose file, the alerts, the dashboard.
 
-There is no container engine where the tests run, so what can be checked without one is: files parse and
-fit together, every metric and label they use is in a real scrape, the settings exist, and the health
-check that the image declares is run against a server. PromQL itself is checked by ``promtool`` where it
+Files parse and fit together, every metric and label they use is in a real scrape, the settings exist, and
+the health check that the image declares is run against a server. ``tests/deploy`` has more: it runs the steps
+of the Dockerfile, and checks the manifests for Kubernetes and the unit of systemd. PromQL itself is checked by ``promtool`` where it
 is installed (Debian: the package ``prometheus``); the tests that need it say so when they are skipped.
 """
 
 import json
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from headrace.errors import InvalidArgument
 from headrace.server.server import check_exposure
 from headrace.settings import BY_NAME, SETTINGS, load
 from headrace.testing import running_server
+from tests.deploy.dockerfile import Instruction, environment, instructions, stages
 
 ROOT = Path(__file__).resolve().parents[1]
 DEPLOY = ROOT / "deploy"
@@ -273,23 +273,12 @@ def test_the_compose_file_at_the_root_is_this_one() -> None:
 
 
 # --- the image ------------------------------------------------------------------------------------
-def instructions() -> list[tuple[str, str]]:
-    """(instruction, its arguments on one line) of the Dockerfile."""
-    text = re.sub(r"^\s*#.*\n", "", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE)
-    lines = re.sub(r"\\\n\s*", "", text).splitlines()
-    return [(line.split(" ", 1)[0], line.split(" ", 1)[1]) for line in lines if line.strip()]
-
-
-def final_stage() -> list[tuple[str, str]]:
-    every = instructions()
-    last = max(n for n, (name, _) in enumerate(every) if name == "FROM")
-    return every[last:]
+def final_stage() -> list[Instruction]:
+    return stages()[-1]
 
 
 def image_environment() -> dict[str, str]:
-    [line] = [arguments for name, arguments in final_stage() if name == "ENV"]
-    pairs = (word.partition("=") for word in shlex.split(line))
-    return {name: value for name, _, value in pairs if name.startswith("HEADRACE_")}
+    return {n: v for n, v in environment().items() if n.startswith("HEADRACE_")}
 
 
 def test_the_instructions_are_known_and_in_order() -> None:
@@ -300,7 +289,7 @@ def test_the_instructions_are_known_and_in_order() -> None:
     assert set(names) <= known
     assert names[0] == "FROM"
     stage = dict(final_stage())
-    assert stage["USER"] not in ("root", "0")
+    assert int(stage["USER"].split(":")[0]) > 0  # a number, which Kubernetes can compare with root
     order = [name for name, _ in final_stage()]
     assert order.index("RUN") < order.index("USER") < order.index("ENTRYPOINT")
     assert stage["VOLUME"] == image_environment()["HEADRACE_DATA_DIR"]

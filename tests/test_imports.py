@@ -19,7 +19,8 @@ LINE_COUNTED = {".py", ".html", ".css", ".js"}
 BASICS = frozenset(
     {
         "budget", "model", "errors", "limits", "settings", "checking", "channels", "clock", "files",
-        "forking", "partitioning", "publication", "shell",
+        "contents", "forking", "notation", "partitioning", "publication", "shell", "times", "tracing",
+        "working",
     }
 )  # fmt: skip
 ANYTHING = frozenset({"*"})
@@ -31,11 +32,14 @@ ALLOWED: dict[str, frozenset[str]] = {
     "access": BASICS,
     "log": BASICS,
     "doctor": BASICS | {"log"},
+    "backup": BASICS | {"access", "client", "log"},
     "wire": BASICS,
-    "facade": BASICS | {"log.batch", "operations"},
-    "broker": BASICS | {"access", "facade", "log", "operations"},
-    "server": BASICS | {"access", "log", "wire", "broker", "operations"},
-    "client": BASICS | {"facade", "wire", "operations", "log.batch", "log.columns"},
+    "paging": BASICS | {"log.batch"},
+    "facade": BASICS | {"log.batch", "operations", "paging"},
+    "broker": BASICS | {"access", "facade", "log", "operations", "paging"},
+    "server": BASICS | {"access", "log", "wire", "broker", "operations", "paging"},
+    "client": BASICS
+    | {"facade", "wire", "operations", "paging", "log.batch", "log.columns", "log.run"},
     "spark": BASICS | {"client", "log", "operations"},
     "bench": BASICS | {"client"},
     "cli": ANYTHING,

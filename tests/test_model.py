@@ -3,6 +3,7 @@
 import math
 import pickle
 import uuid
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -10,20 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace import limits
-from headrace.errors import Closed, HeadraceError, InvalidArgument, TooLarge
+from headrace.contents import check_headers, check_key, check_value
+from headrace.errors import Closed, HeadraceError, InvalidArgument, RequestTimeout, TooLarge
 from headrace.model import (
     Message,
     Receipt,
     SubscriptionSettings,
     TopicSettings,
-    check_headers,
-    check_key,
     check_pattern,
     check_reason,
-    check_seconds,
     check_subscription_name,
     check_topic_name,
-    check_value,
     derive_id,
     is_pattern,
     parse_id,
@@ -31,6 +29,7 @@ from headrace.model import (
     split_id,
     topic_hash,
 )
+from headrace.times import check_seconds
 
 WORD = st.text("abcAB09_-", min_size=1, max_size=4)
 NAMES = st.lists(WORD, min_size=1, max_size=4).map(".".join)
@@ -313,7 +312,7 @@ def test_values_and_keys() -> None:
     with pytest.raises(TooLarge) as caught:
         check_key(bytes(limits.KEY_BYTES_MAX + 1))
     assert caught.value.code == "key_too_large"
-    for bad in (1, None, {}, "\ud800"):
+    for bad in (1, None, {1}, "\ud800"):
         with pytest.raises(InvalidArgument):
             check_value(bad, 10)
         with pytest.raises(InvalidArgument):
@@ -369,3 +368,48 @@ def test_errors_travel() -> None:
         )
         assert str(again) == error.message
         assert error.code in repr(error)
+
+
+# --- JSON, times and durations ----------------------------------------------------------------------
+def test_a_dict_or_a_list_is_published_as_json() -> None:
+    """Nothing is lost on the way: long numbers and text beyond ASCII are kept."""
+    value = {"id": 2**70, "name": "Grüße", "items": [1, None, True, 2.5]}
+    message = Message("orders", 0, 0, 0, None, check_value(value, 1000), None)
+    assert message.json() == value
+    assert check_value([1, {"a": "b"}], 100) == b'[1,{"a":"b"}]'
+
+
+@pytest.mark.parametrize(
+    "value", [{"time": datetime.now(UTC)}, [float("nan")], [b"bytes"], {(1, 2): 3}, ["\ud800"]]
+)
+def test_what_json_cannot_hold_is_refused(value: object) -> None:
+    """With a sentence, and not by storing something else."""
+    with pytest.raises(InvalidArgument) as caught:
+        check_value(value, 1000)
+    assert caught.value.code == "invalid_value"
+
+
+def test_a_value_that_is_not_json_says_so() -> None:
+    """The error names the message."""
+    message = Message("orders", 3, 7, 0, None, b"{oops", None)
+    with pytest.raises(InvalidArgument, match=r"orders/3@7.*is not JSON") as caught:
+        message.json()
+    assert caught.value.code == "invalid_json"
+
+
+def test_a_delayed_receipt_has_no_place() -> None:
+    """Not an offset that looks like one."""
+    own = uuid.uuid4()
+    receipt = Receipt("orders", None, None, 99, id=own.bytes)
+    assert (receipt.partition, receipt.offset, list(receipt.offsets)) == (None, None, [])
+    assert (receipt.is_delayed, receipt.id) == (True, own)
+    assert repr(receipt) == "<Receipt orders, delayed>"
+
+
+def test_a_request_timeout_is_a_timeout() -> None:
+    """Code that knows nothing of Headrace catches it; it is still all that a HeadraceError is."""
+    error = RequestTimeout("too late", code="no_message")
+    assert isinstance(error, TimeoutError)
+    assert (str(error), error.code, error.retryable) == ("too late", "no_message", True)
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again), again.code) == (RequestTimeout, "too late", "no_message")

@@ -69,6 +69,43 @@ def test_an_empty_variable_is_none_at_all() -> None:
     assert settings.http_port == 8080
 
 
+def service_links(service: str, address: str, **ports: int) -> dict[str, str]:
+    """What Kubernetes puts into the environment of every container for a Service, as its
+    documentation of discovering services lists it; the first port is also the Service's own."""
+    name = service.upper().replace("-", "_")
+    first = next(iter(ports.values()))
+    links = {
+        f"{name}_SERVICE_HOST": address,
+        f"{name}_SERVICE_PORT": str(first),
+        f"{name}_PORT": f"tcp://{address}:{first}",
+    }
+    for port_name, port in ports.items():
+        links |= {
+            f"{name}_SERVICE_PORT_{port_name.upper()}": str(port),
+            f"{name}_PORT_{port}_TCP": f"tcp://{address}:{port}",
+            f"{name}_PORT_{port}_TCP_PROTO": "tcp",
+            f"{name}_PORT_{port}_TCP_PORT": str(port),
+            f"{name}_PORT_{port}_TCP_ADDR": address,
+        }
+    return links
+
+
+@pytest.mark.parametrize("address", ["10.0.0.11", "[fd00::11]"])
+@pytest.mark.parametrize("service", ["headrace", "headrace-http", "qb-server"])
+def test_variables_of_a_kubernetes_service_are_no_settings(service: str, address: str) -> None:
+    """A Service called headrace, or headrace-http, changes nothing and stops nothing."""
+    links = service_links(service, address, tcp=9999, http=8080)
+    assert load(None, links).as_dict() == load().as_dict()
+
+
+def test_a_port_beside_those_of_kubernetes_counts() -> None:
+    """A number is a setting, also where other variables come from Kubernetes."""
+    links = service_links("headrace", "10.0.0.11", tcp=9999, http=8080)
+    assert load(None, links | {"HEADRACE_PORT": "7000"}).port == 7000
+    with pytest.raises(InvalidArgument):
+        load(None, links | {"HEADRACE_PORTS": "7000"})
+
+
 def test_config_json_in_the_working_directory_is_read(tmp_path: Path) -> None:
     """The seed's config.json works as it stands."""
     content = {"server": {"host": "127.0.0.1", "port": 7000}, "storage": {"data_dir": "./data"}}

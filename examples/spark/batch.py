@@ -1,6 +1,6 @@
 """A batch query: the records that a topic holds now, as a DataFrame.
 
-    pip install 'headrace[spark]'
+    make spark && . .venv/bin/activate
     headrace serve                      in another terminal
     python examples/spark/batch.py
 

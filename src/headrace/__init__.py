@@ -9,7 +9,7 @@ from headrace.broker.aio import AsyncBroker
 from headrace.broker.embedded import Broker
 from headrace.client.aio import AsyncClient
 from headrace.client.threads import BrokerClient
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, RequestTimeout
 from headrace.model import (
     DeadLetter,
     Message,
@@ -18,6 +18,7 @@ from headrace.model import (
     SubscriptionSettings,
     TopicSettings,
 )
+from headrace.publication import Publication
 
 __all__ = [
     "AsyncBroker",
@@ -27,7 +28,9 @@ __all__ = [
     "DeadLetter",
     "HeadraceError",
     "Message",
+    "Publication",
     "Receipt",
+    "RequestTimeout",
     "Scheduled",
     "SubscriptionSettings",
     "TopicSettings",

@@ -206,7 +206,7 @@ class LoadTest:
         finally:
             if listener is not None:
                 listener.cancel()
-            await asyncio.gather(*(client.close() for client in clients))
+            await asyncio.gather(*(client.close() for client in clients), return_exceptions=True)
 
     async def _connect(self) -> list[AsyncClient]:
         """The clients that publish. A connection that fails counts as an error."""

@@ -14,20 +14,31 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from typing import Any, Self
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+)
+from typing import Any, Self, TypeVar
 
-from headrace import limits
+from headrace import limits, tracing
+from headrace.contents import check_headers, check_value
 from headrace.errors import Closed, HeadraceError, InvalidArgument, RequestTimeout
-from headrace.model import Message, check_reason, check_seconds
+from headrace.model import REPLY_TO, Message, check_reason, parse_id
+from headrace.times import Duration, check_seconds, seconds
 
+Opened_co = TypeVar("Opened_co", bound="AsyncChannel", covariant=True)
 LOOK_S = 1.0
 """A signal that arrives just before a thread waits for a lock does not wake the thread: Ctrl-C would have
 no effect until the next message. So no thread waits for longer than this without a check."""
 
 
-def _timed_out(timeout: float) -> RequestTimeout:
-    return RequestTimeout(f"no message came within {timeout} seconds", code="no_message")
+def _timed_out(timeout: Duration) -> RequestTimeout:
+    return RequestTimeout(f"no message came within {seconds(timeout):g} seconds", code="no_message")
 
 
 def check_count(name: str, value: object) -> None:
@@ -50,6 +61,8 @@ class Arrivals:
         check_count("capacity", capacity)
         self.topic = topic
         self.capacity = capacity
+        self.subscription_name: str | None = None
+        """None: it is a plain channel."""
         self.is_closed = False
         self.is_halted = False
         self.error: HeadraceError | None = None
@@ -79,6 +92,8 @@ class Arrivals:
             self.refill()
 
     def put(self, messages: Iterable[Message]) -> None:
+        if tracing.active is not None:
+            messages = tracing.delivered(messages, self.subscription_name)
         self._items.extend(messages)
         self._arrived()
 
@@ -107,7 +122,12 @@ class Arrivals:
         self._arrived()
 
     def close(self) -> None:
-        """Accept no more messages and wake waiting callers. Messages that have arrived can still be taken."""
+        """Accept no more messages and wake waiting callers. Messages that have arrived can still be taken.
+
+        Example::
+
+            channel.close()
+        """
         if not self.is_closed:
             self.on_close(self)
 
@@ -151,9 +171,14 @@ class Channel(Arrivals):
         self.is_closed = True
         self.error = error
 
-    def get(self, timeout: float | None = None) -> Message:
+    def get(self, timeout: Duration | None = None) -> Message:
         """The next message. :class:`RequestTimeout` after ``timeout`` seconds without one,
-        :class:`Closed` when the channel is closed and empty."""
+        :class:`Closed` when the channel is closed and empty.
+
+        Example::
+
+            message = channel.get(timeout=5)
+        """
         try:
             message = self._items.popleft()
         except IndexError:
@@ -164,14 +189,20 @@ class Channel(Arrivals):
         return message
 
     def get_nowait(self) -> Message | None:
-        """The next message, if one has arrived."""
+        """The next message, if one has arrived.
+
+        Example::
+
+            while (message := channel.get_nowait()) is not None:
+                print(message.text())
+        """
         try:
             return self.get(0)
         except RequestTimeout:
             return None
 
-    def _wait(self, timeout: float | None) -> Message:
-        deadline = None if timeout is None else time.monotonic() + timeout
+    def _wait(self, timeout: Duration | None) -> Message:
+        deadline = None if timeout is None else time.monotonic() + seconds(timeout)
         with self._condition:
             self._sleepers += 1
             try:
@@ -217,15 +248,20 @@ class AsyncChannel(Arrivals):
                 waiter.set_result(None)
         self._waiters.clear()
 
-    async def get(self, timeout: float | None = None) -> Message:
+    async def get(self, timeout: Duration | None = None) -> Message:
         """The next message. :class:`RequestTimeout` after ``timeout`` seconds without one,
-        :class:`Closed` when the channel is closed and empty."""
+        :class:`Closed` when the channel is closed and empty.
+
+        Example::
+
+            message = await channel.get(timeout=5)
+        """
         if not self._items:
             if timeout is None:
                 await self._wait()
             else:
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(timeout):
+                    async with asyncio.timeout(seconds(timeout)):
                         await self._wait()
                 if not self._items:
                     raise _timed_out(timeout)
@@ -237,7 +273,7 @@ class AsyncChannel(Arrivals):
 
     async def _wait(self) -> None:
         while not self._items:
-            if self.is_closed:
+            if self.is_closed or self.is_halted:
                 raise self._end()
             waiter = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
@@ -257,8 +293,68 @@ class AsyncChannel(Arrivals):
         self.close()
 
 
+class Opening(Coroutine[Any, Any, Opened_co]):
+    """A channel that is not open yet: ``await`` it, enter it with ``async with``, or iterate with ``async for``.
+
+    It is also a coroutine, so ``asyncio.create_task`` and ``asyncio.wait_for`` take it.
+    """
+
+    def __init__(self, opening: Coroutine[Any, Any, Opened_co]):
+        self._opening = opening
+        self._channel: Opened_co | None = None
+
+    def send(self, value: Any) -> Any:
+        return self._opening.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        return self._opening.throw(*error)
+
+    def close(self) -> None:
+        self._opening.close()
+
+    def __await__(self) -> Generator[Any, Any, Opened_co]:
+        return self._opening.__await__()
+
+    async def __aenter__(self) -> Opened_co:
+        self._channel = await self._opening
+        return self._channel
+
+    async def __aexit__(self, *error: object) -> None:
+        if self._channel is not None:
+            await self._channel.__aexit__(*error)
+
+    def __aiter__(self) -> AsyncIterator[Message]:
+        return _Iteration(self._opening)
+
+
+class _Iteration(AsyncIterator[Message]):
+    """The messages of a channel that nobody else has: when a loop is left, the channel is closed at once.
+
+    A generator would be closed some turns of the event loop later.
+    """
+
+    def __init__(self, opening: Coroutine[Any, Any, AsyncChannel]):
+        self._opening = opening
+        self._channel: AsyncChannel | None = None
+
+    async def __anext__(self) -> Message:
+        if self._channel is None:
+            self._channel = await self._opening
+        try:
+            return await self._channel.get()
+        except Closed:
+            raise StopAsyncIteration from None
+
+    def __del__(self) -> None:
+        if self._channel is not None:
+            with contextlib.suppress(
+                Exception
+            ):  # the event loop may be gone, and the channel with it
+                self._channel.close()
+
+
 # --- members of subscriptions -----------------------------------------------------------------------
-ACK, NACK, EXTEND, UP_TO = range(4)
+ACK, NACK, EXTEND, UP_TO, REPLY = range(5)
 
 
 class Consuming:
@@ -267,38 +363,88 @@ class Consuming:
     _settle: Callable[..., None]
     _lease_for: Callable[[int, Message], Any]
     """The delivery that the message belongs to; raises when it has ended."""
-    _carry_out: Callable[[int, Any, Message, float | None, str], None]
+    _carry_out: Callable[[int, Any, Message, Any, str], None]
     """Called on the loop: run the settlement."""
 
     def ack(self, message: Message) -> None:
+        """The same as ``message.ack()``.
+
+        Example::
+
+            consumer.ack(message)
+        """
         self._settle(ACK, message)
 
     def ack_many(self, messages: Iterable[Message]) -> None:
+        """Acknowledge each of the messages.
+
+        Example::
+
+            consumer.ack_many([consumer.get(), consumer.get()])
+        """
         for message in messages:
-            self._settle(ACK, message)
+            self.ack(message)
 
     def ack_up_to(self, message: Message) -> None:
-        """Acknowledge the message and all earlier messages of its partition that this consumer has."""
+        """Acknowledge the message and all earlier messages of its partition that this consumer has.
+
+        Example::
+
+            consumer.ack_up_to(message)
+        """
         self._settle(UP_TO, message)
 
-    def nack(self, message: Message, delay: float | None = None, reason: str = "nack") -> None:
-        if delay is not None:
-            check_seconds("delay", delay, limits.DELAY_S_MAX)
-        self._settle(NACK, message, delay, check_reason(reason))
+    def nack(self, message: Message, delay: Duration | None = None, reason: str = "nack") -> None:
+        """The same as ``message.nack(delay, reason)``.
 
-    def extend(self, message: Message, seconds: float | None = None) -> None:
-        if seconds is not None:
-            check_seconds("seconds", seconds, limits.ACK_TIMEOUT_S_MAX)
-        self._settle(EXTEND, message, seconds)
+        Example::
+
+            consumer.nack(message, delay=timedelta(minutes=1))
+        """
+        after = None if delay is None else check_seconds("delay", delay, limits.DELAY_S_MAX)
+        self._settle(NACK, message, after, check_reason(reason))
+
+    def extend(self, message: Message, seconds: Duration | None = None) -> None:
+        """The same as ``message.extend(seconds)``.
+
+        Example::
+
+            consumer.extend(message, 60)
+        """
+        most = limits.ACK_TIMEOUT_S_MAX
+        granted = None if seconds is None else check_seconds("seconds", seconds, most)
+        self._settle(EXTEND, message, granted)
+
+    def reply(self, message: Message, value: Any, headers: Mapping[str, str] | None = None) -> None:
+        """The same as ``message.reply(value, headers)``.
+
+        Example::
+
+            consumer.reply(message, "0.50")
+        """
+        self._settle(REPLY, message, reply_of(message, value, headers))
+
+    def _lease(self, kind: int, message: Message) -> Any:
+        return None if kind == REPLY else self._lease_for(kind, message)
+
+
+def reply_of(message: Message, value: Any, headers: Mapping[str, str] | None) -> dict[str, Any]:
+    """The arguments of the operation ``reply``."""
+    address = message.headers.get(REPLY_TO)
+    if address is None:
+        raise InvalidArgument(
+            f"{message!r} is not a request: it has no header {REPLY_TO}", code="not_a_request"
+        )
+    parse_id(address)
+    checked = check_value(value, limits.MESSAGE_BYTES_CEILING)
+    return {"to": address, "value": checked, "headers": check_headers(headers or {})}
 
 
 class AsyncConsumer(Consuming, AsyncChannel):
     """A member of a subscription, for asyncio. Settling takes effect at once."""
 
-    def _settle(
-        self, kind: int, message: Message, argument: float | None = None, reason: str = ""
-    ) -> None:
-        self._carry_out(kind, self._lease_for(kind, message), message, argument, reason)
+    def _settle(self, kind: int, message: Message, argument: Any = None, reason: str = "") -> None:
+        self._carry_out(kind, self._lease(kind, message), message, argument, reason)
 
 
 class Consumer(Consuming, Channel):
@@ -309,13 +455,11 @@ class Consumer(Consuming, Channel):
 
     def __init__(self, topic: str, capacity: int, call: Callable[..., Any]):
         super().__init__(topic, capacity, call)
-        self._settled: deque[tuple[int, Any, Message, float | None, str]] = deque()
+        self._settled: deque[tuple[int, Any, Message, Any, str]] = deque()
         self._carrying = False
 
-    def _settle(
-        self, kind: int, message: Message, argument: float | None = None, reason: str = ""
-    ) -> None:
-        self._settled.append((kind, self._lease_for(kind, message), message, argument, reason))
+    def _settle(self, kind: int, message: Message, argument: Any = None, reason: str = "") -> None:
+        self._settled.append((kind, self._lease(kind, message), message, argument, reason))
         if not self._carrying:
             self._carrying = True
             self._call(self.carry_out)

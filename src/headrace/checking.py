@@ -7,11 +7,13 @@ same schema, so the three cannot differ.
 
 from __future__ import annotations
 
+from datetime import timedelta
 from functools import lru_cache
 from typing import Any
 
 import msgspec
 
+from headrace import notation
 from headrace.errors import InvalidArgument
 
 SHOWN_CHARS_MAX = 60
@@ -27,8 +29,16 @@ def check(
 ) -> Any:
     """Convert ``value`` to the type of ``annotation``, or raise :class:`InvalidArgument`.
 
-    ``strict=False`` also accepts numbers and flags as text, for query strings and paths.
+    ``strict=False`` also accepts numbers and flags as text, for query strings and paths. A size or a
+    duration, which has a unit in its annotation, may always be text with a unit (``notation.py``).
     """
+    unit = notation.unit_of(annotation)
+    if unit is not None and isinstance(value, (str, timedelta)):
+        number = notation.read(value, unit)
+        if number is None:
+            strict = strict or not unit.ms  # a size is read above, or not at all
+        else:
+            value = number
     try:
         return msgspec.convert(value, annotation, strict=strict, str_keys=True)
     except RecursionError:
@@ -39,6 +49,8 @@ def check(
             sentence = f"{name}{place.rstrip('`')}: {problem[0].lower()}{problem[1:]}"
         else:
             sentence = f"{name} must be {describe(schema_of(annotation))}, not {shown(value)}"
+            if unit is not None and isinstance(value, str):
+                sentence += f"; {unit.hint}"
         raise InvalidArgument(sentence, code=code) from None
 
 

@@ -180,7 +180,7 @@ class BrokerFailed(HeadraceError):
     code = "broker_failed"
 
 
-class RequestTimeout(HeadraceError):
+class RequestTimeout(HeadraceError, TimeoutError):
     """No answer in time. For a publish without an idempotent producer: outcome unknown."""
 
     code = "timeout"

@@ -4,23 +4,18 @@ publishing, reading, subscribing, and workers.
 Signatures and documentation are here, once for asyncio and once for threads. The four classes implement
 the calls (``_publish``, ``_read``, ``_join`` and so on).
 
-A worker calls a handler for each message of a subscription. The message is acknowledged when the handler
-returns and given back when it raises; its deadline is extended while the handler runs.
+Workers, which call a handler for each message of a subscription, are in ``working.py``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
-import logging
-import threading
 from collections.abc import (
     Awaitable,
     Callable,
     Coroutine,
     Generator,
-    Iterable,
     Iterator,
     Mapping,
     Sequence,
@@ -35,12 +30,16 @@ from headrace.channels import (
     AsyncConsumer,
     Channel,
     Consumer,
+    Opening,
     check_count,
     check_prefetch,
+    reply_of,
 )
+from headrace.contents import Value, check_value
 from headrace.errors import Closed, HeadraceError, NotFound
-from headrace.log.batch import COMPRESSION, LOST, Batch, no_collection
+from headrace.log.batch import Batch
 from headrace.model import (
+    JoinOptions,
     Message,
     PublishManyOptions,
     PublishOptions,
@@ -50,23 +49,21 @@ from headrace.model import (
 )
 from headrace.operations.blocking import BlockingOperations
 from headrace.operations.catalog import Operations
-from headrace.publication import Publication
-from headrace.shell import blocking, nowait
-
-logger = logging.getLogger("headrace.facade")
-Handler = Callable[[Message], object]
-AsyncHandler = Callable[[Message], Awaitable[None] | None]
-Asked = tuple[str, Start, int, int, float]
-"""Topic, offset, partition, bytes and seconds to wait, of a fetch."""
-Pages = Iterable[tuple[Batch, int]]
-"""Batches, each with the index of its first wanted record."""
-STOP_S = 30.0
-"""How long to wait for a handler to finish its message when its worker is stopped."""
+from headrace.paging import Asked, From, Page
+from headrace.publication import Failures, Publication, note_failure
+from headrace.shell import blocking, documented_as, nowait
+from headrace.times import Duration, seconds
+from headrace.tracing import published, sending
+from headrace.working import AsyncHandler, AsyncWorker, Handler, Worker, check_worker, log_failure
 
 
 class AsyncFacade(Operations):
-    _handlers: dict[asyncio.Task[None], str]
-    """Every worker of ``subscribe_to_subscription``, and the subscription that it joined."""
+    _failures: Failures
+    """What failed while nobody waited, for ``flush`` and ``close`` to raise."""
+    _handlers: dict[AsyncWorker, str]
+    """Every worker, and the subscription that it joined."""
+    _running: dict[AsyncWorker, asyncio.Task[None]]
+    """The workers in the background, and their tasks."""
 
     # A broker and a client implement these differently.
     _open: Callable[[], Coroutine[Any, Any, Self]]
@@ -74,11 +71,15 @@ class AsyncFacade(Operations):
     _publish: Callable[..., asyncio.Future[Receipt]]
     _publish_many: Callable[..., Awaitable[list[Receipt]]]
     _stage: Callable[..., Awaitable[str]]
-    _read: Callable[[Asked, Callable[[Pages], Any], int], Awaitable[Any]]
-    """Give the batches to a function, which makes the result; the last argument is the size of the
-    first read."""
+    _read: Callable[[Asked, bool], Awaitable[Page[Any]]]
+    """A page of messages or, if the last argument is true, of values."""
     _fetch_batches: Callable[[Asked], Awaitable[list[Batch]]]
+    _open_channel: Callable[[str, int], Coroutine[Any, Any, AsyncChannel]]
     _join: Callable[[str, str | None, int, bool], Awaitable[AsyncConsumer]]
+    _retire: Callable[[Any], Coroutine[Any, Any, None]]
+    """Take no more messages, and give back those that no caller has taken."""
+    _leave: Callable[[Any], Coroutine[Any, Any, None]]
+    """Give back the messages that no caller has taken, and leave the subscription."""
 
     def __await__(self) -> Generator[Any, None, Self]:
         return self._open().__await__()
@@ -86,14 +87,17 @@ class AsyncFacade(Operations):
     async def __aenter__(self) -> Self:
         return await self._open()
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
+    async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        try:
+            await self.close()
+        except HeadraceError as failure:
+            note_failure(error, failure)
 
     # --- publishing -------------------------------------------------------------------------
     async def publish(
         self,
         topic: str,
-        value: bytes | str,
+        value: Value,
         headers: Mapping[str, str] | None = None,
         **options: Unpack[PublishOptions],
     ) -> Receipt:
@@ -102,35 +106,60 @@ class AsyncFacade(Operations):
         ``to`` names the only subscription that gets it. ``delay`` (seconds) or ``deliver_at``
         (ms) publish it later. ``ttl`` (seconds) is its time to live. A repeated
         ``idempotency_key`` or ``producer`` (id, epoch, sequence) is answered with the first receipt.
-        Publishes that run at the same time are sent and stored together.
+        Publishes that run at the same time are sent and stored together. A dict or a list is stored as JSON.
+
+        Example::
+
+            receipt = await client.publish("orders", {"order": 7}, key="alice", delay=timedelta(minutes=5))
         """
-        return await self._publish(topic, value, headers, options)
+        receipt: Receipt = await published(self._publish, topic, value, headers, options)
+        return receipt
 
     def publish_nowait(
         self,
         topic: str,
-        value: bytes | str,
+        value: Value,
         headers: Mapping[str, str] | None = None,
         **options: Unpack[PublishOptions],
     ) -> asyncio.Future[Receipt]:
-        """Publish without waiting; the future gets the receipt, or the error."""
-        return self._publish(topic, value, headers, options)
+        """Publish without waiting; the future gets the receipt, or the error.
+
+        An error that nobody asks the future for is logged, and raised by ``flush`` and ``close``.
+
+        Example::
+
+            futures = [client.publish_nowait("orders", order) for order in orders]
+            await client.flush()
+        """
+        future: asyncio.Future[Receipt] = published(self._publish, topic, value, headers, options)
+        return future
 
     async def publish_text(
         self, topic: str, text: str, headers: Mapping[str, str] | None = None, **properties: str
     ) -> Receipt:
-        """Store a text. Further keyword arguments become headers."""
+        """Store a text. Further keyword arguments become headers.
+
+        Example::
+
+            await client.publish_text("orders", "hello", source="shop")
+        """
         return await self.publish(topic, text.encode(), _merged(headers, properties))
 
     async def publish_many(
         self,
         topic: str,
-        values: Sequence[bytes | str],
+        values: Sequence[Value],
         headers: Sequence[Mapping[str, str] | None] | Mapping[str, str] | None = None,
         **options: Unpack[PublishManyOptions],
     ) -> list[Receipt]:
-        """Store many messages together. Each receipt is for messages that went to one partition together."""
-        return await self._publish_many(topic, values, headers, options)
+        """Store many messages together. Each receipt is for messages that went to one partition together.
+
+        Example::
+
+            await client.publish_many("orders", [b"one", {"order": 2}], keys=["a", "b"])
+        """
+        with sending("publish", topic, headers, len(values)) as headers:
+            return await self._publish_many(topic, values, headers, options)
 
     async def publish_batch(
         self, topic: str, batch: Batch, *, partition: int | None = None
@@ -139,6 +168,11 @@ class AsyncFacade(Operations):
 
         Without ``partition``, keys decide the partition of their records; the receipt is the first
         partition's.
+
+        Example::
+
+            for batch in await client.fetch_batches("orders"):
+                await client.publish_batch("copies", batch)
         """
         raise NotImplementedError
 
@@ -163,54 +197,105 @@ class AsyncFacade(Operations):
         that is staged after it. This is also true for a batch that a client staged twice because the
         connection broke. ``delayed``: the times of the batch say when each record is published, after its
         commit.
+
+        Example::
+
+            piece = await client.stage("copies", batch, name="job-1", number=5)
+            await client.commit_staged("job-1", 5, [piece])
         """
         purpose = {"name": name, "number": number, "delayed": delayed}
         return await self._stage(topic, batch, partition, **purpose)
+
+    # --- requests ---------------------------------------------------------------------------
+    async def request(
+        self,
+        topic: str,
+        value: Value,
+        headers: Mapping[str, str] | None = None,
+        *,
+        key: bytes | str | None = None,
+        timeout: Duration = 30.0,
+    ) -> Message:
+        """Publish a request and wait for the reply of a worker.
+
+        Raises ``RequestTimeout`` (``no_reply``) if there is none after ``timeout`` seconds; the request may
+        still be handled. Topic, partition and offset of the reply are those of the request.
+
+        Example::
+
+            reply = await client.request("prices", "apple", timeout=5)
+            print(reply.text())
+        """
+        checked = check_value(value, limits.MESSAGE_BYTES_CEILING)
+        with sending("request", topic, headers) as headers:
+            return await self.send_request(
+                topic, checked, headers=headers, key=key, timeout=seconds(timeout)
+            )
+
+    async def reply(
+        self,
+        message: Message,
+        value: Value,
+        headers: Mapping[str, str] | None = None,
+    ) -> bool:
+        """Reply to a request, however you got it. False: nobody waits for the reply any more.
+
+        ``message.reply(value)`` does the same for a message of a subscription, without waiting.
+
+        Example::
+
+            await client.reply(message, "0.50")
+        """
+        return await self.send_reply(**reply_of(message, value, headers))
 
     # --- reading ----------------------------------------------------------------------------
     async def fetch(
         self,
         topic: str,
-        offset: Start = "earliest",
+        offset: From = "earliest",
         limit: int = 1000,
         *,
-        partition: int = 0,
+        partition: int | None = None,
         max_bytes: int = limits.READ_BYTES_DEFAULT,
-        wait: float = 0.0,
-    ) -> list[Message]:
-        """Read messages, beginning at an offset or a time. This moves no position and acknowledges nothing.
+        wait: Duration = 0.0,
+    ) -> Page[Message]:
+        """Read messages. This moves no position and acknowledges nothing.
 
-        ``wait``: seconds to wait for the first message if there is none yet. The result may have fewer than
-        ``limit`` messages although more exist; continue with the offset after the last one.
+        All partitions are read, in the order of time, unless ``partition`` names one. ``offset`` is
+        ``earliest``, ``latest``, a time, or ``next`` of the page before; an offset, if the topic has one
+        partition or you name it. ``wait``: seconds to wait for the first message if there is none yet.
+
+        The result is a list. It may have fewer than ``limit`` messages although more exist; continue with
+        its ``next``, the positions after it.
+
+        Example::
+
+            page = await client.fetch("orders")
+            while page:
+                ...
+                page = await client.fetch("orders", page.next)
         """
         check_count("limit", limit)
-
-        collect = partial(
-            messages_of, topic=topic, partition=partition, limit=limit, max_bytes=max_bytes
+        return await self._read(
+            Asked(topic, offset, partition, max_bytes, seconds(wait), limit), False
         )
-        # The size of the messages is not known yet, so the first read is small.
-        first = min(max_bytes, limits.INDEX_INTERVAL_BYTES)
-        found: list[Message] = await self._read(
-            (topic, offset, partition, max_bytes, wait), collect, first
-        )
-        return found
 
     async def fetch_values(
         self,
         topic: str,
-        offset: Start = "earliest",
+        offset: From = "earliest",
         *,
-        partition: int = 0,
+        partition: int | None = None,
         max_bytes: int = limits.READ_BYTES_DEFAULT,
-        wait: float = 0.0,
-    ) -> list[bytes]:
-        """Like ``fetch``, but returns plain values, of about ``max_bytes`` together."""
-        found: list[bytes] = await self._read(
-            (topic, offset, partition, max_bytes, wait),
-            partial(values_of, max_bytes=max_bytes),
-            max_bytes,
-        )
-        return found
+        wait: Duration = 0.0,
+    ) -> Page[bytes]:
+        """Like ``fetch``, but returns plain values, of about ``max_bytes`` together.
+
+        Example::
+
+            values = await client.fetch_values("orders", datetime.now(UTC) - timedelta(hours=1))
+        """
+        return await self._read(Asked(topic, offset, partition, max_bytes, seconds(wait)), True)
 
     async def fetch_batches(
         self,
@@ -219,19 +304,39 @@ class AsyncFacade(Operations):
         *,
         partition: int = 0,
         max_bytes: int = limits.READ_BYTES_DEFAULT,
-        wait: float = 0.0,
+        wait: Duration = 0.0,
     ) -> list[Batch]:
-        """Read whole batches, as they are stored in the log; the first one holds the offset."""
-        return await self._fetch_batches((topic, offset, partition, max_bytes, wait))
+        """Read whole batches of one partition, as they are stored; the first one holds the offset.
+
+        Example::
+
+            count = sum(batch.count for batch in await client.fetch_batches("orders", partition=0))
+        """
+        return await self._fetch_batches(Asked(topic, offset, partition, max_bytes, seconds(wait)))
 
     # --- subscribing ------------------------------------------------------------------------
-    async def subscribe(
+    def subscribe(
         self, topic: str, *, capacity: int = limits.CHANNEL_CAPACITY_DEFAULT
-    ) -> AsyncChannel:
-        """Receive every message of the topic (or wildcard) from now on."""
+    ) -> Opening[AsyncChannel]:
+        """Receive every message of the topic (or wildcard) from now on.
+
+        Example::
+
+            async for message in client.subscribe("orders.>"):
+                print(message.text())
+        """
+        return Opening(self._open_channel(topic, capacity))
+
+    async def unsubscribe(self, topic: str) -> None:
+        """Close the plain channels of the topic.
+
+        Example::
+
+            await client.unsubscribe("orders.>")
+        """
         raise NotImplementedError
 
-    async def subscription(
+    def subscription(
         self,
         name: str,
         topic: str | None = None,
@@ -240,16 +345,26 @@ class AsyncFacade(Operations):
         prefetch: int = limits.PREFETCH_DEFAULT,
         auto_extend: bool = False,
         **settings: Unpack[SubscriptionOptions],
-    ) -> AsyncConsumer:
+    ) -> Opening[AsyncConsumer]:
         """Join a durable subscription. With a topic, it is created if it does not exist.
 
         ``prefetch``: how many unacknowledged messages this member may have. ``auto_extend``: extend their
         deadlines until they are settled.
+
+        Example::
+
+            async with client.subscription("email", "orders", ack_timeout=60) as consumer:
+                async for message in consumer:
+                    message.ack()
         """
-        check_prefetch(prefetch)
-        if topic is not None:
-            await self.create_subscription(name, topic, start, **settings)
-        return await self._join(name, topic, prefetch, auto_extend)
+
+        async def join() -> AsyncConsumer:
+            check_prefetch(prefetch)
+            if topic is not None:
+                await self.create_subscription(name, topic, start, **settings)
+            return await self._join(name, topic, prefetch, auto_extend)
+
+        return Opening(join())
 
     # --- workers ----------------------------------------------------------------------------
     async def consume(
@@ -259,61 +374,86 @@ class AsyncFacade(Operations):
         topic: str | None = None,
         *,
         concurrency: int = 1,
-        **options: Any,
+        timeout: Duration | None = None,
+        **options: Unpack[JoinOptions],
     ) -> None:
-        """Call ``handler`` for each message until cancelled or the subscription ends.
+        """Call ``handler`` for each message until the worker is stopped or the subscription ends.
 
-        ``concurrency`` messages are handled at the same time. Options as for ``subscription``.
+        The message is acknowledged when the handler returns, and given back when it raises or takes longer
+        than ``timeout`` seconds. ``concurrency`` messages are handled at the same time. Other options as for
+        ``subscription``.
+
+        Ctrl-C, SIGTERM, ``unsubscribe_from_subscription`` and ``close`` stop it: the handlers finish their
+        messages, and all other messages go back. If it is cancelled, the handlers are cancelled, too.
+
+        Example::
+
+            await client.consume("email", send_mail, "orders", concurrency=10)
         """
-        consumer = await self.subscription(name, topic, auto_extend=True, **options)
-
-        async def work() -> None:
-            async for message in consumer:
-                await _handle(message, handler)
-
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(concurrency):
-                    group.create_task(work())
-        finally:
-            consumer.close()
+        worker = await self._worker(name, handler, topic, concurrency, timeout, options)
+        with self._remembered(worker, name):
+            await worker.run()
 
     async def subscribe_to_subscription(
-        self, name: str, handler: AsyncHandler, topic: str | None = None, **options: Any
+        self,
+        name: str,
+        handler: AsyncHandler,
+        topic: str | None = None,
+        *,
+        concurrency: int = 1,
+        timeout: Duration | None = None,
+        **options: Unpack[JoinOptions],
     ) -> None:
-        """Join a subscription and call ``handler`` for each message, in a task."""
-        joined = asyncio.get_running_loop().create_future()
+        """Like ``consume``, but in the background: it returns when the subscription is joined.
 
-        async def work() -> None:
-            try:
-                consumer = await self.subscription(name, topic, auto_extend=True, **options)
-            except BaseException as error:
-                joined.set_exception(error)
-                return
-            joined.set_result(None)
-            try:
-                async for message in consumer:
-                    await _handle(message, handler)
-            finally:
-                consumer.close()
+        Example::
 
-        task = asyncio.get_running_loop().create_task(work())
-        self._handlers[task] = name
-        task.add_done_callback(lambda task: self._handlers.pop(task, None))
-        await joined
+            await client.subscribe_to_subscription("email", send_mail, "orders")
+        """
+        worker = await self._worker(name, handler, topic, concurrency, timeout, options)
+
+        async def run() -> None:
+            with self._remembered(worker, name), log_failure(name):
+                await worker.run(signals=False)
+
+        self._handlers[worker] = name
+        self._running[worker] = asyncio.get_running_loop().create_task(run())
+
+    async def _worker(
+        self, name: str, handler: AsyncHandler, topic: str | None, concurrency: int,
+        timeout: Duration | None, options: JoinOptions,
+    ) -> AsyncWorker:  # fmt: skip
+        limit = check_worker(handler, concurrency, timeout, is_async=True)
+        consumer = await self.subscription(name, topic, auto_extend=True, **options)
+        retire, leave = partial(self._retire, consumer), partial(self._leave, consumer)
+        return AsyncWorker(consumer, handler, name, retire, leave, concurrency, limit)
+
+    @contextlib.contextmanager
+    def _remembered(self, worker: AsyncWorker, name: str) -> Iterator[None]:
+        self._handlers[worker] = name
+        try:
+            yield
+        finally:
+            self._handlers.pop(worker, None)
+            self._running.pop(worker, None)
 
     async def unsubscribe_from_subscription(self, name: str) -> None:
-        """Stop the handlers of a subscription. The subscription itself stays."""
-        tasks = [task for task, joined in self._handlers.items() if joined == name]
-        if not tasks:
-            raise NotFound(f"{name!r} was not joined here", code="not_subscribed")
-        await self._stop_handlers(tasks)
+        """Stop the workers of a subscription: the handlers finish their messages. The subscription stays.
 
-    async def _stop_handlers(self, tasks: list[asyncio.Task[None]] | None = None) -> None:
-        stopping = list(self._handlers) if tasks is None else tasks
-        for task in stopping:
-            task.cancel()
-        await asyncio.gather(*stopping, return_exceptions=True)
+        Example::
+
+            await client.unsubscribe_from_subscription("email")
+        """
+        workers = [worker for worker, joined in self._handlers.items() if joined == name]
+        if not workers:
+            raise NotFound(f"{name!r} was not joined here", code="not_subscribed")
+        await self._stop_handlers(workers)
+
+    async def _stop_handlers(self, workers: list[AsyncWorker] | None = None) -> None:
+        stopping = list(self._handlers) if workers is None else workers
+        running = [self._running[worker] for worker in stopping if worker in self._running]
+        await asyncio.gather(*[worker.stop() for worker in stopping])
+        await asyncio.gather(*running, return_exceptions=True)
 
 
 class BlockingFacade(BlockingOperations):
@@ -323,6 +463,8 @@ class BlockingFacade(BlockingOperations):
     """Deliver the channel's topic to the channel. The result is the argument of ``_unfollow``."""
     _unfollow: Callable[[Any], Coroutine[Any, Any, None]]
     _join: Callable[[str, str | None, int, bool], Coroutine[Any, Any, Consumer]]
+    _retire: Callable[[Any], Coroutine[Any, Any, None]]
+    """Take no more messages, and give back those that no caller has taken."""
     _leave: Callable[[Any], Coroutine[Any, Any, None]]
     """Give back the messages that no caller has taken, and leave the subscription."""
 
@@ -335,7 +477,7 @@ class BlockingFacade(BlockingOperations):
         """Every plain channel, and what fills it."""
         self._joined: dict[Consumer, str] = {}
         """Every consumer, and the subscription that it joined."""
-        self._workers: dict[Consumer, threading.Thread] = {}
+        self._workers: dict[Consumer, Worker] = {}
 
     def forked(self) -> None:
         super().forked()
@@ -344,51 +486,64 @@ class BlockingFacade(BlockingOperations):
             channel.forked(self._not_open())
         self._begin_anew()
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        try:
+            self.close()
+        except HeadraceError as failure:
+            note_failure(error, failure)
 
     # --- publishing -------------------------------------------------------------------------
+    @documented_as(AsyncFacade.publish)
     def publish(
         self,
         topic: str,
-        value: bytes | str,
+        value: Value,
         headers: Mapping[str, str] | None = None,
         **options: Unpack[PublishOptions],
     ) -> Receipt:
-        """Store one message and wait for its receipt; see ``AsyncFacade.publish``."""
-        return self._publish(topic, value, headers, options).result()
+        publication: Publication = published(self._publish, topic, value, headers, options)
+        return publication.result()
 
     def publish_nowait(
         self,
         topic: str,
-        value: bytes | str,
+        value: Value,
         headers: Mapping[str, str] | None = None,
         **options: Unpack[PublishOptions],
     ) -> Publication:
         """Publish without waiting. ``result()`` of the publication waits for the receipt.
 
-        Publishes that follow each other are sent and stored together.
+        Publishes that follow each other are sent and stored together. An error that nobody asks the publication
+        for is logged, and raised by ``flush`` and ``close``.
+
+        Example::
+
+            publications = [client.publish_nowait("orders", order) for order in orders]
+            client.flush()
         """
-        return self._publish(topic, value, headers, options)
+        publication: Publication = published(self._publish, topic, value, headers, options)
+        return publication
 
     publish_many = blocking(AsyncFacade.publish_many)
     publish_batch = blocking(AsyncFacade.publish_batch)
     publish_batch_nowait = nowait(AsyncFacade.publish_batch)
     stage = blocking(AsyncFacade.stage)
     stage_nowait = nowait(AsyncFacade.stage)
+    request = blocking(AsyncFacade.request)
+    reply = blocking(AsyncFacade.reply)
     fetch = blocking(AsyncFacade.fetch)
     fetch_values = blocking(AsyncFacade.fetch_values)
     fetch_batches = blocking(AsyncFacade.fetch_batches)
 
+    @documented_as(AsyncFacade.publish_text)
     def publish_text(
         self, topic: str, text: str, headers: Mapping[str, str] | None = None, **properties: str
     ) -> Receipt:
-        """Store a text. Further keyword arguments become headers."""
         return self.publish(topic, text.encode(), _merged(headers, properties))
 
     # --- subscribing ------------------------------------------------------------------------
+    @documented_as(AsyncFacade.subscribe)
     def subscribe(self, topic: str, *, capacity: int = limits.CHANNEL_CAPACITY_DEFAULT) -> Channel:
-        """Receive every message of the topic (or wildcard) from now on, in a bounded channel."""
         channel = Channel(topic, capacity, self._call)
         follower = self._run(self._follow(channel))
         _forget_closed(self._channels)
@@ -402,12 +557,13 @@ class BlockingFacade(BlockingOperations):
             with contextlib.suppress(Closed):
                 self._run(self._unfollow(follower))
 
+    @documented_as(AsyncFacade.unsubscribe)
     def unsubscribe(self, topic: str) -> None:
-        """Close the plain channels of the topic."""
         for channel in list(self._channels):
             if channel.topic == topic:
                 channel.close()
 
+    @documented_as(AsyncFacade.subscription)
     def subscription(
         self,
         name: str,
@@ -418,7 +574,6 @@ class BlockingFacade(BlockingOperations):
         auto_extend: bool = False,
         **settings: Unpack[SubscriptionOptions],
     ) -> Consumer:
-        """Join a durable subscription; see ``AsyncFacade.subscription``."""
         check_prefetch(prefetch)
 
         async def join() -> Consumer:
@@ -446,34 +601,54 @@ class BlockingFacade(BlockingOperations):
         topic: str | None = None,
         *,
         concurrency: int = 1,
-        **options: Any,
+        timeout: Duration | None = None,
+        **options: Unpack[JoinOptions],
     ) -> None:
-        """Call ``handler`` for each message until interrupted or the subscription ends.
+        """Call ``handler`` for each message until the worker is stopped or the subscription ends.
 
-        ``concurrency`` messages are handled at the same time, each in a thread of its own. Options as
-        for ``subscription``.
+        ``concurrency`` messages are handled at the same time, each in a thread of its own. A handler
+        cannot be interrupted: after ``timeout`` seconds its message goes back, and what it returns is
+        ignored. See ``AsyncFacade.consume``.
+
+        Example::
+
+            client.consume("email", send_mail, "orders", concurrency=10)
         """
-        consumer = self.subscription(name, topic, auto_extend=True, **options)
-        threads = [_start(consumer, handler, name) for _ in range(concurrency)]
+        worker = self._worker(name, handler, topic, concurrency, timeout, options)
         try:
-            for thread in threads:
-                while thread.is_alive():
-                    thread.join(1.0)  # Python handles a signal between two waits
+            worker.run()
         finally:
-            consumer.halt()
-            for thread in threads:
-                thread.join(STOP_S)
-            consumer.close()
+            self._workers.pop(worker.consumer, None)
+            worker.consumer.close()
 
+    @documented_as(AsyncFacade.subscribe_to_subscription)
     def subscribe_to_subscription(
-        self, name: str, handler: Handler, topic: str | None = None, **options: Any
+        self,
+        name: str,
+        handler: Handler,
+        topic: str | None = None,
+        *,
+        concurrency: int = 1,
+        timeout: Duration | None = None,
+        **options: Unpack[JoinOptions],
     ) -> None:
-        """Join a subscription and call ``handler`` for each message, in a thread."""
-        consumer = self.subscription(name, topic, auto_extend=True, **options)
-        self._workers[consumer] = _start(consumer, handler, name)
+        self._worker(name, handler, topic, concurrency, timeout, options).start()
 
+    def _worker(
+        self, name: str, handler: Handler, topic: str | None, concurrency: int,
+        timeout: Duration | None, options: JoinOptions,
+    ) -> Worker:  # fmt: skip
+        limit = check_worker(handler, concurrency, timeout, is_async=False)
+        consumer = self.subscription(name, topic, auto_extend=True, **options)
+        worker = Worker(
+            consumer, handler, name, lambda: self._run(self._retire(consumer)), concurrency, limit
+        )
+        _forget_closed(self._workers)
+        self._workers[consumer] = worker
+        return worker
+
+    @documented_as(AsyncFacade.unsubscribe_from_subscription)
     def unsubscribe_from_subscription(self, name: str) -> None:
-        """Leave a subscription. Its handlers finish their message first; the subscription stays."""
         joined = [consumer for consumer, other in self._joined.items() if other == name]
         if not joined:
             raise NotFound(f"{name!r} was not joined here", code="not_subscribed")
@@ -486,78 +661,27 @@ class BlockingFacade(BlockingOperations):
             self._stop_worker(consumer)
 
     def _stop_worker(self, consumer: Consumer) -> None:
-        """Let the handler finish its current message; it gets no further one."""
-        thread = self._workers.pop(consumer, None)
-        if thread is not None:
-            consumer.halt()
-            if thread is not threading.current_thread():
-                thread.join(timeout=STOP_S)
+        """Let the handlers finish their messages; they get no further ones."""
+        worker = self._workers.pop(consumer, None)
+        if worker is not None:
+            worker.stop()
 
 
 def settle(
-    future: asyncio.Future[Any] | Future[Any], value: Any, error: HeadraceError | None
+    future: asyncio.Future[Any] | Future[Any],
+    value: Any,
+    error: HeadraceError | None,
+    failures: Failures | None = None,
 ) -> None:
     """Set the result of a call that answers through a callback."""
     if future.done():
         return
     if error is not None:
         future.set_exception(error)
+        if failures is not None and isinstance(future, asyncio.Future):
+            failures.add(error, future)
     else:
         future.set_result(value)
-
-
-# --- what is read -----------------------------------------------------------------------------------
-def readable(pages: Iterable[list[Batch]], at: int) -> Iterator[tuple[Batch, int]]:
-    """The batches from the offset ``at`` up to the first batch whose records are lost.
-
-    If the first batch is lost, this raises its error, which names the lost offsets.
-    """
-    first = True
-    for batches in pages:
-        for batch in batches:
-            if batch.flags & LOST:
-                if not first:
-                    return
-                batch.plain()
-            yield batch, max(at - batch.base_offset, 0) if first else 0
-            first = False
-
-
-def messages_of(
-    pages: Pages, topic: str, partition: int, limit: int, max_bytes: int
-) -> list[Message]:
-    """Messages of about ``max_bytes`` together, twice that at most, however small they are when packed."""
-    found: list[Message] = []
-    size = 0
-    with no_collection(limit):
-        for batch, start in pages:
-            stop = min(batch.count, start + limit - len(found))
-            fits = batch.fitting(start, stop, max_bytes)  # cutting a batch means decoding it twice
-            found += batch.messages(topic, partition, start, fits)
-            size += max(batch.value_bytes(start, fits), batch.stored_bytes)
-            _let_go(batch)
-            if fits < stop or len(found) >= limit or size >= max_bytes:
-                break
-    return found
-
-
-def values_of(pages: Pages, max_bytes: int) -> list[bytes]:
-    found: list[bytes] = []
-    size = 0
-    for batch, start in pages:
-        fits = batch.fitting(start, batch.count, max_bytes)
-        found += batch.values(start, fits)
-        size += max(batch.value_bytes(start, fits), batch.stored_bytes)
-        _let_go(batch)
-        if fits < batch.count or size >= max_bytes:
-            break
-    return found
-
-
-def _let_go(batch: Batch) -> None:
-    """The caller has its records. A page of packed batches must not stay unpacked until its end."""
-    if batch.flags & COMPRESSION:
-        batch.forget()
 
 
 # --- workers ----------------------------------------------------------------------------------------
@@ -570,43 +694,3 @@ def _forget_closed(channels: dict[Any, Any]) -> None:
 
 def _merged(headers: Mapping[str, str] | None, more: Mapping[str, str]) -> dict[str, str]:
     return {**(headers or {}), **{name: str(value) for name, value in more.items()}}
-
-
-def _start(consumer: Consumer, handler: Handler, name: str) -> threading.Thread:
-    thread = threading.Thread(
-        target=_handle_all, args=(consumer, handler), name=f"headrace-{name}", daemon=True
-    )
-    thread.start()
-    return thread
-
-
-def _handle_all(consumer: Consumer, handler: Handler) -> None:
-    for message in consumer:
-        if consumer.is_halted:
-            consumer.give_back(message)
-            return
-        try:
-            handler(message)
-        except Exception as error:
-            _failed(message, error)
-        else:
-            with contextlib.suppress(HeadraceError):
-                message.ack()
-
-
-async def _handle(message: Message, handler: AsyncHandler) -> None:
-    try:
-        result = handler(message)
-        if inspect.isawaitable(result):
-            await result
-    except Exception as error:
-        _failed(message, error)
-    else:
-        with contextlib.suppress(HeadraceError):
-            message.ack()
-
-
-def _failed(message: Message, error: Exception) -> None:
-    logger.exception("the handler failed for %r", message, exc_info=error)
-    with contextlib.suppress(HeadraceError):  # if the delivery has ended, it is delivered again
-        message.nack(reason=f"{type(error).__name__}: {error}")

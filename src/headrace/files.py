@@ -260,3 +260,11 @@ def _take_rights(path: Path) -> bool:
         return False
     path.chmod(stat.S_IMODE(mode) & 0o700)
     return True
+
+
+def resident_bytes() -> int:
+    """The memory of this process that is in RAM; -1 if the system does not say."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return -1

@@ -16,11 +16,12 @@ so the broker finds the record from the id (:func:`split_id`).
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypedDict, get_type_hints
 
@@ -28,7 +29,10 @@ from msgspec import Meta
 
 from headrace import limits
 from headrace.checking import check, schema_of
-from headrace.errors import Closed, InvalidArgument, TooLarge
+from headrace.contents import Value
+from headrace.errors import Closed, InvalidArgument
+from headrace.notation import BYTES, HOURS, MILLISECONDS, SECONDS, Unit, position_of, unit_of
+from headrace.times import Duration, Moment, to_ms
 
 Durability = Literal["always", "interval", "never"]
 Compression = Literal["none", "zstd"]
@@ -46,19 +50,27 @@ DEAD_LETTER_HEADERS = (
     "headrace-subscription",
     "headrace-reason",
     "headrace-attempts",
+    "headrace-origin-timestamp",
 )
-"""The headers that a dead letter has besides its message's own, in this order."""
-
-
-def not_a_topic(name: object) -> InvalidArgument:
-    return InvalidArgument(
-        f"a topic name is a str, not {type(name).__name__}", code="invalid_topic"
-    )
+"""The headers that a dead letter has besides its message's own, in this order. A redriven message keeps the
+last one: when it was first published, in milliseconds since 1970."""
+REPLY_TO = "headrace-reply-to"
+"""The header of a request: where its reply goes."""
 
 
 def check_topic_name(name: object, *, internal: bool = False) -> str:
     """Return the name, or raise :class:`InvalidArgument`. A name becomes a directory, so it is strict."""
     return _check_name("topic", name, limits.TOPIC_NAME_CHARS_MAX, internal)
+
+
+@lru_cache(maxsize=4096)
+def _checked_topic(name: str) -> str:
+    return check_topic_name(name)
+
+
+def checked_topic(name: object) -> str:
+    """The same, many times as fast for a name that was checked before: it is done for each publish."""
+    return _checked_topic(name) if isinstance(name, str) else check_topic_name(name)
 
 
 def check_subscription_name(name: object, *, internal: bool = False) -> str:
@@ -168,24 +180,13 @@ def parse_id(text: object) -> uuid.UUID:
 
 # --- positions --------------------------------------------------------------------------------
 Start = str | int | datetime
-"""Where to begin: ``earliest``, ``latest``, an offset, or a time."""
+"""Where to begin: ``earliest``, ``latest``, an offset, or a time. As text also ``1h``: an hour ago."""
 
 
 def parse_position(value: Any) -> Any:
     """Convert a position from outside: text becomes an offset or a time; other values are not changed."""
     if isinstance(value, str) and value not in ("earliest", "latest"):
-        if value.isascii() and value.isdigit() and len(value) <= 20:
-            return int(value)
-        try:
-            if value.startswith("@") and len(value) <= 20:
-                return datetime.fromtimestamp(int(value[1:]) / 1000).astimezone()
-            return datetime.fromisoformat(value).astimezone()
-        except (ValueError, OverflowError, OSError):
-            raise InvalidArgument(
-                f"{value[:60]!r} is not a position: it is 'earliest', 'latest', an offset, a time such "
-                "as 2026-01-31T12:00:00Z, or @ and milliseconds since 1970",
-                code="invalid_offset",
-            ) from None
+        return position_of(value)
     if isinstance(value, bool) or not isinstance(value, (str, int, datetime)):
         raise InvalidArgument(
             f"a position is 'earliest', 'latest', an offset or a time, not {value!r}",
@@ -197,15 +198,6 @@ def parse_position(value: Any) -> Any:
 def position_text(start: Start) -> str:
     """A position as it travels: a time is ``@`` and milliseconds."""
     return f"@{to_ms(start)}" if isinstance(start, datetime) else str(start)
-
-
-def to_ms(time: datetime) -> int:
-    try:
-        return round(time.timestamp() * 1000)
-    except (OverflowError, OSError, ValueError):  # the first and the last days of the calendar
-        raise InvalidArgument(
-            f"{time} is not a time that a message can have", code="invalid_offset"
-        ) from None
 
 
 def split_position(position: Start) -> tuple[str | int, int | None]:
@@ -221,9 +213,11 @@ class Settling(Protocol):
 
     def ack(self, message: Message) -> None: ...
 
-    def nack(self, message: Message, delay: float | None, reason: str) -> None: ...
+    def nack(self, message: Message, delay: Duration | None, reason: str) -> None: ...
 
-    def extend(self, message: Message, seconds: float | None) -> None: ...
+    def extend(self, message: Message, seconds: Duration | None) -> None: ...
+
+    def reply(self, message: Message, value: Any, headers: Mapping[str, str] | None) -> None: ...
 
 
 _NO_HEADERS: Mapping[str, str] = {}
@@ -296,19 +290,63 @@ class Message:
         return self.attempt - 1
 
     def text(self) -> str:
+        """The value as text.
+
+        Example::
+
+            print(message.text())
+        """
         return self.value.decode()
 
+    def json(self) -> Any:
+        """The value, read as JSON. :class:`InvalidArgument` (``invalid_json``) if it is not JSON.
+
+        Example::
+
+            order = message.json()["order"]
+        """
+        try:
+            return json.loads(self.value)
+        except (ValueError, RecursionError) as error:
+            raise InvalidArgument(f"{self!r} is not JSON: {error}", code="invalid_json") from None
+
     def ack(self) -> None:
-        """The message is done: it is not delivered to this subscription again."""
+        """The message is done: it is not delivered to this subscription again.
+
+        Example::
+
+            for message in consumer:
+                handle(message)
+                message.ack()
+        """
         self._settler().ack(self)
 
-    def nack(self, delay: float | None = None, reason: str = "nack") -> None:
-        """The message failed: deliver it again, after ``delay`` seconds or the subscription's backoff."""
+    def nack(self, delay: Duration | None = None, reason: str = "nack") -> None:
+        """The message failed: deliver it again, after ``delay`` or the subscription's backoff.
+
+        Example::
+
+            message.nack(delay=30, reason="the shop is closed")
+        """
         self._settler().nack(self, delay, reason)
 
-    def extend(self, seconds: float | None = None) -> None:
-        """Extend the deadline to ``seconds`` (or the ack timeout) from now."""
+    def extend(self, seconds: Duration | None = None) -> None:
+        """Extend the deadline to ``seconds`` (or the ack timeout) from now.
+
+        Example::
+
+            message.extend(timedelta(minutes=5))
+        """
         self._settler().extend(self, seconds)
+
+    def reply(self, value: Value, headers: Mapping[str, str] | None = None) -> None:
+        """Answer the request that this message is. Nobody waits for this; a late reply is dropped.
+
+        Example::
+
+            message.reply({"price": 0.5})
+        """
+        self._settler().reply(self, value, headers)
 
     def _settler(self) -> Settling:
         if self._settling is None:
@@ -347,15 +385,18 @@ _NO_ID = bytes(16)
 
 
 class Receipt:
-    """The answer to a publish: where the records are stored. ``offset`` is that of the first record."""
+    """The answer to a publish: where the records are stored. ``offset`` is that of the first record.
+
+    A delayed message has no place yet: its ``partition`` and ``offset`` are None.
+    """
 
     __slots__ = ("_id", "count", "duplicate", "offset", "partition", "timestamp", "topic")
 
     def __init__(
         self,
         topic: str,
-        partition: int,
-        offset: int,
+        partition: int | None,
+        offset: int | None,
         timestamp: int,
         count: int = 1,
         duplicate: bool = False,
@@ -375,15 +416,24 @@ class Receipt:
         """The first record's id."""
         if self._id is not None and self._id != _NO_ID:
             return uuid.UUID(bytes=self._id)
+        assert self.partition is not None  # a delayed one has an id
+        assert self.offset is not None
         return derive_id(topic_hash(self.topic), self.partition, self.offset)
 
     @property
+    def is_delayed(self) -> bool:
+        """The message waits for its time; ``id`` cancels it."""
+        return self.offset is None
+
+    @property
     def offsets(self) -> range:
-        return range(self.offset, self.offset + self.count)
+        return range(0) if self.offset is None else range(self.offset, self.offset + self.count)
 
     def __repr__(self) -> str:
-        span = f"{self.offset}" if self.count == 1 else f"{self.offset}..{self.offsets[-1]}"
         again = " (again)" if self.duplicate else ""
+        if self.offset is None:
+            return f"<Receipt {self.topic}, delayed{again}>"
+        span = f"{self.offset}" if self.count == 1 else f"{self.offset}..{self.offsets[-1]}"
         return f"<Receipt {self.topic}/{self.partition}@{span}{again}>"
 
 
@@ -400,14 +450,14 @@ class PublishOptions(TypedDict, total=False):
     partition: int | None
     to: str | None
     """The only subscription that gets the message."""
-    delay: float | None
-    """Seconds until it is published."""
-    deliver_at: int | None
-    """When it is published, in milliseconds since 1970."""
-    ttl: float | None
-    """Time to live: after these seconds it is no longer delivered."""
-    timestamp: int | None
-    """Its own time, in milliseconds since 1970."""
+    delay: Duration | None
+    """The time until it is published."""
+    deliver_at: Moment | None
+    """When it is published."""
+    ttl: Duration | None
+    """Time to live: after that it is no longer delivered."""
+    timestamp: Moment | None
+    """Its own time."""
     producer: ProducerBatch | None
     """A repetition is answered with the first receipt."""
     idempotency_key: str | None
@@ -421,8 +471,8 @@ class PublishManyOptions(TypedDict, total=False):
     ids: Sequence[uuid.UUID | str | None] | None
     partition: int | None
     to: str | None
-    ttl: float | None
-    timestamps: Sequence[int] | None
+    ttl: Duration | None
+    timestamps: Sequence[Moment] | None
     producer: ProducerBatch | None
 
 
@@ -463,7 +513,7 @@ class DeadLetter:
     offset: int
     """Its offset in the dead-letter topic, for ``redrive``, ``edit_dead_letter`` and ``purge_dead_letters``."""
     message: Message
-    """The original payload, key, headers, topic, partition and offset."""
+    """The original payload, key, headers, topic, partition, offset and time; ``attempt`` is ``attempts``."""
     subscription: str
     reason: str
     attempts: int
@@ -477,7 +527,10 @@ class _Settings:
 
     def __post_init__(self) -> None:
         for name, annotation in _annotations(type(self)).items():
-            check(name, getattr(self, name), annotation, code="invalid_setting")
+            value = getattr(self, name)
+            checked = check(name, value, annotation, code="invalid_setting")
+            if isinstance(value, (str, timedelta)):  # it may be a size or a duration with a unit
+                object.__setattr__(self, name, checked)
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Any:
@@ -497,6 +550,11 @@ class _Settings:
 
     def as_dict(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in _annotations(type(self))}
+
+    @classmethod
+    def units(cls) -> dict[str, Unit | None]:
+        """The unit of each setting that has one."""
+        return {name: unit_of(annotation) for name, annotation in _annotations(cls).items()}
 
     @classmethod
     def schemas(cls) -> dict[str, dict[str, Any]]:
@@ -525,49 +583,51 @@ class TopicSettings(_Settings):
     durability: Durability = "always"
     """When a publish is confirmed: ``always`` after ``fdatasync``; ``interval`` after the write, with a
     sync every ``sync_interval_ms``; ``never`` after the write alone."""
-    sync_interval_ms: Annotated[int, Meta(ge=1, le=60_000)] = 100
+    sync_interval_ms: Annotated[int, Meta(ge=1, le=60_000), MILLISECONDS] = 100
     compression: Compression = "none"
-    segment_bytes: Annotated[int, Meta(ge=4096, le=1 << 31)] = limits.SEGMENT_BYTES_DEFAULT
-    segment_hours: Annotated[float, Meta(ge=0.001, le=24 * 366)] = 24.0
-    retention_hours: Annotated[float, Meta(ge=0, le=24 * 366_000)] | None = 24.0
-    retention_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] | None = None
+    segment_bytes: Annotated[int, Meta(ge=4096, le=1 << 31), BYTES] = limits.SEGMENT_BYTES_DEFAULT
+    segment_hours: Annotated[float, Meta(ge=0.001, le=24 * 366), HOURS] = 24.0
+    retention_hours: Annotated[float, Meta(ge=0, le=24 * 366_000), HOURS] | None = 24.0
+    retention_bytes: Annotated[int, Meta(ge=0, le=1 << 60), BYTES] | None = None
     retain_unread: bool = True
     """Retention never deletes messages that a subscription has not finished."""
     max_queue_size: Annotated[int, Meta(ge=1, le=limits.OFFSET_MAX)] | None = None
     """The maximum of unread messages; further publishes are refused. Topics in memory: 10,000 by default."""
-    message_ttl_ms: Annotated[int, Meta(ge=1, le=limits.TIMESTAMP_MS_MAX)] | None = None
+    message_ttl_ms: Annotated[int, Meta(ge=1, le=limits.TIMESTAMP_MS_MAX), MILLISECONDS] | None = (
+        None
+    )
     """The time to live of messages that have none of their own."""
 
 
 class TopicOptions(TypedDict, total=False):
-    """:class:`TopicSettings` as keyword arguments, without ``partitions``."""
+    """:class:`TopicSettings` as keyword arguments, without ``partitions``; durations also as timedelta."""
 
     durable: bool
     durability: Durability
-    sync_interval_ms: int
+    sync_interval_ms: int | timedelta
     compression: Compression
     segment_bytes: int
-    segment_hours: float
-    retention_hours: float | None
+    segment_hours: float | timedelta
+    retention_hours: float | timedelta | None
     retention_bytes: int | None
     retain_unread: bool
     max_queue_size: int | None
-    message_ttl_ms: int | None
+    message_ttl_ms: int | timedelta | None
 
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionSettings(_Settings):
     """All settings of a subscription."""
 
-    ack_timeout: Annotated[float, Meta(ge=0.001, le=limits.ACK_TIMEOUT_S_MAX)] = 30.0
+    ack_timeout: Annotated[float, Meta(ge=0.001, le=limits.ACK_TIMEOUT_S_MAX), SECONDS] = 30.0
     """Seconds a member has for a message before it is delivered again."""
     max_deliveries: Annotated[int, Meta(ge=0, le=limits.MAX_DELIVERIES_MAX)] = 5
     """A message that failed this often goes to the dead-letter topic. 0: never."""
     ordering: Ordering = "none"
     """``key``: messages of one key go to one member at a time, in order."""
-    backoff: Annotated[float, Meta(ge=0, le=86_400)] = 0.1
+    backoff: Annotated[float, Meta(ge=0, le=86_400), SECONDS] = 0.1
     """Seconds before the first redelivery; doubles with each further one."""
-    backoff_max: Annotated[float, Meta(ge=0, le=86_400)] = 60.0
+    backoff_max: Annotated[float, Meta(ge=0, le=86_400), SECONDS] = 60.0
     dead_letter_topic: str | None = None
     """None: ``<subscription>.dlq``."""
 
@@ -584,109 +644,22 @@ class SubscriptionSettings(_Settings):
 class SubscriptionOptions(TypedDict, total=False):
     """:class:`SubscriptionSettings` as keyword arguments."""
 
-    ack_timeout: float
+    ack_timeout: Duration
     max_deliveries: int
     ordering: Ordering
-    backoff: float
-    backoff_max: float
+    backoff: Duration
+    backoff_max: Duration
     dead_letter_topic: str | None
 
 
-def check_seconds(name: str, value: object, high: float) -> float:
-    """A number of seconds from 0 to ``high``."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= high:
-        raise InvalidArgument(
-            f"{name} is a number of seconds between 0 and {high:.0f}, not {value!r}",
-            code=f"invalid_{name}",
-        )
-    return float(value)
+class JoinOptions(SubscriptionOptions, total=False):
+    """The options of ``consume``: those of ``subscription``, except ``auto_extend``, which is on."""
+
+    start: Start
+    prefetch: int
 
 
 def check_reason(reason: object) -> str:
     if not isinstance(reason, str):
         raise InvalidArgument(f"a reason is a str, not {reason!r}", code="invalid_reason")
     return reason
-
-
-# --- what a message may be made of -------------------------------------------------------------
-def check_headers(headers: object) -> Mapping[str, str]:
-    """Headers are str to str, without NUL, CR or LF, so that every protocol can carry them."""
-    if not isinstance(headers, Mapping):
-        raise InvalidArgument(
-            f"headers are a mapping of str to str, not {type(headers).__name__}",
-            code="invalid_headers",
-        )
-    if len(headers) > limits.HEADERS_PER_MESSAGE_MAX:
-        raise TooLarge(
-            f"a message has at most {limits.HEADERS_PER_MESSAGE_MAX} headers, this one "
-            f"{len(headers)}",
-            code="headers_too_large",
-        )
-    size = 0
-    for name, value in headers.items():
-        if not isinstance(name, str) or not isinstance(value, str):
-            raise InvalidArgument(
-                f"header {name!r}: {value!r} is not str to str", code="invalid_headers"
-            )
-        if not name or not name.isprintable() or "=" in name:
-            raise InvalidArgument(
-                f"header name {name!r} is empty, or has '=' or characters that cannot be printed",
-                code="invalid_headers",
-            )
-        if "\0" in value or "\r" in value or "\n" in value:
-            raise InvalidArgument(
-                f"header {name!r} has a NUL or a line end in its value; put such data in the body",
-                code="invalid_headers",
-            )
-        try:
-            size += len(name.encode()) + len(value.encode())
-        except UnicodeEncodeError:
-            raise InvalidArgument(
-                f"header {name!r} is not valid Unicode", code="invalid_headers"
-            ) from None
-    if size > limits.HEADER_BYTES_MAX:
-        raise TooLarge(
-            f"the headers have {size} bytes, the limit is {limits.HEADER_BYTES_MAX}",
-            code="headers_too_large",
-        )
-    return headers
-
-
-def check_key(key: object) -> bytes:
-    if isinstance(key, str):
-        try:
-            key = key.encode()
-        except UnicodeEncodeError:
-            raise InvalidArgument(f"key {key!r} is not valid Unicode", code="invalid_key") from None
-    if not isinstance(key, (bytes, bytearray, memoryview)):
-        raise InvalidArgument(
-            f"a key is bytes or str, not {type(key).__name__}", code="invalid_key"
-        )
-    key = bytes(key)
-    if len(key) > limits.KEY_BYTES_MAX:
-        raise TooLarge(
-            f"a key has at most {limits.KEY_BYTES_MAX} bytes, this one {len(key)}",
-            code="key_too_large",
-        )
-    return key
-
-
-def check_value(value: object, bytes_max: int) -> bytes:
-    if isinstance(value, str):
-        try:
-            value = value.encode()
-        except UnicodeEncodeError:
-            raise InvalidArgument("the text is not valid Unicode", code="invalid_value") from None
-    if not isinstance(value, (bytes, bytearray, memoryview)):
-        raise InvalidArgument(
-            f"a message's value is bytes or str, not {type(value).__name__}; "
-            "encode it first, for example with json.dumps(...)",
-            code="invalid_value",
-        )
-    value = bytes(value)
-    if len(value) > bytes_max:
-        raise TooLarge(
-            f"the message has {len(value)} bytes, the limit is {bytes_max} (max_message_size)",
-            code="message_too_large",
-        )
-    return value

@@ -43,6 +43,10 @@ def spread(
 
     Records without a key go to the partition ``keyless``.
     """
+    first = keys[0]
+    if keys.count(first) == len(keys):  # as over HTTP, where a request has one key
+        number = keyless if first is None else partition_of_key(first, partitions)
+        return [(number, list(range(len(keys))))]
     places: dict[int, list[int]] = {}
     for index, key in enumerate(keys):
         number = keyless if key is None else partition_of_key(key, partitions)

@@ -1,13 +1,30 @@
-"""The result of ``publish_nowait``: a publish whose receipt may not have arrived yet."""
+"""Calls that the caller does not wait for: their results, and what becomes of their errors.
+
+``publish_nowait`` returns a :class:`Publication`. If it fails and nobody asks for its result, the error
+is kept in :class:`Failures`: it is logged, and raised by the next ``flush()``, ``close()`` or end of ``with``.
+Only a failure costs anything; the hot path is untouched.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import threading
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from headrace.errors import HeadraceError, RequestTimeout
 from headrace.model import Receipt
+from headrace.times import Duration, seconds
+
+logger = logging.getLogger("headrace.publication")
+Result = TypeVar("Result")
+LOG_AFTER_S = 1.0
+"""The caller has this long to look at a failure before it is logged."""
+KEPT_MAX = 100
+"""Failures that are kept until they are raised; further ones are counted."""
 
 _lock = threading.Lock()
 """One lock for all publications: each holds it only for a moment, and callers wait for few of them."""
@@ -19,27 +36,28 @@ def renew_lock() -> None:
     _lock = threading.Lock()
 
 
-class Publication:
-    """A publish that may not be answered yet. ``result()`` waits for its receipt, or raises its error.
+class Pending(Generic[Result]):
+    """A call that may not be answered yet. ``result()`` waits for its result, or raises its error.
 
     A ``concurrent.futures.Future`` has a lock and a condition of its own. Callers wait for few
     publications, so a lock to wait on is made only when a caller waits.
     """
 
-    __slots__ = ("_callbacks", "_error", "_is_done", "_receipt", "_waited", "_waiting")
+    __slots__ = ("_callbacks", "_error", "_is_done", "_result", "_waiting", "is_seen")
 
     def __init__(self) -> None:
-        self._receipt: Receipt | None = None
+        self._result: Result | None = None
         self._error: HeadraceError | None = None
         self._is_done = False
-        self._waited = False
+        self.is_seen = False
+        """Somebody has asked for the result."""
         self._waiting: list[threading.Lock] | None = None
         """One for each thread that waits; it is released when the answer comes."""
-        self._callbacks: list[Callable[[Publication], object]] | None = None
+        self._callbacks: list[Callable[[Any], object]] | None = None
 
-    def settle(self, receipt: Receipt | None, error: HeadraceError | None) -> None:
+    def settle(self, result: Result | None, error: HeadraceError | None) -> None:
         """Called by the client, once."""
-        self._receipt, self._error = receipt, error
+        self._result, self._error = result, error
         with _lock:
             self._is_done = True
             waiting, callbacks = self._waiting, self._callbacks
@@ -48,18 +66,23 @@ class Publication:
         for callback in callbacks or ():
             callback(self)
 
-    def result(self, timeout: float | None = None) -> Receipt:
-        self._waited = True
+    def result(self, timeout: Duration | None = None) -> Result:
+        """Wait for the result, or raise the error. :class:`RequestTimeout` after ``timeout`` seconds.
+
+        Example::
+
+            print(client.publish_nowait("orders", b"x").result(timeout=10).offset)
+        """
+        self.is_seen = True
         if not self._is_done and not self._wait(timeout):
             raise RequestTimeout(
-                f"not known to be stored within {timeout} seconds; it may still be"
+                f"not known to be stored within {seconds(timeout or 0):g} seconds; it may still be"
             )
         if self._error is not None:
             raise self._error
-        assert self._receipt is not None
-        return self._receipt
+        return self._result  # type: ignore[return-value]
 
-    def _wait(self, timeout: float | None) -> bool:
+    def _wait(self, timeout: Duration | None) -> bool:
         lock = threading.Lock()
         lock.acquire()
         with _lock:
@@ -68,14 +91,25 @@ class Publication:
             if self._waiting is None:
                 self._waiting = []
             self._waiting.append(lock)
-        limit = -1 if timeout is None else min(max(timeout, 0), threading.TIMEOUT_MAX)
+        limit = -1 if timeout is None else min(max(seconds(timeout), 0), threading.TIMEOUT_MAX)
         return lock.acquire(timeout=limit)
 
     def done(self) -> bool:
+        """Whether the answer has come.
+
+        Example::
+
+            waiting = [each for each in publications if not each.done()]
+        """
         return self._is_done
 
-    def add_done_callback(self, callback: Callable[[Publication], object]) -> None:
-        """Called in the client's thread; it must not block."""
+    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
+        """Call ``callback(publication)`` in the client's thread when the answer has come; it must not block.
+
+        Example::
+
+            client.publish_nowait("orders", b"x").add_done_callback(lambda p: print(p.result()))
+        """
         with _lock:
             if not self._is_done:
                 if self._callbacks is None:
@@ -84,15 +118,107 @@ class Publication:
                 return
         callback(self)
 
+
+class Publication(Pending[Receipt]):
+    """A publish that may not be answered yet. ``result()`` waits for its receipt, or raises its error."""
+
+    __slots__ = ()
+
     @property
-    def offset(self) -> int:
-        """Waits for the receipt."""
+    def offset(self) -> int | None:
+        """Waits for the receipt; None for a delayed message."""
         return self.result().offset
 
     @property
-    def partition(self) -> int:
+    def partition(self) -> int | None:
         return self.result().partition
 
     @property
     def id(self) -> uuid.UUID:
         return self.result().id
+
+
+# --- what fails while nobody waits --------------------------------------------------------------------
+Subject = Pending[Any] | asyncio.Future[Any] | None
+
+
+@dataclass(slots=True, eq=False)
+class _Failure:
+    error: HeadraceError
+    subject: Subject
+    """What a caller may still look at."""
+    is_logged: bool = False
+
+    @property
+    def is_seen(self) -> bool:
+        if isinstance(self.subject, asyncio.Future):
+            # True until the exception is asked for; asyncio itself logs by it.
+            return not getattr(self.subject, "_log_traceback", True)
+        return self.subject is not None and self.subject.is_seen
+
+
+class Failures:
+    """Errors that nobody has seen. Filled on the loop; may be taken in any thread."""
+
+    def __init__(self) -> None:
+        self._kept: list[_Failure] = []
+        self._more = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, error: HeadraceError, subject: Subject = None) -> None:
+        """A call has failed. If nobody looks at the ``subject``, it is logged soon, and raised later."""
+        if len(self._kept) >= KEPT_MAX:
+            self._kept = [each for each in self._kept if not each.is_seen]
+        if len(self._kept) < KEPT_MAX:
+            self._kept.append(_Failure(error, subject))
+        else:
+            self._more += 1
+        if self._timer is None:
+            try:
+                loop = asyncio.get_running_loop()
+            except RuntimeError:
+                return  # it is being closed, which logs it
+            self._timer = loop.call_later(LOG_AFTER_S, self._log)
+
+    def _log(self) -> None:
+        self._timer = None
+        new = [each for each in self._kept if not each.is_logged and not each.is_seen]
+        for each in new:
+            each.is_logged = True
+        if new:
+            logger.error("failed, and nobody waited for it: %s%s", new[0].error, _others(len(new)))
+
+    def take(self) -> HeadraceError | None:
+        """The first error, and a note about the others; they are not raised again."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._log()
+        kept, self._kept = self._kept, []
+        more, self._more = self._more, 0
+        unseen = [each for each in kept if not each.is_seen]
+        for each in unseen:
+            if isinstance(each.subject, asyncio.Future):
+                each.subject.exception()  # asyncio need not log it again
+        if not unseen:
+            return None
+        error = unseen[0].error
+        if len(unseen) + more > 1:
+            error.add_note(f"nobody waited for it{_others(len(unseen) + more)}")
+        return error
+
+    def check(self) -> None:
+        """Raise the first error that nobody has seen."""
+        error = self.take()
+        if error is not None:
+            raise error
+
+
+def _others(count: int) -> str:
+    return "" if count == 1 else f" (and {count - 1} more failed)"
+
+
+def note_failure(error: BaseException | None, failure: HeadraceError) -> None:
+    """At the end of ``with``: raise what closing raised, but never in place of an error that is on its way."""
+    if error is None:
+        raise failure
+    error.add_note(f"and when it was closed: {failure}")

@@ -7,7 +7,7 @@ too. The config file is JSON; it is ``config.json`` in the working directory unl
     {"server": {"host": "127.0.0.1", "port": 9999}, "storage": {"data_dir": "./data"}}
 
 An unknown key or an invalid value is an error that names it: if a misspelt setting were ignored, data
-could be lost.
+could be lost. Only variables that Kubernetes makes are ignored (``without_service_links``).
 """
 
 from __future__ import annotations
@@ -25,14 +25,13 @@ from headrace import limits
 from headrace.checking import check, shown
 from headrace.errors import InvalidArgument
 from headrace.model import TopicSettings
+from headrace.notation import BYTES, SECONDS
 
 DEFAULT_CONFIG = "config.json"
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\Z", re.IGNORECASE)
-_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _FLAGS = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 
 
-# --- notations: text as people write it, before it is checked -----------------------------------
+# --- notations: words and lists as people write them (sizes and durations: notation.py) -----------
 def _plain(value: object) -> object:
     return value
 
@@ -40,15 +39,6 @@ def _plain(value: object) -> object:
 def _word(value: object) -> object:
     """Flags and choices, in lower or upper case."""
     return _FLAGS.get(value.lower(), value.lower()) if isinstance(value, str) else value
-
-
-def _size(value: object) -> object:
-    """A number of bytes, with or without a unit."""
-    found = _SIZE.match(value.strip()) if isinstance(value, str) else None
-    if found is None:
-        return value
-    size = float(found[1]) * _UNITS[found[2].lower()]
-    return int(size) if size < limits.OFFSET_MAX else value
 
 
 def _origins(value: object) -> object:
@@ -85,11 +75,9 @@ class Setting:
                 self.notation(value),
                 self.annotation,
                 code="invalid_setting",
-                strict=not is_text or self.notation is _size,
+                strict=not is_text,
             )
         except InvalidArgument as error:
-            if self.notation is _size:
-                error.message += "; a size is a number of bytes, or such as 512KB or 1MB"
             if self.name == "token":
                 error.message = error.message.replace(shown(value), "(hidden)")
             raise
@@ -100,15 +88,16 @@ _TOPIC = get_type_hints(TopicSettings, include_extras=True)
 _Text = Annotated[str, Meta(min_length=1, max_length=4096)]
 _Port = Annotated[int, Meta(ge=0, le=65535)]
 _Level = Literal["debug", "info", "warning", "error"]
-_Heartbeat = Annotated[float, Meta(ge=0.1, le=3600)]
+_LogFormat = Literal["text", "json"]
+_Heartbeat = Annotated[float, Meta(ge=0.1, le=3600), SECONDS]
 _Connections = Annotated[int, Meta(ge=1, le=1_000_000)]
-_MessageBytes = Annotated[int, Meta(ge=1, le=limits.MESSAGE_BYTES_CEILING)]
-_MemoryBytes = Annotated[int, Meta(ge=limits.MEMORY_BYTES_MIN, le=1 << 50)]
-_DiskBytes = Annotated[int, Meta(ge=0, le=1 << 50)]
-_Deadline = Annotated[float, Meta(ge=0.1, le=86_400)]
-_Rate = Annotated[int, Meta(ge=1, le=1 << 30)]
-_EventsInterval = Annotated[float, Meta(ge=0, le=limits.EVENTS_INTERVAL_S_MAX)]
-_Timeout = Annotated[float, Meta(ge=0.001, le=86_400)]
+_MessageBytes = Annotated[int, Meta(ge=1, le=limits.MESSAGE_BYTES_CEILING), BYTES]
+_MemoryBytes = Annotated[int, Meta(ge=limits.MEMORY_BYTES_MIN, le=1 << 50), BYTES]
+_DiskBytes = Annotated[int, Meta(ge=0, le=1 << 50), BYTES]
+_Deadline = Annotated[float, Meta(ge=0.1, le=86_400), SECONDS]
+_Rate = Annotated[int, Meta(ge=1, le=1 << 30), BYTES]
+_EventsInterval = Annotated[float, Meta(ge=0, le=limits.EVENTS_INTERVAL_S_MAX), SECONDS]
+_Timeout = Annotated[float, Meta(ge=0.001, le=86_400), SECONDS]
 
 SETTINGS: tuple[Setting, ...] = (
     Setting("host", "server", "127.0.0.1", _Text, "address to listen on", ("QB_SERVER_HOST",)),
@@ -118,7 +107,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("max_connections", "server", 15_000, _Connections, "most open connections; further ones are refused"),
     Setting("handshake_timeout", "server", 10.0, _Deadline, "seconds that a TLS handshake may take"),
     Setting("head_timeout", "server", 20.0, _Deadline, "seconds in which the head of an HTTP request must arrive"),
-    Setting("body_rate", "server", 1024, _Rate, "bytes per second at which the body of an HTTP request must arrive, at least", notation=_size),
+    Setting("body_rate", "server", 1024, _Rate, "bytes per second at which the body of an HTTP request must arrive, at least"),
     Setting("idle_timeout", "server", 75.0, _Deadline, "seconds after which an HTTP connection without a request is closed"),
     Setting("token", "server", None, _Text | None, "secret of an administrator; clients without users or tokens of their own present it"),
     Setting("tls_cert", "server", None, _Text | None, "certificate chain (PEM); together with tls_key it turns on TLS on every port"),
@@ -131,17 +120,19 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("durability", "storage", "always", _TOPIC["durability"], "when a publish is confirmed: always (after fsync), interval or never", notation=_word),
     Setting("fsync_on_write", "storage", None, bool | None, "true: durability always; false: durability interval", notation=_word),
     Setting("compression", "storage", "none", _TOPIC["compression"], "compression of stored batches: none or zstd", notation=_word),
-    Setting("segment_bytes", "storage", limits.SEGMENT_BYTES_DEFAULT, _TOPIC["segment_bytes"], "size at which a log file is closed", notation=_size),
+    Setting("segment_bytes", "storage", limits.SEGMENT_BYTES_DEFAULT, _TOPIC["segment_bytes"], "size at which a log file is closed"),
     Setting("retention_hours", "storage", 24.0, _TOPIC["retention_hours"], "age after which messages may be deleted; none: never", ("RETENTION_HOURS",)),
-    Setting("retention_bytes", "storage", None, _TOPIC["retention_bytes"], "size of a partition above which its oldest messages may be deleted", notation=_size),
+    Setting("retention_bytes", "storage", None, _TOPIC["retention_bytes"], "size of a partition above which its oldest messages may be deleted"),
     Setting("retain_unread", "storage", True, bool, "never delete messages that a subscription has not finished", notation=_word),
-    Setting("max_message_size", "storage", limits.MESSAGE_BYTES_DEFAULT, _MessageBytes, "largest message, in bytes", ("MAX_MESSAGE_SIZE",), notation=_size),
+    Setting("max_message_size", "storage", limits.MESSAGE_BYTES_DEFAULT, _MessageBytes, "largest message, in bytes", ("MAX_MESSAGE_SIZE",)),
     Setting("max_queue_size", "storage", None, _TOPIC["max_queue_size"], "most unread messages per topic; further publishes are refused", ("MAX_QUEUE_SIZE",)),
-    Setting("memory_limit", "storage", None, _MemoryBytes | None, "most memory for requests, answers, queues and caches; further requests are refused; none: a quarter of the machine's", notation=_size),
+    Setting("memory_limit", "storage", None, _MemoryBytes | None, "most memory for requests, answers, queues and caches; further requests are refused; none: a quarter of the machine's"),
     Setting("auto_create_topics", "storage", True, bool, "true: the first publish creates its topic", notation=_word),
-    Setting("disk_reserve_bytes", "storage", limits.DISK_RESERVE_BYTES_DEFAULT, _DiskBytes, "free disk space below which publishes are refused", notation=_size),
+    Setting("disk_reserve_bytes", "storage", limits.DISK_RESERVE_BYTES_DEFAULT, _DiskBytes, "free disk space below which publishes are refused"),
+    Setting("rewrite_segments", "storage", True, bool, "true: closed log files with many small batches are rewritten with large ones", notation=_word),
     Setting("events_interval", "storage", limits.EVENTS_INTERVAL_S_DEFAULT, _EventsInterval, "seconds between the broker's own events in the topic __events; 0: no events"),
     Setting("log_level", "log", "info", _Level, "least severe level that is logged: debug, info, warning or error", ("QB_LOG_LEVEL",), ("level",), _word),
+    Setting("log_format", "log", "text", _LogFormat, "lines of the log: text, or json (one object on each line)", (), ("format",), _word),
     Setting("request_timeout", "client", 30.0, _Timeout, "seconds that a client waits for an answer"),
 )  # fmt: skip
 BY_NAME = {setting.name: setting for setting in SETTINGS}
@@ -165,6 +156,9 @@ class Settings:
 
     def as_dict(self) -> dict[str, Any]:
         return dict(self._values)
+
+    def but(self, values: dict[str, Any]) -> Settings:
+        return Settings({**self._values, **values}, self._sources)
 
     def topic_defaults(self) -> TopicSettings:
         durability = self.durability
@@ -212,7 +206,28 @@ def load(
     return Settings(values, sources)
 
 
+_SERVICE_LINK = re.compile(
+    r"\w+_SERVICE_(HOST|PORT(_\w+)?)|\w+_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?"
+)
+
+
+def without_service_links(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment without the variables that Kubernetes gives a container for each Service.
+
+    For a Service ``headrace`` they are ``HEADRACE_SERVICE_HOST``, ``HEADRACE_PORT=tcp://10.0.0.1:9999``,
+    ``HEADRACE_PORT_9999_TCP_ADDR`` and so on; for ``headrace-http``, ``HEADRACE_HTTP_PORT=tcp://…``. They look
+    like settings and are none. A port that is a number is a setting.
+    """
+    return {
+        name: value
+        for name, value in environment.items()
+        if not _SERVICE_LINK.fullmatch(name)
+        and not (name.endswith("_PORT") and value.startswith(("tcp://", "udp://", "sctp://")))
+    }
+
+
 def _from_environment(environment: Mapping[str, str]) -> list[tuple[Setting, object, str]]:
+    environment = without_service_links(environment)
     found: list[tuple[Setting, object, str]] = []
     for setting in SETTINGS:
         own = f"HEADRACE_{setting.name.upper()}"

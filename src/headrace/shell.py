@@ -27,6 +27,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from headrace.clock import new_loop
 from headrace.errors import Closed, HeadraceError, InvalidArgument
 from headrace.forking import put_aside, watch
+from headrace.publication import Pending
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -127,12 +128,27 @@ class Shell:
             raise Closed(f"the {self._kind} was closed during this call") from None
 
 
+def documented_as(
+    method: Callable[..., Any],
+) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
+    """Give a method of a shell the documentation of the core's, without ``async`` and ``await``."""
+
+    def document(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+        text = method.__doc__ or ""
+        function.__doc__ = text.replace("async with", "with").replace("async for", "for")
+        function.__doc__ = function.__doc__.replace("await ", "")
+        return function
+
+    return document
+
+
 def blocking(
     method: Callable[Concatenate[Any, Parameters], Coroutine[Any, Any, Result]],
 ) -> Callable[Concatenate[Any, Parameters], Result]:
     """A method of a core as a method of its shell: the same arguments, the same result, blocking."""
     name = method.__name__
 
+    @documented_as(method)
     @functools.wraps(method)
     def forward(self: Any, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
         result: Result = self._run(getattr(self._core, name)(*args, **kwargs))
@@ -143,18 +159,35 @@ def blocking(
 
 def nowait(
     method: Callable[Concatenate[Any, Parameters], Coroutine[Any, Any, Result]],
-) -> Callable[Concatenate[Any, Parameters], Future[Result]]:
+) -> Callable[Concatenate[Any, Parameters], Pending[Result]]:
     """A method of a core as a method of its shell that does not wait, so that many calls can run at once."""
     name = method.__name__
 
+    @documented_as(method)
     @functools.wraps(method)
     def forward(
         self: Any, /, *args: Parameters.args, **kwargs: Parameters.kwargs
-    ) -> Future[Result]:
-        future: Future[Result] = self._begin(getattr(self._core, name)(*args, **kwargs))
-        return future
+    ) -> Pending[Result]:
+        pending = Pending[Result]()
+
+        async def run() -> None:
+            try:
+                pending.settle(await getattr(self._core, name)(*args, **kwargs), None)
+            except asyncio.CancelledError:
+                fail(Closed(f"the {self._kind} was closed during this call"))
+                raise
+            except Exception as error:
+                fail(error if isinstance(error, HeadraceError) else HeadraceError(repr(error)))
+
+        def fail(error: HeadraceError) -> None:
+            pending.settle(None, error)
+            self._core._failures.add(error, pending)
+
+        self._begin(run())
+        return pending
 
     forward.__name__ = f"{name}_nowait"
+    forward.__doc__ = (forward.__doc__ or "").replace(f".{name}(", f".{name}_nowait(")
     return forward
 
 

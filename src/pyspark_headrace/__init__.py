@@ -26,7 +26,7 @@ def default_source(module: str, source: str) -> Callable[[str], Any]:
         except ImportError as error:
             raise AttributeError(
                 f"Headrace's source for Spark needs more than is installed ({error}): "
-                "pip install 'headrace[spark]'"
+                "install it where this Python looks for modules"
             ) from None
 
     return look_up

@@ -130,6 +130,63 @@ def test_a_journal_without_room_does_not_stop_deliveries() -> None:
     rig.advance(RETRY_S)
 
 
+def test_a_refused_write_of_the_journal_holds_deliveries_back() -> None:
+    """A write that fails for another reason than a lack of room is tried again before anything is delivered."""
+    files = FaultyFiles(SimulatedFiles())
+    rig = Rig(files)
+    rig.subscribe(topic="*", max_deliveries=2, backoff=0.0)
+    inbox = rig.join()
+
+    def refuse() -> None:
+        files.heal()
+        files.fail("write_at", name=JOURNAL)
+
+    refuse()
+    rig.numbers(1)
+    assert inbox.messages == [], "the journal has no position in the new topic"
+    rig.advance(RETRY_S)
+    assert attempts(inbox) == [(0, 1)]
+    refuse()
+    inbox.nack(inbox.take()[0])
+    rig.run()
+    assert inbox.messages == [], "the journal does not count the retry"
+    rig.advance(RETRY_S)
+    assert attempts(inbox) == [(0, 2)]
+    inbox.ack(*inbox.take())
+    rig.numbers(1)
+    rig.reopen()
+    refuse()
+    inbox = rig.join()
+    assert inbox.messages == [], "the journal allows no first delivery after a start"
+    rig.advance(RETRY_S)
+    assert attempts(inbox) == [(1, 1)]
+    rig.kill()
+    inbox = rig.join()
+    assert attempts(inbox) == [(1, 2)]
+    rig.kill()
+    assert rig.join().messages == []
+    assert len(rig.letters()) == 1
+
+
+def test_a_new_partition_is_in_the_journal_before_it_delivers() -> None:
+    """Otherwise a kill would forget the deliveries that were made there."""
+    rig = Rig()
+    rig.subscribe(topic="*", max_deliveries=2)
+    inbox = rig.join()
+    rig.workers.hold = True
+    sent = rig.send("new", b"first")
+    rig.run()
+    journal, _ = rig.workers._held
+    rig.workers._held.remove(journal)
+    rig.workers.release()
+    rig.run()
+    assert sent.get()
+    assert inbox.messages == []
+    rig.workers._work(*journal)
+    rig.run()
+    assert attempts(inbox) == [(0, 1)]
+
+
 def test_a_seek_forgets_what_may_have_been_out() -> None:
     """Everything begins again with its first attempt, after a kill too."""
     rig = Rig()

@@ -18,6 +18,7 @@ from headrace.errors import (
 )
 from headrace.log.interface import ReadPending
 from headrace.model import DeadLetter, TopicSettings
+from headrace.operations import documents, views
 from headrace.operations.catalog import OPERATIONS
 from tests.broker.rig import GROUP, TOPIC, Rig
 from tests.fakes import FaultyFiles, SimulatedFiles
@@ -230,7 +231,10 @@ def test_whatever_a_consumer_says_fits_into_a_header(reason: str, kept: str) -> 
 
 # --- redriving ----------------------------------------------------------------------------------
 def test_redriven_to_the_group_that_failed() -> None:
-    """Back to the origin, for that group alone, with payload, key, headers and id as they were."""
+    """Back to the origin, for that group alone, with payload, key, headers and id as they were.
+
+    One header more says when it was first published.
+    """
     rig = Rig()
     group, other = rig.subscribe(max_deliveries=1), rig.subscribe("mail")
     inbox, unaffected = rig.join(group), rig.join(other)
@@ -241,7 +245,8 @@ def test_redriven_to_the_group_that_failed() -> None:
     assert rig.wait(rig.engine.dead_letters.redrive, GROUP)["redriven"] == 1
     (message,) = inbox.take()
     assert (message.topic, message.offset, message.attempt) == (TOPIC, 1, 1)
-    assert (message.value, message.key, message.headers) == (b"x", b"k", {"a": "b"})
+    headers = {"a": "b", "headrace-origin-timestamp": str(receipt.timestamp)}
+    assert (message.value, message.key, message.headers) == (b"x", b"k", headers)
     assert message.id == receipt.id
     assert unaffected.messages == []
     assert rig.letters() == []
@@ -267,6 +272,61 @@ def test_a_redriven_message_may_fail_again() -> None:
     rig.run()
     (letter,) = rig.letters()
     assert (letter.offset, letter.reason, letter.message.offset) == (1, "again", 1)
+
+
+def test_a_letter_keeps_when_its_message_was_published_and_its_attempts() -> None:
+    """In storage and in every listing; after an edit, and after a redrive that fails again."""
+    rig = Rig()
+    inbox = rig.join(rig.subscribe(max_deliveries=2, backoff=0))
+    published = rig.publish(TOPIC, b"x").timestamp
+    for _ in range(2):
+        rig.advance(10)
+        inbox.nack(inbox.take()[0])
+        rig.run()
+
+    def check(attempts: int = 2) -> None:
+        (letter,) = rig.letters()
+        assert (letter.message.timestamp, letter.attempts) == (published, attempts)
+        assert letter.message.attempt == attempts
+        assert letter.timestamp >= published + 20_000
+        shown = views.letter_view(rig.engine.dead_letters.show(GROUP, letter.offset))
+        assert shown["message"]["timestamp"] == views.iso(published)
+        assert shown["message"]["attempt"] == shown["attempts"] == attempts
+        assert documents.to_letter(documents.letter(letter)).message.timestamp == published
+
+    check()
+    rig.wait(rig.engine.dead_letters.edit, GROUP, 0, b"y", None)
+    check()
+    rig.advance(10)
+    rig.wait(rig.engine.dead_letters.redrive, GROUP)
+    for attempt in (1, 2):
+        (again,) = inbox.take()
+        assert again.timestamp >= published + 30_000, "its time to live begins anew"
+        assert (again.headers["headrace-origin-timestamp"], again.attempt) == (
+            str(published),
+            attempt,
+        )
+        inbox.nack(again)
+        rig.run()
+    check()
+
+
+@pytest.mark.parametrize("text", [None, "soon", "-5", str(1 << 60)])
+def test_a_letter_that_does_not_say_its_time(text: str | None) -> None:
+    """One of an earlier version, or a forged one, has the time at which it was stored."""
+    rig = with_letters(1)
+    headers = {} if text is None else {"headrace-origin-timestamp": text}
+    receipt = rig.publish(f"{GROUP}.dlq", b"x", headers=[{**headers, "headrace-attempts": "3"}])
+    letter = rig.letters()[1]
+    assert (letter.message.timestamp, letter.attempts) == (receipt.timestamp, 3)
+
+
+def test_a_forged_time_beyond_the_calendar_can_be_shown() -> None:
+    """It is shown as the last time that ISO 8601 has, and is no poison for the list."""
+    rig = with_letters(1)
+    rig.publish(f"{GROUP}.dlq", b"x", headers=[{"headrace-origin-timestamp": str((1 << 53) - 1)}])
+    shown = views.letter_view(rig.letters()[1])
+    assert shown["message"]["timestamp"].startswith("9999-12-31T23:59:59.")
 
 
 def test_redrive_some() -> None:
@@ -419,7 +479,7 @@ def test_a_letter_is_corrected_and_redriven() -> None:
 @pytest.mark.parametrize(
     ("value", "headers", "code"),
     [
-        ({}, None, "invalid_value"),
+        (7, None, "invalid_value"),
         (b"x" * 2000, None, "message_too_large"),
         (None, {"a": 1}, "invalid_headers"),
         (None, {"a": "\n"}, "invalid_headers"),

@@ -239,7 +239,8 @@ def test_ack_nack_and_dead_letters(broker: Broker) -> None:
     new = broker.edit_dead_letter("billing", letter.offset, value=b"cured")
     assert broker.redrive("billing", offsets=[new])["redriven"] == 1
     cured = consumer.get(WAIT)
-    assert (cured.value, cured.headers) == (b"cured", {"a": "b"})
+    published = {"headrace-origin-timestamp": str(letter.message.timestamp)}
+    assert (cured.value, cured.headers) == (b"cured", {"a": "b"} | published)
     cured.ack()
     broker.flush()
     assert broker.subscription_stats("billing")["lag"] == 0
@@ -402,7 +403,7 @@ def test_reading_by_offset(broker: Broker) -> None:
             broker.fetch("orders", limit=bad_limit)  # type: ignore[arg-type]
         with pytest.raises(InvalidArgument):
             broker.fetch_values("orders", max_bytes=bad_limit)  # type: ignore[arg-type]
-    for bad_partition in (1, -1, "0", None):
+    for bad_partition in (1, -1, "0", False, 1.5):
         with pytest.raises(InvalidArgument):
             broker.fetch("orders", partition=bad_partition)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument):

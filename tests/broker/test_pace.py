@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from headrace.broker.pace import PIECE_S, TURN_S, Pace
+from headrace.broker.pace import PIECE_S, REQUESTS_S, TURN_S, Pace
 from headrace.clock import Clock
 from tests.fakes import FakeLoop
 
@@ -143,3 +143,44 @@ def test_a_turn_wakes_one_coroutine() -> None:
         return len(set(woken))
 
     assert asyncio.run(run()) == 10
+
+
+def test_the_requests_of_all_connections_share_a_turn(clock: Ticking) -> None:
+    """One that has asked for little lately has twice the time, and the next turn begins anew."""
+    loop = FakeLoop()
+    pace = Pace(loop, clock)
+    assert not pace.is_over()
+    clock.now += REQUESTS_S
+    assert pace.is_over()
+    assert not pace.is_over(is_heavy=False)
+    clock.now += REQUESTS_S
+    assert pace.is_over(is_heavy=False)
+    loop.run_until_idle()
+    assert not pace.is_over()
+
+
+def test_long_work_comes_after_other_pieces_and_some_of_it_in_every_turn(clock: Ticking) -> None:
+    loop, done = FakeLoop(), []
+    pace = Pace(loop, clock)
+
+    def work(name: str) -> None:
+        clock.now += TURN_S
+        done.append(name)
+
+    for _ in range(2):
+        pace.soon(lambda: work("late"), late=True)
+    for _ in range(3):
+        pace.soon(lambda: work("soon"))
+    loop.run_until_idle()
+    assert done == ["soon", "late", "soon", "late", "soon"]
+
+
+def test_items_wait_for_a_turn_that_has_time_for_them(clock: Ticking) -> None:
+    loop, done = FakeLoop(), []
+    pace = Pace(loop, clock)
+    assert not pace.is_over()
+    clock.now += REQUESTS_S
+    pace.go_through([1, 2], done.append, lambda: done.append("end"))
+    assert done == []
+    loop.run_until_idle()
+    assert done == [1, 2, "end"]

@@ -34,7 +34,7 @@ def test_it_comes_when_its_time_comes(rig: Rig) -> None:
     """Not before; as a message of that moment, with everything it was given."""
     inbox = rig.join(rig.subscribe())
     receipt = rig.publish(TOPIC, b"later", delay=10, keys=["k"], headers=[{"a": "b"}])
-    assert (receipt.topic, receipt.partition, receipt.offset) == (TOPIC, -1, -1)
+    assert (receipt.topic, receipt.partition, receipt.offset) == (TOPIC, None, None)
     rig.advance(9.999)
     assert inbox.messages == []
     rig.advance(0.001)

@@ -37,9 +37,9 @@ def command(
         monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path_factory.mktemp("cwd"))
 
-    def run(*arguments: object, input: str | bytes = "") -> Ran:
+    def run(*arguments: object, input: str | bytes = "", terminal: bool = False) -> Ran:
         monkeypatch.setattr(sys, "argv", ["headrace", *map(str, arguments)])
-        monkeypatch.setattr(sys, "stdin", stdin_of(input))
+        monkeypatch.setattr(sys, "stdin", stdin_of(input, terminal=terminal))
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
             main()

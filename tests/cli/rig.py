@@ -54,8 +54,19 @@ def clean_environment() -> dict[str, str]:
     }
 
 
-def stdin_of(text: str | bytes) -> io.TextIOWrapper:
-    return io.TextIOWrapper(io.BytesIO(text.encode() if isinstance(text, str) else text))
+class Stdin(io.TextIOWrapper):
+    """Standard input: a file, or a terminal at which somebody types."""
+
+    is_terminal = False
+
+    def isatty(self) -> bool:
+        return self.is_terminal
+
+
+def stdin_of(text: str | bytes, *, terminal: bool = False) -> io.TextIOWrapper:
+    stdin = Stdin(io.BytesIO(text.encode() if isinstance(text, str) else text))
+    stdin.is_terminal = terminal
+    return stdin
 
 
 def run_script(*arguments: str, input: str | None = None, **environment: str) -> Ran:

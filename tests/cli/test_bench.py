@@ -230,7 +230,7 @@ def test_a_broker_of_its_own() -> None:
     ("arguments", "complaint"),
     [
         (["--start", "--server", "127.0.0.1:1"], "--start starts a broker of its own"),
-        (["--server", "ftp://127.0.0.1:1"], "--server takes HOST:PORT"),
+        (["--server", "ftp://127.0.0.1:1"], "write host:port"),
         (["--server", "127.0.0.1:none"], "is not a port"),
         (["--ca", "/nowhere/ca.pem"], "cannot be used"),
     ],

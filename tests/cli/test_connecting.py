@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 
 from headrace.cli.connecting import given_as, named_values, with_options
 from headrace.errors import InvalidArgument
+from headrace.testing import running_server
+from tests.cli.rig import run_script
 
 COLOUR = {"colour": Annotated[str | None, typer.Option("--colour")]}
 
@@ -56,3 +58,15 @@ def test_a_pair_that_is_not_name_and_value(pair: str) -> None:
     """The sentence says what the option takes."""
     with pytest.raises(InvalidArgument, match=r"--conf takes spark\.NAME=VALUE"):
         named_values("--conf", ["spark.a=b=c", pair], prefix="spark.")
+
+
+def test_the_address_is_not_that_of_a_kubernetes_service() -> None:
+    """HEADRACE_PORT=tcp://… is a variable of Kubernetes and says nothing; a number is ours."""
+    link = {"HEADRACE_SERVICE_HOST": "10.0.0.11", "HEADRACE_PORT": "tcp://10.0.0.11:9999"}
+    with running_server(memory=True) as server:
+        for given in (
+            link | {"QB_SERVER_PORT": str(server.port)},
+            {"HEADRACE_PORT": str(server.port)},
+        ):
+            ran = run_script("topics", **given)
+            assert (ran.code, ran.err) == (0, "")

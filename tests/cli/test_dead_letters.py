@@ -126,12 +126,12 @@ def test_a_dead_letter_is_corrected(headrace: Command, client: BrokerClient) -> 
 def test_purging_asks_first(headrace: Command, client: BrokerClient) -> None:
     """Yes gives them up for good; no leaves them."""
     bury(client, "purged", b"0", b"1", b"2")
-    assert headrace("dlq", "purge", "purged", input="n\n").code == 1
+    assert headrace("dlq", "purge", "purged", input="n\n", terminal=True).code == 1
     assert headrace("dlq", "purge", "purged", "--offset", "1", "--yes").lines == [
         "Deleted 1 letter."
     ]
-    ran = headrace("dlq", "purge", "purged", input="y\n")
-    assert "Delete all dead letters of purged?" in ran.out
+    ran = headrace("dlq", "purge", "purged", input="y\n", terminal=True)
+    assert "Delete all dead letters of purged?" in ran.err
     assert "Deleted 2 letters." in ran.out
 
 
@@ -175,9 +175,9 @@ def test_delayed_messages_are_listed(headrace: Command, client: BrokerClient) ->
 def test_a_delayed_message_is_cancelled(headrace: Command, client: BrokerClient) -> None:
     """Once; a second time there is nothing to cancel."""
     receipt = client.publish("cancelled", b"never", delay=3600)
-    ran = headrace("scheduled", "cancel", receipt.id)
+    ran = headrace("scheduled", "cancel", receipt.id, "--yes")
     assert (ran.code, ran.lines) == (0, [f"Cancelled message {receipt.id}."])
-    ran = headrace("scheduled", "cancel", receipt.id)
+    ran = headrace("scheduled", "cancel", receipt.id, "--yes")
     assert ran.code == 2
     assert "[not_scheduled]" in ran.err
 
@@ -187,6 +187,6 @@ def test_a_delayed_message_is_cancelled(headrace: Command, client: BrokerClient)
 )
 def test_what_was_never_scheduled(headrace: Command, message_id: str, code: str) -> None:
     """One sentence and exit code 2."""
-    ran = headrace("scheduled", "cancel", message_id)
+    ran = headrace("scheduled", "cancel", message_id, "--yes")
     assert ran.code == 2
     assert f"[{code}]" in ran.err

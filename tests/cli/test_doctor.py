@@ -9,6 +9,7 @@ from typer.testing import CliRunner, Result
 
 from headrace.cli import app, main
 from headrace.files import Files
+from tests.cli.rig import Command
 from tests.doctor.directories import SETTINGS, flip_body, make_partition, read_all, segment
 
 FILES = Files()
@@ -21,8 +22,8 @@ def data(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(*arguments: object, answer: str | None = None) -> Result:
-    return CliRunner().invoke(app, ["doctor", *map(str, arguments)], input=answer)
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["doctor", *map(str, arguments)])
 
 
 def run_main(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
@@ -58,25 +59,31 @@ def test_damage_is_shown_and_left_alone(data: Path) -> None:
     assert segment(data / "orders" / "0", 0).read_bytes() == before
 
 
-def test_a_repair_asks_first(data: Path) -> None:
+def test_a_repair_asks_first(data: Path, command: Command) -> None:
     """Yes repairs, and the last sentence says that all is well again."""
     damage(data)
-    result = run(data, "--repair", answer="y\n")
-    assert "give up 10 records for good?" in result.stdout
-    assert "Healthy: 90 records" in result.stdout
-    assert result.exit_code == 0
+    ran = command("doctor", data, "--repair", input="y\n", terminal=True)
+    assert "give up 10 records for good?" in ran.err
+    assert "Healthy: 90 records" in ran.out
+    assert ran.code == 0
     gone = set(range(20, 30))
     assert read_all(FILES, data / "orders" / "0") == (set(range(100)) - gone, gone)
 
 
-@pytest.mark.parametrize("answer", ["n\n", ""], ids=["no", "nobody there"])
-def test_no_answer_is_no(data: Path, answer: str) -> None:
-    """Without a clear yes nothing is changed."""
+@pytest.mark.parametrize(
+    ("answer", "terminal", "code"),
+    [("n\n", True, 1), ("", True, 1), ("y\n", False, 2)],
+    ids=["no", "nobody there", "no terminal"],
+)
+def test_no_answer_is_no(
+    data: Path, command: Command, answer: str, terminal: bool, code: int
+) -> None:
+    """Without a clear yes, from somebody at a terminal, nothing is changed."""
     damage(data)
     before = segment(data / "orders" / "0", 0).read_bytes()
-    result = run(data, "--repair", answer=answer)
-    assert "Nothing was changed." in result.stdout
-    assert result.exit_code == 1
+    ran = command("doctor", data, "--repair", input=answer, terminal=terminal)
+    assert ran.code == code
+    assert ("[not_confirmed]" in ran.err) == (not terminal)
     assert segment(data / "orders" / "0", 0).read_bytes() == before
 
 

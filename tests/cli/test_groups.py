@@ -1,5 +1,7 @@
 """``headrace groups``, ``create-subscription``, ``delete-subscription``, ``seek``."""
 
+import pytest
+
 from headrace.client.threads import BrokerClient
 from tests.cli.rig import Command
 
@@ -10,6 +12,20 @@ def test_a_subscription_is_created(headrace: Command, client: BrokerClient) -> N
     ran = headrace("create-subscription", "my-group", "events", "--offset", "1")
     assert ran.lines == ["Created subscription my-group on events (1 unread)."]
     assert ran.code == 0
+
+
+def test_a_topic_that_does_not_exist_is_told(headrace: Command) -> None:
+    """A misspelt topic does not look like one without messages."""
+    created = "Topic {} did not exist: it was created now, and is empty.\n"
+    ran = headrace("create-subscription", "g", "mispelt")
+    assert ran.lines == ["Created subscription g on mispelt (0 unread)."]
+    assert ran.err == created.format("mispelt")
+    assert headrace("create-subscription", "g2", "mispelt").err == ""
+    joined = ("join-subscription", "g", "--topic", "mispelt2", "--timeout", "0.05")
+    assert headrace(*joined).err == created.format("mispelt2")
+    assert headrace(*joined).err == ""
+    subscribed = ("subscribe", "mispelt3", "--offset", "0", "--timeout", "0.05")
+    assert headrace(*subscribed).err == created.format("mispelt3")
 
 
 def test_settings_of_a_subscription(headrace: Command, client: BrokerClient) -> None:
@@ -32,7 +48,7 @@ def test_creating_again_changes_settings(headrace: Command, client: BrokerClient
     client.publish_many("changed", [b"0", b"1"])
     headrace("create-subscription", "changing", "changed", "--max-deliveries", "2")
     ran = headrace("create-subscription", "changing", "changed", "--ack-timeout", "5")
-    assert ran.lines == ["Changed subscription changing on changed (2 unread)."]
+    assert ran.lines == ["Updated subscription changing on changed (2 unread)."]
     settings = client.subscription_stats("changing")["settings"]
     assert (settings["max_deliveries"], settings["ack_timeout"]) == (2, 5)
 
@@ -89,7 +105,7 @@ def test_one_partition_is_replayed(headrace: Command, client: BrokerClient) -> N
 def test_a_subscription_is_deleted(headrace: Command, client: BrokerClient) -> None:
     """It is gone with its position."""
     client.create_subscription("brief", "short")
-    ran = headrace("delete-subscription", "brief")
+    ran = headrace("delete-subscription", "brief", "--yes")
     assert (ran.code, ran.lines) == (0, ["Deleted subscription brief."])
     assert client.subscriptions("short") == []
 
@@ -101,5 +117,48 @@ def test_one_name_over_two_topics(headrace: Command, client: BrokerClient) -> No
     ran = headrace("delete-subscription", "both")
     assert ran.code == 2
     assert "[ambiguous_subscription]" in ran.err
-    assert headrace("delete-subscription", "both", "--topic", "left").code == 0
+    assert headrace("delete-subscription", "both", "--topic", "left", "--yes").code == 0
     assert [group["name"] for group in client.subscriptions("right")] == ["both"]
+
+
+def test_an_offset_of_one_that_exists_is_not_ignored_in_silence(
+    headrace: Command, client: BrokerClient
+) -> None:
+    """Its position stays, a line says so and names the command that moves it, and scripts go on."""
+    client.publish_many("twice-made", [b"1", b"2"])
+    create = ("create-subscription", "placed", "twice-made", "--offset", "1")
+    assert (headrace(*create).lines, headrace(*create[:3]).err) == (
+        ["Created subscription placed on twice-made (1 unread)."],
+        "",
+    )
+    ran = headrace(*create[:-1], "0")
+    assert (ran.code, ran.lines) == (
+        0,
+        ["Subscription placed on twice-made already exists, unchanged (1 unread)."],
+    )
+    assert "headrace seek placed 0" in ran.err
+    assert client.subscription_stats("placed")["lag"] == 1
+
+
+def test_pausing_and_resuming(headrace: Command, client: BrokerClient) -> None:
+    """A sentence each, and the list shows the state."""
+    client.create_subscription("resting", "rest")
+    client.publish_text("rest", "one")
+    ran = headrace("pause", "resting")
+    assert ran.lines == ["Paused subscription resting (1 unread, 0 in flight)."]
+    assert headrace("groups", "rest").rows[1][-1] == "paused"
+    assert headrace("resume", "resting").lines == ["Resumed subscription resting (1 unread)."]
+    assert headrace("groups", "rest").rows[1][-2:] == ["no", "members"]
+    assert "[subscription_not_found]" in headrace("pause", "nobody").err
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_deleting_asks_first(headrace: Command, client: BrokerClient, terminal: bool) -> None:
+    """On a terminal; elsewhere it refuses, and says what to add."""
+    client.create_subscription("asked", "asking")
+    ran = headrace("delete-subscription", "asked", input="n\n", terminal=terminal)
+    assert ran.code == (1 if terminal else 2)
+    assert ("add --yes" in ran.err) == (not terminal)
+    assert "Delete subscription asked and its position (0 unread)?" in ran.err
+    assert client.subscription_stats("asked")["name"] == "asked"
+    assert headrace("delete-subscription", "asked", "--yes").code == 0

@@ -1,11 +1,17 @@
 """``headrace publish``, ``fetch``, ``tail``, ``subscribe``, ``join-subscription``."""
 
+import os
+import subprocess
 import threading
 import uuid
+from pathlib import Path
+
+import pytest
 
 from headrace.client.threads import BrokerClient
 from headrace.testing import RunningServer, wait_until
-from tests.cli.rig import Command, is_followed
+from tests.cli.rig import SCRIPT, Command, clean_environment, is_followed
+from tests.server.http_rig import http_of
 
 
 # --- publish --------------------------------------------------------------------------------------
@@ -17,11 +23,10 @@ def test_a_message_is_published(headrace: Command, client: BrokerClient) -> None
 
 
 def test_a_published_message_in_json(headrace: Command) -> None:
-    """The receipt, whole."""
+    """The receipt, in the shape of HTTP."""
     receipt = headrace("publish", "receipts", "one", "--json").json
-    assert set(receipt) == {
-        "id", "topic", "partition", "offset", "timestamp", "count", "duplicate",
-    }  # fmt: skip
+    assert set(receipt) == {"id", "topic", "partition", "offset", "timestamp"}
+    assert receipt["timestamp"].endswith("Z")
     assert (receipt["topic"], receipt["partition"], receipt["offset"]) == ("receipts", 0, 0)
 
 
@@ -117,15 +122,37 @@ def test_messages_are_fetched_by_time(headrace: Command, client: BrokerClient) -
     assert headrace("fetch", "timed", "latest").lines == []
 
 
-def test_fetched_messages_in_json(headrace: Command, client: BrokerClient) -> None:
-    """One object a line; bytes that are no text are base64 and say so."""
+def test_all_partitions_are_fetched(headrace: Command, client: BrokerClient) -> None:
+    """In the order of time; a number is an offset in the partition that is named."""
+    client.create_topic("parts", 2)
+    for number in range(6):
+        client.publish("parts", str(number), timestamp=1000 + number, partition=number % 2)
+    lines = [f"parts/{number % 2}@{number // 2}  {number}" for number in range(6)]
+    assert headrace("fetch", "parts").lines == lines
+    assert headrace("fetch", "parts", "-n", "5").lines == lines[:5]
+    assert headrace("fetch", "parts", "1", "--partition", "1").lines == [lines[3], lines[5]]
+    refused = headrace("fetch", "parts", "1")
+    assert refused.code == 2
+    assert "has 2 partitions" in refused.err
+
+
+def test_fetched_messages_in_json(
+    headrace: Command, client: BrokerClient, server: RunningServer
+) -> None:
+    """One object a line, in the shape of HTTP: JSON as it is, text as text, other bytes as base64."""
     client.publish("shapes", b"text", {"a": "b"}, key="k")
-    client.publish("shapes", b"\xff\x00")
-    text, binary = headrace("fetch", "shapes", "--json").json_lines
-    assert text["data"] == "text"
-    assert text["headers"] == {"a": "b"}
-    assert text["key"] == {"data": "k"}
-    assert (binary["data"], binary["encoding"]) == ("/wA=", "base64")
+    client.publish("shapes", b"\xff\x00", key=b"\xff")
+    client.publish("shapes", b'{"a":\t[1,\r\n 1.10, 12345678901234567890123, "\xe2\x80\xae"]}')
+    ran = headrace("fetch", "shapes", "--json")
+    text, binary, document = ran.json_lines
+    assert (text["data"], text["key"], text["headers"]) == ("text", "k", {"a": "b"})
+    assert (text["attempt"], text["retryCount"], text["timestamp"][-1]) == (1, 0, "Z")
+    assert (binary["data"], binary["encoding"], binary["key64"]) == ("/wA=", "base64", "/w==")
+    assert document["data"]["a"][1:] == [1.1, 12345678901234567890123, "\u202e"]
+    assert '{"a": [1,   1.10, 12345678901234567890123, "\\u202e"]}' in ran.lines[2]
+    http = http_of(server)
+    assert http.ok("GET", "/topics/shapes/messages") == [text, binary, document]
+    http.close()
 
 
 def test_a_message_cannot_steer_the_terminal(headrace: Command, client: BrokerClient) -> None:
@@ -153,13 +180,14 @@ def test_the_last_messages(headrace: Command, client: BrokerClient) -> None:
     """Of each partition, the last few."""
     client.create_topic("tailed", 2)
     for partition in (0, 1):
-        client.publish_many("tailed", [b"a", b"b", b"c"], partition=partition)
-    assert headrace("tail", "tailed", "-n", "2").lines == [
-        "tailed/0@1  b",
-        "tailed/0@2  c",
+        times = [1000 + 10 * number + partition for number in range(3)]
+        client.publish_many("tailed", ["a", "b", "c"], partition=partition, timestamps=times)
+    assert headrace("tail", "tailed", "-n", "3").lines == [
         "tailed/1@1  b",
+        "tailed/0@2  c",
         "tailed/1@2  c",
     ]
+    assert len(headrace("tail", "tailed", "-n", "100").lines) == 6
     assert headrace("tail", "tailed", "-n", "0").lines == []
 
 
@@ -215,8 +243,73 @@ def test_joining_a_subscription(headrace: Command, client: BrokerClient) -> None
     client.publish_many("joined", [b"0", b"1", b"2"])
     client.create_subscription("reader", "joined")
     ran = headrace("join-subscription", "reader", "-n", "2", "--json")
-    assert [message["data"] for message in ran.json_lines] == ["0", "1"]
+    assert [message["data"] for message in ran.json_lines] == [0, 1]
     assert [message["attempt"] for message in ran.json_lines] == [1, 1]
     assert headrace("join-subscription", "reader", "-n", "1").lines == ["joined/0@2  2"]
     assert client.subscription_stats("reader")["lag"] == 0
     assert headrace("join-subscription", "reader", "--timeout", "0.05").lines == []
+
+
+# --- keys, headers, times and bytes ---------------------------------------------------------------
+def test_key_headers_and_time_are_shown(headrace: Command, client: BrokerClient) -> None:
+    """On one line, before the value; words with blanks have quotes."""
+    client.publish("shown", b"one", {"source": "the cli"}, key="k", timestamp=1_769_860_800_123)
+    client.publish("shown", b"two")
+    ran = headrace("fetch", "shown", "--time", "--keys", "--headers")
+    first, second = ran.lines
+    assert first == '2026-01-31T12:00:00.123Z  shown/0@0  key=k  source="the cli"  one'
+    assert second.endswith("shown/0@1  key=-  two")
+    assert headrace("tail", "shown", "--keys").lines[0] == "shown/0@0  key=k  one"
+
+
+def test_a_file_is_one_message(headrace: Command, client: BrokerClient, tmp_path: Path) -> None:
+    """Byte for byte, there and back."""
+    content = bytes(range(256)) + b"\r\n"
+    path = tmp_path / "photo.jpg"
+    path.write_bytes(content)
+    assert headrace("publish", "files", "--file", path, "--key", "k").code == 0
+    assert headrace("publish", "files", "--file", "-", input=content[:9]).code == 0
+    assert [message.value for message in client.fetch("files")] == [content, content[:9]]
+    fetched = subprocess.run(
+        [SCRIPT, "fetch", "files", "0", "-n", "1", "--raw"],
+        capture_output=True,
+        env=clean_environment() | {"HEADRACE_SERVER": os.environ["HEADRACE_SERVER"]},
+        timeout=60,
+    )
+    assert (fetched.stdout, fetched.returncode) == (content, 0)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("publish", "t"),
+        ("publish", "t", "text", "--file", "x"),
+        ("publish", "t", "--file", "no-such-file"),
+        ("publish", "t", "--file", "/dev/zero"),
+        ("fetch", "t", "--raw", "--json"),
+    ],
+)
+def test_what_does_not_go_together(headrace: Command, arguments: tuple[str, ...]) -> None:
+    """One sentence, and nothing is published."""
+    ran = headrace(*arguments)
+    assert ran.code == 2
+    assert len(ran.err.splitlines()) == 1
+
+
+def test_bytes_do_not_go_to_a_terminal(headrace: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It might take them for commands."""
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    ran = headrace("fetch", "t", "--raw")
+    assert (ran.code, "terminal" in ran.err) == (2, True)
+
+
+def test_times_have_units(headrace: Command, client: BrokerClient) -> None:
+    """A duration as in settings, a position as long ago."""
+    assert (
+        headrace("publish", "in-units", "later", "--delay", "1h").lines[0].startswith("Scheduled")
+    )
+    client.publish_text("in-units", "now")
+    assert headrace("fetch", "in-units", "1h").lines == ["in-units/0@0  now"]
+    ran = headrace("publish", "in-units", "x", "--ttl", "soon")
+    assert ran.code == 2
+    assert "90s" in ran.err

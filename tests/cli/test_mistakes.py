@@ -24,8 +24,6 @@ NOWHERE = "127.0.0.1:1"
         (["publish", "t", "x", "--header", "no-equals-sign"], "invalid_argument"),
         (["publish", "t", "x", "--header", "=x"], "invalid_headers"),
         (["publish", "t", "x", "--partition", "7"], "invalid_partition"),
-        (["publish", "t", "x", "--delay", "-1"], "invalid_delay"),
-        (["publish", "t", "x", "--ttl", "-1"], "invalid_ttl"),
         (["publish", "t", "x", "--to", "no name"], "invalid_subscription"),
         (["publish", "t", "-", "--delay", "1"], "invalid_argument"),
         (["fetch", "nowhere"], "topic_not_found"),
@@ -108,14 +106,14 @@ def test_that_is_no_address(command: Command, server: str) -> None:
     """The option says what it takes."""
     ran = command("topics", "--server", server)
     assert ran.code == 2
-    assert "--server takes HOST:PORT" in ran.err
+    assert "write host:port, or tls://host:port for TLS" in ran.err
 
 
 def test_that_is_no_scheme(command: Command) -> None:
     """The commands do not speak HTTP."""
     ran = command("topics", "--server", "http://localhost:9999")
     assert ran.code == 2
-    assert "tcp:// or tls://" in ran.err
+    assert "do not speak HTTP: give the broker's other port, as host:port" in ran.err
 
 
 def test_that_is_no_broker(command: Command) -> None:
@@ -199,7 +197,6 @@ def test_the_environment_names_the_broker(
     [
         (["frobnicate"], "No such command 'frobnicate'"),
         (["topics", "--frobnicate"], "No such option: --frobnicate"),
-        (["publish", "t"], "Missing argument 'MESSAGE'"),
         (["fetch", "t", "0", "-n", "0"], "-n"),
         (["publish", "t", "x", "--delay", "soon"], "--delay"),
         (["dlq"], "Usage: headrace dlq"),

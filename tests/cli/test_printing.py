@@ -3,6 +3,7 @@
 import ast
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -121,3 +122,39 @@ def test_nothing_in_this_room_prints_by_itself() -> None:
                 assert (
                     constant or any(f"{each}(" in source for each in safe) or source in CONSTANT
                 ), f"{path.name}:{node.lineno}: {source}"
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_a_row_is_one_line_and_numbers_are_whole(width: int) -> None:
+    """However narrow the terminal is: names are cut, not wrapped."""
+    rows = [{"name": "subscription-" * 9, "topic": "orders." * 9, "lag": 1_234_567, "dead": 0}]
+    output = io.StringIO()
+    table = printing.table_of(rows, ("name", "topic", "lag", "dead"))
+    printing.SafeConsole(file=output, width=width).print(table)
+    lines = output.getvalue().splitlines()
+    assert len(lines) == 2
+    assert "1,234,567" in lines[1]
+    assert "…" in lines[1]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "is_styled"),
+    [("lag", 3, True), ("lag", 0, False), ("dead_lettered", 1, True), ("acked", 9, False)],
+)
+def test_lag_and_dead_letters_stand_out(key: str, value: int, is_styled: bool) -> None:
+    """In colour on a terminal, if there are any; never in a pipe."""
+    for forced, expected in ((True, is_styled), (False, False)):
+        output = io.StringIO()
+        system = "standard" if forced else "auto"
+        console = printing.SafeConsole(file=output, force_terminal=forced, color_system=system)
+        console.print(printing.table_of([{key: value}], (key,)))
+        assert bool(re.search("\x1b\\[1;3[13]m", output.getvalue())) == expected
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"),
+    [(0, "0s"), (59_999, "59s"), (3_600_000, "1h"), (90_061_000, "1d 1h"), (-5, "0s")],
+)
+def test_how_long_ago(ms: int, text: str) -> None:
+    """In two units at most."""
+    assert printing.ago(ms) == text

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.cli import EXIT_CANNOT_LISTEN
 from headrace.settings import SETTINGS
 from headrace.testing import DidNotStart, running_server, server_process
 from tests.cli.rig import Command
@@ -64,7 +65,6 @@ def test_flags_are_stronger_than_the_environment(tmp_path: Path) -> None:
     [
         (("--port", "99999"), "invalid_setting"),
         (("--host", "0.0.0.0"), "authentication_required"),
-        (("--host", "no-such-host.invalid"), "cannot_listen"),
         (("--durability", "sometimes"), "invalid_setting"),
         (("--max-message-size", "1GB"), "invalid_setting"),
         (("--max-message-size", "huge"), "invalid_setting"),
@@ -88,11 +88,24 @@ def test_the_port_is_taken(command: Command, tmp_path: Path) -> None:
     """The sentence says what to do, and the directory is free again."""
     with running_server() as server:
         ran = command("serve", "--port", server.port, "--data-dir", tmp_path)
-        assert ran.code == 2
+        assert ran.code == EXIT_CANNOT_LISTEN
         assert "[cannot_listen]" in ran.err
         assert "is another broker running?" in ran.err
     with running_server(tmp_path):
         pass
+
+
+@pytest.mark.parametrize(
+    ("host", "advice"),
+    [("192.0.2.1", "this machine does not have that address"), ("no-such-host.invalid", "")],
+)
+def test_an_address_that_is_not_available(command: Command, host: str, advice: str) -> None:
+    """It has an exit code of its own, because a service manager should try again."""
+    ran = command("serve", "--host", host, "--port", "0", "--memory", "--token", "x" * 16)
+    assert (ran.code, ran.out) == (EXIT_CANNOT_LISTEN, "")
+    assert host in ran.err
+    assert advice in ran.err
+    assert ran.err.endswith("[cannot_listen]\n")
 
 
 def test_the_directory_is_taken(command: Command) -> None:

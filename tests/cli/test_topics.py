@@ -17,7 +17,7 @@ def test_a_topic_may_be_created_twice(headrace: Command) -> None:
     """With the same settings that is no error; with others it is, and it names the reason."""
     assert headrace("create-topic", "twice").lines == ["Created topic twice (1 partition)."]
     ran = headrace("create-topic", "twice")
-    assert (ran.code, ran.lines) == (0, ["Topic twice already exists (1 partition)."])
+    assert (ran.code, ran.lines) == (0, ["Topic twice already exists, unchanged (1 partition)."])
     ran = headrace("create-topic", "twice", "--partitions", "2")
     assert ran.code == 2
     assert "[topic_exists]" in ran.err
@@ -47,7 +47,7 @@ def test_a_topic_is_altered(headrace: Command, client: BrokerClient) -> None:
     """Partitions can be added, and the sentence names what changed."""
     client.create_topic("growing")
     ran = headrace("alter-topic", "growing", "--set", "partitions=4", "--set", "compression=zstd")
-    assert (ran.code, ran.lines) == (0, ["Changed topic growing: partitions, compression."])
+    assert (ran.code, ran.lines) == (0, ["Updated topic growing: partitions, compression."])
     assert len(client.topic_stats("growing")["partitions"]) == 4
 
 
@@ -80,7 +80,9 @@ def test_a_long_name_stays_on_its_line(headrace: Command, client: BrokerClient) 
     name = "x" * 249
     client.create_topic(name)
     assert name in [row[0] for row in headrace("topics").rows]
-    assert headrace("create-topic", name).lines == [f"Topic {name} already exists (1 partition)."]
+    assert headrace("create-topic", name).lines == [
+        f"Topic {name} already exists, unchanged (1 partition)."
+    ]
 
 
 def test_a_topic_is_described(headrace: Command, client: BrokerClient) -> None:
@@ -109,9 +111,9 @@ def test_a_described_topic_in_json(headrace: Command, client: BrokerClient) -> N
 def test_deleting_asks_first(headrace: Command, client: BrokerClient) -> None:
     """Yes deletes; the question says how much would be gone."""
     client.publish_text("doomed", "one")
-    ran = headrace("delete-topic", "doomed", input="y\n")
+    ran = headrace("delete-topic", "doomed", input="y\n", terminal=True)
     assert ran.code == 0
-    assert "Delete topic doomed and its 1 message?" in ran.out
+    assert "Delete topic doomed and its 1 message?" in ran.err
     assert "Deleted topic doomed." in ran.out
     assert "doomed" not in client.topics()
 
@@ -122,7 +124,7 @@ def test_without_a_yes_nothing_is_deleted(
 ) -> None:
     """Exit code 1, and the topic is still there."""
     client.publish_text("spared", "one")
-    assert headrace("delete-topic", "spared", input=answer).code == 1
+    assert headrace("delete-topic", "spared", input=answer, terminal=True).code == 1
     assert "spared" in client.topics()
 
 

@@ -62,7 +62,7 @@ def test_the_first_administrator(command: Command, data: str) -> None:
         (("users", "add", "alice", "--admin", "--quota", "connections=many"), "invalid_argument"),
         (("users", "change", "alice", "--admin"), "user_not_found"),
         (("users", "delete", "alice", "--yes"), "user_not_found"),
-        (("tokens", "revoke", "ci"), "token_not_found"),
+        (("tokens", "revoke", "ci", "--yes"), "token_not_found"),
         (("tokens", "create", "ci", "--admin", "--expires", "soon"), "invalid_expiry"),
         (("tokens", "create", "ci", "--grant", "fly:a"), "invalid_grant"),
     ],
@@ -123,6 +123,6 @@ def test_users_and_tokens_of_a_broker(
     assert command("publish", "orders.new", "x").err.endswith("[forbidden]\n")
     assert command("users", "delete", "alice", "--yes", *root).lines == ["Deleted user alice."]
     assert command("access", "whoami").err.endswith("[unauthenticated]\n")
-    assert command("tokens", "revoke", "ci", *root).lines == ["Revoked token ci."]
+    assert command("tokens", "revoke", "ci", "--yes", *root).lines == ["Revoked token ci."]
     ran = command("access", "quotas", "--address", "connections=1000", *root)
     assert ran.rows[1] == ["addresses", "connections", "1000"]

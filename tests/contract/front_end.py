@@ -81,7 +81,7 @@ class Got:
 class Stored:
     """What a publish was answered with."""
 
-    offset: int
+    offset: int | None
     id: UUID | None = None
     duplicate: bool = False
 

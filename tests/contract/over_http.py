@@ -76,7 +76,7 @@ def got_of(view: dict[str, Any]) -> Got:
 
 
 def stored_of(receipt: dict[str, Any]) -> Stored:
-    return Stored(receipt.get("offset", -1), UUID(receipt["id"]), receipt.get("duplicate", False))
+    return Stored(receipt.get("offset"), UUID(receipt["id"]), receipt.get("duplicate", False))
 
 
 def error_in(error: dict[str, Any]) -> HeadraceError:

@@ -205,7 +205,7 @@ class FrameSession(Session):
             options["key"] = key
         answer = self._socket.ask(PUBLISH, {"topic": topic, **names, **options}, value).properties
         assert answer["status"] == "success"
-        offset = int(answer.get("offset", "-1"))
+        offset = int(answer["offset"]) if "offset" in answer else None
         return Stored(offset, UUID(answer["id"]), answer.get("duplicate") == "true")
 
     def fetch(self, topic: str, where: Any = "earliest", limit: int = 1000) -> list[Got]:

@@ -170,7 +170,7 @@ class TextSession(Session):
         words = "".join(f" {name}={_word(text)}" for name, text in names.items())
         answer = self._socket.ask(f"PUB {topic} {len(value)}{words}", value)
         if answer[1] == "scheduled":
-            return Stored(-1, UUID(answer[2]))
+            return Stored(None, UUID(answer[2]))
         assert (answer[0], len(answer)) == ("OK", 2)
         return Stored(int(answer[1]))
 

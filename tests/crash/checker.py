@@ -115,6 +115,11 @@ class _Delivery:
     def timeout_ns(self) -> int:
         return self.deadline - self.at
 
+    def stored(self, at: int) -> None:
+        """Everything that the broker had got is stored. If the deadline has passed by then, nobody knows
+        whether the ack came in time: it was called, but a broker that gets no time may have seen it late."""
+        self.durable = at < self.deadline
+
     @property
     def in_time(self) -> bool:
         return self.is_done and self.acked is not None and self.acked < self.deadline - RACE_NS
@@ -151,6 +156,7 @@ class Checker:
         self._dead: dict[tuple[str, Place, int], list[int]] = defaultdict(list)
         self._kills_ms: list[int] = []
         self._closed_lives: set[int] = set()
+        self._uncounted_lives: set[int] = set()
 
     def add(self, event: Event) -> None:
         getattr(self, "_on_" + event["event"])(event)
@@ -176,6 +182,8 @@ class Checker:
     def _on_killed(self, event: Event) -> None:
         self.counts["kills"] += 1
         self._kills_ms.append(event["at_ms"])
+        if event.get("uncounted"):
+            self._uncounted_lives.add(event["life"])
 
     def _on_closed(self, event: Event) -> None:
         """In good order: every ack of this life is stored."""
@@ -186,7 +194,7 @@ class Checker:
         for (_, life), deliveries in self._acked.items():
             if life == event["life"]:
                 for delivery in deliveries:
-                    delivery.durable = True
+                    delivery.stored(event["at"])
                 deliveries.clear()
 
     def _on_rest(self, event: Event) -> None:
@@ -360,11 +368,12 @@ class Checker:
 
     def _on_flushed(self, event: Event) -> None:
         who = (event["member"], event["life"])
-        waiting = self._acked[who]
+        waiting, self._acked[who] = self._acked[who], []
         for delivery in waiting:
             if delivery.acked is not None and delivery.acked < event["since"]:
-                delivery.durable = True
-        self._acked[who] = [delivery for delivery in waiting if not delivery.durable]
+                delivery.stored(event["at"])
+            else:
+                self._acked[who].append(delivery)
 
     def _on_left(self, event: Event) -> None:
         self._left[(event["member"], event["life"])] = event["at"]
@@ -403,12 +412,14 @@ class Checker:
         return self.anomalies
 
     def _check_limit(self, by_message: dict[tuple[str, Place, int], list[_Delivery]]) -> None:
-        """A delivery counts unless its member, or the broker, ended in good order while it was out."""
+        """A delivery counts unless its member, or the broker, ended in good order while it was out, or the
+        journal had no room for it before a kill."""
         for (name, place, offset), deliveries in by_message.items():
             limit = self._groups[name]["max_deliveries"]
             counted = [
                 d
                 for d in deliveries
+                if d.life not in self._uncounted_lives
                 if d.acked is not None
                 or d.nacked is not None
                 or d.at + d.timeout_ns < self._left.get((d.member, d.life), d.at)

@@ -216,13 +216,15 @@ class Run:
                 return
             self.kill(victim)
 
-    def kill(self, victim: Victim) -> None:
+    def kill(self, victim: Victim, *, uncounted: bool = False) -> None:
+        """``uncounted``: the journal had no room for the deliveries of this life."""
         victim.kill()
         victim.end(CLOSE_S)
         victim.events.append(
             {
                 "event": "killed",
                 "life": self._life,
+                "uncounted": uncounted,
                 "at": time.monotonic_ns(),
                 "at_ms": time.time_ns() // 1_000_000,
             }

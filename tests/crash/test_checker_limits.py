@@ -22,6 +22,25 @@ def test_more_often_than_allowed_over_restarts() -> None:
     assert "too often" in end_of_one(story)
 
 
+def test_a_journal_without_room_counts_nothing() -> None:
+    """Deliveries of a life that was killed while the journal had no room are not counted; later ones are."""
+    story = one_message()
+    for attempt in (1, 2):
+        story.deliver("workers", 0, 0, VALUE, "nack", attempt=attempt)
+    story.restart()
+    for event in story.events:
+        if event["event"] == "killed":
+            event["uncounted"] = True
+    for attempt in (1, 2, 3):
+        story.deliver("workers", 0, 0, VALUE, "nack", attempt=attempt)
+    assert "too often" not in end_of_one(story)
+    story = one_message()
+    story.restart()
+    for attempt in (1, 2, 3, 3):
+        story.deliver("workers", 0, 0, VALUE, "nack", attempt=attempt)
+    assert "too often" in end_of_one(story)
+
+
 def test_given_back_is_not_delivered() -> None:
     """A member that leaves in good order used up nothing."""
     story = one_message()

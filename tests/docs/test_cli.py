@@ -74,6 +74,8 @@ def test_the_options_that_all_share() -> None:
             "serve",
             "config",
             "doctor",
+            "restore",
+            "verify",
             "pipeline list",
             "archive list",
             "archive show",

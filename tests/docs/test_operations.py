@@ -1,7 +1,6 @@
 """docs/operations.md: its tables are those of the source, and its procedures work."""
 
 import ast
-import configparser
 import re
 import shutil
 from pathlib import Path
@@ -9,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from headrace.cli import app
+from headrace.cli import EXIT_CANNOT_LISTEN, app
 from headrace.log.directory import SUSPECT
 from headrace.model import SubscriptionSettings, TopicSettings
 from headrace.server import server as serving
@@ -54,9 +53,10 @@ def test_the_config_file_can_be_used(tmp_path: Path) -> None:
 
 
 def test_exit_codes_are_those_of_the_source() -> None:
-    """The code of a broker that stopped itself stands in the table."""
+    """The codes of a broker that cannot listen or that stopped itself stand in the table."""
     rows = table(TEXT, "exit code", "meaning", "what to do")
-    assert [row[0] for row in rows] == ["0", "2", str(serving.EXIT_FAILED), "137"]
+    own = [str(EXIT_CANNOT_LISTEN), str(serving.EXIT_FAILED)]
+    assert [row[0] for row in rows] == ["0", "2", *own, "137"]
 
 
 def log_lines() -> list[tuple[str, str]]:
@@ -89,21 +89,6 @@ def test_every_line_of_the_log_that_is_explained_exists() -> None:
 
 
 # --- procedures -------------------------------------------------------------------------------------
-def test_the_unit_of_systemd_starts_what_is_there() -> None:
-    """The command, its settings and the exit codes in the unit are real."""
-    unit = configparser.ConfigParser(strict=False, interpolation=None)
-    unit.optionxform = str  # type: ignore[assignment,method-assign]
-    unit.read(ROOT / "deploy" / "headrace.service")
-    service = unit["Service"]
-    program, command = service["ExecStart"].split()
-    assert Path(program).name == "headrace"
-    assert CliRunner().invoke(app, [command, "--help"]).exit_code == 0
-    name, _, value = service["Environment"].partition("=")
-    assert load(environment={name: value}).data_dir == "/var/lib/headrace"
-    assert service["RestartPreventExitStatus"] == "2"
-    assert float(service["TimeoutStopSec"]) > serving.DRAIN_S
-
-
 @pytest.mark.parametrize("killed", [False, True], ids=["stopped", "snapshot"])
 def test_a_copy_of_the_directory_is_a_broker(tmp_path: Path, killed: bool) -> None:
     """As it is left by a stop or, as in a snapshot, by the end of the power."""

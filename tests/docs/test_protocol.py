@@ -171,6 +171,7 @@ def test_every_code_is_described() -> None:
             "client",
             "serve",
             "doctor",
+            "backup",
         }
 
 

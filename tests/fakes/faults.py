@@ -20,7 +20,8 @@ from __future__ import annotations
 import errno
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -91,6 +92,8 @@ class FaultyFiles(Files):
         self.inner = inner if inner is not None else Files()
         self.calls: list[Call] = []
         self.faults: list[Fault] = []
+        self.refused: list[tuple[Call, int]] = []
+        """The calls that a fault met, and its error number."""
 
     # --- for the test -----------------------------------------------------------------------
     def fail(
@@ -112,6 +115,15 @@ class FaultyFiles(Files):
         """No more faults."""
         self.faults.clear()
 
+    @contextmanager
+    def spared(self) -> Iterator[None]:
+        """No fault meets, nor counts, what is done meanwhile."""
+        faults, self.faults = self.faults, []
+        try:
+            yield
+        finally:
+            self.faults = faults
+
     def count(self, kind: str, name: str = "") -> int:
         """How often a kind of call was made, on files whose name contains ``name``."""
         return sum(call.kind == kind and name in call.path.name for call in self.calls)
@@ -130,7 +142,10 @@ class FaultyFiles(Files):
         self.calls.append(call)
         # Every fault counts every call, so that two planned faults do not shift each other.
         hits = [fault for fault in self.faults if fault.meets(call)]
-        return hits[0] if hits else None
+        if not hits:
+            return None
+        self.refused.append((call, hits[0].errno))
+        return hits[0]
 
     def _pass(self, kind: str, path: Path) -> None:
         fault = self._meet(kind, path)
@@ -144,6 +159,9 @@ class FaultyFiles(Files):
 
     def size(self, handle: Handle) -> int:
         return self.inner.size(handle)
+
+    def identity(self, handle: Handle) -> str:
+        return self.inner.identity(handle)
 
     def read_at(self, handle: Handle, position: int, length: int) -> bytes:
         self._pass("read_at", handle.path)

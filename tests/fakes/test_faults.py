@@ -42,6 +42,19 @@ def test_a_repeated_fault_lasts_until_it_is_healed() -> None:
     assert files.size(handle) == 10
 
 
+def test_what_is_spared_meets_no_fault() -> None:
+    """An observer reads, and the fault waits for the one who is observed."""
+    files = faulty()
+    handle = files.open(PATH, write=True, create=True)
+    fault = files.fail("read_at")
+    with files.spared():
+        assert files.read_at(handle, 0, 1) == b""
+    assert fault.hits == 0
+    with pytest.raises(OSError, match="Input/output"):
+        files.read_at(handle, 0, 1)
+    assert [(call.kind, code) for call, code in files.refused] == [("read_at", errno.EIO)]
+
+
 def test_a_short_write_leaves_its_beginning() -> None:
     """A write may fail after some of its bytes were written."""
     files = faulty()

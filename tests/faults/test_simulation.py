@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from headrace.broker.cursor import Cursor
+from headrace.broker.engine import Engine
 from headrace.broker.ordering import KeyOrder
 from headrace.broker.schedule import Schedule
 from headrace.broker.subscription import Subscription
 from tests.fakes import SimulatedFiles
-from tests.faults.simulation.life import live
+from tests.faults.simulation.life import Life, live
 
 LIVES = 120
 
@@ -90,3 +91,23 @@ def test_it_finds_an_early_message(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_it_finds_a_forgotten_position(monkeypatch: pytest.MonkeyPatch) -> None:
     """Acks that never reach the journal."""
     finds(monkeypatch, "done", Cursor, "take_delta", lambda self: self._pack(0, [], {}))
+
+
+def test_it_finds_a_delivery_that_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retries that do not wait for the journal."""
+
+    def hasty(self: Engine, done: Callable[[None], None]) -> None:
+        self.call_soon(done, None)
+
+    finds(monkeypatch, "attempt", Engine, "flush", hasty)
+
+
+def test_the_end_waits_for_topics_that_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A topic that just grows refuses other changes for a moment, and that is no finding."""
+    settings = {"partitions": 1, "retention_hours": None, "max_queue_size": 60}
+    monkeypatch.setattr(Life, "_topic_settings", lambda self: dict(settings))
+    for seed in range(10):
+        life = Life(seed)
+        life.set_the_stage()
+        life.clients.grow()
+        life.finish()

@@ -1,16 +1,17 @@
 """Batches from clients: what is refused before it costs anything. ``test_batch.py`` has the rest."""
 
+import struct
 import tracemalloc
 
 import pytest
 import zstandard
 
 from headrace import limits
-from headrace.errors import InvalidArgument, TooLarge
+from headrace.contents import check_headers
+from headrace.errors import DataCorrupt, InvalidArgument, TooLarge
 from headrace.log.admission import check
 from headrace.log.batch import ZSTD, Batch, crc32c, encode
 from headrace.log.columns import Columns
-from headrace.model import check_headers
 
 MAX = 1 << 20
 
@@ -48,6 +49,12 @@ def test_a_batch_that_grows_when_it_is_unpacked_is_refused_before() -> None:
     code, memory = refused(Batch(body, crc32c(body), batch.count, batch.flags | ZSTD))
     assert code == "batch_too_large"
     assert memory < 200_000
+
+
+def test_a_batch_that_is_large_unpacked_is_refused() -> None:
+    """To check it takes as long as if it had been packed."""
+    check(encode(Columns([bytes(MAX)] * 16)).raw(), message_bytes_max=MAX)
+    assert refused(encode(Columns([bytes(MAX)] * 18)))[0] == "batch_too_large"
 
 
 def test_the_most_messages_are_accepted() -> None:
@@ -110,3 +117,11 @@ def test_headers_of_a_batch_are_checked_as_those_of_a_message(headers: dict[str,
     else:
         again = check(batch.raw(), message_bytes_max=MAX)
         assert (again.headers() or [])[1] == headers
+
+
+def test_origins_are_refused() -> None:
+    """Only a log has batches with origins: a client could make the broker take its messages for repetitions."""
+    batch = encode(Columns([b"x"]))
+    batch.origins = struct.pack("<QIIII", 7, 0, 0, 1, 0)
+    with pytest.raises(DataCorrupt, match="not one whole batch"):
+        check(batch.stored(), message_bytes_max=100)

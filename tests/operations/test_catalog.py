@@ -12,6 +12,7 @@ import pytest
 
 from headrace import AsyncBroker, AsyncClient, Broker, BrokerClient
 from headrace.broker.administration import Administration
+from headrace.broker.aio import _ENGINE_OPTIONS, BrokerOptions
 from headrace.errors import InvalidArgument
 from headrace.model import SubscriptionOptions, SubscriptionSettings, TopicOptions, TopicSettings
 from headrace.operations import catalog
@@ -65,6 +66,11 @@ def test_options_are_the_settings(settings: Any, options: Any) -> None:
     assert set(get_type_hints(options)) == set(settings.schemas()) - {"partitions"}
 
 
+def test_options_of_a_broker_are_all_that_it_takes() -> None:
+    """Its own, and the defaults of topics."""
+    assert set(get_type_hints(BrokerOptions)) == {*_ENGINE_OPTIONS, *TopicSettings.schemas()}
+
+
 # --- the same everywhere ----------------------------------------------------------------------------
 def test_all_four_have_the_same_methods() -> None:
     """In process and over the network, with threads and with asyncio."""
@@ -88,6 +94,7 @@ def shape(kind: type, name: str) -> tuple[list[tuple[str, Any, Any, str]], str]:
         for p in signature.parameters.values()
     ]
     result = without_prefix(signature.return_annotation)
+    result = re.sub(r"Opening\[(.*)\]", r"\1", result)  # of asyncio: it is still to be awaited
     return parameters, result.replace("asyncio.Future[Receipt]", "Publication")
 
 

@@ -17,6 +17,7 @@ from headrace.access.directory import AccessDirectory
 from headrace.access.file import NAME
 from headrace.access.guessing import FREE
 from headrace.broker.audit import TOPIC as AUDIT
+from headrace.broker.audit import Source
 from headrace.errors import (
     Closed,
     DataCorrupt,
@@ -282,6 +283,21 @@ def test_a_wildcard_sees_what_its_owner_may_read(server: RunningServer, root: Br
         root.publish("team.a", b"hidden")
         root.publish("other.a", b"seen")
         assert follower.get(timeout=10).value == b"seen"
+
+
+def test_a_delivery_is_settled_by_those_who_may_consume(
+    server: RunningServer, root: BrokerClient
+) -> None:
+    """The number of somebody else's delivery settles nothing, and does not even say that it exists."""
+    root.publish("secret", "x")
+    mine, other = token(root, "a", "consume:secret:g"), token(root, "b", "consume:orders:g")
+    with closing(Http(server.http_address, mine)) as http:
+        delivery = http.consume("secret", ack="manual", group="g")["delivery"]
+        with closing(Http(server.http_address, other)) as stranger:
+            for path in ("/ack", "/nack", "/extend", "/ack/orders", "/ack/secret"):
+                answer = stranger.ask("POST", path, {"delivery": delivery})
+                assert answer.code == "stale_delivery"
+        assert http.ok("POST", "/ack", {"delivery": delivery})["settled"] == 1
 
 
 def test_a_member_needs_the_right_over_every_topic(
@@ -649,9 +665,9 @@ def test_failures_do_not_hide_a_change(tmp_path: Path) -> None:
         def flood() -> bool:
             audit = server.engine.audit
             for _ in range(1000):
-                audit.record("x", "y", "login", "unauthenticated")
+                audit.record("x", Source("y"), "login", "unauthenticated")
             before = audit.recorded
-            audit.record("user:alice", "y", "delete_topic", "ok")
+            audit.record("user:alice", Source("y"), "delete_topic", "ok")
             return audit.recorded == before + 1
 
         assert server.call(flood)
@@ -663,7 +679,7 @@ def test_the_audit_has_a_bounded_rate(tmp_path: Path) -> None:
 
         def flood() -> int:
             for _ in range(1000):
-                server.engine.audit.record("x", "y", "login", "unauthenticated")
+                server.engine.audit.record("x", Source("y"), "login", "unauthenticated")
             return server.engine.audit.recorded
 
         assert server.call(flood) <= 200

@@ -40,7 +40,7 @@ def samples(team: str, ids: dict[str, Any], operation: Operation) -> dict[str, A
         "user": f"{team}.u",
         "token": f"{team}.t",
         "at": "earliest",
-        "to": "earliest",
+        "to": ids["message"] if operation.name == "reply" else "earliest",
         "positions": {f"{team}.a": {"0": 0}},
         "wait": 0,
         "id": ids["later"] if operation.name == "cancel" else ids["message"],
@@ -50,6 +50,8 @@ def samples(team: str, ids: dict[str, Any], operation: Operation) -> dict[str, A
         "report": REPORT,
         "offset": 0,
         "value": {"data": "edited"},
+        "backup": "1",
+        "partition": 0,
     }
     if operation.name == "create_token":
         known["user"] = None

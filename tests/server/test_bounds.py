@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from headrace.log.columns import Columns
 from headrace.server.routing import JSON_BYTES_MAX, NO_BODY_BYTES_MAX
 from headrace.testing import RunningServer, running_server
 from headrace.wire import binary
-from tests.contract.raw_binary import ADMIN, HEARTBEAT, FrameSocket
+from tests.contract.raw_binary import ADMIN, CREATE_TOPIC, HEARTBEAT, FrameSocket
 from tests.server.http_rig import Http, RawHttp, http_of
 from tests.server.http_websocket import TEXT, WebSocket, frame
 
@@ -68,7 +69,7 @@ def test_a_stranger_holds_no_memory(method: str, path: str, status: int) -> None
         ("PUT", "/topics/orders", JSON_BYTES_MAX),
         ("POST", "/ack/orders", JSON_BYTES_MAX),
         ("POST", "/publish/orders", (1 << 20) + (64 << 10)),
-        ("POST", "/publish/batch/orders", 16 << 20),
+        ("POST", "/publish/batch/orders", 4 << 20),
     ],
 )
 def test_a_body_is_as_large_as_its_request_needs(
@@ -106,6 +107,9 @@ def test_a_batch_over_http_has_a_number_of_items(http: Http) -> None:
     lines = {"Content-Type": "application/x-ndjson"}
     answer = http.ask("POST", "/publish/batch/orders", "1\n" * 100_001, lines)
     assert (answer.status, answer.code) == (413, "batch_too_large")
+    assert http.ask("PUT", "/topics/many", {"max_queue_size": 100_000}).status == 201
+    most = http.ask("POST", "/publish/batch/many?key=k", "[" + "1," * 99_999 + "1]")
+    assert (most.status, most.json["published"]) == (200, 100_000)
     spaced = ' [ {"a" : 1} , 12345678901234567890123 ] '
     assert http.ask("POST", "/publish/batch/orders", spaced).status == 200
     values = [m["data"] for m in http.get("/topics/orders/messages").json]
@@ -144,6 +148,34 @@ def test_a_settle_has_a_number_of_runs(frames: FrameSocket) -> None:
         frames.ask(SETTLE, None, binary.encode_runs([*runs, (1, 1, 1)]))
     assert caught.value.code == "frame_too_large"
     frames.ask(HEARTBEAT)
+
+
+def test_a_frame_that_is_too_large_is_refused_by_its_head(server: RunningServer) -> None:
+    """Before any of it is kept. The answer arrives although the client goes on sending."""
+    most = binary.FRAME_BYTES_MAX
+    with closing(FrameSocket(server.address)) as large:
+        frame = binary.encode_start(SETTLE, 1, None, most - binary.FRAME_BYTES_MIN)
+        large.send(frame + bytes(1 << 20))
+        assert large.read().properties["code"] == "frame_too_large"
+
+
+def test_the_broker_spreads_batches_of_a_bounded_size(frames: FrameSocket) -> None:
+    """Larger ones with keys need a partition, or a topic that has only one."""
+    count = limits.SPREAD_RECORDS_MAX
+    for topic, partitions in (("wide", 8), ("narrow", 1)):
+        settings = {"partitions": partitions, "max_queue_size": 100_000}
+        frames.ask(CREATE_TOPIC, {"topic": topic}, json.dumps(settings).encode())
+    keys = [b"%d" % number for number in range(count + 1)]
+    most = encode(Columns([b"x"] * count, keys=keys[:-1])).raw()
+    assert len(json.loads(frames.ask(PUBLISH_BATCH, {"topic": "wide"}, most).body)) == 8
+    more = encode(Columns([b"x"] * (count + 1), keys=keys)).raw()
+    named = [{"name": "text"} | {f"h{n}": "" for n in range(15)}] * 1_000
+    for batch in (more, encode(Columns([b"x"] * 1_000, keys=keys[:1_000], headers=named)).raw()):
+        with pytest.raises(TooLarge) as caught:
+            frames.ask(PUBLISH_BATCH, {"topic": "wide"}, batch)
+        assert caught.value.code == "batch_too_large"
+        frames.ask(PUBLISH_BATCH, {"topic": "wide", "partition": 3}, batch)
+        frames.ask(PUBLISH_BATCH, {"topic": "narrow"}, batch)
 
 
 def headers_of(count: int, per_message: int) -> bytes:

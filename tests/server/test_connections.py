@@ -7,6 +7,7 @@ import pytest
 
 from headrace.errors import Closed, HeadraceError
 from headrace.server import connection as connections
+from headrace.server.keep_alive import KEEPALIVE
 from headrace.testing import RunningServer, running_server, server_process, wait_until
 from tests.contract.raw_binary import (
     CREATE_SUBSCRIPTION,
@@ -78,7 +79,7 @@ def test_a_peer_that_dies_silently_is_looked_for(server: RunningServer) -> None:
     (connection,) = server.server.hub.connections
     sock = connection._transport.get_extra_info("socket")  # type: ignore[attr-defined]
     assert server.call(sock.getsockopt, socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
-    for name, value in connections.KEEPALIVE:
+    for name, value in KEEPALIVE:
         option = getattr(socket, name)
         assert server.call(sock.getsockopt, socket.IPPROTO_TCP, option) == value
     text.close()

@@ -11,6 +11,7 @@ import pytest
 from headrace.broker.pace import Pace
 from headrace.clock import Clock
 from headrace.server import flow
+from headrace.server.connection import FLOOD_BYTES_MIN
 from headrace.server.flow import Outbox, RequestQueue
 from headrace.testing import RunningServer, running_server, server_process, wait_until
 from headrace.wire import binary
@@ -474,6 +475,37 @@ def test_requests_that_are_not_measured_begin_at_once(rig: Rig) -> None:
     assert done == list(range(20))
 
 
+def test_requests_of_all_connections_share_a_turn() -> None:
+    """Fifty connections with one long request each: some begin now, and one in each later turn at least."""
+    loop, clock, done = FakeLoop(), WorkClock(), []
+    pace = Pace(loop, clock)
+
+    def handle(item: int) -> None:
+        clock.now += 0.006
+        done.append(item)
+
+    for item in range(50):
+        outbox = Outbox(FakeTransport(), loop)  # type: ignore[arg-type]
+        queue = RequestQueue(outbox, handle, pace)
+        queue.begin_turn()
+        queue.add(item, depends=True, may_be_long=True)
+    assert done == [0, 1, 2, 3]
+    loop.run_until_idle()
+    assert done == list(range(50))
+
+
+def test_a_brief_request_does_not_wait_for_long_ones_of_others(rig: Rig) -> None:
+    clock, done = WorkClock(), []
+    pace = Pace(rig.loop, clock)
+    assert not pace.is_over()
+    clock.now += 1.0
+    queue = RequestQueue(rig.outbox, done.append, pace)
+    queue.begin_turn()
+    queue.add("ping", depends=True)
+    queue.add("list", depends=True, may_be_long=True)
+    assert done == ["ping"]
+
+
 def test_a_socket_whose_data_takes_long_is_not_read_again_at_once() -> None:
     """The loop reads one socket up to 32 times before it turns to the next."""
     with running_server() as server, contextlib.closing(FrameSocket(server.address)) as frames:
@@ -481,7 +513,7 @@ def test_a_socket_whose_data_takes_long_is_not_read_again_at_once() -> None:
         frames.send(binary.encode(Type.PUBLISH, 1, {"topic": "slow"}, b"x"))
         assert frames.read().sequence == 1
         server.call(_make_slow, server, paused)
-        frames.send(binary.encode(Type.PUBLISH, 2, {"topic": "slow"}, b"x"))
+        frames.send(binary.encode(Type.PUBLISH, 2, {"topic": "slow"}, bytes(FLOOD_BYTES_MIN)))
         assert frames.read().sequence == 2
     assert paused[:2] == [True, False]
 
@@ -499,7 +531,7 @@ def _make_slow(server: RunningServer, paused: list[bool]) -> None:
     (connection,) = server.server.hub.connections
     soon = server.engine.pace.soon
 
-    def noted(work: Callable[[], object]) -> None:
+    def noted(work: Callable[[], object], *, late: bool = False) -> None:
         paused.append(not connection.outbox.reading)
 
         def then() -> None:
@@ -527,6 +559,32 @@ def test_waiting_text_fetches_share_the_memory() -> None:
         server.wait_until(lambda: _waiters(server, "news") == 0)
         server.wait_until(lambda: server.engine.budget.refused > 0)
         assert server.call(lambda: server.engine.budget.used) <= 64 << 20
+
+
+@pytest.mark.parametrize("kind", ["text", "messages", "consume"])
+def test_answers_take_no_more_memory_than_is_counted(kind: str) -> None:
+    """Clients that do not read ask for much at once: some are refused, and nothing of that is kept."""
+    http = b"GET /%b HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    requests = {
+        "text": lambda number: b"FETCH news 0 count=10\r\n",
+        "messages": lambda number: http % b"topics/news/messages?limit=10",
+        "consume": lambda number: http % b"consume/news/batch?limit=10&group=g%d" % number,
+    }
+    with (
+        server_process(memory_limit="64MB", max_message_size="4MB") as server,
+        server.client() as client,
+        contextlib.ExitStack() as stack,
+    ):
+        client.publish_many("news", [b"x" * (4 << 20)] * 3)
+        before, most = server.rss_bytes(), 0
+        address = server.address if kind == "text" else server.http_address
+        for number in range(40):
+            reader = stack.enter_context(socket.create_connection(address, 10))
+            reader.sendall(requests[kind](number))
+        for _ in range(200):
+            client.info()
+            most = max(most, server.rss_bytes() - before)
+        assert 16 << 20 < most < 192 << 20
 
 
 def _waiters(server: RunningServer, topic: str) -> int:

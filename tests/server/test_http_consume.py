@@ -6,13 +6,14 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 import pytest
 
 from headrace.broker.pull import Pull
 from headrace.testing import RunningServer, running_server, wait_until
-from tests.server.http_rig import Http, RawHttp, http_of, raw_request, target
+from tests.server.http_rig import Events, Http, RawHttp, http_of, raw_request, target
 
 
 def stats(http: Http, group: str = "default", topic: str = "orders") -> Any:
@@ -56,6 +57,7 @@ def test_a_message_has_the_whole_format(http: Http) -> None:
         "data": {"a": 1},
         "headers": {"source": "auth"},
         "timestamp": receipt["timestamp"],
+        "attempt": 1,
         "retryCount": 0,
     }
 
@@ -67,6 +69,24 @@ def test_a_group_begins_at_the_earliest_and_takes_each_message_once(http: Http) 
     assert [http.consume("orders")["data"] for _ in range(3)] == [0, 1, 2]
     assert http.consume("orders") is None
     assert (stats(http)["lag"], stats(http)["acked"], stats(http)["members"]) == (0, 3, 0)
+
+
+def test_a_topic_that_does_not_exist_is_told(http: Http, server: RunningServer) -> None:
+    """Consuming or following creates it, empty; the answer says what was created, and only once."""
+    answers = [http.get("/consume/mispelt"), http.get("/consume/mispelt")]
+    assert [answer.status for answer in answers] == [204, 204]
+    created = [answer.headers.get("headrace-created") for answer in answers]
+    assert created == ["topic, group", None]
+    assert http.get("/consume/mispelt?group=b").headers["headrace-created"] == "group"
+    batch = http.get("/consume/mispelt2/batch")
+    assert (batch.json, batch.headers["headrace-created"]) == ([], "topic, group")
+    subscribed = http.ok("POST", "/subscribe/mispelt3")
+    assert subscribed["topic_created"] is True
+    assert "topic_created" not in http.ok("POST", "/subscribe/mispelt3")
+    assert "topic_created" not in stats(http, topic="mispelt3")
+    for expected in ("topic", None):
+        with closing(Events(server.http_address, "/stream/mispelt4")) as events:
+            assert events.head.headers.get("headrace-created") == expected
 
 
 def test_every_group_gets_everything(http: Http) -> None:
@@ -307,6 +327,47 @@ def test_manual_acknowledgement(http: Http) -> None:
         assert (answer.status, answer.code) == (409, "stale_delivery")
 
 
+def test_a_delivery_is_enough_to_settle_it(http: Http, server: RunningServer) -> None:
+    """It says which group and which topic it is of, also in one request about several groups."""
+    groups = ("billing", "mail", "default")
+    for group in groups:
+        http.ok("POST", "/subscribe/orders", {"group": group, "backoff": 0})
+    http.publish("orders", 1)
+
+    def deliveries() -> list[str]:
+        found = [http.consume("orders", ack="manual", group=group) for group in groups]
+        return [message["delivery"] for message in found]
+
+    for path in ("/nack", "/nack/orders"):
+        answer = http.ok("POST", path, {"deliveries": deliveries(), "reason": "again"})
+        assert answer == {"settled": 3, "stale": []}
+    held = deliveries()
+    assert http.ok("POST", "/extend", {"delivery": held[0], "seconds": 600})["settled"] == 1
+    other = http.ask("POST", "/ack/payments", {"delivery": held[0]})
+    assert (other.status, other.code) == (400, "invalid_delivery")
+    assert (
+        http.ask("POST", "/ack", {"delivery": held[0], "group": "mail"}).code == "unknown_argument"
+    )
+    assert http.ask("POST", "/ack/orders", {"delivery": held[0], "group": ""}).status == 400
+    assert http.ok("POST", "/ack", {"deliveries": held}) == {"settled": 3, "stale": []}
+    assert http.ask("POST", "/ack", {"deliveries": held}).code == "stale_delivery"
+    assert http.ask("POST", "/ack", {"delivery": "1.0"}).code == "stale_delivery"
+    assert not server.server.hub.pulled
+
+
+def test_deliveries_that_end_by_themselves_are_forgotten(http: Http, server: RunningServer) -> None:
+    """A deadline or the end of the topic leaves nothing behind in the register of deliveries."""
+    http.ok("POST", "/subscribe/orders", {"ack_timeout": 0.05})
+    http.publish("orders", 1)
+    http.consume("orders", ack="manual")
+    wait_until(lambda: not server.server.hub.pulled)
+    http.publish("payments", 1)
+    http.consume("payments", ack="manual")
+    assert len(server.server.hub.pulled) == 1
+    http.ok("DELETE", "/topics/payments")
+    assert not server.server.hub.pulled
+
+
 def test_a_nack_brings_it_again(http: Http) -> None:
     """After the delay, with its count; a delay keeps it away meanwhile."""
     http.ok("POST", "/subscribe/orders", {"backoff": 0})
@@ -354,7 +415,8 @@ def test_a_group_is_named_in_the_address_or_in_the_body(http: Http) -> None:
         group = extra.get("group", "billing")
         message = http.consume("orders", ack="manual", group=group)
         body = {"delivery": message["delivery"], **extra}
-        assert settle(http, "ack", {"delivery": message["delivery"]}).status == 404
+        wrong = {**body, "group": "default"}
+        assert http.ask("POST", "/ack/orders", wrong).status == 404
         assert http.ask("POST", path, body).status == 200
     missing = settle(http, "ack", {"delivery": "1.0", "group": "nobody"})
     assert (missing.status, missing.code) == (404, "subscription_not_found")
@@ -499,6 +561,33 @@ def test_reading_takes_nothing(http: Http) -> None:
     first = http.ok("GET", path + "?limit=1")[0]
     assert "delivery" not in first
     assert http.ask("HEAD", path).status == 200
+
+
+def test_reading_all_partitions(http: Http) -> None:
+    """In the order of time, page by page with the cursor of the answer, in the address or as a header."""
+    http.ok("PUT", "/topics/parts", {"partitions": 3})
+    for number in range(6):
+        http.ok("POST", f"/publish/parts?partition={number % 3}&timestamp={1000 + number}", number)
+    path = "/topics/parts/messages"
+    assert [m["data"] for m in http.ok("GET", path)] == [0, 1, 2, 3, 4, 5]
+    assert [m["data"] for m in http.ok("GET", path + "?partition=1")] == [1, 4]
+    first = http.get(path + "?limit=4")
+    cursor = first.headers["x-cursor"]
+    assert cursor == "0:2,1:1,2:1"
+    second = http.get(f"{path}?limit=4&cursor={cursor}")
+    assert [m["data"] for m in second.json] == [4, 5]
+    again = http.ask("GET", path + "?limit=4", headers={"X-Cursor": cursor})
+    assert again.json == second.json
+    assert http.get(f"{path}?cursor={second.headers['x-cursor']}").json == []
+    assert [m["data"] for m in http.ok("GET", path + "?cursor=")] == [0, 1, 2, 3, 4, 5]
+    for query, code in (
+        ("from=1", "partition_needed"),
+        ("cursor=1", "invalid_cursor"),
+        ("cursor=0:-1", "invalid_offset"),
+        ("cursor=9:1", "invalid_partition"),
+        ("cursor=0:1&from=earliest", "invalid_argument"),
+    ):
+        assert http.get(f"{path}?{query}").code == code, query
 
 
 @pytest.mark.parametrize(

@@ -170,7 +170,7 @@ def test_listed_pages_may_do_everything(open_server: RunningServer) -> None:
     http = http_of(open_server)
     expected = {
         "access-control-allow-origin": APP,
-        "access-control-expose-headers": "Retry-After",
+        "access-control-expose-headers": "Retry-After, Headrace-Created",
         "vary": "Origin",
     }
     for method, path, body, status in (

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from headrace.server import listening
-from headrace.server.connection import Hub
+from headrace.server.hub import Hub
 from headrace.server.listening import Listener
 from headrace.testing import RunningServer, running_server
 from tests.contract.raw_text import TextSocket

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from headrace.cli import EXIT_CANNOT_LISTEN
 from headrace.errors import Closed
 from headrace.testing import DidNotStart, running_server, server_process, wait_until
 from tests.contract.raw_binary import (
@@ -114,11 +115,11 @@ def test_a_second_server_on_the_same_directory_names_the_first() -> None:
 
 
 def test_a_port_that_is_taken_is_named() -> None:
-    """Exit code 2, host and port, what to do; and the directory is free again."""
+    """An exit code of its own, host and port, what to do; and the directory is free again."""
     with running_server(memory=True) as other:
         with pytest.raises(DidNotStart) as caught, server_process(port=other.port) as server:
             pass
-        assert caught.value.code == 2
+        assert caught.value.code == EXIT_CANNOT_LISTEN
         assert f"cannot listen on 127.0.0.1:{other.port}" in caught.value.errors
         assert "Traceback" not in caught.value.errors
     with server_process() as server:

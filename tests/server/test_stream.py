@@ -59,6 +59,7 @@ def test_a_stream_has_every_message_from_now_on(server: RunningServer, http: Htt
             "data": {"a": 1},
             "headers": {"source": "x"},
             "timestamp": receipt["timestamp"],
+            "attempt": 1,
             "retryCount": 0,
         }
         assert event.id == "orders/0:2"

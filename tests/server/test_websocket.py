@@ -260,6 +260,21 @@ def test_a_mistake_of_ours_is_one_answer(
 
 
 # --- subscribing ----------------------------------------------------------------------------------
+def test_a_topic_that_does_not_exist_is_told(ws: WebSocket) -> None:
+    """Subscribing creates it, empty, and the answer says so."""
+    created = [
+        ws.ok("subscribe", **fields).get("topic_created")
+        for fields in (
+            {"topic": "mispelt"},
+            {"topic": "mispelt2", "group": "g"},
+            {"topic": "mispelt", "group": "g"},
+            {"topic": "mispelt2"},
+            {"topic": "other.*"},
+        )
+    ]
+    assert created == [True, True, None, None, None]
+
+
 def test_a_plain_subscriber_gets_everything_from_now_on(ws: WebSocket, other: WebSocket) -> None:
     """Its own messages too; until it unsubscribes."""
     other.ok("publish", topic="orders", data="before")
@@ -269,7 +284,8 @@ def test_a_plain_subscriber_gets_everything_from_now_on(ws: WebSocket, other: We
     ws.ok("publish", topic="orders", data=2)
     first = ws.message()
     assert set(first) == {
-        "type", "id", "topic", "partition", "offset", "data", "headers", "timestamp", "retryCount",
+        "type", "id", "topic", "partition", "offset", "data", "headers", "timestamp", "attempt",
+        "retryCount",
     }  # fmt: skip
     assert [first["data"], *ws.messages(1)] == [1, 2]
     assert ws.ok("unsubscribe", topic="orders")["type"] == "unsubscribed"

@@ -269,6 +269,10 @@ class AccessControl:
         finally:
             self._waiting -= 1
 
+    async def file_content(self) -> bytes:
+        """The access file as it is, for a backup; empty if there is none."""
+        return await self.in_thread(self._file.content)
+
     # --- changing the rules -----------------------------------------------------------------------
     async def change(self, change: Change) -> AccessRules:
         """Write a change of the rules and put it in force."""

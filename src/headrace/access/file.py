@@ -83,6 +83,12 @@ class AccessFile:
         except (msgspec.MsgspecError, HeadraceError, ValueError, RecursionError) as error:
             raise _unreadable(self.path, str(error)) from error
 
+    def content(self) -> bytes:
+        """The file as it is, for a backup; empty if there is none."""
+        return (
+            b"" if self.stamp() is None or self.path is None else self._files.read_file(self.path)
+        )
+
     def change(self, change: Change) -> AccessRules:
         """Read, change and write the rules; nobody else can in between. Blocks: call it in a thread."""
         if self.path is None:

@@ -20,16 +20,18 @@ from headrace.access.caller import OWNER, Caller
 from headrace.access.management import Authority, quota_values
 from headrace.access.rights import Right, grant_text
 from headrace.access.rules import AccessRules
+from headrace.broker import overview as overviews
 from headrace.broker import positions as places
+from headrace.broker.audit import IN_PROCESS, Source
+from headrace.broker.backups import BackupAdministration
 from headrace.broker.engine import Done, Engine
 from headrace.broker.permissions import Permissions
-from headrace.broker.subscription import Subscription
 from headrace.broker.topic import Topic
+from headrace.broker.topic_statistics import topic_stats, topic_subscriptions
 from headrace.errors import HeadraceError, MessageNotFound, unreadable
 from headrace.facade import settle
 from headrace.log.interface import completed
 from headrace.model import (
-    INTERNAL_PREFIX,
     DeadLetter,
     Message,
     ProducerIdentity,
@@ -41,10 +43,13 @@ from headrace.operations.declaring import Operation
 from headrace.operations.results import (
     BrokerInfo,
     CallerInfo,
+    ChangedSubscription,
+    ChangedTopic,
+    ClientInfo,
     DeadLetterCount,
     NewToken,
+    Overview,
     PartitionPosition,
-    PartitionStats,
     PipelineReport,
     PipelineStats,
     QuotaInfo,
@@ -58,7 +63,7 @@ from headrace.operations.results import (
 
 WAIT_S_MAX = 60.0
 """Of one ``wait_for``; a caller that waits longer asks again."""
-LETTER_BYTES_MAX = 16 << 20
+LETTER_BYTES_MAX = 4 << 20
 """Of the dead letters of one answer."""
 LETTERS_PAGE = 500
 LEFT_OUT_MAX = 10_000
@@ -82,15 +87,15 @@ def _is_change(operation: Operation, checked: dict[str, Any], result: object) ->
     """Not a list of users, and not a subscription that is there: every member creates it as it joins."""
     if operation.name == "create_subscription":
         return isinstance(result, New) or bool(checked["settings"])
-    return operation.method not in ("users", "tokens")
+    return operation.method not in ("users", "tokens", "read_backup", "read_backup_partition")
 
 
-class Administration:
-    def __init__(self, engine: Engine, caller: Caller = OWNER, peer: str = "in process"):
+class Administration(BackupAdministration):
+    def __init__(self, engine: Engine, caller: Caller = OWNER, source: Source = IN_PROCESS):
         self.engine = engine
         self.caller = caller
         self.permissions = Permissions(engine, caller)
-        self._peer = peer
+        self._source = source
 
     async def call(
         self, operation: Operation, given: dict[str, Any], *, strict: bool = True
@@ -98,7 +103,7 @@ class Administration:
         """Check the arguments and the permission, and carry the operation out."""
         checked = operation.check(given, strict=strict)
         self.engine.check_open()
-        if not self.engine.audit.is_on or not _is_audited(operation):
+        if not _is_audited(operation):
             self.permissions.check(operation, checked)
             return await self._run(operation, checked)
         outcome, result = "bug", None
@@ -114,21 +119,23 @@ class Administration:
             if outcome != "ok" or _is_change(operation, checked, result):
                 target = checked.get(operation.about or "")
                 self.engine.audit.operation(
-                    self.caller.name, self._peer, operation.name, target, checked, outcome
+                    self.caller.name, self._source, operation.name, target, checked, outcome
                 )
 
     async def _run(self, operation: Operation, checked: dict[str, Any]) -> Any:
         try:
             return await getattr(self, operation.method)(**checked)
+        except HeadraceError:  # a RequestTimeout is an OSError, too
+            raise
         except OSError as error:  # of a read: what is written answers with an error of its own
             raise unreadable(error) from error
 
     # --- topics -----------------------------------------------------------------------------
-    async def create_topic(self, topic: str, settings: dict[str, Any]) -> TopicStats:
+    async def create_topic(self, topic: str, settings: dict[str, Any]) -> ChangedTopic:
         await self._unchanged(topic)
         existing = self.engine.topics.get(topic)
         if existing is not None and existing.settings.but(settings) == existing.settings:
-            return self._topic(existing)
+            return {**self._topic(existing), "outcome": "unchanged"}
         chosen = self.engine.topics.defaults.but(settings)
         self.permissions.need_to_create(topic, chosen.partitions)
 
@@ -137,14 +144,16 @@ class Administration:
                 self.engine.create_topic_later(topic, chosen, done)
 
         made: Topic = await answer(create)
-        return New(self._topic(made))  # type: ignore[return-value]
+        return New(self._topic(made), outcome="created")  # type: ignore[return-value]
 
-    async def change_topic(self, topic: str, settings: dict[str, Any]) -> TopicStats:
+    async def change_topic(self, topic: str, settings: dict[str, Any]) -> ChangedTopic:
         if "partitions" in settings:
             self.permissions.need_to_create(topic, settings["partitions"])
         await self._unchanged(topic)
+        before = self.engine.topics.find(topic).settings
         changed: Topic = await answer(self.engine.change_topic, topic, settings)
-        return self._topic(changed)
+        is_same = before == changed.settings
+        return {**self._topic(changed), "outcome": "unchanged" if is_same else "updated"}
 
     async def _unchanged(self, topic: str) -> None:
         """Wait while a worker creates or changes the topic for somebody else."""
@@ -197,9 +206,11 @@ class Administration:
     # --- subscriptions ------------------------------------------------------------------------
     async def create_subscription(
         self, subscription: str, topic: str, start: Start, settings: dict[str, Any]
-    ) -> SubscriptionStats:
+    ) -> ChangedSubscription:
         position, time_ms = split_position(start)
-        is_new = self.engine.subscription_or_none(subscription, topic) is None
+        existing = self.engine.subscription_or_none(subscription, topic)
+        before = None if existing is None else existing.settings
+        no_topic = self.engine.topics.lacks(topic)
 
         def subscribe(done: Done) -> None:
             with self.permissions.owning():
@@ -214,11 +225,31 @@ class Administration:
                 )
 
         await done(subscribe)
-        stats = self.engine.subscription(subscription, topic).statistics()
-        return New(stats) if is_new else stats  # type: ignore[return-value]
+        found = self.engine.subscription(subscription, topic)
+        if before is None:
+            created = {"topic_created": True} if no_topic else {}
+            return New(found.statistics(), outcome="created", **created)  # type: ignore[return-value]
+        is_same = before == found.settings
+        return {**found.statistics(), "outcome": "unchanged" if is_same else "updated"}
 
     async def delete_subscription(self, subscription: str, topic: str | None) -> None:
         await done(self.engine.unsubscribe, self.permissions.subscription(subscription, topic))
+
+    async def pause_subscription(self, subscription: str, topic: str | None) -> SubscriptionStats:
+        return await self._pause(subscription, topic, True)
+
+    async def resume_subscription(self, subscription: str, topic: str | None) -> SubscriptionStats:
+        return await self._pause(subscription, topic, False)
+
+    async def _pause(self, name: str, topic: str | None, paused: bool) -> SubscriptionStats:
+        found = self.permissions.subscription(name, topic)
+        if found.paused == paused:
+            await done(self.engine.state.flush)
+        else:
+            found.paused = paused
+            found.wake()
+            await done(self.engine.keep, found)
+        return self._seen(found.statistics())
 
     async def subscriptions(self, topic: str | None) -> list[SubscriptionStats]:
         seen = filter(self.permissions.sees, self.engine.subscriptions(topic))
@@ -280,10 +311,34 @@ class Administration:
         pieces = self.permissions.pieces(pieces)
         return bool(await answer(self.engine.staging.commit, name, number, pieces))
 
+    async def last_commit(self, name: str) -> int:
+        self.caller.need("publish", name=name)
+        return int(await answer(self.engine.staging.last_commit, name))
+
     async def abort_staged(self, pieces: list[str]) -> int:
         pieces = self.permissions.pieces(pieces)
         await done(self.engine.staging.abort, pieces)
         return len(pieces)
+
+    # --- requests -----------------------------------------------------------------------------
+    async def send_request(
+        self,
+        topic: str,
+        value: bytes,
+        headers: Mapping[str, str] | None,
+        key: bytes | None,
+        id: uuid.UUID | None,
+        wait: float,
+    ) -> Message:
+        if not self.caller.unlimited:
+            self.permissions.check_publish(topic)
+        ask = self.engine.requests.ask
+        return await ask(topic, value, headers, key, id, wait, self.caller.name)
+
+    async def send_reply(
+        self, to: uuid.UUID, value: bytes, headers: Mapping[str, str] | None
+    ) -> bool:
+        return self.engine.requests.reply(to, value, headers)
 
     # --- dead letters -----------------------------------------------------------------------
     async def dead_letter_topics(self) -> list[DeadLetterCount]:
@@ -567,6 +622,24 @@ class Administration:
     async def flush(self) -> None:
         await done(self.engine.state.flush)
 
+    async def clients(self, after: int, limit: int) -> list[ClientInfo]:
+        authority = self._authority
+
+        def sees(other: Caller) -> bool:
+            name = other.name.partition(":")[2]
+            return other.name == self.caller.name or (
+                bool(name) and authority.may_administer(name, other.grants)
+            )
+
+        connected = list(self.engine.connections())
+        seen = (c for c in connected if c.number > after)
+        if not self.caller.unlimited:
+            seen = (c for c in seen if sees(c.caller))
+        return await overviews.clients(self.engine, seen, limit)
+
+    async def overview(self, limit: int) -> Overview:
+        return await overviews.overview(self.engine, self.permissions, limit)
+
     async def info(self) -> BrokerInfo:
         engine = self.engine
         return {
@@ -615,36 +688,3 @@ def _shown(rules: AccessRules, name: str) -> dict[str, Any]:
     user = rules.user(name)
     assert user is not None
     return management.user_info(rules, user)
-
-
-def topic_subscriptions(topic: Topic) -> list[Subscription]:
-    """Those that users made, also by a wildcard. The broker may have a hundred thousand on other topics."""
-    return [
-        watcher
-        for watcher in topic.partitions[0].watchers
-        if isinstance(watcher, Subscription) and not watcher.name.startswith(INTERNAL_PREFIX)
-    ]
-
-
-def topic_stats(engine: Engine, topic: Topic) -> TopicStats:
-    partitions: list[PartitionStats] = [
-        {
-            "partition": partition.number,
-            "start_offset": partition.log.start_offset,
-            "end_offset": partition.log.end_offset,
-            "bytes": partition.log.size_bytes(),
-            "read_only": partition.log.read_only,
-        }
-        for partition in topic.partitions
-    ]
-    return {
-        "topic": topic.name,
-        "partitions": partitions,
-        "messages": sum(p["end_offset"] - p["start_offset"] for p in partitions),
-        "bytes": topic.size_bytes(),
-        "backlog": engine.publishing.backlog(topic),
-        "subscriptions": [subscription.name for subscription in topic_subscriptions(topic)],
-        "durability": topic.settings.durability if topic.settings.durable else "memory",
-        "created": topic.created_ms,
-        "settings": topic.settings.as_dict(),
-    }

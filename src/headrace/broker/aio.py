@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, Unpack
 
 from msgspec import Meta
 
 from headrace import limits
 from headrace.broker.administration import Administration, answer
+from headrace.broker.browsing import browse
 from headrace.broker.channel import AsyncEmbeddedConsumer, EmbeddedConsumer
 from headrace.broker.delivery import Member
 from headrace.broker.engine import Engine
@@ -20,20 +21,24 @@ from headrace.broker.subscription import Subscription
 from headrace.channels import AsyncChannel, check_count
 from headrace.checking import check
 from headrace.errors import Closed, DataCorrupt, HeadraceError, InvalidArgument
-from headrace.facade import Asked, AsyncFacade, Pages, messages_of, readable, settle
+from headrace.facade import AsyncFacade, settle
 from headrace.log.admission import check_columns
 from headrace.log.batch import Batch
 from headrace.log.interface import completed
 from headrace.model import (
-    Message,
     PublishManyOptions,
     PublishOptions,
     Receipt,
-    Start,
+    TopicOptions,
     TopicSettings,
     split_position,
 )
+from headrace.notation import SECONDS
 from headrace.operations.declaring import Operation
+from headrace.paging import Asked, Page, page_of, parse_from, readable
+from headrace.publication import Failures
+from headrace.times import Duration
+from headrace.working import AsyncWorker
 
 _ENGINE_OPTIONS = (
     "auto_create_topics",
@@ -41,12 +46,25 @@ _ENGINE_OPTIONS = (
     "disk_reserve_bytes",
     "events_interval",
     "memory_limit",
+    "rewrite_segments",
 )
 _CHECKED = {
     "max_message_size": Annotated[int, Meta(ge=1, le=limits.MESSAGE_BYTES_CEILING)],
-    "events_interval": Annotated[float, Meta(ge=0, le=limits.EVENTS_INTERVAL_S_MAX)],
+    "events_interval": Annotated[float, Meta(ge=0, le=limits.EVENTS_INTERVAL_S_MAX), SECONDS],
     "memory_limit": Annotated[int, Meta(ge=limits.MEMORY_BYTES_MIN)] | None,
+    "rewrite_segments": bool,
 }
+
+
+class BrokerOptions(TopicOptions, total=False):
+    """The options of an embedded broker: a few of its own, and defaults for topics."""
+
+    partitions: int
+    auto_create_topics: bool
+    max_message_size: int
+    disk_reserve_bytes: int
+    events_interval: Duration
+    memory_limit: int | None
 
 
 def open_engine(data_dir: str | Path | None, loop: Any, options: dict[str, Any]) -> Engine:
@@ -56,7 +74,7 @@ def open_engine(data_dir: str | Path | None, loop: Any, options: dict[str, Any])
     defaults = TopicSettings.of(options)
     for name, kind in _CHECKED.items():
         if name in mine:
-            check(name, mine[name], kind, code="invalid_setting")
+            mine[name] = check(name, mine[name], kind, code="invalid_setting")
     path = None if data_dir is None else Path(data_dir)
     return Engine(path, loop, topic_defaults=defaults, **mine, **injected)
 
@@ -67,19 +85,30 @@ class AsyncBroker(AsyncFacade):
     ``None`` as the directory keeps everything in memory.
     """
 
-    def __init__(self, data_dir: str | Path | None = None, **options: Any):
+    def __init__(self, data_dir: str | Path | None = None, **options: Unpack[BrokerOptions]):
         self._data_dir = data_dir
-        self._options = options
+        self._options: dict[str, Any] = {**options}
         self._engine: Engine | None = None
+        self._failures = Failures()
+        self._under_way = UnderWay()
         self._channels: list[AsyncChannel] = []
         self._members = 0
-        self._handlers: dict[asyncio.Task[None], str] = {}
+        self._handlers: dict[AsyncWorker, str] = {}
+        self._running: dict[AsyncWorker, asyncio.Task[None]] = {}
         self._closed: asyncio.Event | None = None
         """Set when it is closed; there is one from the first ``close`` on."""
 
     @classmethod
-    def open(cls, data_dir: str | Path | None = None, **options: Any) -> AsyncBroker:
-        """To be awaited, or used with ``async with``."""
+    def open(
+        cls, data_dir: str | Path | None = None, **options: Unpack[BrokerOptions]
+    ) -> AsyncBroker:
+        """To be awaited, or used with ``async with``.
+
+        Example::
+
+            async with AsyncBroker.open("./data", retention_hours=72) as broker:
+                await broker.publish("orders", b"hello")
+        """
         return cls(data_dir, **options)
 
     @classmethod
@@ -90,6 +119,13 @@ class AsyncBroker(AsyncFacade):
         return broker
 
     async def start(self) -> Self:
+        """Open the directory. ``await broker`` and ``async with broker`` do the same.
+
+        Example::
+
+            broker = AsyncBroker("./data")
+            await broker.start()
+        """
         if self._engine is None:
             engine = open_engine(self._data_dir, asyncio.get_running_loop(), dict(self._options))
             engine.open()
@@ -108,7 +144,20 @@ class AsyncBroker(AsyncFacade):
         return self._engine
 
     async def close(self) -> None:
-        """Store what is on its way, wake whoever waits, give the directory back."""
+        """Store what is on its way, wake whoever waits, give the directory back.
+
+        Raises the first error that nobody has seen, of a ``publish_nowait``; the broker is closed all the same.
+
+        Example::
+
+            broker = await AsyncBroker.open("./data")
+            await broker.close()
+        """
+        await self._shut_down()
+        self._failures.check()
+
+    async def _shut_down(self) -> None:
+        """Close, and keep the failures."""
         engine = self._engine
         if engine is None:
             return
@@ -129,11 +178,34 @@ class AsyncBroker(AsyncFacade):
         publish = self.engine.publishing.message(topic, value, headers, options)
         future: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
 
-        def done(receipts: list[Receipt], error: HeadraceError | None) -> None:
-            settle(future, receipts[0] if receipts else None, error)
+        generation = self._under_way.current
 
-        self.engine.publish(publish, done)
+        def done(receipts: list[Receipt], error: HeadraceError | None) -> None:
+            settle(future, receipts[0] if receipts else None, error, self._failures)
+            generation.finish()
+
+        generation.count += 1
+        try:
+            self.engine.publish(publish, done)
+        except BaseException:
+            generation.finish()
+            raise
         return future
+
+    async def flush(self) -> None:
+        """Everything published so far is stored, or has failed, and all acknowledgements are on disk.
+
+        Raises the first error that nobody has seen, of a ``publish_nowait`` or an acknowledgement.
+
+        Example::
+
+            for order in orders:
+                broker.publish_nowait("orders", order)
+            await broker.flush()
+        """
+        await self._under_way.wait()
+        await super().flush()
+        self._failures.check()
 
     async def _publish_many(
         self, topic: str, values: Any, headers: Any, options: PublishManyOptions
@@ -157,30 +229,31 @@ class AsyncBroker(AsyncFacade):
         return piece
 
     # --- reading ----------------------------------------------------------------------------
-    async def _read(self, asked: Asked, collect: Callable[[Pages], Any], first_bytes: int) -> Any:
-        topic, at, partition, max_bytes, _ = await self._waited(asked)
+    async def _read(self, asked: Asked, values: bool) -> Page[Any]:
         engine = self.engine
-        return await completed(
-            lambda: collect(_pages(engine, topic, at, partition, max_bytes, first_bytes))
-        )
+        partitions = engine.topics.find(asked.topic).partitions
+        if asked.partition is None and len(partitions) > 1:
+            page = await browse(engine, asked)
+            return Page([each.value for each in page], page.next) if values else page
+        asked = await self._waited(_of_one(asked))
+        return await completed(lambda: fetch_page(engine, asked, values=values))
 
     async def _fetch_batches(self, asked: Asked) -> list[Batch]:
-        topic, at, partition, max_bytes, _ = await self._waited(asked)
+        topic, at, partition, max_bytes, *_ = await self._waited(_of_one(asked))
         return await completed(lambda: fetch_batches(self.engine, topic, at, partition, max_bytes))
 
     async def _waited(self, asked: Asked) -> Asked:
-        """The position to read from, once there is something to read or the time is up."""
-        topic, offset, partition, max_bytes, wait = asked
-        if not wait:
+        """With the position to read from, once there is something to read or the time is up."""
+        if not asked.wait:
             return asked
-        at = await self.offset_at(topic, offset, partition=partition)
-        await self.wait_for({topic: {partition: at}}, timeout=wait)
-        return topic, at, partition, max_bytes, 0.0
+        assert asked.partition is not None
+        topic, offset, partition = asked.topic, asked.offset, asked.partition
+        at = await self.offset_at(topic, offset, partition=partition)  # type: ignore[arg-type]
+        await self.wait_for({topic: {partition: at}}, timeout=asked.wait)
+        return asked._replace(offset=at, wait=0.0)
 
     # --- subscribing ------------------------------------------------------------------------
-    async def subscribe(
-        self, topic: str, *, capacity: int = limits.CHANNEL_CAPACITY_DEFAULT
-    ) -> AsyncChannel:
+    async def _open_channel(self, topic: str, capacity: int) -> AsyncChannel:
         channel = AsyncChannel(topic, capacity)
         follower = self.engine.follow(topic, channel)
         channel.refill = follower.wake
@@ -207,11 +280,18 @@ class AsyncBroker(AsyncFacade):
         self._remember(consumer)
         return consumer
 
+    async def _retire(self, consumer: AsyncEmbeddedConsumer) -> None:
+        consumer.retire()
+
+    async def _leave(self, consumer: AsyncEmbeddedConsumer) -> None:
+        consumer.close()
+
     def _next_member(self) -> str:
         self._members += 1
         return f"member-{self._members}"
 
     def _admit(self, consumer: AsyncEmbeddedConsumer | EmbeddedConsumer, auto_extend: bool) -> None:
+        consumer.replying = self.engine.requests.reply
         consumer.subscription.join(consumer.member)
         if auto_extend:
             self._extend(consumer.subscription, consumer.member)
@@ -235,9 +315,45 @@ class AsyncBroker(AsyncFacade):
         channel.leave()
 
 
+class UnderWay:
+    """Counts calls that are not answered yet, so that a flush can wait for those before it."""
+
+    def __init__(self) -> None:
+        self.current = Generation()
+        """Who begins a call counts it here, and calls ``finish`` of the same one when it is answered."""
+        self._earlier: list[Generation] = []
+
+    async def wait(self) -> None:
+        self._earlier = [each for each in (*self._earlier, self.current) if each.count]
+        self.current = Generation()
+        for generation in list(self._earlier):
+            await generation.wait()
+
+
+class Generation:
+    """The calls between two flushes."""
+
+    __slots__ = ("_waiting", "count")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._waiting: list[asyncio.Future[None]] = []
+
+    def finish(self) -> None:
+        self.count -= 1
+        if not self.count:
+            for future in self._waiting:
+                settle(future, None, None)
+
+    async def wait(self) -> None:
+        if self.count:
+            self._waiting.append(asyncio.get_running_loop().create_future())
+            await self._waiting[-1]
+
+
 # --- reading: also from other threads, see ``embedded`` -------------------------------------------
 def fetch_batches(
-    engine: Engine, topic: str, offset: Start, partition: int, max_bytes: int
+    engine: Engine, topic: str, offset: Any, partition: Any, max_bytes: int
 ) -> list[Batch]:
     engine.check_open()
     check_count("max_bytes", max_bytes)
@@ -254,29 +370,35 @@ def fetch_batches(
     return place.log.read(at, max_bytes)
 
 
-def fetch_messages(
-    engine: Engine, topic: str, offset: Start, limit: int, partition: int, max_bytes: int
-) -> list[Message]:
-    check_count("limit", limit)
-    first = min(max_bytes, limits.INDEX_INTERVAL_BYTES)
-    pages = _pages(engine, topic, offset, partition, max_bytes, first)
-    return messages_of(pages, topic, partition, limit, max_bytes)
-
-
-def _pages(
-    engine: Engine, topic: str, offset: Start, partition: int, max_bytes: int, first_bytes: int
-) -> Pages:
+def fetch_page(engine: Engine, asked: Asked, *, values: bool = False) -> Page[Any]:
+    """A page of one partition, or of a topic that has only one."""
+    asked = _of_one(asked)
+    topic, offset, partition, max_bytes, _, limit = asked
+    assert partition is not None
+    assert not isinstance(offset, Mapping)
+    if not values:
+        check_count("limit", limit)
+    # The size of messages is not known yet, so the first read is small.
+    first_bytes = max_bytes if values else min(max_bytes, limits.INDEX_INTERVAL_BYTES)
     batches = fetch_batches(engine, topic, offset, partition, first_bytes)
-    if not batches:
-        return ()
+    place = engine.partition(topic, partition)
     if isinstance(offset, int):
         at = offset
     else:
-        place = engine.partition(topic, partition)
         position, time_ms = split_position(offset)
-        at = max(engine.resolve(place, position, time_ms=time_ms), batches[0].base_offset)
+        at = engine.resolve(place, position, time_ms=time_ms)
+        at = max(at, batches[0].base_offset) if batches else at
     following = _growing(engine, topic, partition, batches, first_bytes, max_bytes)
-    return readable(following, at)
+    return page_of(readable(following, at), at, asked, values=values)
+
+
+def _of_one(asked: Asked) -> Asked:
+    """The same for the one partition that is read, with its own offset."""
+    number = 0 if asked.partition is None else asked.partition
+    start = parse_from(asked.offset)
+    if isinstance(start, Mapping):
+        start = start.get(number, "earliest")
+    return asked._replace(partition=number, offset=start)
 
 
 def _growing(

@@ -5,7 +5,7 @@ wait for the disk. So:
 
 - First deliveries may go up to an offset that the journal already has (``Cursor.allowed``). It is kept ahead by
   what is delivered in a fraction of a second, so in practice nothing waits for it but the first delivery
-  after a start.
+  after a start, and in a new partition.
 - A message that failed is delivered again when the journal counts that delivery as made (*armed*). A delivery
   that is not begun is taken back. So what a kill costs a message that failed before is exact: nothing while
   it waits for its turn, however long that is.
@@ -48,11 +48,11 @@ Place = tuple[int, int]
 Value = TypeVar("Value")
 
 
-def first_reserve(cursor: Cursor, limit: int) -> None:
-    """Allow the first deliveries of a cursor that is about to be written to the journal."""
-    if limit > 1 and cursor.partition.log.durable:
-        cursor.reserved = cursor.allowed = cursor.next + AHEAD_MIN
-        cursor.reserve_at = cursor.allowed - AHEAD_MIN // 2
+def first_reserve(subscription: Subscription, cursor: Cursor) -> None:
+    """Ask for the first deliveries of a cursor that is about to be written to the journal."""
+    if subscription.settings.max_deliveries > 1 and cursor.partition.log.durable:
+        cursor.ahead = AHEAD_MIN
+        subscription._attempts.reserve(cursor, cursor.next + AHEAD_MIN)
 
 
 def recall(cursor: Cursor, kept: dict[str, Any] | None, limit: int, *, clean: bool) -> None:
@@ -108,12 +108,15 @@ class Attempts:
             else:
                 cursor.ahead = max(cursor.ahead // 2, AHEAD_MIN)
             cursor.reserved_at = now
-            cursor.reserved = upto = end + cursor.ahead
-            context.reserve(cursor, lambda error: self._reserved(cursor, upto))
+            self.reserve(cursor, end + cursor.ahead)
         if cursor.allowed <= cursor.next:
             cursor.waiting = True
             self._waiting.add(cursor.number)
         return min(end, cursor.allowed)
+
+    def reserve(self, cursor: Cursor, upto: int) -> None:
+        cursor.reserved = upto
+        self._owner._context.reserve(cursor, lambda error: self._reserved(cursor, upto))
 
     def _reserved(self, cursor: Cursor, upto: int) -> None:
         # Also after an error: a journal that finds no room must not stop the deliveries.

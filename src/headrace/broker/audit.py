@@ -1,6 +1,7 @@
-"""The audit: who changed what, and who failed to log in, as records of the topic ``__audit``.
+"""The audit: who changed what, and who failed to log in.
 
-The key of a record is the principal, the value::
+One call feeds three places: the topic ``__audit``, a line in the log (logger ``headrace.audit``) and the
+counters of the metrics. The key of a record in the topic is the principal, the value::
 
     {"time": ms, "who": "user:alice", "from": "10.0.0.7:51234", "action": "change_topic",
      "target": "orders", "arguments": {"settings": {"retention_hours": 1}}, "outcome": "ok"}
@@ -16,14 +17,17 @@ Rules:
   failures: what failed takes at most half of the rate.
 - Records are gathered for a moment and stored together, as durably as any topic. An audit that the disk
   refuses is logged; it never stops the broker.
-- A broker without access control has no audit, because it knows nobody's name; neither has one in
-  memory. Its log still names failed logins.
+- A broker without access control has no such topic, because it knows nobody's name; neither has one in
+  memory. Their logs and metrics tell of changes all the same.
+- The line of a failed login is written by ``server/refusals.py``, which says it once and not each time.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
@@ -41,11 +45,33 @@ TOPIC = "__audit"
 GATHER_S = 0.1
 PER_SECOND_MAX = 100
 ARGUMENTS_BYTES_MAX = 4_000
+LOGGED_CHARS_MAX = 500
+LOGIN = "login"
+"""The action of a failed login."""
 SHOWN = (
     "settings", "grants", "certificates", "quotas", "disabled", "expires", "user", "topic", "to",
     "partition", "offsets", "offset", "reason", "limit", "id", "addresses", "default",
 )  # fmt: skip
 """Arguments that a record may show."""
+
+
+class Source(NamedTuple):
+    """Where a request comes from."""
+
+    peer: str = "in process"
+    """Address and port."""
+    address: str = ""
+    connection: int | None = None
+    client: str | None = None
+    """The id that the client gave itself."""
+
+    def fields(self, user: str | None = None) -> dict[str, Any]:
+        """As a line of the log has it."""
+        named = {"connection": self.connection, "peer": self.peer, "client": self.client}
+        return named if user is None else {**named, "user": user}
+
+
+IN_PROCESS = Source()
 
 
 class Audit:
@@ -58,6 +84,8 @@ class Audit:
         self._missing = 0
         self._refused = False
         self.recorded = 0
+        self.counts: Counter[tuple[str, str]] = Counter()
+        """By action and outcome, also of those that were left out."""
 
     @property
     def is_on(self) -> bool:
@@ -66,7 +94,7 @@ class Audit:
     def operation(
         self,
         who: str,
-        where: str,
+        source: Source,
         action: str,
         target: object,
         arguments: dict[str, Any],
@@ -75,11 +103,21 @@ class Audit:
         """Somebody has changed something, or tried to."""
         shown = {n: arguments[n] for n in SHOWN if arguments.get(n) not in (None, target, {})}
         more = {"arguments": shown} if shown else {}
-        self.record(who, where, action, outcome, target=str(target)[:300], **more)
+        named = {} if target is None else {"target": str(target)[:300]}
+        about = {name: arguments.get(name) for name in ("topic", "subscription")}
+        self.record(who, source, action, outcome, about, **named, **more)
 
-    def record(self, who: str, where: str, action: str, outcome: str, **more: Any) -> None:
-        if not self.is_on:
-            return
+    def record(
+        self,
+        who: str,
+        source: Source,
+        action: str,
+        outcome: str,
+        about: Mapping[str, Any] | None = None,
+        **more: Any,
+    ) -> None:
+        """``about`` has fields for the line in the log, ``more`` for the record, too."""
+        self.counts[action, outcome] += 1
         now = self._engine.now_ms()
         if now // 1000 != self._second:
             self._second, self._count = now // 1000, 0
@@ -87,11 +125,15 @@ class Audit:
             self._missing += 1
             return
         self._count += 1
-        record = {"time": now, "who": who, "from": where, "action": action, **more}
+        record = {"time": now, "who": who, "from": source.peer, "action": action, **more}
         record["outcome"] = outcome
         if self._missing:
             record["missing"], self._missing = self._missing, 0
         self.recorded += 1
+        if action != LOGIN:
+            _log(record, source, about or {})
+        if not self.is_on:
+            return
         self._new.append((who, record))
         if self._timer is None:
             self._timer = self._engine.call_later(GATHER_S, self._store)
@@ -123,6 +165,33 @@ class Audit:
         if error is not None and not self._refused:
             logger.error("the audit is not stored: %s", error)
         self._refused = error is not None
+
+
+def _log(record: dict[str, Any], source: Source, named: Mapping[str, Any]) -> None:
+    level = logging.DEBUG if source.connection is None else logging.INFO
+    if not logger.isEnabledFor(level):
+        return
+    more = {
+        name: record.get(name) for name in ("action", "target", "arguments", "outcome", "missing")
+    }
+    about = " ".join([record["action"], *([record["target"]] if "target" in record else [])])
+    arguments = f" {_shown(more['arguments'])}" if more["arguments"] else ""
+    missing = f" ({more['missing']} before it were not recorded)" if more["missing"] else ""
+    logger.log(
+        level,
+        "%s from %s: %s%s: %s%s",
+        record["who"],
+        source.peer,
+        about,
+        arguments,
+        record["outcome"],
+        missing,
+        extra={**source.fields(record["who"]), **named, **more},
+    )
+
+
+def _shown(arguments: Any) -> str:
+    return orjson.dumps(arguments, default=str).decode()[:LOGGED_CHARS_MAX]
 
 
 def _encode(record: dict[str, Any]) -> bytes:

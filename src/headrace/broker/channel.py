@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -11,11 +10,10 @@ from typing import Any, cast
 
 from headrace.broker.delivery import Delivery, Lease, Member
 from headrace.broker.subscription import Subscription
-from headrace.channels import ACK, EXTEND, NACK, Arrivals, AsyncConsumer, Consumer
-from headrace.errors import StaleDelivery
-from headrace.model import Message, Settling, not_a_delivery
-
-logger = logging.getLogger("headrace.broker")
+from headrace.channels import ACK, EXTEND, NACK, REPLY, Arrivals, AsyncConsumer, Consumer
+from headrace.errors import HeadraceError, StaleDelivery
+from headrace.model import Message, Settling, not_a_delivery, parse_id
+from headrace.times import Duration, seconds
 
 
 class _Embedded(Arrivals):
@@ -24,10 +22,12 @@ class _Embedded(Arrivals):
     subscription: Subscription
     name: str
     member: Member
+    replying: Callable[..., object]
+    """Hands a reply to its requester."""
 
     def _become_member(self, subscription: Subscription, name: str, prefetch: int) -> None:
         self.subscription = subscription
-        self.name = subscription.name
+        self.name = self.subscription_name = subscription.name
         self.member = Member(name, self, prefetch)
 
     def room(self) -> int:
@@ -43,8 +43,11 @@ class _Embedded(Arrivals):
         return lease
 
     def _carry_out(
-        self, kind: int, lease: Lease, message: Message, argument: float | None, reason: str
+        self, kind: int, lease: Lease, message: Message, argument: Any, reason: str
     ) -> None:
+        if kind == REPLY:
+            self.replying(parse_id(argument["to"]), argument["value"], argument["headers"])
+            return
         subscription, offset = self.subscription, message.offset
         if kind == ACK:
             subscription.ack(lease.id, offset)
@@ -56,27 +59,35 @@ class _Embedded(Arrivals):
             subscription.ack_up_to(lease.id, offset)
 
     def leave(self) -> None:
-        """On the loop: give back the messages that nobody has taken, and go.
-
-        A message that was never taken out of the channel does not count as an attempt.
-        """
-        for message in self.drain():
-            with contextlib.suppress(StaleDelivery):
-                self.subscription.release(message.lease.id, message.offset)
+        """On the loop: give back the messages that nobody has taken, and go."""
+        self.retire()
         self.subscription.leave(self.member)
         self.closed(None)
 
+    def retire(self) -> None:
+        """On the loop: take nothing more, and give back the messages that nobody has taken.
+
+        A message that was never taken out of the channel does not count as an attempt.
+        """
+        self.member.prefetch = 0
+        for message in self.drain():
+            with contextlib.suppress(StaleDelivery):
+                self.subscription.release(message.lease.id, message.offset)
+
 
 class EmbeddedConsumer(_Embedded, Consumer):
+    on_failure: Callable[[HeadraceError], None] = staticmethod(lambda error: None)
+    """Called on the loop, with the error of a settlement for which nobody waits."""
+
     def __init__(
         self, subscription: Subscription, name: str, prefetch: int, call: Callable[..., Any]
     ):
         Consumer.__init__(self, subscription.pattern, prefetch, call)
         self._become_member(subscription, name, prefetch)
 
-    def get(self, timeout: float | None = None) -> Message:
-        """The next message that is still ours; one that timed out in the channel comes again."""
-        deadline = None if timeout is None else time.monotonic() + timeout
+    def get(self, timeout: Duration | None = None) -> Message:
+        # The next message that is still ours; one that timed out in the channel comes again.
+        deadline = None if timeout is None else time.monotonic() + seconds(timeout)
         message = super().get(timeout)
         while not message.lease.is_out(message.offset):
             left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
@@ -111,14 +122,27 @@ class EmbeddedConsumer(_Embedded, Consumer):
             kind, lease, message, argument, reason = settled.popleft()
             last = message if kind != ACK else _end_of_run(message, settled)
             if last is not message:
-                _ack_run(self.subscription, message, last)
+                self._ack_run(message, last)
                 continue
             try:
                 self._carry_out(kind, lease, message, argument, reason)
-            except StaleDelivery as error:
+            except HeadraceError as error:
                 # It ended between the caller's look and now; the message comes again, as promised.
-                place = f"{message.topic}/{message.partition}@{message.offset}"
-                logger.info("%s: %s", place, error)
+                self.on_failure(error)
+
+    def _ack_run(self, first: Message, last: Message) -> None:
+        try:
+            stale = self.subscription.ack_run(first.lease.id, first.offset, last.offset)
+        except StaleDelivery as error:
+            self.on_failure(error)
+        else:
+            if stale:
+                place = f"{first.topic}/{first.partition}@{first.offset} to {last.offset}"
+                self.on_failure(
+                    StaleDelivery(
+                        f"{place}: {stale} of these were not out any more; they come again"
+                    )
+                )
 
     def leave(self) -> None:
         self.carry_out()
@@ -136,9 +160,9 @@ class AsyncEmbeddedConsumer(_Embedded, AsyncConsumer):
         lease = message.lease or self._lease_for(ACK, message)
         self.subscription.ack(lease.id, message.offset)
 
-    async def get(self, timeout: float | None = None) -> Message:
-        """The next message that is still ours; one that timed out in the channel comes again."""
-        deadline = None if timeout is None else time.monotonic() + timeout
+    async def get(self, timeout: Duration | None = None) -> Message:
+        # The next message that is still ours; one that timed out in the channel comes again.
+        deadline = None if timeout is None else time.monotonic() + seconds(timeout)
         message = await super().get(timeout)
         while not message.lease.is_out(message.offset):
             left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
@@ -161,14 +185,3 @@ def _end_of_run(message: Message, settled: deque[Any]) -> Message:
             settled.popleft()
             message = following
     return message
-
-
-def _ack_run(subscription: Subscription, first: Message, last: Message) -> None:
-    place = f"{first.topic}/{first.partition}@{first.offset} to {last.offset}"
-    try:
-        stale = subscription.ack_run(first.lease.id, first.offset, last.offset)
-    except StaleDelivery as error:
-        logger.info("%s: %s", place, error)
-    else:
-        if stale:
-            logger.info("%s: %d of these were not out any more", place, stale)

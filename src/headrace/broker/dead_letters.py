@@ -8,7 +8,9 @@ structure of its own, and retention keeps what nobody has looked at.
 Rules:
 - The dead letter is durable before its original is done. A crash in between may double it.
 - Redriving publishes back to the origin, meant for the subscription that failed and for no other
-  (``to="topic"`` for all); the dead letter is done once that is durable.
+  (``to="topic"`` for all); the dead letter is done once that is durable. Its time is that of the redrive,
+  because times to live and retention count from it, and its attempts begin anew. A header
+  (``headrace-origin-timestamp``) says when it was first published, so a second dead letter knows that, too.
 - Anybody who may publish can forge a letter. One that cannot be redriven is skipped and counted, and never
   stands in the way of the others.
 """
@@ -20,8 +22,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from headrace import limits
 from headrace.broker.cursor import Cursor
 from headrace.broker.pace import Pace
+from headrace.contents import check_headers, check_value
 from headrace.errors import (
     Closed,
     Conflict,
@@ -43,8 +47,6 @@ from headrace.model import (
     DeadLetter,
     Message,
     TopicSettings,
-    check_headers,
-    check_value,
 )
 from headrace.operations.results import Redriven
 
@@ -54,7 +56,7 @@ if TYPE_CHECKING:
     from headrace.broker.topic import Topic
 
 KEEPER = "__dead_letters"
-TOPIC, PARTITION, OFFSET, ID, SUBSCRIPTION, REASON, ATTEMPTS = DEAD_LETTER_HEADERS
+TOPIC, PARTITION, OFFSET, ID, SUBSCRIPTION, REASON, ATTEMPTS, TIME = DEAD_LETTER_HEADERS
 REASON_CHARS_MAX = 1000
 PAGE = 500
 """Letters that a redrive publishes at a time."""
@@ -92,6 +94,8 @@ class DeadLetters:
             return
         letter = DeadLetter(offset, message, subscription.name, _one_line(reason), attempt, 0)
         headers = _without_origin(message.headers) | _origin(letter)
+        # It was redriven: this says when it was first published.
+        headers[TIME] = str(_time(message.headers.get(TIME), message.timestamp))
         key = message.key
         columns = Columns([message.value], None if key is None else [key], [headers])
 
@@ -379,7 +383,7 @@ class _Redrive:
         columns = Columns(
             [message.value],
             None if message.key is None else [message.key],
-            [dict(message.headers)] if message.headers else None,
+            [{**message.headers, TIME: str(message.timestamp)}],
             ids=[message.id.bytes],
             targets=[letter.subscription.encode()] if self._to == "subscription" else None,
         )
@@ -420,28 +424,31 @@ def _origin(letter: DeadLetter) -> dict[str, str]:
         SUBSCRIPTION: letter.subscription,
         REASON: letter.reason,
         ATTEMPTS: str(letter.attempts),
+        TIME: str(message.timestamp),
     }
 
 
 def _letter(stored: Message) -> DeadLetter:
     """Take a stored record apart. One that lacks our headers was published there by hand."""
     headers = stored.headers
+    attempts = _int(headers.get(ATTEMPTS), 0)
     message = Message(
         headers.get(TOPIC, stored.topic),
         _int(headers.get(PARTITION), 0),
         _int(headers.get(OFFSET), stored.offset),
-        stored.timestamp,
+        _time(headers.get(TIME), stored.timestamp),
         stored.key,
         stored.value,
         _without_origin(headers),
         _id_bytes(headers.get(ID)),
+        max(attempts, 1),
     )
     return DeadLetter(
         stored.offset,
         message,
         headers.get(SUBSCRIPTION, stored.topic.removesuffix(DEAD_LETTER_SUFFIX)),
         headers.get(REASON, "published by hand"),
-        _int(headers.get(ATTEMPTS), 0),
+        attempts,
         stored.timestamp,
     )
 
@@ -449,6 +456,12 @@ def _letter(stored: Message) -> DeadLetter:
 def _int(text: str | None, otherwise: int) -> int:
     is_number = text is not None and len(text) < 20 and text.isascii() and text.isdigit()
     return int(text or "") if is_number else otherwise
+
+
+def _time(text: str | None, otherwise: int) -> int:
+    """Letters of earlier versions do not say it, and anybody may have written it."""
+    time = _int(text, otherwise)
+    return time if time <= limits.TIMESTAMP_MS_MAX else otherwise
 
 
 def _id_bytes(text: str | None) -> bytes | None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace import limits
 from headrace.broker.pace import Pace
+from headrace.budget import Budget
 from headrace.errors import HeadraceError, StaleDelivery
 from headrace.log.batch import Batch
 from headrace.model import Message, Settling
@@ -195,6 +196,7 @@ class Context(Protocol):
     """The part of the engine that a subscription uses."""
 
     pace: Pace
+    budget: Budget
     failed: HeadraceError | None
     """Why the broker has stopped itself."""
 
@@ -214,10 +216,10 @@ class Context(Protocol):
         """The cursor has something new for the journal."""
 
     def reserve(self, cursor: Cursor, done: Callable[[HeadraceError | None], None]) -> None:
-        """Write how far first deliveries at the cursor may go (``Cursor.reserved``)."""
+        """Write how far first deliveries at the cursor may go (``Cursor.reserved``); ``done`` as with ``flush``."""
 
     def flush(self, done: Callable[[HeadraceError | None], None]) -> None:
-        """Write everything that has changed; ``done`` is called when it is durable."""
+        """Write everything that has changed; ``done`` is called when it is durable, or the disk is full."""
 
     def dead_letter(
         self, subscription: Subscription, cursor: Cursor, offset: int, attempt: int, reason: str

@@ -13,17 +13,18 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
 
-from headrace.broker.aio import AsyncBroker
+from headrace.broker.aio import AsyncBroker, BrokerOptions, Generation
 from headrace.broker.channel import EmbeddedConsumer
 from headrace.broker.engine import Engine
 from headrace.broker.follower import Follower
-from headrace.broker.publishing import Publish, PublishDone
 from headrace.channels import Channel
+from headrace.contents import Value
 from headrace.errors import Closed, HeadraceError, InvalidArgument
 from headrace.facade import AsyncFacade, BlockingFacade, settle
-from headrace.model import PublishManyOptions, PublishOptions, Receipt
+from headrace.model import PublishManyOptions, PublishOptions, Receipt, checked_topic
 from headrace.publication import Publication
-from headrace.shell import blocking
+from headrace.shell import blocking, documented_as
+from headrace.tracing import sending
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -35,6 +36,7 @@ def _reading(
     """A method of ``AsyncBroker`` that reads, in the caller's thread where the log allows it."""
     crossing = blocking(method)
 
+    @documented_as(method)
     @functools.wraps(method)
     def forward(self: Any, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
         topic = args[0] if args else kwargs.get("topic")
@@ -55,24 +57,40 @@ class Broker(BlockingFacade):
     """A broker in this process. ``with Broker.open("./data") as broker: ...``
 
     Without a directory everything is kept in memory. Keyword options are ``auto_create_topics``,
-    ``max_message_size``, ``disk_reserve_bytes``, ``events_interval``, ``memory_limit`` and defaults for
-    topics (``TopicSettings``).
+    ``max_message_size``, ``disk_reserve_bytes``, ``events_interval``, ``memory_limit``, ``rewrite_segments``
+    and defaults for topics (``TopicSettings``).
     """
 
     _core: AsyncBroker
 
-    def __init__(self, data_dir: str | Path | None = None, **options: Any):
+    def __init__(self, data_dir: str | Path | None = None, **options: Unpack[BrokerOptions]):
         super().__init__()
         self._core = AsyncBroker(data_dir, **options)
         self._closing = threading.Lock()
         self._start(self._core.start)
 
     @classmethod
-    def open(cls, data_dir: str | Path | None = None, **options: Any) -> Broker:
+    def open(cls, data_dir: str | Path | None = None, **options: Unpack[BrokerOptions]) -> Broker:
+        """Open a broker in a directory; without one it keeps everything in memory.
+
+        Example::
+
+            with Broker.open("./data", retention_hours=72) as broker:
+                broker.publish("orders", b"hello")
+        """
         return cls(data_dir, **options)
 
     def close(self) -> None:
-        """Store what is on its way, wake every waiter, release the directory."""
+        """Store what is on its way, wake every waiter, release the directory.
+
+        Raises the first error that nobody has seen, of a ``publish_nowait`` or an acknowledgement; the broker
+        is closed all the same.
+
+        Example::
+
+            broker = Broker.open("./data")
+            broker.close()
+        """
         with self._closing:
             if self._loop is None:
                 return
@@ -80,9 +98,10 @@ class Broker(BlockingFacade):
             for channel in [*self._channels, *self._joined]:
                 channel.close()
             try:
-                self._run(self._core.close())
+                self._run(self._core._shut_down())
             finally:
                 self._stop()
+            self._core._failures.check()
 
     def __enter__(self) -> Broker:
         return self
@@ -109,41 +128,65 @@ class Broker(BlockingFacade):
     def _publish(
         self, topic: str, value: object, headers: Mapping[str, str] | None, options: PublishOptions
     ) -> Publication:
-        publish = self.engine.publishing.message(topic, value, headers, options)
+        publish = self.engine.publishing.message(checked_topic(topic), value, headers, options)
         publication = Publication()
+        generation: Generation
+
+        core = self._core
 
         def done(receipts: list[Receipt], error: HeadraceError | None) -> None:
             publication.settle(receipts[0] if receipts else None, error)
+            if error is not None:
+                core._failures.add(error, publication)
+            generation.finish()
 
-        self._begin_publish(publish, done)
+        def start() -> None:
+            nonlocal generation
+            generation = core._under_way.current
+            generation.count += 1
+            try:
+                core.engine.publish(publish, done)
+            except HeadraceError as error:
+                done([], error)
+
+        self._begin_publish(start)
         return publication
 
     def publish_many(
         self,
         topic: str,
-        values: Sequence[bytes | str],
+        values: Sequence[Value],
         headers: Sequence[Mapping[str, str] | None] | Mapping[str, str] | None = None,
         **options: Unpack[PublishManyOptions],
     ) -> list[Receipt]:
-        """Store many messages together; one receipt for each partition they went to."""
-        publish = self.engine.publishing.messages(topic, values, headers, options)
-        future: Future[list[Receipt]] = Future()
-        self._begin_publish(publish, functools.partial(settle, future))
-        return future.result()
+        """Store many messages together; see ``AsyncFacade.publish_many``.
 
-    def _begin_publish(self, publish: Publish, done: PublishDone) -> None:
+        Example::
+
+            client.publish_many("orders", [b"one", b"two"], keys=["a", "b"])
+        """
+        future: Future[list[Receipt]] = Future()
+
         def start() -> None:
             try:
-                self._core.engine.publish(publish, done)
+                self._core.engine.publish(publish, functools.partial(settle, future))
             except HeadraceError as error:
-                done([], error)
+                settle(future, [], error)
 
+        with sending("publish", topic, headers, len(values)) as headers:
+            publish = self.engine.publishing.messages(topic, values, headers, options)
+            self._begin_publish(start)
+            return future.result()
+
+    def _begin_publish(self, start: Callable[[], None]) -> None:
         if threading.current_thread() is self._thread:
             raise InvalidArgument("do not publish from a callback of the broker's own loop")
         with self._gate:
             if self._loop is None:
                 raise self._not_open()
             self._loop.call_soon_threadsafe(start)
+
+    flush = blocking(AsyncBroker.flush)
 
     # --- reading: in the caller's thread ------------------------------------------------------
     fetch = _reading(AsyncFacade.fetch)
@@ -165,8 +208,13 @@ class Broker(BlockingFacade):
         core = self._core
         subscription = core.engine.subscription(name, topic)
         consumer = EmbeddedConsumer(subscription, core._next_member(), prefetch, self._call)
+        consumer.on_failure = core._failures.add
         core._admit(consumer, auto_extend)
         return consumer
+
+    async def _retire(self, consumer: EmbeddedConsumer) -> None:
+        consumer.carry_out()
+        consumer.retire()
 
     async def _leave(self, consumer: EmbeddedConsumer) -> None:
         consumer.leave()

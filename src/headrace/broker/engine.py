@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from random import Random, SystemRandom
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headrace import limits
 from headrace.access.control import AccessControl
@@ -28,15 +28,17 @@ from headrace.broker import state as entries
 from headrace.broker.attaching import attach_all, attaches, check_room, reattach
 from headrace.broker.attempts import first_reserve
 from headrace.broker.audit import Audit
+from headrace.broker.backups import Backups
 from headrace.broker.cursor import Cursor
 from headrace.broker.dead_letters import DeadLetters
 from headrace.broker.deleting import delete_topic
 from headrace.broker.delivery import Sink
 from headrace.broker.events import Events
-from headrace.broker.follower import Follower
+from headrace.broker.follower import PLACE_BYTES, Follower
 from headrace.broker.pace import Pace
 from headrace.broker.pipelines import Pipelines
 from headrace.broker.publishing import Publishing
+from headrace.broker.requests import Requests
 from headrace.broker.restoring import restored
 from headrace.broker.retention import DiskGuard, Retention
 from headrace.broker.schedule import Schedule
@@ -82,6 +84,9 @@ from headrace.model import (
     split_id,
 )
 
+if TYPE_CHECKING:
+    from headrace.broker.overview import Connected
+
 logger = logging.getLogger("headrace.broker")
 
 Done = Callable[[HeadraceError | None], None]
@@ -100,6 +105,7 @@ class Engine:
         disk_reserve_bytes: int = limits.DISK_RESERVE_BYTES_DEFAULT,
         events_interval: float = limits.EVENTS_INTERVAL_S_DEFAULT,
         memory_limit: int | None = None,
+        rewrite_segments: bool = True,
         files: Files | None = None,
         clock: Clock | None = None,
         random: Random | None = None,
@@ -126,11 +132,7 @@ class Engine:
         self.directory = None if data_dir is None else DataDirectory(data_dir, files, self._clock)
         self.access = AccessControl(data_dir, loop, files=files, clock=self._clock)
         self.guard = DiskGuard(data_dir, disk_reserve_bytes, files, loop)
-        if storage is not None:
-            pass
-        elif data_dir is None:
-            storage = MemoryStorage(clock=self._clock, loop=loop, budget=self.budget)
-        else:
+        if storage is None and data_dir is not None:
             storage = DiskStorage(
                 data_dir,
                 files=files,
@@ -140,13 +142,18 @@ class Engine:
                 workers=self.workers,
                 on_failure=self.fail,
                 budget=self.budget,
+                rewrite_segments=rewrite_segments,
             )
+        storage = storage or MemoryStorage(clock=self._clock, loop=loop, budget=self.budget)
+        self.rewriter = getattr(storage, "rewriter", None)
         defaults = topic_defaults or TopicSettings()
         self.topics = Topics(
             storage, defaults, clock=self._clock, random=self._random, workers=self.workers
         )
         journal = None if data_dir is None else Journal(files, data_dir / JOURNAL, entries.MAGIC)
-        self.state = StateJournal(journal, loop, self.workers, self._snapshot, self.fail)
+        self.state = StateJournal(
+            journal, loop, self.workers, lambda: list(self.snapshot()), self.fail
+        )
         self.retention = Retention(self.topics, self._clock, loop)
         self.publishing = Publishing(self, self._random)
         self.append = self.publishing.append
@@ -157,6 +164,8 @@ class Engine:
         self.pipelines = Pipelines(self)
         self.events = Events(self, events_interval)
         self.audit = Audit(self)
+        self.requests = Requests(self)
+        self.backups = Backups(self)
         self.retention.before_run = self.staging.expire_orphans
         self._subscriptions: dict[tuple[str, str], Subscription] = {}
         self._unstored: set[tuple[str, str]] = set()
@@ -164,6 +173,9 @@ class Engine:
         self._followers: set[Follower] = set()
         self.on_attached: Callable[[Subscription], None] = lambda subscription: None
         """Told of a subscription with members that gets another topic: not all may have the right."""
+        self.connections: Callable[[], Iterable[Connected]] = lambda: ()
+        """Of the server, if there is one."""
+        self.started_ms = self.now_ms()
         self.lost_positions = False
         """A subscription that is unknown may be one that the journal has lost."""
         self._next_number = 1
@@ -224,24 +236,23 @@ class Engine:
                 if attaches(self, subscription, topic.name):
                     self.attach(subscription, topic, write=False)
 
-    def _snapshot(self) -> list[bytes]:
-        """Everything the journal has to know, for its rewriting."""
-        payloads = [
-            entries.name_producer(name, *known) for name, known in self.publishing.producers.items()
-        ]
-        payloads += [entries.decide(d.as_dict()) for d in self.staging.decisions.values()]
-        for subscription in self._subscriptions.values():
-            payloads.append(self._definition(subscription))
-            for cursor in subscription.cursors.values():
+    def snapshot(self) -> Iterator[bytes]:
+        """Everything the journal has to know, for its rewriting. Things may change between two items."""
+        for name, known in tuple(self.publishing.producers.items()):
+            yield entries.name_producer(name, *known)
+        for decision in tuple(self.staging.decisions.values()):
+            yield entries.decide(decision.as_dict())
+        for subscription in tuple(self._subscriptions.values()):
+            yield self._definition(subscription)
+            for cursor in tuple(subscription.cursors.values()):
                 topic = self.topics.get(cursor.partition.topic)
                 if topic is None:
                     continue  # it is being deleted
                 number = subscription.number
-                payloads.append(entries.number_cursor(cursor, number, topic.incarnation))
-                payloads.append(cursor.snapshot())
+                yield entries.number_cursor(cursor, number, topic.incarnation)
+                yield cursor.snapshot()
                 if cursor.reserved or cursor.doubts:
-                    payloads.append(entries.reserve(cursor))
-        return payloads
+                    yield entries.reserve(cursor)
 
     def _definition(self, subscription: Subscription) -> bytes:
         return entries.define(
@@ -251,6 +262,7 @@ class Engine:
             subscription.settings.as_dict(),
             subscription.created_ms,
             subscription.owner,
+            subscription.paused,
         )
 
     def close(self, done: Callable[[], None]) -> None:
@@ -258,6 +270,7 @@ class Engine:
         if self.closing:
             raise Closed("the broker is closing already")
         self.events.close()
+        self.backups.close()
         self.access.close()
         self.audit.close()
         self.publishing.flush()
@@ -266,8 +279,7 @@ class Engine:
         self.schedule.close()
         self._let_go(Closed("the broker was closed"))
 
-        # What the logs still store may make positions move (a redrive, a delayed message), so the
-        # journal comes last.
+        # What the logs still store (a redrive, a delayed message) may move positions: the journal is last.
         def logs_closed() -> None:
             self.state.close(state_closed)
 
@@ -282,6 +294,7 @@ class Engine:
         self.topics.close(logs_closed)
 
     def _let_go(self, error: HeadraceError) -> None:
+        self.requests.close(error)
         for follower in tuple(self._followers):
             follower.close(error)
         self._followers.clear()
@@ -300,6 +313,7 @@ class Engine:
         if self.directory is not None:
             self.directory.mark_suspect(error.message)
         self.events.cancel()
+        self.backups.close()
         self.access.close()
         self.retention.close()
         self.schedule.close()
@@ -482,7 +496,7 @@ class Engine:
                 )
             if changed != existing.settings or existing.key in self._unstored:
                 existing.change(changed)
-                self._keep(existing, done)
+                self.keep(existing, done)
             elif done is not None:
                 self.call_soon(done, None)
             return existing
@@ -512,13 +526,13 @@ class Engine:
         self._subscriptions[subscription.key] = subscription
         for partition, offset in offsets.items():
             subscription.attach(Cursor(self._number(), partition, offset))
-        self._keep(subscription)
+        self.keep(subscription)
         for cursor in subscription.cursors.values():
             self._write_cursor(subscription, cursor)
         self.state.flush(done or (lambda error: None))
         return subscription
 
-    def _keep(self, subscription: Subscription, done: Done | None = None) -> None:
+    def keep(self, subscription: Subscription, done: Done | None = None) -> None:
         """Write the definition. Until it is stored, who asks for the same waits for it, too."""
         self._unstored.add(subscription.key)
 
@@ -544,9 +558,7 @@ class Engine:
     def _write_cursor(self, subscription: Subscription, cursor: Cursor) -> None:
         incarnation = self.topics.find(cursor.partition.topic).incarnation
         self.state.write(entries.number_cursor(cursor, subscription.number, incarnation))
-        first_reserve(cursor, subscription.settings.max_deliveries)
-        if cursor.reserved:
-            self.state.write(entries.reserve(cursor))
+        first_reserve(subscription, cursor)
         self.changed(cursor)
 
     def _number(self) -> int:
@@ -632,6 +644,8 @@ class Engine:
                 "connection may still follow; name fewer topics, or use another connection",
                 code="too_many_on_connection",
             )
+        if is_pattern(pattern):
+            self.budget.check(places * PLACE_BYTES)
         self._followers.add(follower)
         for topic in topics:
             for partition in topic.partitions:
@@ -662,10 +676,10 @@ class Engine:
         return self.directory is not None
 
     def reserve(self, cursor: Cursor, done: Done) -> None:
-        self.state.write(entries.reserve(cursor), done)
+        self.state.write(entries.reserve(cursor), done, counts=True)
 
     def flush(self, done: Done) -> None:
-        self.state.flush(done)
+        self.state.flush(done, counts=True)
 
     def dead_letter(
         self, subscription: Subscription, cursor: Cursor, offset: int, attempt: int, reason: str

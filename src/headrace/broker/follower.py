@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from headrace.broker.topic import Partition
 
 logger = logging.getLogger("headrace.broker")
+PLACE_BYTES = 256
+"""The memory that following one partition takes. It counts in ``memory_limit``."""
 
 
 @dataclass(slots=True, eq=False)
@@ -46,6 +48,7 @@ class Follower:
     def attach(self, partition: Partition, offset: int) -> None:
         self._places[(partition.topic, partition.number)] = (partition, offset)
         partition.watchers[self] = None
+        self._context.budget.used += PLACE_BYTES
         if offset < partition.log.end_offset:
             self.on_advance(partition.topic, partition.number, False)
 
@@ -80,6 +83,7 @@ class Follower:
             partition, _ = self._places.pop(key)
             self._behind.pop(key, None)
             partition.watchers.pop(self, None)
+            self._context.budget.used -= PLACE_BYTES
 
     def on_advance(self, topic: str, partition: int, at_once: bool) -> None:
         self._behind[(topic, partition)] = None
@@ -140,7 +144,12 @@ class Follower:
             self.missed += log.start_offset - offset
             return log.start_offset
         except (DataCorrupt, OSError) as error:
-            logger.error("a follower of %s cannot read on: %s", partition.topic, error)
+            logger.error(
+                "a follower of %s cannot read on: %s",
+                partition.topic,
+                error,
+                extra={"topic": partition.topic},
+            )
             self.close(
                 error if isinstance(error, HeadraceError) else DataCorrupt(f"cannot read: {error}")
             )
@@ -177,5 +186,6 @@ class Follower:
         self.closed = True
         for partition, _ in self._places.values():
             partition.watchers.pop(self, None)
+        self._context.budget.used -= PLACE_BYTES * len(self._places)
         self._places.clear()
         self.sink.closed(error)

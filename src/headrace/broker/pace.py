@@ -10,7 +10,10 @@ Rules:
 - Work is a callable that does one piece and, if there is more to do, calls ``soon`` with itself again. The
   queue is first in, first out, so everybody advances at the same rate.
 - All pieces of a turn share its time. A thousand subscribers with five milliseconds each would be five
-  seconds.
+  seconds. So do the requests that come from all connections in one turn: once it ``is_over``, a request that
+  may take long begins as a piece of a later turn.
+- Work that is known to be long (``late``) comes after all other pieces, but one of it runs in every turn. So a
+  client with a small request does not wait for hundreds that ask for much.
 - ``deadline`` and ``is_past`` are for a loop inside of one piece; ``turn`` and ``each`` are for a
   coroutine. It goes on after the pieces of its turn, where nobody measures it, so one turn wakes one coroutine only.
 
@@ -32,6 +35,9 @@ PIECE_S = 0.004
 """How long one piece of work goes on, besides its last step."""
 TURN_S = 0.010
 """How long pieces run in one turn of the loop, all together."""
+REQUESTS_S = 0.010
+"""How long requests begin as they come in one turn of the loop, all connections together; for a connection that
+has not asked for much lately, twice as long."""
 
 
 class Pace:
@@ -39,7 +45,10 @@ class Pace:
         self._loop = loop
         self.seconds = clock.seconds
         self._queue: deque[Callable[[], object]] = deque()
+        self._late: deque[Callable[[], object]] = deque()
         self._scheduled = False
+        self._turn_began = 0.0
+        """When the first request of this turn began; 0: none has."""
 
     def deadline(self) -> float:
         """When a piece of work that begins now should end."""
@@ -48,28 +57,44 @@ class Pace:
     def is_past(self, deadline: float) -> bool:
         return self.seconds() >= deadline
 
-    def soon(self, work: Callable[[], object]) -> None:
+    def is_over(self, is_heavy: bool = True) -> bool:
+        """Whether this turn has done enough for requests, whichever connections they came from."""
+        if not self._turn_began:
+            self._turn_began = self.seconds()
+            self._loop.call_soon(self._next_turn)
+            return False
+        return self.seconds() - self._turn_began >= (REQUESTS_S if is_heavy else 2 * REQUESTS_S)
+
+    def _next_turn(self) -> None:
+        self._turn_began = 0.0
+
+    def soon(self, work: Callable[[], object], *, late: bool = False) -> None:
         """Run a piece of work in one of the next turns."""
-        self._queue.append(work)
+        (self._late if late else self._queue).append(work)
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._run)
 
     def _run(self) -> None:
-        queue, end = self._queue, self.seconds() + TURN_S
+        queue, late, end = self._queue, self._late, self.seconds() + TURN_S
         try:
             while queue:
-                if queue.popleft()() is _WOKEN or self.seconds() >= end:
+                queue.popleft()()
+                if self.seconds() >= end:
+                    break
+            while late:
+                if late.popleft()() is _WOKEN or queue or self.seconds() >= end:
                     break
         finally:  # also after an error, which is the loop's to report
-            self._scheduled = bool(queue)
-            if queue:
+            self._scheduled = bool(queue or late)
+            if self._scheduled:
                 self._loop.call_soon(self._run)
 
     def go_through(
         self, items: Iterable[Item], do: Callable[[Item], object], done: Callable[[], object]
     ) -> None:
-        """``do`` it for each item: the first of them now, the rest in later turns. Then ``done``."""
+        """``do`` it for each item: the first of them now, unless this turn has done enough, and the rest in
+        later turns. Then ``done``."""
         left = iter(items)
 
         def step() -> None:
@@ -81,7 +106,10 @@ class Pace:
                     return
             done()
 
-        step()
+        if self.is_over():
+            self.soon(step)
+        else:
+            step()
 
     async def each(self, items: Iterable[Item]) -> AsyncIterator[Item]:
         """The items; others have their turn in between whenever a piece has lasted long enough."""
@@ -95,7 +123,7 @@ class Pace:
     async def turn(self) -> None:
         """Let the others have their turn."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.soon(partial(_settle, future))
+        self.soon(partial(_settle, future), late=True)
         await future
 
 

@@ -47,6 +47,7 @@ from headrace.broker import state as entries
 from headrace.broker.follower import Follower
 from headrace.broker.retention import low_water
 from headrace.broker.topic import Topic
+from headrace.contents import check_value
 from headrace.errors import (
     Closed,
     Conflict,
@@ -67,7 +68,6 @@ from headrace.model import (
     Receipt,
     check_subscription_name,
     check_topic_name,
-    check_value,
 )
 from headrace.partitioning import spread
 

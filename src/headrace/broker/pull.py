@@ -14,7 +14,8 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-from headrace.broker.delivery import Delivery, Member
+from headrace import limits
+from headrace.broker.delivery import Delivery, Lease, Member
 from headrace.broker.subscription import Subscription
 from headrace.clock import Loop
 from headrace.errors import HeadraceError, StaleDelivery
@@ -25,14 +26,23 @@ FETCH_WAIT_S = 1.0
 
 
 class Pull:
-    def __init__(self, subscription: Subscription, loop: Loop, limit: int, done: Done):
+    def __init__(
+        self,
+        subscription: Subscription,
+        loop: Loop,
+        limit: int,
+        done: Done,
+        by_id: dict[int, Lease] | None = None,
+    ):
+        """``by_id`` is the register in which its leases can be found until they end."""
         self._subscription = subscription
         self._loop = loop
         self._limit = limit
-        self._member = Member("pull", self, limit)
+        self._member = Member("pull", self, limit, by_id=by_id)
         self._done: Done | None = done
         self._got: list[Delivery] = []
         self._count = 0
+        self._bytes = 0
         self._timer: Any = None
         self._ending = False
 
@@ -75,11 +85,15 @@ class Pull:
 
     # --- Sink -------------------------------------------------------------------------------
     def room(self) -> int:
-        return self._limit - self._count if self._done is not None else 0
+        """It takes one more delivery (``LEASE_BYTES_MAX``) until it has that many bytes: the answer is one piece."""
+        if self._done is None or self._bytes >= limits.LEASE_BYTES_MAX:
+            return 0
+        return self._limit - self._count
 
     def deliver(self, delivery: Delivery) -> None:
         self._got.append(delivery)
         self._count += len(delivery)
+        self._bytes += 0 if delivery.lease is None else delivery.lease.bytes
         if self._timer is not None and not self._ending:
             # Not at once: the same round may have more for it.
             self._ending = True

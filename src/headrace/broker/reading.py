@@ -131,6 +131,7 @@ class Reading:
             cursor.partition.number,
             cursor.next,
             start - 1,
+            extra=self._about(cursor),
         )
         self._tally.lost += start - cursor.next
         cursor.done_run(cursor.next, start)
@@ -147,7 +148,12 @@ class Reading:
             cursor.partition.number,
             cursor.next,
             why,
+            extra=self._about(cursor),
         )
+
+    def _about(self, cursor: Cursor) -> dict[str, str]:
+        """Fields of a line in the log."""
+        return {"topic": cursor.partition.topic, "subscription": self._name}
 
     def _resume(self, cursor: Cursor) -> None:
         if cursor.number in self._paused:

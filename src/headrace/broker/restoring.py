@@ -28,6 +28,7 @@ def restored(engine: Engine, loaded: Loaded, *, clean: bool) -> list[Subscriptio
             SubscriptionSettings.of(_known(item["settings"])),
             item["created_ms"],
             item.get("owner"),
+            bool(item.get("paused")),
         )
         for number, item in loaded.subscriptions.items()
     }

@@ -46,6 +46,8 @@ class Retention:
         self._trims: set[Partition] = set()
         self.deleted_bytes = 0
         self.before_run: Callable[[], object] = lambda: None
+        self.is_held: Callable[[], bool] = lambda: False
+        """Whether a backup reads what would be deleted (``backups.py``)."""
 
     def start(self) -> None:
         self._timer = self._loop.call_later(INTERVAL_S, self._tick)
@@ -70,7 +72,9 @@ class Retention:
                 try:
                     self._run_partition(topic, partition)
                 except (HeadraceError, OSError) as error:  # the next round tries again
-                    logger.error("retention of %s: %s", topic.name, error)
+                    logger.error(
+                        "retention of %s: %s", topic.name, error, extra={"topic": topic.name}
+                    )
 
     def _run_partition(self, topic: Topic, partition: Partition) -> None:
         settings, log = topic.settings, partition.log
@@ -95,6 +99,8 @@ class Retention:
             low = low_water(partition)
             if low is not None:
                 keep_from = min(keep_from, low)
+        if keep_from == closed[0].base_offset or (log.durable and self.is_held()):
+            return
         before = log.size_bytes()
         log.drop_before(keep_from)
         self.deleted_bytes += before - log.size_bytes()
@@ -105,12 +111,14 @@ class Retention:
         if low is None or self._timer is None:
             return
         closed = log.closed_segments()
-        if not closed or closed[0].end_offset > low:
+        if not closed or closed[0].end_offset > low or (log.durable and self.is_held()):
             return
         try:
             log.drop_before(closed[0].end_offset)
         except OSError as error:  # the next round tries again
-            logger.error("retention of %s: %s", partition.topic, error)
+            logger.error(
+                "retention of %s: %s", partition.topic, error, extra={"topic": partition.topic}
+            )
             return
         self.deleted_bytes += closed[0].bytes
         self._loop.call_soon(self.drop_done, partition)

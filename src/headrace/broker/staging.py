@@ -423,6 +423,15 @@ class Staging:
             and piece.offset + piece.records <= end
         ]
 
+    def last_commit(self, name: str, done: Callable[[int, HeadraceError | None], None]) -> None:
+        """The number of the newest commit of the name, when it is visible; -1 if there is none."""
+        known = self.decisions.get(name)
+        if known is None:
+            done(-1, None)
+            return
+        number = known.number
+        self._again(known, number, [], lambda _, error: done(number, error))
+
     # --- giving up ----------------------------------------------------------------------------
     def abort(self, pieces: list[Any], done: Done) -> None:
         """Give pieces up. What a commit has decided about is not touched."""

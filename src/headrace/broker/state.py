@@ -2,7 +2,8 @@
 
 Payloads (``log.journal`` frames and checksums them), by their first byte:
 
-- ``S`` + JSON: a subscription is created or changed: id, name, topic pattern, settings, created_ms
+- ``S`` + JSON: a subscription is created or changed: id, name, topic pattern, settings, created_ms, and
+  if there is one its owner, and whether it is paused
 - ``D`` + JSON: it is deleted: id
 - ``K`` + JSON: a cursor gets its number: cursor, subscription, topic, partition, incarnation
 - ``C`` + binary: a cursor's changes or, with its reset flag, all of it (``cursor.Cursor._pack``)
@@ -18,8 +19,9 @@ after half of that time, less what the last write took, and one that must wait f
 when that one ends. A slow disk or a busy loop makes it later; ``oldest_unwritten`` shows that.
 
 When the journal cannot be written (disk full), memory keeps everything and the write is retried; when
-its *sync* fails the broker stops, as for any other failed sync. After ``close`` nothing is written:
-the directory may belong to another process by then.
+its *sync* fails the broker stops, as for any other failed sync. Deliveries that must be counted first
+(``Entry.counts``) wait for the retry, unless the disk is full. After ``close`` nothing is written: the directory may
+belong to another process by then.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ import orjson
 from headrace import limits
 from headrace.broker.cursor import Cursor
 from headrace.clock import Loop
-from headrace.errors import Closed, HeadraceError, OutcomeUnknown, refused_by_disk
+from headrace.errors import Closed, HeadraceError, OutcomeUnknown, StorageFailed, refused_by_disk
 from headrace.log.journal import Journal
 from headrace.log.witness import Ends, Witnesses
 from headrace.log.workers import Lane, Workers
@@ -53,6 +55,9 @@ class Entry(NamedTuple):
 
     payload: bytes | None
     done: Done | None
+    counts: bool = False
+    """A delivery waits for it: if the disk refuses the write for another reason than a lack of room, ``done`` is
+    called after a later write."""
 
 
 def _entry(kind: bytes, **item: Any) -> bytes:
@@ -66,8 +71,11 @@ def define(
     settings: dict[str, Any],
     created_ms: int,
     owner: str | None = None,
+    paused: bool = False,
 ) -> bytes:
-    more = {} if owner is None else {"owner": owner}
+    more: dict[str, Any] = {} if owner is None else {"owner": owner}
+    if paused:
+        more["paused"] = True
     return _entry(
         b"S", id=number, name=name, topic=pattern, settings=settings, created_ms=created_ms, **more
     )
@@ -150,6 +158,14 @@ def remember(producers: dict[str, tuple[int, int]], name: str, known: tuple[int,
         del producers[next(iter(producers))]
 
 
+class Tap:
+    """Everything that the journal is told while a backup begins (``backups.py``)."""
+
+    def __init__(self) -> None:
+        self.payloads: list[bytes] = []
+        self.cursors: dict[int, Cursor] = {}
+
+
 class StateJournal:
     """Collects the entries and writes them to the journal. ``journal`` None: nothing is kept."""
 
@@ -170,6 +186,8 @@ class StateJournal:
         self._timer: Any = None
         self._writing: list[Entry] = []
         self._cursors: list[Cursor] = []
+        self._postponed: list[Entry] = []
+        """Refused by the disk; the next write includes them."""
         self._failed: HeadraceError | None = None
         self._closed = False
         self._rewrite_due = False
@@ -180,6 +198,7 @@ class StateJournal:
         self._began = 0.0
         self._dirty_since: float | None = None
         self._writing_since: float | None = None
+        self.tap: Tap | None = None
 
     def load(self, ends: Ends | None = None) -> Loaded:
         """What the journal holds. ``ends``: how far the partitions had reached at the last clean stop."""
@@ -212,13 +231,15 @@ class StateJournal:
             self._retry()
 
     # --- writing ----------------------------------------------------------------------------
-    def write(self, payload: bytes, done: Done | None = None) -> None:
+    def write(self, payload: bytes, done: Done | None = None, *, counts: bool = False) -> None:
         """Store a definition; ``done`` is called when it is durable."""
-        self._put(Entry(payload, done))
+        if self.tap is not None:
+            self.tap.payloads.append(payload)
+        self._put(Entry(payload, done, counts))
 
-    def flush(self, done: Done) -> None:
+    def flush(self, done: Done, *, counts: bool = False) -> None:
         """Write all positions now; ``done`` is called when they are durable."""
-        self._put(Entry(None, done))
+        self._put(Entry(None, done, counts))
 
     def _put(self, entry: Entry) -> None:
         if self._failed is None and self._journal is not None and not self._closed:
@@ -229,6 +250,8 @@ class StateJournal:
 
     def changed(self, cursor: Cursor) -> None:
         self._dirty[cursor.number] = cursor
+        if self.tap is not None:
+            self.tap.cursors[cursor.number] = cursor
         if self._dirty_since is not None or self._journal is None or self._closed:
             return  # its write is on its way
         self._dirty_since = self._loop.time()
@@ -247,7 +270,7 @@ class StateJournal:
 
     def _flush_later(self) -> None:
         self._timer = None
-        if (self._dirty or self._rewrite_due) and self._failed is None:
+        if (self._dirty or self._rewrite_due or self._postponed) and self._failed is None:
             self._lane.put(Entry(None, None))
         else:
             self._dirty_since = None
@@ -260,7 +283,7 @@ class StateJournal:
     def _prepare(self, entries: list[Entry]) -> Callable[[], None]:
         journal = self._journal
         assert journal is not None
-        self._writing = entries
+        self._writing, self._postponed = self._postponed + entries, []
         self._cursors = [cursor for cursor in self._dirty.values() if cursor.dirty]
         self._dirty.clear()
         self._began = self._loop.time()
@@ -290,6 +313,9 @@ class StateJournal:
                 self._dirty[cursor.number] = cursor
             # A refused definition is only in memory; the next write must include it.
             self._rewrite_due |= any(entry.payload is not None for entry in entries)
+            if isinstance(answer, StorageFailed):
+                self._postponed = [entry for entry in entries if entry.counts]
+                entries = [entry for entry in entries if not entry.counts]
             self._retry()
         elif error is None:
             self._rewrite_due = False  # if it was due, it has just been done
@@ -311,7 +337,8 @@ class StateJournal:
         def closed(_error: HeadraceError | None) -> None:
             self._closed = True
             # What came during the last write comes too late.
-            late, self._lane.waiting = self._lane.waiting, []
+            late, self._lane.waiting = self._postponed + self._lane.waiting, []
+            self._postponed = []
             for entry in late:
                 self._put(entry)
             # Not earlier: a write that found no room has scheduled another one.

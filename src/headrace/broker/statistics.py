@@ -10,14 +10,15 @@ if TYPE_CHECKING:
     from headrace.broker.subscription import Subscription
 
 
-def statistics_of(subscription: Subscription, *, waiting_for_retry: int) -> SubscriptionStats:
+def statistics_of(subscription: Subscription) -> SubscriptionStats:
     return {
         "name": subscription.name,
         "topic": subscription.pattern,
         "members": len(subscription.members),
         "lag": subscription.lag(),
         "in_flight": subscription.in_flight(),
-        "waiting_for_retry": waiting_for_retry,
+        "waiting_for_retry": subscription.waiting_for_retry(),
+        "paused": subscription.paused,
         "created": subscription.created_ms,
         "settings": subscription.settings.as_dict(),
         "partitions": [

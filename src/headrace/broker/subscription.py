@@ -48,8 +48,8 @@ from headrace.broker.statistics import statistics_of
 from headrace.errors import Closed, DataCorrupt, HeadraceError, OffsetOutOfRange, StaleDelivery
 from headrace.log.batch import HAS_KEYS, LOST, Batch
 from headrace.log.interface import ReadPending
-from headrace.model import SubscriptionSettings, check_reason, check_seconds
-from headrace.operations.results import SubscriptionStats
+from headrace.model import SubscriptionSettings, check_reason
+from headrace.times import check_seconds
 
 logger = logging.getLogger("headrace.broker")
 
@@ -64,6 +64,7 @@ class Subscription:
     created_ms: int
     owner: str | None = None
     """Who created it; a wildcard gets what its owner may consume. None: no bounds."""
+    paused: bool = False
     tally: Tally = field(default_factory=Tally)
     activity: Activity = field(default_factory=Activity)
     cursors: dict[tuple[str, int], Cursor] = field(default_factory=dict)
@@ -171,7 +172,7 @@ class Subscription:
     def pump(self) -> None:
         """Hand out messages to the members that have room."""
         self._pumping = False
-        if self.closed:
+        if self.closed or self.paused:
             return
         self._retries.collect(self._context.time())
         pace = self._context.pace
@@ -693,5 +694,7 @@ class Subscription:
     def in_flight(self) -> int:
         return sum(lease.mask.bit_count() for lease in self.leases.values())
 
-    def statistics(self) -> SubscriptionStats:
-        return statistics_of(self, waiting_for_retry=len(self._retries) + len(self._attempts))
+    def waiting_for_retry(self) -> int:
+        return len(self._retries) + len(self._attempts)
+
+    statistics = statistics_of

@@ -92,6 +92,10 @@ class Topics:
             return [] if found is None else [found]
         return [t for name, t in self._topics.items() if pattern_matches(pattern, name)]
 
+    def lacks(self, pattern: str) -> bool:
+        """Whether it is a name of no topic: subscribing to it creates the topic."""
+        return not is_pattern(pattern) and pattern not in self._topics
+
     def by_hash(self, number: int) -> Topic | None:
         return self._by_hash.get(number)
 
@@ -207,7 +211,12 @@ class Topics:
             elif isinstance(error, OSError):
                 done(None, refused_by_disk(error))
             else:
-                logger.error("topic %s cannot be stored", topic.name, exc_info=error)
+                logger.error(
+                    "topic %s cannot be stored",
+                    topic.name,
+                    exc_info=error,
+                    extra={"topic": topic.name},
+                )
                 done(
                     None, HeadraceError("the broker has a bug here; its log says more", code="bug")
                 )

@@ -1,8 +1,8 @@
 """The commands. Each module here holds some of them; this file lists them all.
 
 Exit codes: 0 success; 1 the command ran but found a problem (each command says which), or you answered
-no; 2 it could not run; 130 interrupted. A user's mistake is one line on standard error, never a
-traceback.
+no; 2 it could not run; 69 the broker's address is not available; 130 interrupted. A user's mistake is one
+line on standard error, never a traceback.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import typer
 
 from headrace.cli import (
     archive,
+    backup,
     bench,
     dead_letters,
     doctor,
@@ -25,12 +26,16 @@ from headrace.cli import (
     serve,
     sql,
     tokens,
+    top,
     topics,
+    transfer,
     users,
 )
 from headrace.cli.printing import print_error
 from headrace.errors import HeadraceError, InvalidArgument
 
+EXIT_CANNOT_LISTEN = 69
+"""A service manager may try again: an address appears when the network does, and a port becomes free."""
 app = typer.Typer(
     name="headrace",
     help="Headrace, a message broker. Each command explains itself with --help.",
@@ -47,6 +52,7 @@ for command in (
     *(topics.topics, topics.describe),
     *(topics.create_topic, topics.alter_topic, topics.delete_topic),
     *(groups.groups, groups.create_subscription, groups.delete_subscription, groups.seek),
+    *(groups.pause, groups.resume, top.top, top.clients),
 ):
     app.command()(command)
 app.add_typer(dead_letters.dlq, name="dlq", help="Dead letters: list, show, redrive, edit, purge.")
@@ -60,8 +66,13 @@ app.add_typer(
 app.add_typer(users.users, name="users", help="Users: add, list, change, delete.")
 app.add_typer(tokens.tokens, name="tokens", help="Tokens: create, list, revoke.")
 app.add_typer(users.access, name="access", help="Rights: whoami, quotas.")
-for command in (doctor.doctor, bench.bench, sql.sql, replay.replay):
+for command in (
+    *(doctor.doctor, backup.backup, backup.restore, backup.verify),
+    *(bench.bench, sql.sql, replay.replay),
+):
     app.command()(command)
+app.command("export")(transfer.export)
+app.command("import")(transfer.import_lines)
 
 
 def _print_version(wanted: bool) -> None:
@@ -97,6 +108,6 @@ def main() -> None:
         app(prog_name="headrace")  # whatever started Python: a script, -m, a test runner
     except HeadraceError as error:
         print_error(error)
-        sys.exit(2)
+        sys.exit(EXIT_CANNOT_LISTEN if error.code == "cannot_listen" else 2)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -20,6 +20,7 @@ from headrace.cli.spark_work import (
     watched,
     with_place,
 )
+from headrace.cli.values import size_option
 from headrace.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -92,6 +93,7 @@ def run(
 
     def job(spark: SparkSession) -> ArchiveJob:
         from headrace.spark.builtin.archive import ArchiveJob
+        from headrace.spark.notation import spark_duration
 
         return ArchiveJob(
             spark,
@@ -102,7 +104,7 @@ def run(
             partition_by=[each.strip() for each in partition_by.split(",") if each.strip()],
             group=group,
             source=source,
-            trigger={"processingTime": trigger},
+            trigger={"processingTime": spark_duration(trigger)},
             checkpoint=checkpoint,
             options={"compact_every": compact_every},
         )
@@ -274,8 +276,8 @@ def _manifest(table: Description) -> list[dict[str, Any]]:
 def compact(
     path: Table,
     target: Annotated[
-        int, typer.Option(metavar="MB", min=1, help="Largest size of a joined file.")
-    ] = 128,
+        int, size_option(help="Largest size of a joined file, such as 256MB.", low=1 << 20)
+    ] = 128 << 20,
     vacuum: Annotated[
         bool, typer.Option("--vacuum", help="Also delete files that no reader needs any more.")
     ] = False,
@@ -292,7 +294,7 @@ def compact(
     check_installed()
     from headrace.spark import lake
 
-    done = lake.compact(path, target_bytes=target << 20)
+    done = lake.compact(path, target_bytes=target)
     say(f"joined {count_of(done.removed, 'file')} into {done.added}")
     if vacuum:
         say(f"deleted {count_of(lake.vacuum(path), 'file')}")

@@ -17,14 +17,13 @@ from headrace import limits
 from headrace.bench import CONNECT_S, PAYLOAD_BYTES_MIN, PERCENTILES, PUBLISH_S, LoadPlan, LoadTest
 from headrace.cli.connecting import (
     BROKER_OPTIONS,
-    address,
     given_as,
     login_as,
-    usable_certificate,
     with_options,
 )
 from headrace.cli.printing import AsJson, complain, count_of, print_json, progress_bar, say
-from headrace.client.aio import AsyncClient, make_tls
+from headrace.cli.values import duration_option, size_option
+from headrace.client.aio import AsyncClient
 from headrace.client.link import ConnectFailed
 from headrace.clock import new_loop
 from headrace.errors import InvalidArgument
@@ -58,10 +57,10 @@ def bench(
     ] = 10_000,
     size: Annotated[
         int,
-        typer.Option(
-            min=PAYLOAD_BYTES_MIN,
-            max=limits.MESSAGE_BYTES_CEILING,
-            help="Size of a message, in bytes.",
+        size_option(
+            help="Size of a message: bytes, or 10KB.",
+            low=PAYLOAD_BYTES_MIN,
+            high=limits.MESSAGE_BYTES_CEILING,
         ),
     ] = 100,
     rate: Annotated[
@@ -71,7 +70,10 @@ def bench(
         ),
     ] = None,
     seconds: Annotated[
-        float, typer.Option(min=0.01, max=SECONDS_MAX, help="Stop after this number of seconds.")
+        float,
+        duration_option(
+            "--seconds", help="Stop after this time: seconds, or 5m.", low=0.01, high=SECONDS_MAX
+        ),
     ] = 60.0,
     consume: Annotated[
         bool, typer.Option("--consume", help="Measure the time to delivery as well.")
@@ -114,22 +116,17 @@ def bench(
     limits.allow_open_files(concurrent + OPEN_FILES_SPARE)
     if start:
         with _own_broker() as (host, port):
-            raise typer.Exit(_run(plan, _clients(host, port), as_json))
-    host, port, tls = address(server)
-    with usable_certificate(broker.ca):
-        context = make_tls(tls, broker.ca)
+            raise typer.Exit(_run(plan, _clients(f"{host}:{port}"), as_json))
     user, password = login_as(broker.token, broker.user)
-    clients = _clients(
-        host, port, token=broker.token, user=user, password=password, tls=context or False
-    )
-    raise typer.Exit(_run(plan, clients, as_json))
+    login = {"token": broker.token, "user": user, "password": password}
+    raise typer.Exit(_run(plan, _clients(server, ca=broker.ca, **login), as_json))
 
 
-def _clients(host: str, port: int, **options: Any) -> Callable[[], AsyncClient]:
+def _clients(server: str | None, **options: Any) -> Callable[[], AsyncClient]:
+    AsyncClient(server, **options)  # a mistake is found before anything is measured
     return partial(
         AsyncClient,
-        host,
-        port,
+        server,
         request_timeout=CONNECT_S,
         delivery_timeout=PUBLISH_S,
         **options,

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, wraps
-from typing import Annotated, Any, NamedTuple, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -48,7 +48,6 @@ TopicOrWildcard = Annotated[
     str, typer.Argument(metavar="TOPIC", help="The topic, or a wildcard such as 'orders.*'.")
 ]
 Group = Annotated[str, typer.Argument(metavar="SUBSCRIPTION", help="The subscription.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 Command = Callable[..., None]
 PUBLISH_S = 5.0
@@ -108,31 +107,6 @@ def named_values(option: str, pairs: Iterable[str] | None, prefix: str = "") -> 
 
 
 # --- the broker -----------------------------------------------------------------------------------
-class BrokerAddress(NamedTuple):
-    host: str
-    port: int
-    tls: bool
-
-
-def address(server: str | None) -> BrokerAddress:
-    """The broker's address from the flag, the environment, or the defaults."""
-    host = os.environ.get("HEADRACE_HOST") or os.environ.get("QB_SERVER_HOST") or "127.0.0.1"
-    host = "127.0.0.1" if host in ("0.0.0.0", "::") else host  # a broker that listens everywhere
-    port = os.environ.get("HEADRACE_PORT") or os.environ.get("QB_SERVER_PORT") or "9999"
-    scheme = "tcp"
-    if server:
-        text = server
-        if "://" in server:  # as in the line that "headrace serve" prints
-            scheme, text = server.split("://", 1)
-        host, colon, given = text.rpartition(":")
-        host, port = (host.strip("[]"), given) if colon else (text, port)
-    if scheme not in ("tcp", "tls"):
-        raise InvalidArgument(f"{server!r} is not tcp:// or tls://; --server takes HOST:PORT")
-    if not port.isascii() or not port.isdigit() or len(port) > 5 or not 0 < int(port) < 65536:
-        raise InvalidArgument(f"{port!r} is not a port; --server takes HOST:PORT")
-    return BrokerAddress(host or "127.0.0.1", int(port), scheme == "tls")
-
-
 def request_timeout() -> float:
     """``HEADRACE_REQUEST_TIMEOUT``, checked as ``headrace config`` checks it."""
     setting = BY_NAME["request_timeout"]
@@ -149,23 +123,21 @@ def connected(
     ca: str | None = None,
     user: str | None = None,
     password: str | None = None,
+    patience: float | None = None,
 ) -> Iterator[BrokerClient]:
-    host, port, tls = address(server)
+    """``patience``: the most seconds for one request, if somebody watches."""
     if password is None:
         user, password = login_as(token, user)
-    with usable_certificate(ca):
-        client = BrokerClient(
-            host,
-            port,
-            client_id=f"cli-{os.getpid()}",
-            token=token,
-            user=user,
-            password=password,
-            tls=tls,
-            ca=ca,
-            request_timeout=request_timeout(),
-            delivery_timeout=min(request_timeout(), PUBLISH_S),
-        )
+    client = BrokerClient(
+        server,
+        client_id=f"cli-{os.getpid()}",
+        token=token,
+        user=user,
+        password=password,
+        ca=ca,
+        request_timeout=min(request_timeout(), patience or request_timeout()),
+        delivery_timeout=min(request_timeout(), PUBLISH_S),
+    )
     with client:
         yield client
 
@@ -189,14 +161,6 @@ def password_of(user: str) -> str:
 def _ask_password(user: str) -> str:
     """Once: a command may connect several times."""
     return getpass.getpass(f"Password of {user}: ")
-
-
-@contextmanager
-def usable_certificate(ca: str | None) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise InvalidArgument(f"the certificate {ca} cannot be used: {error}") from None
 
 
 with_client = with_options("client", BROKER_OPTIONS, connected)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.connecting import Group, Yes, with_client
+from headrace.cli.connecting import Group, with_client
 from headrace.cli.printing import (
     AsJson,
     count_of,
@@ -18,9 +18,9 @@ from headrace.cli.printing import (
     text_of,
     when,
 )
+from headrace.cli.values import Yes, confirm
 from headrace.client.threads import BrokerClient
 from headrace.errors import Conflict, NotFound
-from headrace.operations import documents
 
 dlq = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 scheduled = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -61,8 +61,7 @@ def list_letters(
         for letter in letters
     ]
     columns = ("offset", "when", "from", "attempts", "reason", "value")
-    document = [documents.letter(letter) for letter in letters]
-    print_listing(as_json, document, rows, columns, f"No dead letters of {subscription}.")
+    print_listing(as_json, letters, rows, columns, f"No dead letters of {subscription}.")
 
 
 @dlq.command()
@@ -73,7 +72,7 @@ def show(
     """Show all of one dead letter."""
     letter = client.dead_letter(subscription, offset)
     if as_json:
-        print_json(documents.letter(letter))
+        print_json(letter)
         return
     message = letter.message
     attempts = "1 delivery" if letter.attempts == 1 else f"{letter.attempts:,} deliveries"
@@ -157,9 +156,8 @@ def purge(
     client: BrokerClient, subscription: Group, offset: Offsets = None, yes: Yes = False
 ) -> None:
     """Delete dead letters."""
-    if not yes:
-        which = "these" if offset else "all"
-        typer.confirm(f"Delete {which} dead letters of {subscription}?", abort=True)
+    which = count_of(len(set(offset)), "dead letter") if offset else "all dead letters"
+    confirm(f"Delete {which} of {subscription}?", yes)
     count = client.purge_dead_letters(subscription, offset)
     say(f"Deleted {count_of(count, 'letter')}.")
 
@@ -178,8 +176,7 @@ def list_scheduled(
     found = client.scheduled(topic, limit=limit)
     rows = [{"id": each.id, "topic": each.topic, "when": when(each.deliver_at)} for each in found]
     columns = {"when": "when (UTC)", "topic": "topic", "id": "id"}
-    document = [documents.scheduled(each) for each in found]
-    print_listing(as_json, document, rows, columns, "No delayed messages.")
+    print_listing(as_json, found, rows, columns, "No delayed messages.")
 
 
 @scheduled.command()
@@ -187,7 +184,9 @@ def list_scheduled(
 def cancel(
     client: BrokerClient,
     message_id: Annotated[str, typer.Argument(metavar="ID", help="The message's id.")],
+    yes: Yes = False,
 ) -> None:
-    """Cancel a delayed message."""
+    """Cancel a delayed message: it is deleted, and never published."""
+    confirm(f"Cancel message {message_id}?", yes)
     client.cancel(message_id)
     say(f"Cancelled message {message_id}.")

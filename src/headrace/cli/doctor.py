@@ -12,7 +12,6 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from headrace.cli.connecting import Yes
 from headrace.cli.printing import (
     AsJson,
     SafeConsole,
@@ -24,6 +23,7 @@ from headrace.cli.printing import (
     size,
     visible,
 )
+from headrace.cli.values import Yes, confirm
 from headrace.doctor.commands import examine, repair
 from headrace.doctor.dump import DumpedBatch, dump
 from headrace.doctor.findings import PartitionState, Report, Severity
@@ -124,9 +124,7 @@ def _repair(data_dir: Path, yes: bool, as_json: bool) -> bool:
         if not before.repairable:
             _print_verdict(console, before, repaired=True)
             return before.healthy
-        if not yes and not _confirmed(before):
-            console.print("Nothing was changed.")
-            return before.healthy
+        confirm(_question(before), yes)
     actions = repair(data_dir, before)
     after = _watched_examination(data_dir)
     if as_json:
@@ -155,16 +153,12 @@ def _dump(path: Path, as_json: bool) -> bool:
     return whole
 
 
-def _confirmed(report: Report) -> bool:
+def _question(report: Report) -> str:
     lost = sum(finding.records for finding in report.repairable if finding.severity == "damage")
     question = f"Repair {count_of(len(report.repairable), 'finding')}"
     if lost:
         question += f" and give up {count_of(lost, 'record')} for good"
-    try:
-        return typer.confirm(f"{question}?")
-    except typer.Abort:  # there is no terminal
-        typer.echo()
-        return False
+    return f"{question}?"
 
 
 # --- printing -----------------------------------------------------------------------------------

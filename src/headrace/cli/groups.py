@@ -1,19 +1,43 @@
-"""``headrace groups``, ``create-subscription``, ``delete-subscription``, ``seek``."""
+"""``headrace groups``, ``create-subscription``, ``delete-subscription``, ``seek``, ``pause``, ``resume``."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator
+from typing import Annotated, Any
 
 import typer
+from rich.console import Group as RichGroup
+from rich.console import RenderableType
+from rich.text import Text
 
 from headrace.cli.connecting import Group, TopicOrWildcard, with_client
-from headrace.cli.printing import AsJson, print_listing, say
+from headrace.cli.live import Interval, Screen
+from headrace.cli.printing import AsJson, complain, console, print_listing, say, table_of
 from headrace.cli.topics import Sets, settings_of
+from headrace.cli.values import Yes, confirm, duration_option
 from headrace.client.threads import BrokerClient
+from headrace.operations.results import SubscriptionStats
 
+COLUMNS = {
+    "name": "subscription",
+    "topic": "topic",
+    "lag": "lag",
+    "in_flight": "in flight",
+    "waiting_for_retry": "to retry",
+    "members": "members",
+    "acked": "acked",
+    "dead_lettered": "dead",
+    "state": "state",
+}
 OfTopic = Annotated[
     str | None, typer.Option("--topic", help="Its topic, if several have this name.")
 ]
+
+
+def tell_created(made: SubscriptionStats) -> None:
+    """A misspelt topic must not look like one without messages."""
+    if made.get("topic_created"):
+        complain(f"Topic {made['topic']} did not exist: it was created now, and is empty.")
 
 
 @with_client
@@ -22,10 +46,14 @@ def create_subscription(
     subscription: Group,
     topic: TopicOrWildcard,
     offset: Annotated[
-        str, typer.Option(help="Where a new one begins: a number, earliest, latest, or a time.")
-    ] = "earliest",
+        str | None,
+        typer.Option(
+            help="Where a new one begins: a number, earliest (the default), latest, or a time."
+        ),
+    ] = None,
     ack_timeout: Annotated[
-        float | None, typer.Option(help="Seconds in which a message must be acknowledged.")
+        float | None,
+        duration_option(help="Time in which a message must be acknowledged: seconds, or 5m."),
     ] = None,
     max_deliveries: Annotated[
         int | None,
@@ -48,17 +76,27 @@ def create_subscription(
     settings = settings_of(sets)
     given = {"ack_timeout": ack_timeout, "max_deliveries": max_deliveries, "ordering": ordering}
     settings |= {name: value for name, value in given.items() if value is not None}
-    exists = (subscription, topic) in [
-        (each["name"], each["topic"]) for each in client.subscriptions()
-    ]
-    lag = client.create_subscription(subscription, topic, offset, **settings)["lag"]
-    done = "Changed" if exists else "Created"
-    say(f"{done} subscription {subscription} on {topic} ({lag:,} unread).")
+    made = client.create_subscription(subscription, topic, offset or "earliest", **settings)
+    unread = f"({made['lag']:,} unread)"
+    if made["outcome"] == "unchanged":
+        say(f"Subscription {subscription} on {topic} already exists, unchanged {unread}.")
+    else:
+        say(f"{made['outcome'].capitalize()} subscription {subscription} on {topic} {unread}.")
+    if offset is not None and made["outcome"] != "created":
+        complain(
+            f"headrace: {subscription} keeps its position: --offset is where a new subscription "
+            f"begins. To move it: headrace seek {subscription} {offset} --topic {topic}"
+        )
+    tell_created(made)
 
 
 @with_client
-def delete_subscription(client: BrokerClient, subscription: Group, topic: OfTopic = None) -> None:
+def delete_subscription(
+    client: BrokerClient, subscription: Group, topic: OfTopic = None, yes: Yes = False
+) -> None:
     """Delete a subscription and its position."""
+    unread = client.subscription_stats(subscription, topic)["lag"]
+    confirm(f"Delete subscription {subscription} and its position ({unread:,} unread)?", yes)
     client.delete_subscription(subscription, topic)
     say(f"Deleted subscription {subscription}.")
 
@@ -69,29 +107,98 @@ def groups(
     topic: Annotated[
         str | None, typer.Argument(metavar="TOPIC", help="Only subscriptions on this topic.")
     ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Show them again and again; q quits.")
+    ] = False,
+    interval: Interval = 2.0,
     as_json: AsJson = False,
 ) -> None:
-    """List the subscriptions with their lag."""
-    found = client.subscriptions(topic)
-    columns = {
-        "name": "subscription",
-        "topic": "topic",
-        "lag": "lag",
-        "in_flight": "in flight",
-        "waiting_for_retry": "to retry",
-        "members": "members",
-        "acked": "acked",
-        "dead_lettered": "dead",
-    }
+    """List the subscriptions with their lag.
+
+    With --watch they are shown again every --interval, on a terminal.
+
+    \b
+    Examples:
+      headrace groups
+      headrace groups orders --watch
+    """
     empty = "No subscriptions yet." if topic is None else f"No subscriptions on {topic}."
-    print_listing(as_json, found, found, columns, empty)
-    for each in [] if as_json else found:
+    if watch and console.is_terminal and not as_json:
+        Screen(
+            lambda: client.subscriptions(topic),
+            lambda found, _, every: RichGroup(*_drawn(found, empty, every)),
+            interval,
+        ).run()
+        return
+    found = client.subscriptions(topic)
+    print_listing(as_json, found, map(_row, found), COLUMNS, empty)
+    for line in [] if as_json else _stops(found):
+        say(line)
+
+
+def _row(stats: SubscriptionStats) -> dict[str, Any]:
+    blocked = any(part["blocked"] for part in stats["partitions"])
+    return {**stats, "state": state_of(stats["paused"], blocked, stats["lag"], stats["members"])}
+
+
+def state_of(paused: bool, blocked: bool, lag: int, members: int) -> str:
+    """Why nothing is delivered; empty if something is, or if there is nothing."""
+    if blocked:
+        return "blocked"
+    if paused:
+        return "paused"
+    return "no members" if lag and not members else ""
+
+
+def _drawn(found: list[SubscriptionStats], empty: str, every: float) -> Iterator[RenderableType]:
+    """What needs attention first, as much as fits."""
+    room = max(console.height - 4, 1)
+    ordered = sorted(found, key=lambda each: (-each["lag"], each["name"]))
+    yield Text(f"headrace groups  every {every:g}s", style="reverse")
+    yield table_of([_row(each) for each in ordered[:room]], COLUMNS) if found else Text(empty)
+    if len(found) > room:
+        yield Text(f"and {len(found) - room:,} more", style="dim")
+    yield from map(Text, list(_stops(found))[:room])
+
+
+def _stops(found: list[SubscriptionStats]) -> Iterator[str]:
+    """A line for each partition that cannot be read on."""
+    for each in found:
         for part in each["partitions"]:
             if part["blocked"]:
-                say(
+                yield (
                     f"{each['name']} is stopped at {part['topic']}/{part['partition']} "
                     f"offset {part['position']}: {part['blocked']}"
                 )
+
+
+@with_client
+def pause(client: BrokerClient, subscription: Group, topic: OfTopic = None) -> None:
+    """Pause a subscription: nothing is delivered until you resume it.
+
+    It stays paused over a restart of the broker. Messages in flight may still be acknowledged.
+
+    \b
+    Example:
+      headrace pause email
+    """
+    stats = client.pause_subscription(subscription, topic)
+    say(
+        f"Paused subscription {subscription} ({stats['lag']:,} unread, "
+        f"{stats['in_flight']:,} in flight)."
+    )
+
+
+@with_client
+def resume(client: BrokerClient, subscription: Group, topic: OfTopic = None) -> None:
+    """Resume a paused subscription.
+
+    \b
+    Example:
+      headrace resume email
+    """
+    stats = client.resume_subscription(subscription, topic)
+    say(f"Resumed subscription {subscription} ({stats['lag']:,} unread).")
 
 
 @with_client

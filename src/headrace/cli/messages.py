@@ -4,26 +4,43 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Annotated, Any
 
 import typer
 
-from headrace.cli.connecting import Group, Topic, TopicOrWildcard, named_values, with_client
-from headrace.cli.groups import OfTopic
+from headrace import limits
+from headrace.cli.connecting import (
+    Group,
+    Topic,
+    TopicOrWildcard,
+    given_as,
+    named_values,
+    with_client,
+    with_options,
+)
+from headrace.cli.groups import OfTopic, tell_created
 from headrace.cli.printing import (
+    MESSAGE_OPTIONS,
     AsJson,
+    MessageStyle,
     count_of,
     print_json,
     print_message,
     progress_bar,
     say,
+    size,
 )
+from headrace.cli.values import duration_option
 from headrace.client.threads import BrokerClient
-from headrace.errors import Closed, InvalidArgument, RequestTimeout, StaleDelivery
-from headrace.model import is_pattern
-from headrace.operations import documents
+from headrace.errors import Closed, InvalidArgument, RequestTimeout, StaleDelivery, TooLarge
+from headrace.model import Message, is_pattern
+from headrace.paging import From
 
+with_style = with_options("style", MESSAGE_OPTIONS, given_as(MessageStyle))
+"""Give a command the options for how messages are printed, as its argument ``style``."""
 CHUNK = 5_000
 FETCH_MAX = 1_000
 
@@ -35,7 +52,7 @@ Count = Annotated[
     int | None, typer.Option("--count", "-n", min=1, help="Exit after this number of messages.")
 ]
 Timeout = Annotated[
-    float | None, typer.Option(help="Exit after this number of seconds without a message.")
+    float | None, duration_option(help="Exit after this time without a message: seconds, or 5m.")
 ]
 
 
@@ -44,29 +61,43 @@ def publish(
     client: BrokerClient,
     topic: Topic,
     message: Annotated[
-        str,
+        str | None,
         typer.Argument(metavar="MESSAGE", help="The text; '-' reads lines from standard input."),
-    ],
+    ] = None,
+    file: Annotated[
+        str | None,
+        typer.Option(
+            "--file",
+            "-f",
+            metavar="PATH",
+            help="Publish this file as one message, byte for byte; '-': standard input.",
+        ),
+    ] = None,
     key: Annotated[
         str | None, typer.Option(help="Messages with the same key go to the same partition.")
     ] = None,
     header: Headers = None,
     to: Annotated[str | None, typer.Option(help="Deliver only to this subscription.")] = None,
-    delay: Annotated[float | None, typer.Option(help="Publish after this many seconds.")] = None,
+    delay: Annotated[
+        float | None, duration_option(help="Publish after this time: seconds, or 1h.")
+    ] = None,
     ttl: Annotated[
-        float | None, typer.Option(help="Do not deliver after this many seconds.")
+        float | None, duration_option(help="Do not deliver after this time: seconds, or 1h.")
     ] = None,
     partition: Annotated[int | None, typer.Option(help="The partition.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Publish a message, or lines of standard input.
+    """Publish a message, a file, or lines of standard input.
 
     \b
     Examples:
       headrace publish events "Hello World"
       headrace publish events "later" --delay 60 --header source=cli
+      headrace publish images --file photo.jpg --key customer-7
       cat lines.txt | headrace publish events -
     """
+    if (message is None) == (file is None):
+        raise InvalidArgument("give a message, or --file PATH, and not both")
     headers = named_values("--header", header)
     options: dict[str, Any] = {"to": to, "ttl": ttl, "partition": partition}
     if message == "-":
@@ -78,18 +109,31 @@ def publish(
         else:
             say(f"Published {count_of(count, 'message')} to {topic}.")
         return
-    receipt = client.publish(topic, message, headers, key=key, delay=delay, **options)
-    is_delayed = receipt.offset < 0
+    value = _content(file) if file is not None else message or ""
+    receipt = client.publish(topic, value, headers, key=key, delay=delay, **options)
     if as_json:
-        document = documents.receipt(receipt)
-        if is_delayed:  # it has no place yet
-            del document["partition"], document["offset"]
-            document["scheduled"] = True
-        print_json(document)
-    elif is_delayed:
+        print_json(receipt)
+    elif receipt.is_delayed:
         say(f"Scheduled message {receipt.id}.")
     else:
         say(f"Published to {topic}/{receipt.partition} at offset {receipt.offset}.")
+
+
+def _content(path: str) -> bytes:
+    """The bytes of a file. No more are read than a message may have: a device does not end."""
+    try:
+        with contextlib.ExitStack() as stack:
+            stream = sys.stdin.buffer if path == "-" else stack.enter_context(open(path, "rb"))
+            content: bytes = stream.read(limits.MESSAGE_BYTES_CEILING + 1)
+    except OSError as error:
+        raise InvalidArgument(f"{path} cannot be read: {error.strerror or error}") from None
+    if len(content) > limits.MESSAGE_BYTES_CEILING:
+        raise TooLarge(
+            f"{path} is larger than a message may be, which is {size(limits.MESSAGE_BYTES_CEILING)} "
+            "at most (max_message_size)",
+            code="message_too_large",
+        )
+    return content
 
 
 def _publish_lines(
@@ -122,6 +166,7 @@ def _chunks() -> Iterator[list[bytes]]:
 
 
 @with_client
+@with_style
 def fetch(
     client: BrokerClient,
     topic: Topic,
@@ -131,54 +176,83 @@ def fetch(
     count: Annotated[
         int, typer.Option("--count", "-n", min=1, help="Maximum number of messages.")
     ] = 10,
-    partition: Annotated[int, typer.Option(help="The partition.")] = 0,
-    wait: Annotated[float, typer.Option(help="Seconds to wait for the first message.")] = 0.0,
-    as_json: AsJson = False,
+    partition: Annotated[
+        int | None, typer.Option(help="Read this partition only. Default: all, by time.")
+    ] = None,
+    wait: Annotated[
+        float, duration_option(help="Wait this long for the first message: seconds, or 5m.")
+    ] = 0.0,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Write the bytes of the values, and nothing else.")
+    ] = False,
+    *,
+    style: MessageStyle,
 ) -> None:
     """Read messages by offset or time.
 
-    They are not consumed: no subscription moves.
+    They are not consumed: no subscription moves. All partitions are read, in the order of time. An offset
+    that is a number needs --partition if the topic has several.
 
     \b
     Examples:
       headrace fetch events 0
       headrace fetch events 2026-01-31T12:00:00Z -n 100 --json
+      headrace fetch events 1h --time --keys --headers
+      headrace fetch images 7 -n 1 --raw > photo.jpg
     """
-    _print_range(client, topic, partition, offset, count, as_json, wait)
+    if raw and any(style):
+        raise InvalidArgument("--raw writes the values alone; leave out the other options")
+    if raw and sys.stdout.isatty():
+        raise InvalidArgument(
+            "--raw writes bytes as they are, which a terminal may take for commands; write them to "
+            "a file (> FILE) or into a pipe"
+        )
+    _print_range(client, topic, partition, offset, count, _write_raw if raw else style, wait)
+
+
+def _write_raw(message: Message) -> None:
+    sys.stdout.buffer.write(message.value)
+    sys.stdout.buffer.flush()
 
 
 def _print_range(
     client: BrokerClient,
     topic: str,
-    partition: int,
-    at: str | int,
+    partition: int | None,
+    at: From,
     count: int,
-    as_json: bool,
+    style: MessageStyle | Callable[[Message], None],
     wait: float = 0.0,
 ) -> None:
-    """Print up to ``count`` messages of a partition."""
+    """Print up to ``count`` messages."""
+    show = style if callable(style) else partial(print_message, style=style)
+    for message in _messages(client, topic, partition, at, count, wait):
+        show(message)
+
+
+def _messages(
+    client: BrokerClient, topic: str, partition: int | None, at: From, count: int, wait: float = 0.0
+) -> Iterator[Message]:
     while count > 0:
-        found = client.fetch(topic, at, min(count, FETCH_MAX), partition=partition, wait=wait)
-        for message in found:
-            print_message(message, as_json)
-        if not found:
+        page = client.fetch(topic, at, min(count, FETCH_MAX), partition=partition, wait=wait)
+        yield from page
+        if not page:
             break
-        count -= len(found)
-        at = found[-1].offset + 1
-        wait = 0.0
+        count -= len(page)
+        at, wait = page.next, 0.0
 
 
 @with_client
+@with_style
 def tail(
     client: BrokerClient,
     topic: TopicOrWildcard,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Continue with messages published from now on.")
     ] = False,
-    count: Annotated[
-        int, typer.Option("--count", "-n", min=0, help="Messages to show of each partition.")
-    ] = 10,
-    as_json: AsJson = False,
+    count: Annotated[int, typer.Option("--count", "-n", min=0, help="Messages to show.")] = 10,
+    *,
+    style: MessageStyle,
 ) -> None:
     """Show the last messages of a topic.
 
@@ -194,22 +268,31 @@ def tail(
         raise InvalidArgument("a wildcard can only be followed: add -f, or name one topic")
     channel = client.subscribe(topic) if follow else None
     if count and not wildcard:
-        for part in client.topic_stats(topic)["partitions"]:
-            first = max(part["start_offset"], part["end_offset"] - count)
-            left = part["end_offset"] - first
-            _print_range(client, topic, part["partition"], first, left, as_json)
+        for message in _last(client, topic, count):
+            print_message(message, style=style)
     if channel is not None:
-        _print_all(channel, None, None, as_json, ack=False)
+        _print_all(channel, None, None, style, ack=False)
+
+
+def _last(client: BrokerClient, topic: str, count: int) -> Iterable[Message]:
+    """The last messages of a topic: they are among the last of each partition."""
+    first, left = {}, 0
+    for part in client.topic_stats(topic)["partitions"]:
+        first[part["partition"]] = max(part["start_offset"], part["end_offset"] - count)
+        left += part["end_offset"] - first[part["partition"]]
+    return deque(_messages(client, topic, None, first, left), maxlen=count)
 
 
 @with_client
+@with_style
 def join_subscription(
     client: BrokerClient,
     subscription: Group,
     topic: OfTopic = None,
     count: Count = None,
     timeout: Timeout = None,
-    as_json: AsJson = False,
+    *,
+    style: MessageStyle,
 ) -> None:
     """Print and acknowledge a subscription's messages.
 
@@ -219,11 +302,14 @@ def join_subscription(
     Example:
       headrace join-subscription my-group
     """
+    if topic is not None:
+        tell_created(client.create_subscription(subscription, topic))
     channel = client.subscription(subscription, topic, prefetch=100)
-    _print_all(channel, count, timeout, as_json, ack=True)
+    _print_all(channel, count, timeout, style, ack=True)
 
 
 @with_client
+@with_style
 def subscribe(
     client: BrokerClient,
     topic: TopicOrWildcard,
@@ -236,7 +322,8 @@ def subscribe(
     ] = None,
     count: Count = None,
     timeout: Timeout = None,
-    as_json: AsJson = False,
+    *,
+    style: MessageStyle,
 ) -> None:
     """Print messages of a topic or wildcard as they arrive.
 
@@ -249,19 +336,21 @@ def subscribe(
       headrace subscribe 'orders.*'
     """
     if offset is None and group is None:
-        _print_all(client.subscribe(topic), count, timeout, as_json, ack=False)
+        _print_all(client.subscribe(topic), count, timeout, style, ack=False)
         return
     name = group or client.client_id
     try:
-        channel = client.subscription(name, topic, prefetch=100, start=offset or "earliest")
-        _print_all(channel, count, timeout, as_json, ack=True)
+        start = offset or "earliest"
+        tell_created(client.create_subscription(name, topic, start))
+        channel = client.subscription(name, topic, prefetch=100, start=start)
+        _print_all(channel, count, timeout, style, ack=True)
     finally:
         if group is None:  # it was created for this command alone
             client.delete_subscription(name, topic)
 
 
 def _print_all(
-    channel: Any, count: int | None, timeout: float | None, as_json: bool, *, ack: bool
+    channel: Any, count: int | None, timeout: float | None, style: MessageStyle, *, ack: bool
 ) -> None:
     left = count
     while left is None or left > 0:
@@ -269,7 +358,7 @@ def _print_all(
             message = channel.get(timeout)
         except (RequestTimeout, Closed):
             break
-        print_message(message, as_json)
+        print_message(message, style)
         if ack:
             with contextlib.suppress(StaleDelivery):  # the connection broke: it comes again
                 message.ack()

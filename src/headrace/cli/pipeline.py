@@ -33,6 +33,7 @@ from headrace.cli.spark_work import (
     started,
     with_place,
 )
+from headrace.cli.values import duration_option
 from headrace.client.threads import BrokerClient
 from headrace.errors import HeadraceError, InvalidArgument, NotFound
 
@@ -334,7 +335,10 @@ def stop(
     client: BrokerClient,
     name: Annotated[str, typer.Argument(metavar="NAME", help="The pipeline.")],
     wait: Annotated[
-        float, typer.Option(help="Seconds to wait until it has stopped; 0: do not wait.")
+        float,
+        duration_option(
+            help="Wait this long until it has stopped (seconds, or 5m); 0: do not wait."
+        ),
     ] = 60.0,
 ) -> None:
     """Ask a running pipeline to stop.

@@ -14,8 +14,9 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, Any, BinaryIO, NamedTuple
 
+import orjson
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -25,7 +26,7 @@ from rich.text import Text
 
 from headrace.errors import HeadraceError
 from headrace.model import Message
-from headrace.operations import documents
+from headrace.operations import documents, views
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 _PIPE_CHARS = 10_000
@@ -41,9 +42,26 @@ def visible(text: str, *, kept: str = "\t\n") -> str:
 
 def json_text(value: Any, indent: int | None = None) -> str:
     """JSON in which the same characters are escaped, as JSON escapes them: it means the same."""
-    text = json.dumps(value, indent=indent, ensure_ascii=False, default=str)
+    option = documents.OPTIONS | (orjson.OPT_INDENT_2 if indent else 0)
+    try:
+        text = orjson.dumps(value, default=_view, option=option).decode()
+    except TypeError:  # a whole number of more than 64 bits, or a file name that is not text
+        text = json.dumps(value, indent=indent, ensure_ascii=False, default=str)
+    # JSON as somebody published it may have tabs and line ends, but only between its tokens.
+    text = text.translate(_BLANKS if indent else _LINE_BLANKS)
     lines = text.split("\n")
     return "\n".join([line if line.isprintable() else _json_escaped(line) for line in lines])
+
+
+def _view(value: Any) -> Any:
+    try:
+        return views.view(value)
+    except TypeError:
+        return str(value)
+
+
+_BLANKS = {9: " ", 13: " "}
+_LINE_BLANKS = {**_BLANKS, 10: " "}
 
 
 def _json_escaped(line: str) -> str:
@@ -133,19 +151,50 @@ def table_of(
     rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str] | Sequence[str]
 ) -> Table:
     titles = columns if isinstance(columns, Mapping) else {name: name for name in columns}
-    numbers = {key for key in titles if all(isinstance(row.get(key), int) for row in rows)}
+    numbers = {key for key in titles if _are_numbers([row.get(key) for row in rows])}
     table = new_table([(title, key in numbers) for key, title in titles.items()])
     for row in rows:
         # As Text: users wrote these values, and rich must not take them for markup.
-        table.add_row(*[Text(_cell(row.get(key))) for key in titles])
+        table.add_row(
+            *[
+                Text(
+                    _cell(row.get(key)),
+                    _style(key, row.get(key)),
+                    no_wrap=True,
+                    overflow="ellipsis",
+                )
+                for key in titles
+            ]
+        )
     return table
+
+
+STYLES = {
+    **dict.fromkeys(("lag", "paused"), "bold yellow"),
+    **dict.fromkeys(("dead_lettered", "dead_letters", "letters", "read_only"), "bold red"),
+    "state": "bold yellow",
+}
+"""Columns whose values stand out, if there is something: a number above 0, a text."""
+
+
+def _style(key: str, value: Any) -> str:
+    return STYLES.get(key, "") if value else ""
+
+
+def _are_numbers(values: Sequence[Any]) -> bool:
+    return all(value is None or isinstance(value, int) for value in values)
 
 
 def new_table(columns: Iterable[tuple[str, bool]]) -> Table:
     """An empty table with these titles. With true, a column holds numbers: aligned to the right."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     for title, is_number in columns:
-        table.add_column(Text(title), justify="right" if is_number else "left", overflow="fold")
+        table.add_column(
+            Text(title, no_wrap=True, overflow="ellipsis"),
+            justify="right" if is_number else "left",
+            no_wrap=is_number,  # of columns that are too wide together, a number is not cut
+            overflow="fold",
+        )
     return table
 
 
@@ -164,7 +213,20 @@ def _cell(value: Any) -> str:
 
 # --- values ---------------------------------------------------------------------------------------
 def when(timestamp_ms: int) -> str:
-    return datetime.fromtimestamp(timestamp_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    return datetime.fromtimestamp(min(timestamp_ms, views.YEAR_9999_MS) / 1000, UTC).strftime(
+        "%Y-%m-%d %H:%M:%S"
+    )
+
+
+def ago(milliseconds: int) -> str:
+    """A long time in two units: ``3d 4h``, ``5m 20s``."""
+    seconds = max(milliseconds, 0) // 1000
+    parts: list[str] = []
+    for unit, each in (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1)):
+        count, seconds = divmod(seconds, each)
+        if count or (unit == "s" and not parts):
+            parts.append(f"{count}{unit}")
+    return " ".join(parts[:2])
 
 
 def size(count: int) -> str:
@@ -197,14 +259,44 @@ def place_of(message: Message) -> str:
     return f"{message.topic}/{message.partition}@{message.offset}"
 
 
-def print_message(message: Message, as_json: bool) -> None:
+class MessageStyle(NamedTuple):
+    """How a command prints messages; the options of :data:`MESSAGE_OPTIONS`."""
+
+    as_json: bool | None = None
+    time: bool | None = None
+    keys: bool | None = None
+    headers: bool | None = None
+
+
+MESSAGE_OPTIONS: dict[str, Any] = {
+    "as_json": AsJson,
+    "time": Annotated[bool, typer.Option("--time", help="Show when each was published (UTC).")],
+    "keys": Annotated[bool, typer.Option("--keys", help="Show the keys.")],
+    "headers": Annotated[bool, typer.Option("--headers", help="Show the headers.")],
+}
+
+
+def print_message(message: Message, style: MessageStyle) -> None:
     """Print a message on one line, and flush: the reader may be a pipe."""
-    if as_json:
-        line = json_text(documents.message(message))
+    if style.as_json:
+        line = json_text(message)
     else:
-        line = f"{place_of(message)}  {text_of(message.value)}"
+        parts = [place_of(message)]
+        if style.time:
+            at = when(message.timestamp).replace(" ", "T")
+            parts.insert(0, f"{at}.{message.timestamp % 1000:03}Z")
+        if style.keys:
+            parts.append("key=" + ("-" if message.key is None else _quoted(text_of(message.key))))
+        if style.headers:
+            parts += [f"{name}={_quoted(value)}" for name, value in message.headers.items()]
+        line = "  ".join([*map(visible, parts), text_of(message.value)])
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
+
+
+def _quoted(text: str) -> str:
+    """With quotes where it would be mistaken for several words, or for no key."""
+    return json_text(text) if not text or text == "-" or " " in text else text
 
 
 # --- progress -------------------------------------------------------------------------------------

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +22,7 @@ ConfigFile = Annotated[
 ]
 _FLAGS = (
     *("host", "port", "http_port", "data_dir", "durability", "token", "tls_cert", "tls_key"),
-    *("insecure", "max_message_size", "log_level"),
+    *("insecure", "max_message_size", "log_level", "log_format"),
 )
 """The settings that are also flags of ``headrace serve``."""
 
@@ -43,7 +43,7 @@ def serve(
 ) -> None:
     """Run the broker.
 
-    It stops on SIGTERM or Ctrl-C.
+    It stops on SIGTERM or Ctrl-C. SIGHUP reloads certificates, log level and access rules.
 
     \b
     Examples:
@@ -52,20 +52,18 @@ def serve(
       HEADRACE_TOKEN=correct-horse-battery-staple headrace serve --host 0.0.0.0
     """
     flags["persistence_enabled"] = False if memory else None
-    settings = load(flags, os.environ, config)
-    logging.basicConfig(
-        level=settings.log_level.upper(),
-        format="%(asctime)s %(levelname)-8s %(name)s: %(message)s",
-    )
-    raise typer.Exit(_run(settings))
+    raise typer.Exit(_run(lambda: load(flags, os.environ, config)))
 
 
-def _run(settings: Settings) -> int:
+def _run(read: Callable[[], Settings]) -> int:
     from headrace.clock import new_loop
+    from headrace.server import logs
     from headrace.server.server import serve as serve_until_stopped
 
+    settings = read()
+    logs.set_up(settings.log_level, settings.log_format)
     with asyncio.Runner(loop_factory=new_loop) as runner:
-        return runner.run(serve_until_stopped(settings, ready=_say_ready))
+        return runner.run(serve_until_stopped(settings, ready=_say_ready, reload=read))
 
 
 def _say_ready(server: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -17,7 +18,6 @@ import typer
 
 from headrace.cli.connecting import (
     BROKER_OPTIONS,
-    address,
     given_as,
     login_as,
     named_values,
@@ -26,6 +26,7 @@ from headrace.cli.connecting import (
 )
 from headrace.cli.job_progress import Signals, display, signals
 from headrace.cli.printing import complain, errors, progress_bar
+from headrace.client.address import find_brokers
 from headrace.errors import HeadraceError, InvalidArgument
 
 if TYPE_CHECKING:
@@ -93,11 +94,8 @@ class SparkPlace(NamedTuple):
         """The broker, or a data directory, as ``format("headrace")`` takes it."""
         if path is not None:
             return {"path": str(path)}
-        host, port, tls = address(self.server)
-        if ":" in host:
-            host = f"[{host}]"
         where = {
-            "servers": f"{'tls' if tls else 'tcp'}://{host}:{port}",
+            "servers": ",".join(map(str, find_brokers(self.server))),
             "timeout": f"{request_timeout():g}",
         }
         user, password = login_as(self.token, self.user)
@@ -139,7 +137,7 @@ def check_installed() -> None:
     missing = [name for name in ("pyarrow", "pyspark") if find_spec(name) is None]
     if missing:
         raise InvalidArgument(
-            f"this command needs {' and '.join(missing)}: pip install 'headrace[spark]'",
+            f"this command needs {' and '.join(missing)}: pip install 'headrace[spark]', or make spark in a checkout",
             code="no_spark",
         )
 
@@ -151,6 +149,39 @@ def state_directory() -> Path:
 
 
 # --- Spark --------------------------------------------------------------------------------------------
+@contextmanager
+def no_orphans() -> Iterator[None]:
+    """If this is interrupted, end the processes that it has started.
+
+    Spark's Java ignores Ctrl-C. One whose start is interrupted would go on alone, miss the files that we
+    remove, fill the terminal with its complaints, and stay.
+    """
+    before = set(_children(os.getpid()))
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        for pid in set(_children(os.getpid())) - before:
+            _kill(pid)
+        raise
+
+
+def _children(pid: int) -> list[int]:
+    found = []
+    with suppress(OSError):  # it has ended, or this is not Linux
+        for task in os.listdir(f"/proc/{pid}/task"):
+            found += Path(f"/proc/{pid}/task/{task}/children").read_text().split()
+    return [int(each) for each in found]
+
+
+def _kill(pid: int) -> None:
+    """The process and its own children: a shell script starts the Java."""
+    inner = _children(pid)
+    with suppress(OSError):
+        os.kill(pid, signal.SIGKILL)
+    for each in inner:
+        _kill(each)
+
+
 @contextmanager
 def started(
     name: str,
@@ -165,7 +196,8 @@ def started(
     from headrace.spark.sessions.builder import is_active, session
 
     is_ours = not is_active()
-    with nullcontext() if in_background else errors.status("starting Spark"):
+    status = nullcontext() if in_background else errors.status("starting Spark")
+    with status, no_orphans():
         spark = session(f"headrace {name}", master, **more, **settings)
     try:
         yield spark

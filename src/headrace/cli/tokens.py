@@ -2,35 +2,17 @@
 
 from __future__ import annotations
 
-import re
-import time
 from typing import Annotated, Any
 
 import typer
 
 from headrace.cli.printing import AsJson, complain, print_json, print_listing, say, visible, when
 from headrace.cli.users import Admin, Grants, QuotaOptions, grants_of, quotas_of, with_access
-from headrace.errors import InvalidArgument
-from headrace.operations import arguments
+from headrace.cli.values import Yes, confirm
+from headrace.operations.arguments import expiry_ms
 
 tokens = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 Name = Annotated[str, typer.Argument(metavar="TOKEN", help="The name of the token.")]
-_DURATION = re.compile(r"(\d{1,9})([smhdw])\Z")
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-
-
-def expiry_ms(text: str) -> int:
-    """``90d``, or a time."""
-    found = _DURATION.match(text)
-    if found is not None:
-        return time.time_ns() // 1_000_000 + int(found[1]) * _SECONDS[found[2]] * 1000
-    try:
-        return arguments.expiry_ms(text)
-    except InvalidArgument:
-        raise InvalidArgument(
-            f"--expires takes a duration such as 90d or 12h, or a time, not {text!r}",
-            code="invalid_expiry",
-        ) from None
 
 
 @tokens.command()
@@ -93,7 +75,8 @@ def list_tokens(rules: Any, as_json: AsJson = False) -> None:
 
 @tokens.command()
 @with_access
-def revoke(rules: Any, name: Name) -> None:
+def revoke(rules: Any, name: Name, yes: Yes = False) -> None:
     """Revoke a token. Connections that logged in with it end within a second."""
+    confirm(f"Revoke token {name}?", yes)
     rules.revoke_token(name)
     say(f"Revoked token {name}.")

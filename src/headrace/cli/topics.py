@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from headrace.cli.connecting import Topic, Yes, named_values, with_client
+from headrace.cli.connecting import Topic, named_values, with_client
 from headrace.cli.printing import (
     AsJson,
     count_of,
@@ -18,6 +18,7 @@ from headrace.cli.printing import (
     size,
     when,
 )
+from headrace.cli.values import Yes, confirm
 from headrace.client.threads import BrokerClient
 from headrace.errors import InvalidArgument
 
@@ -58,14 +59,12 @@ def create_topic(
     settings = settings_of(sets)
     if memory:
         settings["durable"] = False
-    exists = topic in client.topics()
     stats = client.create_topic(topic, partitions, **settings)
     count = count_of(len(stats["partitions"]), "partition")
-    say(
-        f"Topic {topic} already exists ({count})."
-        if exists
-        else f"Created topic {topic} ({count})."
-    )
+    if stats["outcome"] == "created":
+        say(f"Created topic {topic} ({count}).")
+    else:
+        say(f"Topic {topic} already exists, unchanged ({count}).")
 
 
 @with_client
@@ -81,16 +80,17 @@ def alter_topic(client: BrokerClient, topic: Topic, sets: Sets = None) -> None:
     changes = settings_of(sets)
     if not changes:
         raise InvalidArgument("nothing to change: give --set NAME=VALUE")
-    client.change_topic(topic, **changes)
-    say(f"Changed topic {topic}: {', '.join(changes)}.")
+    if client.change_topic(topic, **changes)["outcome"] == "updated":
+        say(f"Updated topic {topic}: {', '.join(changes)}.")
+    else:
+        say(f"Topic {topic} already has these settings, unchanged.")
 
 
 @with_client
 def delete_topic(client: BrokerClient, topic: Topic, yes: Yes = False) -> None:
     """Delete a topic, its messages and its subscriptions."""
     messages = count_of(client.topic_stats(topic)["messages"], "message")
-    if not yes:
-        typer.confirm(f"Delete topic {topic} and its {messages}?", abort=True)
+    confirm(f"Delete topic {topic} and its {messages}?", yes)
     client.delete_topic(topic)
     say(f"Deleted topic {topic}.")
 
@@ -131,10 +131,10 @@ def describe(client: BrokerClient, topic: Topic, as_json: AsJson = False) -> Non
         "partition": "partition",
         "start_offset": "first",
         "end_offset": "next",
-        "bytes": "bytes",
+        "bytes": "size",
         "read_only": "read-only",
     }
-    print_rows(stats["partitions"], titles, "")
+    print_rows([{**part, "bytes": size(part["bytes"])} for part in stats["partitions"]], titles, "")
     say("")
     titles = {"name": "subscription", "lag": "lag", "in_flight": "in flight", "members": "members"}
     print_rows(groups, titles, "No subscriptions.")

@@ -19,13 +19,13 @@ import typer
 from headrace.access.directory import AccessDirectory
 from headrace.cli.connecting import (
     BROKER_OPTIONS,
-    Yes,
     connected,
     named_values,
     with_client,
     with_options,
 )
 from headrace.cli.printing import AsJson, print_json, print_listing, say
+from headrace.cli.values import Yes, confirm
 from headrace.client.threads import BrokerClient
 from headrace.errors import InvalidArgument
 
@@ -211,8 +211,7 @@ def change(
 @with_access
 def delete(rules: Any, name: Name, yes: Yes = False) -> None:
     """Delete a user and its tokens. Its connections end."""
-    if not yes:
-        typer.confirm(f"Delete user {name} and its tokens?", abort=True)
+    confirm(f"Delete user {name} and its tokens?", yes)
     rules.delete_user(name)
     say(f"Deleted user {name}.")
 

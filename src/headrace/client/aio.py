@@ -5,41 +5,50 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import socket
 import ssl
+import sys
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy
 from functools import partial
-from typing import Any, Self
+from pathlib import Path
+from typing import Any, Self, TypedDict
 
 from headrace import limits
 from headrace.channels import Arrivals, AsyncChannel
+from headrace.client.address import BrokerAddress, Login, find_brokers, find_login
 from headrace.client.consumer import AckLedger, AsyncRemoteConsumer, Feed, RemoteConsumer
 from headrace.client.link import ConnectionLost, Link, Wire, error_of, login_of
 from headrace.client.producer import PARTITIONS_CHANGED, Done, Producer
-from headrace.client.remote import RemoteOperations, receipt_of
+from headrace.client.remote import RemoteOperations, batches_in, merged_page, receipt_of
 from headrace.clock import Clock
 from headrace.errors import (
     Closed,
     Conflict,
-    DataCorrupt,
     HeadraceError,
+    InvalidArgument,
     NotFound,
+    OutcomeUnknown,
 )
-from headrace.facade import Asked, Pages, readable, settle
-from headrace.log.batch import Batch, encode, parse
+from headrace.facade import settle
+from headrace.log.batch import Batch, encode
 from headrace.log.columns import Columns, concat, pieces, record, records, time_of
 from headrace.model import (
     PublishManyOptions,
     PublishOptions,
     Receipt,
-    Start,
-    not_a_topic,
+    checked_topic,
     position_text,
 )
 from headrace.operations import documents
+from headrace.paging import Asked, Page, page_of, parse_from, readable
+from headrace.publication import Failures
+from headrace.times import Duration, seconds
+from headrace.wire import binary
 from headrace.wire.binary import Frame, Type
+from headrace.working import AsyncWorker
 
 logger = logging.getLogger("headrace.client")
 _GOING_DOWN = ("closed", "broker_failed")
@@ -47,7 +56,10 @@ _GOING_DOWN = ("closed", "broker_failed")
 
 
 def default_client_id() -> str:
-    return f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
+    """The host, the process and the program: what an operator looks for (``headrace clients``)."""
+    program = Path(sys.argv[0] if sys.argv else "").stem or "python"
+    unique = uuid.uuid4().hex[:8]  # a program may have several clients
+    return f"{socket.gethostname()}-{os.getpid()}-{program[:40]}-{unique}"
 
 
 def make_tls(
@@ -58,10 +70,42 @@ def make_tls(
         return tls
     if not tls and ca is None and certificate is None:
         return None
-    context = ssl.create_default_context(cafile=ca)
+    try:
+        context = ssl.create_default_context(cafile=ca)
+    except OSError as error:
+        raise InvalidArgument(f"the certificate {ca} cannot be used: {error}") from None
     if certificate is not None:
-        context.load_cert_chain(*certificate)
+        try:
+            context.load_cert_chain(*certificate)
+        except OSError as error:
+            names = " and ".join(certificate)
+            raise InvalidArgument(f"the certificate {names} cannot be used: {error}") from None
     return context
+
+
+def _brokers(
+    addresses: list[BrokerAddress],
+    tls: bool | ssl.SSLContext,
+    ca: str | None,
+    certificate: tuple[str, str] | None,
+) -> list[tuple[str, int, ssl.SSLContext | None]]:
+    """The addresses, each with TLS if it or an option asks for it."""
+    if ca is None and not isinstance(tls, ssl.SSLContext):
+        ca = os.environ.get("HEADRACE_CA") or None
+    context = make_tls(tls, ca, certificate)
+    wanted = context or (make_tls(True, None) if any(each.tls for each in addresses) else None)
+    return [(host, port, wanted if is_tls else context) for host, port, is_tls in addresses]
+
+
+def _login(
+    token: str | None,
+    user: str | None,
+    password: str | None,
+    certificate: tuple[str, str] | None,
+) -> Login:
+    if certificate is not None and token is None and user is None:
+        return Login()  # it is the login, whatever the environment says
+    return find_login(token, user, password)
 
 
 def not_connected() -> Closed:
@@ -76,55 +120,111 @@ def goes_alone(options: PublishOptions) -> bool:
     return bool(options) and any(options.get(name) is not None for name in _ALONE)
 
 
+def alone(
+    topic: str,
+    value: object,
+    headers: Mapping[str, str] | None,
+    options: PublishOptions,
+    bytes_max: int,
+) -> tuple[dict[str, str], bytes]:
+    """The properties and the body of a publish in a frame of its own, checked."""
+    now = Clock().now_ms()
+    deliver_at = time_of(options.get("delay"), options.get("deliver_at"), now)
+    if deliver_at is not None and options.get("id") is None:
+        options["id"] = uuid.uuid4()
+    columns = record(value, headers, options, bytes_max, now)
+    producer, ttl = options.get("producer") or (None, None, None), options.get("ttl")
+    properties = {"topic": topic} | {f"h.{n}": v for n, v in (headers or {}).items()}
+    optional = {
+        "id": str(uuid.UUID(bytes=columns.ids[0])) if columns.ids else None,
+        "partition": options.get("partition"),
+        "deliver_at": deliver_at,
+        "ttl": None if ttl is None else seconds(ttl),
+        "idempotency_key": options.get("idempotency_key"),
+        "to": columns.targets[0].decode() if columns.targets else None,
+        "timestamp": columns.times[0] if columns.times else None,
+        "producer_id": producer[0],
+        "producer_epoch": producer[1],
+        "producer_sequence": producer[2],
+    }
+    properties |= {n: str(v) for n, v in optional.items() if v is not None}
+    if columns.keys:
+        documents.put_key(properties, columns.keys[0])
+    return properties, columns.values[0]
+
+
 def _is_misplaced(error: BaseException | None) -> bool:
     return isinstance(error, HeadraceError) and error.code == PARTITIONS_CHANGED
 
 
+class ClientOptions(TypedDict, total=False):
+    """The options of both clients, besides host, port and client_id."""
+
+    servers: str | Sequence[str] | None
+    """Several addresses of the broker: they are tried in turn, at first and after a broken connection."""
+    token: str | None
+    user: str | None
+    password: str | None
+    tls: bool | ssl.SSLContext
+    ca: str | None
+    """Use TLS and trust this certificate (the path of a PEM file)."""
+    certificate: tuple[str, str] | None
+    """The files of our own certificate and of its key: it is the login."""
+    request_timeout: Duration
+    """How long any waiting takes at most, except for a publish."""
+    heartbeat_interval: Duration
+    delivery_timeout: Duration
+    """How long a publish is tried."""
+    linger: Duration
+    """How long publishes are gathered."""
+    batch_bytes: int
+    """How much is gathered."""
+    max_message_size: int | None
+    """Refuse larger messages; the broker's own limit is known without this."""
+
+
 class AsyncClient(RemoteOperations):
-    """A client of one broker. ``async with AsyncClient("localhost", 9999) as client: ...``
+    """A client of a broker. ``async with AsyncClient("localhost:9999") as client: ...``
 
-    It logs in with a ``token``, with ``user`` and ``password``, or with a ``certificate`` (the files of the
-    certificate and of its key).
-
-    ``linger`` (seconds) and ``batch_bytes`` say how long and how much publishes are gathered;
-    ``delivery_timeout`` how long one is tried. All other waiting ends after ``request_timeout``.
+    Addresses and logins can be in the environment: see ``client/address.py``. Options: ``ClientOptions``.
     """
 
     def __init__(
         self,
-        host: str = "localhost",
-        port: int = 9999,
+        host: str | None = None,
+        port: int | None = None,
         client_id: str | None = None,
         *,
+        servers: str | Sequence[str] | None = None,
         token: str | None = None,
         user: str | None = None,
         password: str | None = None,
         tls: bool | ssl.SSLContext = False,
         ca: str | None = None,
         certificate: tuple[str, str] | None = None,
-        request_timeout: float = 30.0,
-        heartbeat_interval: float = 30.0,
-        delivery_timeout: float = 120.0,
-        linger: float = 0.0,
+        request_timeout: Duration = 30.0,
+        heartbeat_interval: Duration = 30.0,
+        delivery_timeout: Duration = 120.0,
+        linger: Duration = 0.0,
         batch_bytes: int = 256 << 10,
         max_message_size: int | None = None,
     ):
         self._is_named = client_id is not None
         self.client_id = client_id or default_client_id()
         self._link_options: dict[str, Any] = {
+            "brokers": _brokers(find_brokers(host, port, servers), tls, ca, certificate),
             "client_id": self.client_id,
-            "login": login_of(token, user, password),
-            "tls": make_tls(tls, ca, certificate),
-            "request_timeout": request_timeout,
-            "heartbeat_interval": heartbeat_interval,
+            "login": login_of(_login(token, user, password, certificate)),
+            "request_timeout": seconds(request_timeout),
+            "heartbeat_interval": seconds(heartbeat_interval),
         }
-        self._address = (host, port)
         self._producer_options = {
-            "linger": linger,
+            "linger": seconds(linger),
             "batch_bytes": batch_bytes,
-            "timeout": delivery_timeout,
+            "timeout": seconds(delivery_timeout),
         }
         self._max_message_size = max_message_size or limits.MESSAGE_BYTES_CEILING
+        self.max_message_size = self._max_message_size
         self._begin()
 
     def _begin(self) -> None:
@@ -132,8 +232,12 @@ class AsyncClient(RemoteOperations):
         self._producer: Producer | None = None
         self._feeds: dict[tuple[str, str | None, str], Feed] = {}
         self._acks = AckLedger()
+        self._failures = Failures()
+        self._alone: set[asyncio.Task[None]] = set()
+        """Publishes on their way by themselves, not through the producer."""
         self._channels = 0
-        self._handlers: dict[asyncio.Task[None], str] = {}
+        self._handlers: dict[AsyncWorker, str] = {}
+        self._running: dict[AsyncWorker, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def anew(self) -> AsyncClient:
@@ -147,9 +251,16 @@ class AsyncClient(RemoteOperations):
 
     # --- connecting -------------------------------------------------------------------------
     async def connect(self) -> Self:
+        """Connect, or say why not. ``await client`` and ``async with client`` do the same.
+
+        Example::
+
+            client = AsyncClient("localhost:9999")
+            await client.connect()
+        """
         if self._link is not None:
             return self
-        link = Link(*self._address, **self._link_options)
+        link = Link(**self._link_options)
         link.on_frame = self._frame
         link.on_up = self._up
         link.on_down = self._down
@@ -165,11 +276,27 @@ class AsyncClient(RemoteOperations):
     _open = connect
 
     async def close(self) -> None:
-        """Send what waits, end the subscriptions, close the connection."""
+        """Send what waits, end the subscriptions, close the connection.
+
+        Raises the first error that nobody has seen, of a ``publish_nowait`` or an acknowledgement; the client
+        is closed all the same.
+
+        Example::
+
+            client = await AsyncClient("localhost:9999")
+            await client.close()
+        """
+        await self._shut_down()
+        self._failures.check()
+
+    async def _shut_down(self) -> None:
+        """Close, and keep the failures."""
         link, producer = self._link, self._producer
         if link is None or producer is None:
             return
         await self._stop_handlers()
+        if self._alone:  # each ends in its own time
+            await asyncio.wait(list(self._alone))
         if not producer.is_idle and link.refused is None:
             # Also while the broker is away: it may be back in a moment.
             with contextlib.suppress(TimeoutError):
@@ -177,11 +304,10 @@ class AsyncClient(RemoteOperations):
                     await producer.flush()
         leaving = [self.unfollow(feed) for feed in self._feeds.values()]
         await asyncio.gather(*leaving, *self._tasks, return_exceptions=True)
-        if not producer.is_idle:
-            logger.warning("closing: not all that was published was sent and answered in time")
         producer.close()
         await link.close()
         self._link = None
+        self._acks.report(self._failures, closing=True)
 
     @property
     def is_connected(self) -> bool:
@@ -204,6 +330,8 @@ class AsyncClient(RemoteOperations):
         return self._producer
 
     async def _up(self, wire: Wire) -> None:
+        self.max_message_size = min(self._max_message_size, self.link.max_message_size)
+        self._acks.connected()
         for key, feed in list(self._feeds.items()):
             if self._feeds.get(key) is not feed:
                 continue  # it was closed while others were asked for
@@ -245,21 +373,28 @@ class AsyncClient(RemoteOperations):
     def _publish(
         self, topic: str, value: object, headers: Mapping[str, str] | None, options: PublishOptions
     ) -> asyncio.Future[Receipt]:
-        if not isinstance(topic, str):
-            raise not_a_topic(topic)
+        topic = checked_topic(topic)
         if goes_alone(options):
-            return asyncio.get_running_loop().create_task(
-                self.publish_alone(topic, value, headers, options)
-            )
-        columns = record(value, headers, options, self._max_message_size, Clock().now_ms())
+            future: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
+            properties, body = alone(topic, value, headers, options, self.max_message_size)
+            self.link  # noqa: B018 - not connected: say so at once
+            self.publish_alone(properties, body, partial(self._settle, future))
+            return future
+        columns = record(value, headers, options, self.max_message_size, Clock().now_ms())
         return self._produce(topic, columns, options.get("partition"))
+
+    def _settle(
+        self, future: asyncio.Future[Receipt], receipt: Receipt | None, error: HeadraceError | None
+    ) -> None:
+        settle(future, receipt, error, self._failures)
 
     def _produce(
         self, topic: str, columns: Columns, partition: int | None, planned_on: int | None = None
     ) -> asyncio.Future[Receipt]:
         future: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
 
-        self.producing.publish(topic, columns, partition, partial(settle, future), planned_on)
+        settled = partial(self._settle, future)
+        self.producing.publish(topic, columns, partition, settled, planned_on)
         return future
 
     def produce(self, topic: str, columns: Columns, partition: int | None, done: Done) -> None:
@@ -269,42 +404,34 @@ class AsyncClient(RemoteOperations):
         else:
             self._producer.publish(topic, columns, partition, done)
 
-    async def publish_alone(
-        self,
-        topic: str,
-        value: object,
-        headers: Mapping[str, str] | None,
-        options: PublishOptions,
-    ) -> Receipt:
+    def publish_alone(self, properties: Mapping[str, str], body: bytes, done: Done) -> None:
         """Publish in a frame of its own. The broker knows it again, so it is safe to send again."""
-        deliver_at = time_of(options.get("delay"), options.get("deliver_at"), Clock().now_ms())
-        if deliver_at is not None and options.get("id") is None:
-            options["id"] = uuid.uuid4()
-        columns = record(value, headers, options, self._max_message_size, Clock().now_ms())
-        producer = options.get("producer") or (None, None, None)
-        properties = {"topic": topic} | {f"h.{n}": v for n, v in (headers or {}).items()}
-        optional = {
-            "id": str(uuid.UUID(bytes=columns.ids[0])) if columns.ids else None,
-            "partition": options.get("partition"),
-            "deliver_at": deliver_at,
-            "ttl": options.get("ttl"),
-            "idempotency_key": options.get("idempotency_key"),
-            "to": columns.targets[0].decode() if columns.targets else None,
-            "timestamp": columns.times[0] if columns.times else None,
-            "producer_id": producer[0],
-            "producer_epoch": producer[1],
-            "producer_sequence": producer[2],
-        }
-        properties |= {n: str(v) for n, v in optional.items() if v is not None}
-        if columns.keys:
-            documents.put_key(properties, columns.keys[0])
-        frame = await self.link.ask(Type.PUBLISH, properties, columns.values[0], again=True)
-        return receipt_of(frame)
+        if self._link is None:
+            done(None, Closed("the client was closed before the message was sent"))
+            return
+
+        async def publish() -> None:
+            try:
+                frame = await self.link.ask(Type.PUBLISH, properties, body, again=True)
+            except asyncio.CancelledError:
+                done(None, OutcomeUnknown("the client was closed meanwhile"))
+                raise
+            except Exception as error:
+                done(
+                    None, error if isinstance(error, HeadraceError) else HeadraceError(repr(error))
+                )
+            else:
+                done(receipt_of(frame), None)
+
+        task = asyncio.get_running_loop().create_task(publish())
+        self._alone.add(task)
+        task.add_done_callback(self._alone.discard)
 
     async def _publish_many(
         self, topic: str, values: Any, headers: Any, options: PublishManyOptions
     ) -> list[Receipt]:
-        bytes_max, now = self._max_message_size, Clock().now_ms()
+        topic = checked_topic(topic)
+        bytes_max, now = self.max_message_size, Clock().now_ms()
         columns = records(values, headers, options, bytes_max, now)
         partition, identity = options.get("partition"), options.get("producer")
         if identity is not None:
@@ -343,55 +470,66 @@ class AsyncClient(RemoteOperations):
         return [future.result() for future in stored], left
 
     async def flush(self) -> None:
-        """Everything published so far is stored, or has failed, and all acknowledgements so far are on disk.
+        """Everything published so far is stored, or has failed, and all acknowledgements are on disk.
 
+        Raises the first error that nobody has seen, of a ``publish_nowait`` or an acknowledgement;
         :class:`OutcomeUnknown` if the connection broke before acknowledgements were on disk.
+
+        Example::
+
+            for order in orders:
+                client.publish_nowait("orders", order)
+            await client.flush()
         """
         await self.producing.flush()
-        await self._flush_acks()
+        if self._alone:
+            await asyncio.wait(list(self._alone))
+        await self._sync_acks()
+        self._acks.report(self._failures)
+        self._failures.check()
 
     async def _flush_acks(self) -> None:
+        await self._sync_acks()
+        self._acks.check()
+
+    async def _sync_acks(self) -> None:
         for feed in list(self._feeds.values()):
             await self.link.within_time(feed.flush())
         sent = self._acks.sent
         await super().flush()
         self._acks.cover(sent)
-        self._acks.check()
 
     # --- reading ----------------------------------------------------------------------------
     async def _fetch_batches(self, asked: Asked) -> list[Batch]:
-        return (await self._fetch(*asked))[0]
+        return batches_in((await self._fetch(asked)).body)
 
-    async def _fetch(
-        self, topic: str, offset: Start, partition: int, max_bytes: int, wait: float
-    ) -> tuple[list[Batch], int]:
-        properties = {
-            "topic": topic,
-            "partition": str(partition),
-            "offset": position_text(offset),
-            "max_bytes": str(max_bytes),
-        }
-        if wait:
-            properties["wait"] = str(int(wait * 1000))
-        limit = self.link.request_timeout + wait
-        frame = await self.link.ask(Type.FETCH, properties, again=True, timeout=limit)
-        body, at, found = frame.body, 0, []
-        while at < len(body):
-            batch = parse(body, at)
-            if batch is None:
-                raise DataCorrupt("a fetched batch arrived damaged")
-            found.append(batch)
-            at += batch.stored_bytes
-        return found, int(frame.properties["offset"])
+    async def _fetch(self, asked: Asked) -> Frame:
+        start, body = parse_from(asked.offset), b""
+        properties = {"topic": asked.topic, "max_bytes": str(asked.max_bytes)}
+        if asked.partition is None:
+            properties |= {"merge": "true", "limit": str(asked.limit)}
+        else:
+            properties["partition"] = str(asked.partition)
+        if not isinstance(start, Mapping):
+            properties["offset"] = position_text(start)
+        elif asked.partition is None:
+            body = binary.encode_places(start.items())
+        else:
+            properties["offset"] = str(start.get(asked.partition, "earliest"))
+        if asked.wait:
+            properties["wait"] = str(int(asked.wait * 1000))
+        limit = self.link.request_timeout + asked.wait
+        return await self.link.ask(Type.FETCH, properties, body, again=True, timeout=limit)
 
-    async def _read(self, asked: Asked, collect: Callable[[Pages], Any], first_bytes: int) -> Any:
-        batches, at = await self._fetch(*asked)
-        return collect(readable([batches], at))
+    async def _read(self, asked: Asked, values: bool) -> Page[Any]:
+        frame = await self._fetch(asked)
+        if "merged" in frame.properties:
+            return merged_page(asked.topic, frame, values=values)
+        at = int(frame.properties["offset"])
+        return page_of(readable([batches_in(frame.body)], at), at, asked, values=values)
 
     # --- subscribing ------------------------------------------------------------------------
-    async def subscribe(
-        self, topic: str, *, capacity: int = limits.CHANNEL_CAPACITY_DEFAULT
-    ) -> AsyncChannel:
+    async def _open_channel(self, topic: str, capacity: int) -> AsyncChannel:
         channel = AsyncChannel(topic, capacity)
         await self.follow(channel)
         channel.on_close = self._close_channel
@@ -429,6 +567,12 @@ class AsyncClient(RemoteOperations):
         await self.join(consumer, name, topic, prefetch, auto_extend)
         consumer.on_close = self._close_channel
         return consumer
+
+    async def _retire(self, consumer: AsyncRemoteConsumer) -> None:
+        await consumer.feed.retire()
+
+    async def _leave(self, consumer: AsyncRemoteConsumer) -> None:
+        await self.unfollow(consumer.feed)
 
     async def join(
         self,

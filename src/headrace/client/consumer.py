@@ -15,16 +15,21 @@ be lost with the connection, even if it was answered. :class:`AckLedger` counts 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 from weakref import WeakValueDictionary
 
-from headrace.channels import ACK, EXTEND, NACK, UP_TO, Arrivals, AsyncConsumer, Consumer
+from headrace.channels import ACK, EXTEND, NACK, REPLY, UP_TO, Arrivals, AsyncConsumer, Consumer
 from headrace.client.link import Link, Wire, error_of
 from headrace.errors import DataCorrupt, HeadraceError, OutcomeUnknown, StaleDelivery
 from headrace.log.batch import parse
 from headrace.model import Message, Settling
+from headrace.operations.catalog import OPERATIONS
+from headrace.publication import Failures
 from headrace.wire import binary
 from headrace.wire.binary import Frame, Type
 
@@ -51,6 +56,18 @@ class AckLedger:
     sent: int = 0
     covered: int = 0
     lost: int = 0
+    resumed: int = 0
+    """How many of the lost ones the broker delivers again, because the connection came back."""
+    refused: int = 0
+
+    def connected(self) -> None:
+        self.resumed = self.lost
+
+    def refuse(self, count: int) -> None:
+        """The broker has refused settlements: their deliveries had ended, and the messages come again."""
+        self.refused += count
+        if count:
+            logger.warning("%d acknowledgements came too late: the messages come again", count)
 
     def cover(self, sent: int) -> None:
         """The broker has on disk what was sent up to this count."""
@@ -60,15 +77,31 @@ class AckLedger:
         self.lost += self.sent - self.covered
         self.covered = self.sent
 
-    def check(self) -> None:
-        """:class:`OutcomeUnknown` if settlements may be lost; said once."""
-        lost, self.lost = self.lost, 0
+    def errors(self, *, closing: bool = False) -> Iterator[HeadraceError]:
+        """What became of settlements that nobody waits for; said once.
+
+        ``closing``: what was lost with an earlier connection was delivered again since, and is left out.
+        """
+        lost = self.lost - self.resumed if closing else self.lost
+        refused, self.refused, self.lost, self.resumed = self.refused, 0, 0, 0
         if lost:
-            raise OutcomeUnknown(
+            yield OutcomeUnknown(
                 "the connection broke before all acknowledgements were on disk: some of them may be "
                 "lost, and their messages are then delivered again",
                 code="acks_unknown",
             )
+        if refused:
+            yield StaleDelivery(
+                f"{refused} acknowledgements came too late: the messages were or will be delivered again"
+            )
+
+    def check(self) -> None:
+        for error in list(self.errors()):
+            raise error
+
+    def report(self, failures: Failures, *, closing: bool = False) -> None:
+        for error in self.errors(closing=closing):
+            failures.add(error)
 
 
 @dataclass(slots=True, eq=False)
@@ -94,12 +127,14 @@ class Feed:
     _idle: list[asyncio.Future[None]] = field(default_factory=list)
     _timer: asyncio.TimerHandle | None = None
     _ended: bool = False
+    _retired: bool = False
     ledger: AckLedger = field(default_factory=AckLedger)
     """Shared by all feeds of a client."""
     left: asyncio.Event = field(default_factory=asyncio.Event)
     stale: int = 0
 
     def __post_init__(self) -> None:
+        self.arrivals.subscription_name = self.name
         if self.name is None:
             self.arrivals.refill = self._grant
 
@@ -114,7 +149,7 @@ class Feed:
     # --- subscribing ------------------------------------------------------------------------
     async def subscribe(self, wire: Wire) -> None:
         """Ask for deliveries on a connection that has just come up."""
-        if self._ended:
+        if self._ended or self._retired:
             return
         properties = {"topic": self.topic, "mode": "batch", "client_id": self._link.client_id}
         if self.name is not None:
@@ -159,12 +194,24 @@ class Feed:
             self.arrivals.closed(None)
             self.left.set()
 
+    async def retire(self) -> None:
+        """Take nothing more, and give back what no caller has taken. What was taken can be settled."""
+        self._retired = True
+        wire = self._link.wire
+        if wire is not None:
+            with contextlib.suppress(HeadraceError, TimeoutError):
+                async with asyncio.timeout(self._link.request_timeout):
+                    await self._pause(wire)
+
+    async def _pause(self, wire: Wire) -> None:
+        # First no more deliveries: one on its way to us would count as begun when we leave.
+        await wire.ask(Type.UNSUBSCRIBE, {**self._place(), "pause": "true"})
+        self._send_runs()
+        self._release_unread(wire)
+
     async def _leave(self, wire: Wire) -> None:
         if self.name is not None:
-            # First no more deliveries: one on its way to us would count as begun when we leave.
-            await wire.ask(Type.UNSUBSCRIBE, {**self._place(), "pause": "true"})
-            self._send_runs()
-            self._release_unread(wire)
+            await self._pause(wire)
         await wire.ask(Type.UNSUBSCRIBE, self._place())
 
     def _place(self) -> dict[str, str]:
@@ -273,7 +320,9 @@ class Feed:
     def _settle_answered(self, frame: Frame | None) -> None:
         self._unanswered -= 1
         if frame is not None:
-            self.stale += int(frame.properties.get("stale", "0"))
+            stale = int(frame.properties.get("stale", "0"))
+            self.stale += stale
+            self.ledger.refuse(stale)
         if not self._unanswered:
             idle, self._idle = self._idle, []
             for future in idle:
@@ -307,11 +356,19 @@ class Feed:
             properties["delay" if kind == NACK else "seconds"] = repr(float(argument))
         if kind == UP_TO:
             properties["up_to"] = "true"
-        wire.send(_FRAMES[kind], properties, b"", self._single_answered)
+        wire.send(_FRAMES[kind], properties, b"", partial(self._single_answered, kind))
 
-    def _single_answered(self, frame: Frame | None) -> None:
+    def reply(self, given: dict[str, Any]) -> None:
+        """Sent before the acknowledgement of its message: if one is lost, so is the other."""
+        wire = self._link.wire
+        if wire is not None:
+            body = OPERATIONS["reply"].encode(given)
+            wire.send(Type.ADMIN, {}, body, partial(self._single_answered, REPLY))
+
+    def _single_answered(self, kind: int, frame: Frame | None) -> None:
         if frame is not None and frame.properties.get("status") == "error":
             self.stale += 1
+            self.ledger.refuse(kind not in (EXTEND, REPLY))
             logger.info("%s: %s", self.name, error_of(frame))
 
     # --- deadlines --------------------------------------------------------------------------
@@ -358,11 +415,13 @@ class _Remote:
         kind: int,
         lease: ClientLease,
         message: Message,
-        argument: float | None,
+        argument: Any,
         reason: str,
     ) -> None:
         if kind == ACK:
             self.feed.ack(lease, message.offset)
+        elif kind == REPLY:
+            self.feed.reply(argument)
         else:
             self.feed.settle(kind, lease, message.offset, argument, reason)
 
@@ -374,7 +433,7 @@ class AsyncRemoteConsumer(_Remote, AsyncConsumer):
 
 class RemoteConsumer(_Remote, Consumer):
     def ack(self, message: Message) -> None:
-        """As ``_settle`` does, with fewer calls: it is the hot path."""
+        # As ``_settle`` does, with fewer calls: it is the hot path.
         lease = message.lease
         if lease is None or lease.void:
             self._lease_for(ACK, message)  # raises
@@ -391,5 +450,7 @@ class RemoteConsumer(_Remote, Consumer):
             kind, lease, message, argument, reason = settled.popleft()
             if kind == ACK:
                 ack(lease, message.offset)
+            elif kind == REPLY:
+                self.feed.reply(argument)
             else:
                 self.feed.settle(kind, lease, message.offset, argument, reason)

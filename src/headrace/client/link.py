@@ -13,13 +13,14 @@ import contextlib
 import logging
 import random
 import ssl
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
+from headrace import limits
+from headrace.client.address import Login
 from headrace.errors import (
     Closed,
     HeadraceError,
-    InvalidArgument,
     RequestTimeout,
     Unauthenticated,
     by_kind,
@@ -33,15 +34,9 @@ GOODBYE_S = 2.0
 BACKOFF_S = (0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
 
 
-def login_of(
-    token: str | None, user: str | None = None, password: str | None = None
-) -> dict[str, str] | None:
+def login_of(login: Login) -> dict[str, str] | None:
     """The properties of ``AUTH``; None without a login."""
-    if user is None:
-        return None if token is None else {"token": token}
-    if token is not None:
-        raise InvalidArgument("give a token, or a user and a password, not both")
-    return {"user": user, "password": password or ""}
+    return {name: value for name, value in login._asdict().items() if value is not None} or None
 
 
 class ConnectionLost(HeadraceError):
@@ -212,18 +207,18 @@ def connect_failed(host: str, port: int, error: OSError) -> ConnectFailed:
 class Link:
     def __init__(
         self,
-        host: str,
-        port: int,
+        brokers: Sequence[tuple[str, int, ssl.SSLContext | None]],
         *,
         client_id: str,
         login: Mapping[str, str] | None = None,
-        tls: ssl.SSLContext | None = None,
         request_timeout: float = 30.0,
         heartbeat_interval: float = 30.0,
     ):
-        self.address = (host, port)
+        self._brokers = brokers
+        self._at = 0
+        """Which of the brokers is the current one, or the one to try next."""
         self.client_id = client_id
-        self._login, self._tls = login, tls
+        self._login = login
         self.request_timeout = request_timeout
         self._heartbeat_s = heartbeat_interval
         self._wire: Wire | None = None
@@ -236,8 +231,15 @@ class Link:
         self.on_frame: Callable[[Frame], None] = lambda frame: None
         self.on_up: Callable[[Wire], Awaitable[None]] | None = None
         self.on_down: Callable[[], None] = lambda: None
+        self.max_message_size = limits.MESSAGE_BYTES_CEILING
+        """The broker's, once it is connected."""
         self._silence_s = heartbeat_interval
         """How long neither side may be silent: our own patience, or the broker's if it has less."""
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, port, _ = self._brokers[self._at]
+        return host, port
 
     @property
     def is_up(self) -> bool:
@@ -260,16 +262,34 @@ class Link:
         self._keeper = asyncio.get_running_loop().create_task(self._keep())
 
     async def _connect(self) -> None:
-        host, port = self.address
+        """To the first broker that answers, beginning with the last one that did."""
+        failed: list[HeadraceError] = []
+        for _ in self._brokers:
+            try:
+                await self._connect_one()
+                return
+            except HeadraceError as error:
+                if not error.retryable:  # the login, or the protocol
+                    raise
+                failed.append(error)
+            self._at = (self._at + 1) % len(self._brokers)
+        if len(failed) == 1:
+            raise failed[0]
+        raise ConnectFailed("; ".join(map(str, failed)))
+
+    async def _connect_one(self) -> None:
+        host, port, tls = self._brokers[self._at]
         wire: Wire | None = None
         try:
-            async with asyncio.timeout(self.request_timeout):
+            async with asyncio.timeout(self.request_timeout / len(self._brokers)):
                 wire = await self._dial()
                 if self._login is not None:
                     await wire.ask(Type.AUTH, self._login)
                 hello = await wire.ask(Type.HEARTBEAT, {"client_id": self.client_id})
                 patience = float(hello.properties.get("interval", self._heartbeat_s))
                 self._silence_s = min(self._heartbeat_s, patience)
+                most = hello.properties.get("max_message_size", limits.MESSAGE_BYTES_CEILING)
+                self.max_message_size = int(most)
                 self._wire = wire
                 self._down.clear()
                 if self.on_up is not None:
@@ -280,7 +300,7 @@ class Link:
                     f"{host}:{port} speaks HTTP; give the broker's other port, which is 9999 unless "
                     "it was changed"
                 ) from None
-            hint = "" if self._tls else "; if it wants TLS, write tls:// in front of the address"
+            hint = "" if tls else "; if it wants TLS, write tls:// in front of the address"
             raise ConnectFailed(f"{host}:{port} closed the connection at once{hint}") from None
         except (OSError, ssl.SSLError, TimeoutError) as error:
             if wire is not None:
@@ -293,13 +313,13 @@ class Link:
         self._up.set()
 
     async def _dial(self) -> Wire:
-        host, port = self.address
+        host, port, tls = self._brokers[self._at]
         transport, wire = await asyncio.get_running_loop().create_connection(
             lambda: Wire(self.on_frame, self._lost),
             host,
             port,
-            ssl=self._tls,
-            server_hostname=host if self._tls else None,
+            ssl=tls,
+            server_hostname=host if tls else None,
         )
         if transport.get_extra_info("sockname") == transport.get_extra_info("peername"):
             # Nobody listens there, and the system gave us the very port that we call.
@@ -414,6 +434,8 @@ class Link:
         try:
             async with asyncio.timeout(limit):
                 return await work
+        except RequestTimeout:
+            raise
         except TimeoutError:
             host, port = self.address
             raise RequestTimeout(f"no answer from {host}:{port} within {limit:g} seconds") from None

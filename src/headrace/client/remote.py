@@ -12,18 +12,24 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
+from headrace import limits
 from headrace.client.link import ConnectionLost, Link
-from headrace.errors import BrokerFailed, Closed, HeadraceError, OutcomeUnknown
+from headrace.errors import BrokerFailed, Closed, DataCorrupt, HeadraceError, OutcomeUnknown
 from headrace.facade import AsyncFacade
 from headrace.log.batch import Batch
-from headrace.model import Receipt
+from headrace.log.run import take_all
+from headrace.model import Message, Receipt
 from headrace.operations.declaring import Operation
+from headrace.paging import Page
+from headrace.wire import binary
 from headrace.wire.binary import Frame, Type
 
 Result = TypeVar("Result")
 RETRY_S = (0.02, 0.05, 0.1, 0.25, 0.5, 1.0)
 WAIT_S_MAX = 30.0
 """Of one ``wait_for`` request; a longer wait asks again."""
+REPLY_SPARE_S = 2.0
+"""How long the broker may take to say that nobody has replied in time."""
 
 
 class RemoteOperations(AsyncFacade):
@@ -40,6 +46,8 @@ class RemoteOperations(AsyncFacade):
         operation.check(arguments)  # a mistake is refused here, without asking the broker
         if operation.name == "wait_for":
             return await self._wait_for(operation, arguments)
+        if operation.name == "request":
+            return await self._request(operation, arguments)
         return await self._attempt(operation, arguments)
 
     async def _attempt(self, operation: Operation, arguments: dict[str, Any]) -> Any:
@@ -93,6 +101,15 @@ class RemoteOperations(AsyncFacade):
             if loop.time() >= deadline:
                 return False
 
+    async def _request(self, operation: Operation, arguments: dict[str, Any]) -> Message:
+        # With an id of its own it can be sent again: the broker knows it, and publishes once.
+        given = {"id": str(uuid.uuid4()), **arguments}
+        seconds = given.get("wait", operation.arguments["wait"].default) + REPLY_SPARE_S
+        message: Message = operation.decode(
+            await self._ask(operation, operation.encode(given), seconds)
+        )
+        return message
+
     # --- batches ----------------------------------------------------------------------------
     async def _stage(self, topic: str, batch: Batch, partition: int | None, **purpose: Any) -> str:
         more = {key: str(purpose[key]) for key in ("name", "number") if purpose[key] is not None}
@@ -130,12 +147,35 @@ class RemoteOperations(AsyncFacade):
         return await self._patiently(ask)
 
 
+# --- answers ----------------------------------------------------------------------------------------
+def batches_in(body: bytes) -> list[Batch]:
+    """The batches of an answer, small neighbours joined."""
+    found, at = take_all(body, 0, limits.OFFSET_MAX)
+    if at < len(body):
+        raise DataCorrupt("a fetched batch arrived damaged")
+    return found
+
+
+def merged_page(topic: str, frame: Frame, *, values: bool) -> Page[Any]:
+    """The answer to a fetch of several partitions: positions, places, and one batch of all messages."""
+    count, partitions = int(frame.properties["count"]), int(frame.properties["partitions"])
+    numbers = list(binary.decode_places(frame.body, partitions + count))
+    batches = batches_in(frame.body[binary.PLACE_BYTES * len(numbers) :])
+    found: list[Any] = []
+    for batch in batches:
+        found += batch.values() if values else batch.messages(topic, 0)
+    if not values:
+        for message, (partition, offset) in zip(found, numbers[partitions:], strict=True):
+            message.partition, message.offset = partition, offset
+    return Page(found, dict(numbers[:partitions]))
+
+
 def receipt_of(frame: Frame) -> Receipt:
     properties = frame.properties
     return Receipt(
         properties["topic"],
-        int(properties.get("partition", "-1")),
-        int(properties.get("offset", "-1")),
+        int(properties["partition"]) if "partition" in properties else None,
+        int(properties["offset"]) if "offset" in properties else None,
         int(properties["timestamp"]),
         int(properties.get("count", "1")),
         properties.get("duplicate") == "true",

@@ -5,37 +5,38 @@ A shell (``shell.py``) around ``AsyncClient``.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Mapping
-from concurrent.futures import CancelledError, Future
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 from headrace.channels import Channel
-from headrace.client.aio import AsyncClient, goes_alone, not_connected
+from headrace.client.aio import AsyncClient, ClientOptions, alone, goes_alone, not_connected
 from headrace.client.consumer import Feed, RemoteConsumer
 from headrace.clock import Clock
-from headrace.errors import Closed, HeadraceError, OutcomeUnknown
+from headrace.errors import Closed, HeadraceError
 from headrace.facade import BlockingFacade
 from headrace.forking import put_aside
-from headrace.log.columns import Columns, record
-from headrace.model import PublishOptions, Receipt, not_a_topic
+from headrace.log.columns import record
+from headrace.model import PublishOptions, Receipt, checked_topic
 from headrace.publication import Publication, renew_lock
+from headrace.shell import documented_as
 
-FAILED_KEPT_MAX = 100
+Outgoing = tuple[str | None, Any, int | None, Publication]
+"""Topic, record and partition; or None, and the properties and body of a frame."""
 
 
 class BrokerClient(BlockingFacade):
-    """A client of one broker::
+    """A client of a broker::
 
         client = BrokerClient(host='localhost', port=9999, client_id='publisher-1')
         client.connect()
         client.publish_text('events', 'Hello, World!')
         client.disconnect()
 
-    or ``with BrokerClient() as client: ...``. Options as for ``AsyncClient``.
+    or ``with BrokerClient("localhost:9999") as client: ...``. Addresses and logins can be in the environment:
+    see ``client/address.py``.
     """
 
     _core: AsyncClient
@@ -43,10 +44,10 @@ class BrokerClient(BlockingFacade):
 
     def __init__(
         self,
-        host: str = "localhost",
-        port: int = 9999,
+        host: str | None = None,
+        port: int | None = None,
         client_id: str | None = None,
-        **options: Any,
+        **options: Unpack[ClientOptions],
     ):
         self._core = AsyncClient(host, port, client_id, **options)
         super().__init__()
@@ -54,11 +55,8 @@ class BrokerClient(BlockingFacade):
     def _begin_anew(self) -> None:
         super()._begin_anew()
         self.client_id = self._core.client_id
-        self._outgoing: deque[tuple[str, Columns, int | None, Publication]] = deque()
+        self._outgoing: deque[Outgoing] = deque()
         self._sending = False
-        self._alone: set[Future[Receipt]] = set()
-        """Publishes on their way by themselves, not through the producer."""
-        self._failed: list[Publication] = []
 
     def forked(self) -> None:
         """In a child process: the connection and all that hangs on it stay with the parent."""
@@ -71,6 +69,7 @@ class BrokerClient(BlockingFacade):
         super().forked()
 
     # --- connecting -------------------------------------------------------------------------
+    @documented_as(AsyncClient.connect)
     def connect(self) -> BrokerClient:
         self._start(self._core.connect)
         return self
@@ -80,28 +79,40 @@ class BrokerClient(BlockingFacade):
         # Nobody will answer what other threads handed over too late for the loop.
         self._sending = False
         while self._outgoing:
-            self._outgoing.popleft()[-1].settle(None, _closed())
+            self._settled(self._outgoing.popleft()[-1], None, _closed())
 
     def disconnect(self) -> None:
-        """Send what waits, end the subscriptions, close the connection."""
+        """Send what waits, end the subscriptions, close the connection.
+
+        Raises the first error that nobody has seen, of a ``publish_nowait`` or an acknowledgement; the client
+        is disconnected all the same.
+
+        Example::
+
+            client = BrokerClient("localhost:9999").connect()
+            client.disconnect()
+        """
         if self._loop is None:
             return
         self._stop_workers()
         for consumer in self._consumers():
             self._call(consumer.carry_out)
+        self._call(self._send)
         with contextlib.suppress(Closed):  # another thread was faster
-            self._run(self._close())
+            self._run(self._core._shut_down())
         self._channels.clear()
         self._joined.clear()
         self._stop()
-
-    async def _close(self) -> None:
-        if self._alone:  # each ends in its own time
-            await asyncio.wait([asyncio.wrap_future(future) for future in list(self._alone)])
-        await self._core.close()
+        self._core._failures.check()
 
     def close(self) -> None:
-        """The same as ``disconnect``."""
+        """The same as ``disconnect``.
+
+        Example::
+
+            client = BrokerClient("localhost:9999").connect()
+            client.close()
+        """
         self.disconnect()
 
     def __enter__(self) -> BrokerClient:
@@ -129,61 +140,45 @@ class BrokerClient(BlockingFacade):
     ) -> Publication:
         if self._loop is None:
             raise self._not_open()
-        if not isinstance(topic, str):
-            raise not_a_topic(topic)
+        topic = checked_topic(topic)
         publication = Publication()
+        most = self._core.max_message_size
         if goes_alone(options):
-            future = self._begin(self._core.publish_alone(topic, value, headers, options))
-            self._alone.add(future)
-            future.add_done_callback(partial(self._alone_settled, publication))
-            return publication
-        columns = record(value, headers, options, self._core._max_message_size, Clock().now_ms())
-        self._outgoing.append((topic, columns, options.get("partition"), publication))
+            frame = alone(topic, value, headers, options, most)
+            self._outgoing.append((None, frame, None, publication))
+        else:
+            columns = record(value, headers, options, most, Clock().now_ms())
+            self._outgoing.append((topic, columns, options.get("partition"), publication))
         if not self._sending:
             self._sending = True
             self._call(self._send)
         return publication
-
-    def _alone_settled(self, publication: Publication, future: Future[Receipt]) -> None:
-        self._alone.discard(future)
-        try:
-            self._settled(publication, future.result(), None)
-        except CancelledError:
-            self._settled(publication, None, OutcomeUnknown("the client was closed meanwhile"))
-        except HeadraceError as error:
-            self._settled(publication, None, error)
-        except Exception as error:
-            self._settled(publication, None, HeadraceError(repr(error)))
 
     def _send(self) -> None:
         """On the loop: hand over what was published since the last time."""
         self._sending = False
         outgoing, publish = self._outgoing, self._core.produce
         while outgoing:
-            topic, columns, partition, publication = outgoing.popleft()
-            publish(topic, columns, partition, partial(self._settled, publication))
+            topic, what, partition, publication = outgoing.popleft()
+            if topic is None:
+                properties, body = what
+                self._core.publish_alone(properties, body, partial(self._settled, publication))
+            else:
+                publish(topic, what, partition, partial(self._settled, publication))
 
     def _settled(
         self, publication: Publication, receipt: Receipt | None, error: HeadraceError | None
     ) -> None:
         publication.settle(receipt, error)
-        if error is not None and not publication._waited and len(self._failed) < FAILED_KEPT_MAX:
-            self._failed.append(publication)
+        if error is not None:
+            self._core._failures.add(error, publication)
 
+    @documented_as(AsyncClient.flush)
     def flush(self) -> None:
-        """Everything published so far is stored, or has failed, and all acknowledgements so far are on disk.
-
-        Raises the first error of a publish that nobody waited for, and :class:`OutcomeUnknown` if the
-        connection broke before acknowledgements were on disk.
-        """
         self._call(self._send)
         for consumer in self._consumers():
             self._call(consumer.carry_out)
         self._run(self._core.flush())
-        failed, self._failed = self._failed, []
-        for publication in failed:
-            if publication._error is not None and not publication._waited:
-                raise publication._error
 
     # --- subscribing ------------------------------------------------------------------------
     async def _follow(self, channel: Channel) -> Feed:
@@ -198,6 +193,10 @@ class BrokerClient(BlockingFacade):
         consumer = RemoteConsumer(topic or name, prefetch, self._call)
         await self._core.join(consumer, name, topic, prefetch, auto_extend)
         return consumer
+
+    async def _retire(self, consumer: RemoteConsumer) -> None:
+        consumer.carry_out()
+        await consumer.feed.retire()
 
     async def _leave(self, consumer: RemoteConsumer) -> None:
         consumer.carry_out()

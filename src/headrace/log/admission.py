@@ -5,7 +5,7 @@ unpacked, its columns before they are used, and each check costs a few nanosecon
 event loop, and a client must not be able to hold that for long.
 
 Rules:
-- ``CLIENT_BATCH_RECORDS_MAX`` and ``UNPACKED_BYTES_MAX`` bound what a client may send, not what can be read:
+- ``CLIENT_BATCH_RECORDS_MAX`` and ``CLIENT_BATCH_BYTES_MAX`` bound what a client may send, not what can be read:
   batches that an earlier version accepted are delivered in slices.
 - Whole columns are checked with builtins (``header_columns.py``): no loop in Python runs over records.
 """
@@ -30,7 +30,7 @@ def check(raw: bytes, *, message_bytes_max: int) -> Batch:
             f"a batch has at most {limits.BATCH_BYTES_MAX} bytes", code="batch_too_large"
         )
     parsed = parse_header(raw)
-    if parsed is None or HEADER_BYTES + parsed[1] != len(raw):
+    if parsed is None or HEADER_BYTES + parsed[1] != len(raw) or parsed[0].origins_bytes:
         raise DataCorrupt("these bytes are not one whole batch", code="invalid_batch")
     batch = parse(raw)
     if batch is None:
@@ -52,11 +52,12 @@ def _check_size(batch: Batch, message_bytes_max: int) -> None:
             f"{limits.CLIENT_BATCH_RECORDS_MAX}; publish fewer at once",
             code="batch_too_large",
         )
-    most = limits.UNPACKED_BYTES_MAX + message_bytes_max
-    if batch.flags & COMPRESSION and most < batch.plain_bytes <= limits.BATCH_BYTES_MAX:
+    most = limits.CLIENT_BATCH_BYTES_MAX + message_bytes_max
+    if most < batch.plain_bytes <= limits.BATCH_BYTES_MAX:
+        unpacked = " when it is unpacked" if batch.flags & COMPRESSION else ""
         raise TooLarge(
-            f"the batch has {batch.plain_bytes} bytes when it is unpacked, the limit is {most}; "
-            "publish fewer messages at once",
+            f"the batch has {batch.plain_bytes} bytes{unpacked}, the limit is {most}; publish fewer "
+            "messages at once",
             code="batch_too_large",
         )
 

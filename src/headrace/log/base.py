@@ -100,6 +100,12 @@ class BaseLog:
     def next_sequence(self, producer_id: int, epoch: int | None = None) -> int:
         return self._producers.next_sequence(producer_id, epoch)
 
+    def producers_dump(self) -> bytes:
+        return self._producers.dump()
+
+    def readable_from(self, offset: int) -> int:
+        return offset
+
 
 def out_of_range(offset: int, start: int, end: int) -> OffsetOutOfRange:
     holds = f"holds {start} to {end - 1}" if end > start else f"is empty (next offset {end})"

@@ -13,20 +13,18 @@ from itertools import chain, repeat
 from typing import Any
 
 from headrace import limits
+from headrace.contents import check_headers, check_key, check_value
 from headrace.errors import InvalidArgument, TooLarge
 from headrace.model import (
     PUBLISH_MANY_OPTIONS,
     PUBLISH_OPTIONS,
     PublishManyOptions,
     PublishOptions,
-    check_headers,
-    check_key,
     check_options,
-    check_seconds,
     check_subscription_name,
-    check_value,
     parse_id,
 )
+from headrace.times import check_seconds, check_time
 
 Headers = Mapping[str, str] | None
 NO_ID = bytes(16)
@@ -166,7 +164,11 @@ def records(
     expires_at, target = expiry_of(options.get("ttl"), now_ms), options.get("to")
     if keys is not None:
         _same_length("keys", keys, count)
-        columns.keys = [None if key is None else check_key(key) for key in keys]
+        first = keys[0] if count else None
+        if first is not None and keys.count(first) == count:  # as over HTTP
+            columns.keys = [check_key(first)] * count
+        else:
+            columns.keys = [None if key is None else check_key(key) for key in keys]
     if headers:
         if isinstance(headers, Mapping):
             columns.headers = [check_headers(headers)] * count
@@ -197,19 +199,6 @@ def _same_length(name: str, column: Sequence[Any], count: int) -> None:
             f"there are {count} values and {len(column)} {name}: give one for each, or none",
             code="invalid_columns",
         )
-
-
-def check_time(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidArgument(
-            f"{name} is milliseconds since 1970 as a whole number, not {value!r}",
-            code="invalid_time",
-        )
-    if not 0 <= value <= limits.TIMESTAMP_MS_MAX:
-        raise InvalidArgument(
-            f"{name} is milliseconds since 1970, not {value}", code="invalid_time"
-        )
-    return value
 
 
 def expiry_of(ttl: object, now_ms: int) -> int | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, repeat
 
 from headrace import limits
 from headrace.errors import HeadraceError
@@ -74,7 +74,8 @@ def clamp_times(batch: Batch, low: int, high: int) -> Batch:
     the times of all later records.
     """
     times = batch._longs(HAS_TIMES)
-    fixed = list(accumulate((min(time, high) for time in times), max, initial=low))[1:]
+    within = times if max(times) <= high else list(map(min, times, repeat(high)))
+    fixed = list(accumulate(within, max, initial=low))[1:]
     if fixed != times:
         start = batch.column(HAS_TIMES)
         plain = batch.plain()

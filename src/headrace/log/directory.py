@@ -35,6 +35,8 @@ logger = logging.getLogger("headrace.log")
 LOCK = "@lock"
 RUN = "@run"
 SUSPECT = "@suspect"
+RESTORING = "@restoring"
+"""Only while a backup is restored (``backup/restoring.py``): nothing starts on half of it."""
 DELETED = "@deleted"
 JOURNAL = "@subscriptions.journal"
 TOPIC_SETTINGS = "topic.json"
@@ -91,6 +93,14 @@ class DataDirectory:
             raise DirectoryLocked(
                 f"the data directory {self.path} is in use by {holder}; stop it first, or use "
                 "another directory"
+            )
+        if self._files.exists(self.path / RESTORING):
+            handle.close()
+            raise StorageFailed(
+                f"the data directory {self.path} holds a restore that was interrupted; remove it, and "
+                "restore the backup again",
+                code="restore_unfinished",
+                retryable=False,
             )
         self._lock = handle
         watch(self)
@@ -178,10 +188,10 @@ class DataDirectory:
                 self._files.remove(self.path / RUN)
                 self._files.sync_directory(self.path)
 
-    def end_run(self, ends: Ends) -> None:
+    def end_run(self, ends: Ends, *, clean: bool = True) -> None:
         """All that was accepted is on disk, and these are the ends of the partitions."""
         try:
-            self._write_run(True, ends)
+            self._write_run(clean, ends)
         except OSError as error:  # the next start checks more than it had to
             logger.warning("the clean stop could not be recorded in %s: %s", self.path / RUN, error)
 

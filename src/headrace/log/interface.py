@@ -200,6 +200,12 @@ class Log(Protocol):
         With an epoch: also 0 if the producer is known with another epoch.
         """
 
+    def producers_dump(self) -> bytes:
+        """The table of idempotent producers as a snapshot (``producers.py``), with hidden batches."""
+
+    def readable_from(self, offset: int) -> int:
+        """The first offset at or after this one that is not damaged. Like ``read``, it may take time."""
+
     def size_bytes(self) -> int: ...
 
     def closed_segments(self) -> list[ClosedSegment]:

@@ -105,7 +105,7 @@ def recover(
     if not segments:
         return Recovered([], None, Producers())
     base, _ = segments[-1]
-    producers = _producers_before(files, directory, segments)
+    producers = producers_before(files, directory, segments)
     last = _open_last(files, directory / log_name(base), base, producers, unclean, reached)
     if suspect:
         _rewrite(files, last)
@@ -264,7 +264,7 @@ def _rewrite(files: Files, last: LastSegment) -> None:
     logger.warning("%s was written anew after a failed sync", last.path)
 
 
-def _producers_before(files: Files, directory: Path, segments: list[tuple[int, int]]) -> Producers:
+def producers_before(files: Files, directory: Path, segments: list[tuple[int, int]]) -> Producers:
     """The producers at the beginning of the last segment."""
     for number in range(len(segments) - 1, -1, -1):
         producers = _snapshot(files, directory, segments[number][0])

@@ -35,6 +35,7 @@ from headrace.log.directory import DELETED, TOPIC_SETTINGS
 from headrace.log.interface import Deletion, Log, TopicRecord
 from headrace.log.memory import MemoryLog
 from headrace.log.partition import PartitionLog
+from headrace.log.rewriting import Rewriter
 from headrace.log.sealed import seal, unseal
 from headrace.log.segment import Readers
 from headrace.log.workers import Workers
@@ -60,10 +61,25 @@ def parse_settings(name: str, raw: bytes) -> TopicRecord:
         raise DataCorrupt(f"it makes no sense: {error}") from None
 
 
+def settings_content(topic: TopicRecord) -> bytes:
+    """What ``topic.json`` holds."""
+    owner = {} if topic.owner is None else {"owner": topic.owner}
+    return seal(
+        {
+            "name": topic.name,
+            "incarnation": topic.incarnation,
+            "created_ms": topic.created_ms,
+            "settings": topic.settings.as_dict(),
+            **owner,
+        }
+    )
+
+
 class MemoryStorage:
     """See :class:`headrace.log.interface.Storage`. Nothing survives the end of the process."""
 
     durable = False
+    rewriter: Rewriter | None = None
 
     def __init__(self, *, clock: Clock, loop: Loop, budget: Budget | None = None):
         self._clock, self._loop = clock, loop
@@ -116,8 +132,10 @@ class DiskStorage(MemoryStorage):
         workers: Workers,
         on_failure: Callable[[HeadraceError], None],
         budget: Budget | None = None,
+        rewrite_segments: bool = True,
     ):
         super().__init__(clock=clock, loop=loop, budget=budget)
+        self.rewriter = Rewriter(loop, workers, clock, enabled=rewrite_segments)
         self._directory = directory
         self._files, self._random, self._workers = files, random, workers
         self._on_failure = on_failure
@@ -164,7 +182,7 @@ class DiskStorage(MemoryStorage):
         logger.error(
             "topic %s %s; it is adopted with default settings, and keeps all messages until you set "
             "its retention again",
-            name, why,
+            name, why, extra={"topic": name},
         )  # fmt: skip
         settings = defaults.but({"partitions": max(numbers) + 1, "durable": True, **_KEEP_ALL})
         topic = TopicRecord(name, settings, self._random.getrandbits(53), self._clock.now_ms())
@@ -193,16 +211,7 @@ class DiskStorage(MemoryStorage):
         return [self._open(topic, number, is_new=str(number) in made) for number in numbers]
 
     def save(self, topic: TopicRecord) -> None:
-        owner = {} if topic.owner is None else {"owner": topic.owner}
-        content = seal(
-            {
-                "name": topic.name,
-                "incarnation": topic.incarnation,
-                "created_ms": topic.created_ms,
-                "settings": topic.settings.as_dict(),
-                **owner,
-            }
-        )
+        content = settings_content(topic)
         self._files.replace(self._directory / topic.name / TOPIC_SETTINGS, [content])
 
     def open(
@@ -232,6 +241,7 @@ class DiskStorage(MemoryStorage):
             readers=self._readers,
             cache=self.cache,
             on_failure=self._on_failure,
+            rewriter=self.rewriter,
             **how,
         )
         log.on_sync = lambda seconds: self.on_sync(seconds)
@@ -260,7 +270,12 @@ class DiskStorage(MemoryStorage):
         def finish(done: Callable[[], None]) -> None:
             def removed(_result: object, error: BaseException | None) -> None:
                 if error is not None:  # the next start tries again
-                    logger.warning("files of the deleted topic %s: %s", topic.name, error)
+                    logger.warning(
+                        "files of the deleted topic %s: %s",
+                        topic.name,
+                        error,
+                        extra={"topic": topic.name},
+                    )
                 done()
 
             self._workers.submit(lambda: self._files.remove_tree(grave), removed)

@@ -7,6 +7,7 @@ a UUID, bytes) or has an error code of its own.
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,9 +17,9 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from headrace import limits
+from headrace.contents import check_headers
 from headrace.errors import InvalidArgument
 from headrace.model import (
-    check_headers,
     check_pattern,
     check_pipeline_name,
     check_principal_name,
@@ -26,9 +27,10 @@ from headrace.model import (
     check_topic_name,
     parse_id,
     parse_position,
-    to_ms,
 )
+from headrace.notation import SECONDS, duration_ms, duration_parts
 from headrace.operations.documents import unpack
+from headrace.times import to_ms
 
 Schema = dict[str, Any]
 
@@ -71,11 +73,13 @@ PATTERN: Schema = {
     "not": RESERVED,
 }
 OFFSET: Schema = {"type": "integer", "minimum": 0, "maximum": limits.OFFSET_MAX}
+DURATION: Schema = {"type": "string", "pattern": "^[0-9]{1,6}(ms|s|m|h|d|w)$"}
 PLACE: Schema = {
-    "description": "earliest, latest, an offset, a time, or @ and milliseconds since 1970.",
+    "description": "earliest, latest, an offset, a time, a duration ago (1h), or @ and milliseconds since 1970.",
     "anyOf": [
         {"type": "string", "enum": ["earliest", "latest"]},
         {"type": "string", "pattern": "^@?[0-9]{1,12}$"},
+        DURATION,
         {"type": "string", "format": "date-time"},
     ],
 }
@@ -107,26 +111,32 @@ def _payload(value: object) -> bytes:
 
 
 def _time_ms(value: object) -> int:
-    time = parse_position(value) if isinstance(value, str) else value
-    if isinstance(time, datetime):
-        return to_ms(time)
-    if type(time) is not int or time < 0:
+    at = parse_position(value) if isinstance(value, str) else value
+    if isinstance(at, datetime):
+        return to_ms(at)
+    if type(at) is not int or at < 0:
         raise InvalidArgument(
             "at is a time: a datetime, or milliseconds since 1970", code="invalid_offset"
         )
-    return time
+    return at
 
 
 def expiry_ms(value: object) -> int:
-    time = parse_position(value) if isinstance(value, str) else value
-    if isinstance(time, datetime):
-        return to_ms(time)
-    if type(time) is not int or time < 0:
+    if isinstance(value, str) and duration_parts(value) is not None:  # from now on
+        value = time.time_ns() // 1_000_000 + duration_ms(value)
+    try:
+        at = parse_position(value)
+    except InvalidArgument:
+        at = None
+    if isinstance(at, datetime):
+        return to_ms(at)
+    if type(at) is not int or at < 0:
         raise InvalidArgument(
-            "expires is a time: a datetime, an ISO time, or milliseconds since 1970",
+            "expires is a time (a datetime, an ISO time, milliseconds since 1970) or a duration such "
+            "as 90d",
             code="invalid_expiry",
         )
-    return time
+    return at
 
 
 TopicName = Annotated[str, Reader(check_topic_name, TOPIC)]
@@ -155,7 +165,7 @@ AfterOffset = Annotated[int, Meta(ge=-1, le=limits.OFFSET_MAX)]
 Offsets = Annotated[list[Offset], Meta(max_length=limits.OFFSETS_PER_REQUEST_MAX)]
 Limit = Annotated[int, Meta(ge=1, le=limits.LISTED_MAX)]
 Rate = Annotated[float, Meta(ge=0.001, le=1e6)]
-Seconds = Annotated[float, Meta(ge=0, le=limits.DELAY_S_MAX)]
+Seconds = Annotated[float, Meta(ge=0, le=limits.DELAY_S_MAX), SECONDS]
 Topics = str | list[str]
 """A name, a pattern, or a list of these."""
 Pieces = Annotated[list[str], Meta(max_length=limits.COMMIT_PIECES_MAX)]
@@ -175,8 +185,9 @@ Expiry = Annotated[
     Reader(
         expiry_ms,
         {
-            "description": "A time, or milliseconds since 1970.",
+            "description": "A time, milliseconds since 1970, or a duration from now (90d).",
             "anyOf": [
+                DURATION,
                 {"type": "string", "format": "date-time"},
                 {"type": "integer", "minimum": 0, "maximum": limits.TIMESTAMP_MS_MAX},
             ],

@@ -1,5 +1,7 @@
 """Every operation of a broker, declared once; ``declaring.py`` says what is derived from a declaration.
 
+Those about users, tokens and quotas are in ``access_catalog.py``.
+
 To add one: declare it here, and write the method of the same name in ``broker/administration.py``.
 """
 
@@ -17,29 +19,22 @@ from headrace.model import (
     TopicOptions,
     TopicSettings,
 )
+from headrace.operations.access_catalog import AccessOperations
 from headrace.operations.arguments import (
     AfterOffset,
     AliasOf,
-    CertificateNames,
-    Code,
     ExistingSubscription,
     ExistingTopic,
-    Expiry,
-    GrantList,
     Headers,
     Limit,
     MessageId,
     Offset,
     Offsets,
     Partition,
-    Password,
     Payload,
     Pieces,
-    PipelineName,
     Position,
     Positions,
-    PrincipalName,
-    QuotaValues,
     Rate,
     Seconds,
     SubscriptionName,
@@ -49,26 +44,25 @@ from headrace.operations.arguments import (
     TopicPattern,
     Topics,
 )
+from headrace.operations.backups import BackupOperations
 from headrace.operations.declaring import Http, Operation, operation, table_of
+from headrace.operations.pipeline_catalog import PipelineOperations
+from headrace.operations.requesting import Requesting
 from headrace.operations.results import (
     BrokerInfo,
-    CallerInfo,
+    ChangedSubscription,
+    ChangedTopic,
+    ClientInfo,
     DeadLetterCount,
-    NewToken,
+    Overview,
     PartitionPosition,
-    PipelineReport,
-    PipelineStats,
-    QuotaInfo,
     Redriven,
-    StopWanted,
     SubscriptionStats,
-    TokenInfo,
     TopicStats,
-    UserInfo,
 )
 
 
-class Operations:
+class Operations(AccessOperations, BackupOperations, PipelineOperations, Requesting):
     """The operations of a broker: callable by name over every protocol, and as methods in process."""
 
     async def _operate(self, operation: Operation, arguments: dict[str, Any]) -> Any:
@@ -86,15 +80,15 @@ class Operations:
     )
     async def create_topic(
         self, topic: TopicName, partitions: int | None = None, **settings: Unpack[TopicOptions]
-    ) -> TopicStats:
+    ) -> ChangedTopic:
         """Create a topic. If it already exists with the same settings, nothing changes.
 
-        Settings that are not given get the broker's defaults. If the topic exists with other settings, this
+        The answer's ``outcome`` is ``created`` or ``unchanged``. Settings that are not given get the broker's defaults. If the topic exists with other settings, this
         raises ``Conflict``.
 
         Example::
 
-            client.create_topic("orders", partitions=4, retention_hours=72)
+            await client.create_topic("orders", partitions=4, retention_hours=72)
         """
 
     @operation(
@@ -107,12 +101,14 @@ class Operations:
     )
     async def change_topic(
         self, topic: TopicName, partitions: int | None = None, **settings: Unpack[TopicOptions]
-    ) -> TopicStats:
+    ) -> ChangedTopic:
         """Change the settings that are given. Partitions can be added, not removed.
+
+        The answer's ``outcome`` is ``updated`` or ``unchanged``.
 
         Example::
 
-            client.change_topic("orders", retention_bytes=10 << 30)
+            await client.change_topic("orders", retention_bytes=10 << 30)
         """
 
     @operation(
@@ -125,7 +121,12 @@ class Operations:
         http=Http("DELETE", "/topics/{topic}", "Delete a topic"),
     )
     async def delete_topic(self, topic: TopicName) -> None:
-        """Delete a topic, its messages, and the subscriptions on this topic alone."""
+        """Delete a topic, its messages, and the subscriptions on this topic alone.
+
+        Example::
+
+            await client.delete_topic("orders")
+        """
 
     @operation(
         name="topics",
@@ -134,10 +135,21 @@ class Operations:
         http=Http("GET", "/topics", "List topics"),
     )
     async def list_topics(self) -> list[TopicStats]:
-        """Statistics of every topic, by name. The broker's own topics are left out."""
+        """Statistics of every topic, by name. The broker's own topics are left out.
+
+        Example::
+
+            sizes = {stats["topic"]: stats["bytes"] for stats in await client.list_topics()}
+        """
 
     async def topics(self) -> list[str]:
-        """The names of all topics. The broker's own topics are left out."""
+        """The names of all topics. The broker's own topics are left out.
+
+        Example::
+
+            for name in await client.topics():
+                print(name)
+        """
         return [stats["topic"] for stats in await self.list_topics()]
 
     @operation(
@@ -155,17 +167,31 @@ class Operations:
         """Partitions, sizes, backlog and settings of a topic.
 
         ``create``: create a topic that does not exist, as a publish would.
+
+        Example::
+
+            print((await client.topic_stats("orders"))["backlog"])
         """
 
     @operation(permission="browse", about="topic", runs="owner", answer="offset")
     async def offset_at(
         self, topic: ExistingTopic, at: Position, *, partition: Partition = 0
     ) -> int:
-        """The offset that a position stands for: ``earliest``, ``latest``, an offset or a time."""
+        """The offset that a position stands for: ``earliest``, ``latest``, an offset or a time.
+
+        Example::
+
+            offset = await client.offset_at("orders", datetime.now(UTC) - timedelta(hours=1))
+        """
 
     @operation(permission="browse", runs="owner", errors=("message_not_found",))
     async def find(self, id: MessageId) -> Message:
-        """The message that an id from a receipt belongs to."""
+        """The message that an id from a receipt belongs to.
+
+        Example::
+
+            message = await client.find(receipt.id)
+        """
 
     # --- subscriptions ------------------------------------------------------------------------
     @operation(
@@ -191,15 +217,16 @@ class Operations:
         *,
         start_offset: Annotated[Position | None, AliasOf("start")] = None,
         **settings: Unpack[SubscriptionOptions],
-    ) -> SubscriptionStats:
+    ) -> ChangedSubscription:
         """Create a durable subscription on a topic or pattern.
 
         ``start`` (also called ``start_offset``) is where a new subscription begins. If the subscription
-        already exists, its position stays, and the given settings are changed.
+        already exists, its position stays (``seek`` moves it), and the given settings are changed. The
+        answer's ``outcome`` is ``created``, ``updated`` or ``unchanged``.
 
         Example::
 
-            client.create_subscription("email", "orders", ack_timeout=60, max_deliveries=3)
+            await client.create_subscription("email", "orders", ack_timeout=60, max_deliveries=3)
         """
 
     @operation(
@@ -214,7 +241,12 @@ class Operations:
     async def delete_subscription(
         self, subscription: SubscriptionName, topic: TopicFilter | None = None
     ) -> None:
-        """Delete a subscription and its position. Name the topic if the name is not unique."""
+        """Delete a subscription and its position. Name the topic if the name is not unique.
+
+        Example::
+
+            await client.delete_subscription("email")
+        """
 
     @operation(
         permission="see",
@@ -222,7 +254,12 @@ class Operations:
         http=Http("GET", "/subscriptions", "List subscriptions"),
     )
     async def subscriptions(self, topic: TopicFilter | None = None) -> list[SubscriptionStats]:
-        """Statistics of every subscription, or of those on one topic."""
+        """Statistics of every subscription, or of those on one topic.
+
+        Example::
+
+            lags = {stats["name"]: stats["lag"] for stats in await client.subscriptions("orders")}
+        """
 
     @operation(
         name="subscription",
@@ -235,7 +272,12 @@ class Operations:
     async def subscription_stats(
         self, subscription: SubscriptionName, topic: TopicFilter | None = None
     ) -> SubscriptionStats:
-        """Members, lag, messages in flight, positions and settings of a subscription."""
+        """Members, lag, messages in flight, positions and settings of a subscription.
+
+        Example::
+
+            print((await client.subscription_stats("email"))["lag"])
+        """
 
     @operation(
         permission="consume",
@@ -256,7 +298,7 @@ class Operations:
 
         Example::
 
-            client.seek("email", datetime.now(UTC) - timedelta(hours=1))  # deliver the last hour again
+            await client.seek("email", datetime.now(UTC) - timedelta(hours=1))  # deliver the last hour again
         """
 
     @operation(
@@ -274,7 +316,48 @@ class Operations:
         *,
         topic: TopicFilter | None = None,
     ) -> None:
-        """Mark everything before these offsets as done. The subscription never moves back."""
+        """Mark everything before these offsets as done. The subscription never moves back.
+
+        Example::
+
+            await client.advance("email", {"orders": {0: 100}})
+        """
+
+    @operation(
+        permission="manage",
+        about="subscription",
+        runs="every node",
+        errors=("subscription_not_found", "ambiguous_subscription"),
+        http=Http("POST", "/subscriptions/{subscription}/pause", "Pause a subscription"),
+    )
+    async def pause_subscription(
+        self, subscription: SubscriptionName, topic: TopicFilter | None = None
+    ) -> SubscriptionStats:
+        """Deliver nothing more to any member until the subscription is resumed, also after a restart.
+
+        Messages in flight may still be acknowledged. Publishing goes on, and the lag grows.
+
+        Example::
+
+            await client.pause_subscription("email")  # the mail server is down
+        """
+
+    @operation(
+        permission="manage",
+        about="subscription",
+        runs="every node",
+        errors=("subscription_not_found", "ambiguous_subscription"),
+        http=Http("POST", "/subscriptions/{subscription}/resume", "Resume a subscription"),
+    )
+    async def resume_subscription(
+        self, subscription: SubscriptionName, topic: TopicFilter | None = None
+    ) -> SubscriptionStats:
+        """Deliver messages of a paused subscription again.
+
+        Example::
+
+            await client.resume_subscription("email")
+        """
 
     # --- jobs of many tasks -------------------------------------------------------------------
     @operation(permission="browse", about="topics", runs="owner", patient=True)
@@ -285,6 +368,10 @@ class Operations:
 
         With ``at``, a time (a datetime or milliseconds), also the ``offset`` of the first message at or
         after it; the end if there is none.
+
+        Example::
+
+            ends = [place["end"] for place in (await client.positions("orders"))["orders"]]
         """
 
     @operation(permission="browse", about="topics", runs="owner", answer="news", patient=True)
@@ -299,6 +386,11 @@ class Operations:
 
         It also returns when a topic that matches ``topics`` has a partition that is not in ``positions``.
         Returns False when the time is up.
+
+        Example::
+
+            while not await client.wait_for({"orders": {0: 100}}, timeout=10):
+                print("nothing yet")
         """
 
     @operation(
@@ -313,11 +405,30 @@ class Operations:
 
         To commit the same number again changes nothing and returns False. A client that had to repeat the
         request after a broken connection may also get False.
+
+        Example::
+
+            piece = await client.stage("copies", batch, name="job-1", number=5)
+            await client.commit_staged("job-1", 5, [piece])
+        """
+
+    @operation(permission="publish", runs="owner", answer="number", patient=True)
+    async def last_commit(self, name: str) -> int:
+        """The number of the last commit of staged batches under a name; -1 if the broker knows none.
+
+        Example::
+
+            done = await client.last_commit("job-1")
         """
 
     @operation(permission="publish", runs="owner", answer="aborted", patient=True)
     async def abort_staged(self, pieces: Pieces) -> int:
-        """Discard pieces that will not be committed. Committed pieces stay. Returns the number of ids."""
+        """Discard pieces that will not be committed. Committed pieces stay. Returns the number of ids.
+
+        Example::
+
+            await client.abort_staged([piece])
+        """
 
     # --- dead letters -----------------------------------------------------------------------
     @operation(
@@ -326,7 +437,13 @@ class Operations:
         http=Http("GET", "/dead-letters", "Count dead letters", tag="dead letters"),
     )
     async def dead_letter_topics(self) -> list[DeadLetterCount]:
-        """The dead-letter topics, and how many letters each has."""
+        """The dead-letter topics, and how many letters each has.
+
+        Example::
+
+            for count in await client.dead_letter_topics():
+                print(count["topic"], count["letters"])
+        """
 
     @operation(
         permission="browse",
@@ -338,7 +455,13 @@ class Operations:
     async def dead_letters(
         self, subscription: ExistingSubscription, *, after: AfterOffset = -1, limit: Limit = 100
     ) -> list[DeadLetter]:
-        """The dead letters of a subscription after an offset, oldest first."""
+        """The dead letters of a subscription after an offset, oldest first.
+
+        Example::
+
+            for letter in await client.dead_letters("email"):
+                print(letter.offset, letter.reason)
+        """
 
     @operation(
         permission="browse",
@@ -351,7 +474,12 @@ class Operations:
         ),
     )
     async def dead_letter(self, subscription: ExistingSubscription, offset: Offset) -> DeadLetter:
-        """One dead letter."""
+        """One dead letter.
+
+        Example::
+
+            letter = await client.dead_letter("email", 3)
+        """
 
     @operation(
         permission="manage",
@@ -387,7 +515,7 @@ class Operations:
 
         Example::
 
-            client.redrive("email", reason="timeout", rate=100)
+            await client.redrive("email", reason="timeout", rate=100)
         """
 
     @operation(
@@ -410,7 +538,13 @@ class Operations:
         value: Payload | None = None,
         headers: Headers | None = None,
     ) -> int:
-        """Correct a dead letter before it is redriven; returns its new offset."""
+        """Correct a dead letter before it is redriven; returns its new offset.
+
+        Example::
+
+            offset = await client.edit_dead_letter("email", 3, value="corrected")
+            await client.redrive("email", offsets=[offset])
+        """
 
     @operation(
         permission="manage",
@@ -439,7 +573,12 @@ class Operations:
     async def purge_dead_letters(
         self, subscription: ExistingSubscription, offsets: Offsets | None = None
     ) -> int:
-        """Discard all dead letters, or those with these offsets; returns how many."""
+        """Discard all dead letters, or those with these offsets; returns how many.
+
+        Example::
+
+            await client.purge_dead_letters("email", [3, 4])
+        """
 
     # --- delayed messages -------------------------------------------------------------------
     @operation(
@@ -451,7 +590,13 @@ class Operations:
     async def scheduled(
         self, topic: TopicFilter | None = None, *, limit: Limit = 1000
     ) -> list[Scheduled]:
-        """Messages that wait for their time, soonest first."""
+        """Messages that wait for their time, soonest first.
+
+        Example::
+
+            for waiting in await client.scheduled("orders"):
+                print(waiting.id, waiting.deliver_at)
+        """
 
     @operation(
         permission="manage",
@@ -462,223 +607,80 @@ class Operations:
         http=Http("DELETE", "/scheduled/{id}", "Cancel a delayed message", tag="delayed messages"),
     )
     async def cancel(self, id: MessageId) -> None:
-        """Cancel a delayed message: it is not published."""
-
-    # --- pipelines --------------------------------------------------------------------------
-    @operation(
-        permission="publish",
-        about="pipeline",
-        runs="any node",
-        errors=("pipeline_replaced", "report_too_large"),
-    )
-    async def report_pipeline(
-        self, pipeline: PipelineName, report: Annotated[PipelineReport, Code("invalid_report")]
-    ) -> StopWanted:
-        """Report the state of a pipeline. The answer says whether the pipeline should stop."""
-
-    @operation(
-        permission="see",
-        runs="any node",
-        http=Http("GET", "/pipelines", "List pipelines"),
-    )
-    async def pipelines(self) -> list[PipelineStats]:
-        """The last report of each pipeline."""
-
-    @operation(
-        permission="see",
-        about="pipeline",
-        name="pipeline",
-        runs="any node",
-        errors=("pipeline_not_found",),
-        http=Http("GET", "/pipelines/{pipeline}", "Describe a pipeline"),
-    )
-    async def pipeline_stats(self, pipeline: PipelineName) -> PipelineStats:
-        """The last report of a pipeline."""
-
-    @operation(
-        permission="manage",
-        about="pipeline",
-        runs="any node",
-        errors=("pipeline_not_found", "pipeline_not_running"),
-        http=Http("POST", "/pipelines/{pipeline}/stop", "Ask a pipeline to stop"),
-    )
-    async def stop_pipeline(self, pipeline: PipelineName) -> PipelineStats:
-        """Ask a pipeline to stop. The answer to its next report tells it to."""
-
-    @operation(
-        permission="manage",
-        about="pipeline",
-        runs="any node",
-        repeatable=False,
-        answer="deleted",
-        errors=("pipeline_not_found", "pipeline_running"),
-        http=Http("DELETE", "/pipelines/{pipeline}", "Forget a pipeline that has ended"),
-    )
-    async def forget_pipeline(self, pipeline: PipelineName) -> None:
-        """Drop a pipeline that has ended or is stale from the list, with its metrics and alerts."""
-
-    # --- access -----------------------------------------------------------------------------
-    @operation(
-        permission="none",
-        runs="any node",
-        http=Http("GET", "/access/whoami", "Show your own rights"),
-    )
-    async def whoami(self) -> CallerInfo:
-        """Who the broker thinks you are, and what you may do."""
-
-    @operation(
-        permission="admin",
-        runs="any node",
-        http=Http("GET", "/access/users", "List users"),
-    )
-    async def users(self) -> list[UserInfo]:
-        """The users that you may administer, by name."""
-
-    @operation(
-        permission="admin",
-        about="user",
-        runs="every node",
-        repeatable=False,
-        errors=(
-            "user_exists",
-            "grant_exceeded",
-            "no_administrator",
-            "invalid_grant",
-            "invalid_password",
-            "certificate_taken",
-        ),
-        http=Http("POST", "/access/users/{user}", "Create a user"),
-    )
-    async def create_user(
-        self,
-        user: PrincipalName,
-        *,
-        password: Password | None = None,
-        grants: GrantList | None = None,
-        certificates: CertificateNames | None = None,
-        quotas: QuotaValues | None = None,
-    ) -> UserInfo:
-        """Create a user. Without a password it logs in with tokens or certificates.
-
-        A grant is ``RIGHTS:TOPICS`` or ``RIGHTS:TOPICS:NAMES``, each a list with commas.
+        """Cancel a delayed message: it is not published.
 
         Example::
 
-            client.create_user("alice", password=secret, grants=["publish,consume:orders.>"])
-        """
-
-    @operation(
-        permission="admin",
-        about="user",
-        runs="every node",
-        errors=(
-            "user_not_found",
-            "grant_exceeded",
-            "no_administrator",
-            "invalid_grant",
-            "invalid_password",
-            "certificate_taken",
-        ),
-        http=Http("PATCH", "/access/users/{user}", "Change a user"),
-    )
-    async def change_user(
-        self,
-        user: PrincipalName,
-        *,
-        password: Password | None = None,
-        grants: GrantList | None = None,
-        certificates: CertificateNames | None = None,
-        quotas: QuotaValues | None = None,
-        disabled: bool | None = None,
-    ) -> UserInfo:
-        """Change what is given; a list replaces the old one.
-
-        It takes effect within a second, also for open connections. A new password ends the connections
-        that logged in with the old one.
-        """
-
-    @operation(
-        permission="admin",
-        about="user",
-        runs="every node",
-        repeatable=False,
-        answer="deleted",
-        errors=("user_not_found", "no_administrator"),
-        http=Http("DELETE", "/access/users/{user}", "Delete a user"),
-    )
-    async def delete_user(self, user: PrincipalName) -> None:
-        """Delete a user and its tokens. Its connections end."""
-
-    @operation(
-        permission="admin",
-        runs="any node",
-        http=Http("GET", "/access/tokens", "List tokens"),
-    )
-    async def tokens(self) -> list[TokenInfo]:
-        """The tokens that you may administer, by name. The secrets are not known to the broker."""
-
-    @operation(
-        permission="admin",
-        about="token",
-        runs="every node",
-        repeatable=False,
-        errors=("token_exists", "user_not_found", "grant_exceeded", "no_administrator"),
-        http=Http("POST", "/access/tokens/{token}", "Create a token"),
-    )
-    async def create_token(
-        self,
-        token: PrincipalName,
-        *,
-        user: PrincipalName | None = None,
-        grants: GrantList | None = None,
-        expires: Expiry | None = None,
-        quotas: QuotaValues | None = None,
-    ) -> NewToken:
-        """Create a token, with rights of its own or for a user. The secret is shown only in this answer.
-
-        Example::
-
-            client.create_token("ci", grants=["publish:builds.>"], expires=datetime(2027, 1, 1))
-        """
-
-    @operation(
-        permission="admin",
-        about="token",
-        runs="every node",
-        repeatable=False,
-        answer="revoked",
-        errors=("token_not_found", "no_administrator"),
-        http=Http("DELETE", "/access/tokens/{token}", "Revoke a token"),
-    )
-    async def revoke_token(self, token: PrincipalName) -> None:
-        """Revoke a token. Connections that logged in with it end."""
-
-    @operation(
-        permission="admin",
-        runs="every node",
-        http=Http("PATCH", "/access/quotas", "Change the quotas of addresses and principals"),
-    )
-    async def change_quotas(
-        self, *, addresses: QuotaValues | None = None, default: QuotaValues | None = None
-    ) -> QuotaInfo:
-        """The quotas of each address, and of each principal that has none of its own.
-
-        What is given replaces the old quotas; without arguments they are only shown.
+            receipt = await client.publish("orders", b"later", delay=60)
+            await client.cancel(receipt.id)
         """
 
     # --- the broker -------------------------------------------------------------------------
     @operation(permission="publish", runs="every node")
     async def producer(self, name: str | None = None) -> ProducerIdentity:
-        """The id and epoch of an idempotent producer. A name fences off the producer that had it before."""
+        """The id and epoch of an idempotent producer. A name fences off the producer that had it before.
+
+        Example::
+
+            identity = await client.producer("importer")
+            await client.publish("orders", b"x", producer=(*identity, 0))
+        """
 
     @operation(permission="none", runs="every node")
     async def flush(self) -> None:
-        """Wait until all acknowledgements so far are on disk."""
+        """Wait until all acknowledgements so far are on disk.
+
+        Example::
+
+            message.ack()
+            await client.flush()
+        """
+
+    @operation(
+        permission="see",
+        runs="every node",
+        http=Http("GET", "/clients", "List connections", tag="broker"),
+    )
+    async def clients(self, *, after: Offset = 0, limit: Limit = 1000) -> list[ClientInfo]:
+        """Who is connected: address, login, ``client_id``, since when, and what it holds.
+
+        An administrator sees all connections, everybody else those with the same login. ``after`` is the
+        number of the last connection of the previous page.
+
+        Example::
+
+            for each in await client.clients():
+                print(each["client_id"], each["in_flight"])
+        """
+
+    @operation(
+        permission="see",
+        runs="every node",
+        http=Http("GET", "/overview", "The broker at a glance", tag="broker"),
+    )
+    async def overview(self, *, limit: Limit = 100) -> Overview:
+        """Totals of the broker, and the subscriptions that need attention first.
+
+        Example::
+
+            first = (await client.overview())["rows"][0]
+        """
 
     @operation(permission="none", runs="any node")
     async def info(self) -> BrokerInfo:
-        """The broker's limits and clock, and how many topics and subscriptions it has."""
+        """The broker's limits and clock, and how many topics and subscriptions it has.
+
+        Example::
+
+            print((await client.info())["max_message_size"])
+        """
 
 
-OPERATIONS = table_of(Operations)
+OPERATIONS = (
+    table_of(Operations)
+    | table_of(AccessOperations)
+    | table_of(BackupOperations)
+    | table_of(PipelineOperations)
+    | table_of(Requesting)
+)
 """By their names on the wire."""

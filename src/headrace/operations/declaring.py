@@ -35,6 +35,7 @@ import functools
 import inspect
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import timedelta
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -43,6 +44,7 @@ from msgspec import UNSET
 
 from headrace.checking import check, schema_of
 from headrace.errors import InvalidArgument
+from headrace.notation import Unit, read, unit_of
 from headrace.operations import documents
 from headrace.operations.arguments import AliasOf, Code, Reader, Schema
 
@@ -149,9 +151,11 @@ class Operation:
             if self.settings is not None and name in self.settings.__dataclass_fields__:
                 settings[name] = value
                 continue
-            given[self.aliases.get(name, name)] = value
+            name = self.aliases.get(name, name)
+            given[name] = _number(value, unit_of(self.arguments[name].annotation))
         if settings:
-            given[SETTINGS] = settings
+            units = self.settings.units()
+            given[SETTINGS] = {n: _number(value, units.get(n)) for n, value in settings.items()}
         return given
 
     def _takes_none(self, name: str) -> bool:
@@ -206,6 +210,11 @@ class Operation:
         if self.answer is not None:
             document = document[self.answer]
         return documents.load(document, self.result)
+
+
+def _number(value: Any, unit: Unit | None) -> Any:
+    """A timedelta as a number of its unit: JSON has none."""
+    return read(value, unit) if unit is not None and isinstance(value, timedelta) else value
 
 
 def operation(

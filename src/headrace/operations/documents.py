@@ -1,4 +1,4 @@
-"""Values as JSON, the same on the wire, in the API and in ``--json``.
+"""Values as JSON between broker and client (``views.py`` is how they are shown).
 
 Each pair of functions loses nothing: bytes that are not text are sent as base64, with ``encoding``.
 """

@@ -11,6 +11,8 @@ from headrace.model import SubscriptionSettings, TopicSettings
 from headrace.operations.arguments import Offset, TimeMs
 
 Count = Annotated[int, Meta(ge=0)]
+Outcome = Literal["created", "updated", "unchanged"]
+"""What a call did that creates or changes something."""
 Text = Annotated[str, Meta(min_length=1, max_length=limits.PIPELINE_TEXT_CHARS_MAX)]
 
 
@@ -43,6 +45,10 @@ class TopicStats(TypedDict):
     settings: Annotated[dict[str, Any], _all_settings(TopicSettings)]
 
 
+class ChangedTopic(TopicStats):
+    outcome: Outcome
+
+
 class CursorStats(TypedDict):
     topic: str
     partition: Count
@@ -61,6 +67,8 @@ class SubscriptionStats(TypedDict):
     lag: Count
     in_flight: Count
     waiting_for_retry: Count
+    paused: bool
+    """Nothing is delivered until it is resumed."""
     created: TimeMs
     settings: Annotated[dict[str, Any], _all_settings(SubscriptionSettings)]
     partitions: list[CursorStats]
@@ -73,6 +81,12 @@ class SubscriptionStats(TypedDict):
     redelivered: Count
     skipped: Count
     timeouts: Count
+    topic_created: NotRequired[bool]
+    """In the answer of ``create_subscription``: its topic did not exist, and was created empty."""
+
+
+class ChangedSubscription(SubscriptionStats):
+    outcome: Outcome
 
 
 class DeadLetterCount(TypedDict):
@@ -108,6 +122,91 @@ class BrokerInfo(TypedDict):
     max_message_size: Count
     durable: bool
     time: TimeMs
+
+
+class BrokerLoad(TypedDict):
+    connections: Count
+    memory_used: Count
+    """What counts against ``memory_limit``."""
+    memory_limit: Count
+    resident_bytes: int
+    """Of the whole process; -1 if the system does not say."""
+    disk_free_bytes: Count | None
+    """None: everything is in memory."""
+    disk_full: bool
+    """Publishes are refused."""
+    started: TimeMs
+
+
+class OverviewRow(TypedDict):
+    """A subscription, or a topic that has none."""
+
+    topic: str
+    subscription: str | None
+    end: Count
+    """Messages ever published to its topics: the sum of their end offsets."""
+    lag: Count
+    in_flight: Count
+    waiting_for_retry: Count
+    members: Count
+    paused: bool
+    blocked: Count
+    """Partitions that cannot be read on, or written."""
+    dead_letters: Count
+    delivered: Count
+    acked: Count
+    redelivered: Count
+
+
+class Overview(TypedDict):
+    """Totals of what the caller may see. Counters begin at 0 when the broker starts."""
+
+    time: TimeMs
+    topics: Count
+    subscriptions: Count
+    bytes: Count
+    published: Count
+    delivered: Count
+    acked: Count
+    redelivered: Count
+    lag: Count
+    in_flight: Count
+    dead_letters: Count
+    """That wait to be dealt with."""
+    rows: list[OverviewRow]
+    """What needs attention first."""
+    load: NotRequired[BrokerLoad]
+    """For those who have the right ``metrics`` over everything."""
+
+
+class HeldSubscription(TypedDict):
+    topic: str
+    subscription: str | None
+    """None: a plain subscription, which holds nothing."""
+    in_flight: Count
+
+
+class ClientInfo(TypedDict):
+    """A connection."""
+
+    connection: Count
+    """Its number; later connections have higher ones."""
+    client_id: str | None
+    """What the client says about itself."""
+    name: str
+    """Who it is logged in as, as ``whoami`` says it."""
+    address: str
+    protocol: str
+    connected: TimeMs
+    subscriptions: list[HeldSubscription]
+    """The first of them."""
+    subscriptions_total: Count
+    in_flight: Count
+    """Messages that it has not settled. HTTP requests hold none: a lease does."""
+    unanswered: Count
+    """Requests."""
+    unsent_bytes: Count
+    """Answers and deliveries that the client has not read."""
 
 
 # --- access -----------------------------------------------------------------------------------------

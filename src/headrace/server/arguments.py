@@ -3,28 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
-from headrace import limits
+from msgspec import Meta
+
+from headrace.checking import check
 from headrace.errors import InvalidArgument
 from headrace.model import PublishOptions
+from headrace.notation import MILLISECONDS, parse_time
+from headrace.operations.arguments import Seconds
 from headrace.server.views import key_of
 
 
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 20
+
+
 def number_of(text: str, name: str) -> int:
-    if text.isascii() and text.isdigit() and len(text) <= 20:
+    if _is_number(text):
         return int(text)
     raise InvalidArgument(f"{name} is a whole number, not {text[:40]!r}", code="bad_command")
 
 
 def seconds_of(text: str, name: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= limits.DELAY_S_MAX:
-        raise InvalidArgument(f"{name} is a number of seconds, not {text[:40]!r}")
-    return value
+    return float(check(name, text, Seconds, strict=False))
+
+
+def milliseconds_of(text: str, name: str, high: int, code: str = "invalid_argument") -> int:
+    """A number of milliseconds, or a duration with a unit."""
+    kind = Annotated[int, Meta(ge=0, le=high), MILLISECONDS]
+    return int(check(name, text, kind, code=code, strict=False))
+
+
+def time_of(text: str, name: str) -> int:
+    """Milliseconds since 1970, or a time."""
+    return int(text) if _is_number(text) else parse_time(name, text, code="bad_command")
 
 
 def _as_it_is(text: str, name: str) -> str:
@@ -38,9 +51,9 @@ PUBLISH_OPTIONS: dict[str, Callable[[str, str], Any]] = {
     "to": _as_it_is,
     "partition": number_of,
     "delay": seconds_of,
-    "deliver_at": number_of,
+    "deliver_at": time_of,
     "ttl": seconds_of,
-    "timestamp": number_of,
+    "timestamp": time_of,
     "idempotency_key": _as_it_is,
     "producer_id": number_of,
     "producer_epoch": number_of,

@@ -7,30 +7,35 @@ a fetch that waits: it leaves when there is something to fetch, and does not hol
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any
 
 import orjson
 
+from headrace import limits
+from headrace.broker.browsing import browse, one_batch
 from headrace.broker.delivery import Delivery
 from headrace.broker.positions import news_in
 from headrace.broker.publishing import Publish
 from headrace.errors import (
     HeadraceError,
     InvalidArgument,
+    MemoryFull,
     QueueFull,
     StaleDelivery,
+    TooLarge,
     TopicNotFound,
     kind_of,
 )
 from headrace.files import machine
 from headrace.log import batch as batches
 from headrace.log.admission import check
-from headrace.log.batch import Batch
+from headrace.log.batch import HAS_KEYS, Batch
 from headrace.log.interface import Log, ReadPending, completed
 from headrace.model import Receipt, parse_position, split_position
-from headrace.operations import documents
-from headrace.server import exact_json
+from headrace.operations import documents, exact_json
+from headrace.operations.results import HeldSubscription
+from headrace.paging import Asked, parse_from
 from headrace.server.arguments import number_of, publish_arguments, seconds_of
 from headrace.server.connection import Connection, RequestSession
 from headrace.server.logins import Credentials
@@ -38,11 +43,13 @@ from headrace.server.members import Memberships, WireSink
 from headrace.wire import binary
 from headrace.wire.binary import BinaryParser, Frame, Type
 
+REQUEST_BYTES_MAX = limits.CLIENT_BATCH_BYTES_MAX + binary.PROPERTIES_BYTES_MAX + 4096
+"""Of one frame, besides one message: to put more together takes the loop too long."""
 FETCH_BYTES_MAX = 32 << 20
 FETCH_WAIT_S_MAX = 60.0
 WAITING_MAX = 1_000
 """Fetches of one connection that may wait for new messages at the same time."""
-TAKES_LONG = ("redrive", "commit_staged", "wait_for")
+TAKES_LONG = ("redrive", "commit_staged", "wait_for", "request")
 """Operations that are answered when they are done, and do not hold up later requests."""
 ERROR_CHARS_MAX = 2_000
 """A sentence may quote the request, and the properties of an answer have a limit."""
@@ -70,11 +77,11 @@ class BinarySession(RequestSession[Frame]):
     login = "send AUTH first"
 
     def __init__(self, connection: Connection):
-        super().__init__(connection, BinaryParser())
+        message_max = connection.hub.engine.max_message_size
+        super().__init__(connection, BinaryParser(REQUEST_BYTES_MAX + message_max))
         self._memberships = Memberships(connection, self._delivered, self._subscription_closed)
         self._waiting = 0
         """Requests that are answered out of order, whenever they are ready."""
-        self._client = connection.peer
         self._heartbeat: asyncio.TimerHandle | None = None
 
     # --- in ---------------------------------------------------------------------------------
@@ -87,7 +94,7 @@ class BinarySession(RequestSession[Frame]):
         return item.type not in _INDEPENDENT
 
     def may_be_long(self, item: Frame) -> bool:
-        return item.type in _MAY_BE_LONG
+        return item.type not in _BRIEF
 
     def is_open(self, item: Frame) -> bool:
         return item.type in (Type.AUTH, Type.HEARTBEAT)
@@ -110,6 +117,8 @@ class BinarySession(RequestSession[Frame]):
         self.outbox.send(failure(item.sequence, error))
 
     def end(self, error: HeadraceError) -> None:
+        if isinstance(error, (TooLarge, MemoryFull)):
+            self.connection.unread = True  # the frame is still on its way; the answer must arrive
         self.outbox.send(failure(0, error))
         self.connection.close()
 
@@ -117,6 +126,9 @@ class BinarySession(RequestSession[Frame]):
         if self._heartbeat is not None:
             self._heartbeat.cancel()
         self._memberships.leave_all()
+
+    def held(self) -> Iterator[HeldSubscription]:
+        return self._memberships.held()
 
     def access_changed(self) -> None:
         self._memberships.review()
@@ -218,9 +230,12 @@ class BinarySession(RequestSession[Frame]):
     def on_heartbeat(self, frame: Frame) -> None:
         if self._heartbeat is None:
             self._expect_life()
+        if "client_id" in frame.properties:
+            self.connection.named(frame.properties["client_id"])
         # Out of order: it shows that the connection lives, not that earlier requests are done.
-        interval = {"interval": f"{self.hub.heartbeat_s:g}"}
-        self.outbox.write(binary.encode(Type.HEARTBEAT, frame.sequence, interval))
+        size = str(self.engine.max_message_size)
+        bounds = {"interval": f"{self.hub.heartbeat_s:g}", "max_message_size": size}
+        self.outbox.write(binary.encode(Type.HEARTBEAT, frame.sequence, bounds))
 
     # --- publishing -------------------------------------------------------------------------
     def on_publish(self, frame: Frame) -> None:
@@ -237,8 +252,25 @@ class BinarySession(RequestSession[Frame]):
         producer = None
         if batch.producer_id:
             producer = (batch.producer_id, batch.producer_epoch, batch.first_sequence)
+        if partition is None and producer is None and batch.flags & HAS_KEYS:
+            self._check_spread(topic, batch)
         planned_on = _number_in(frame.properties, "partitions")
         self._publish(frame, Publish(topic, batch, partition, planned_on, producer=producer))
+
+    def _check_spread(self, topic: str, batch: Batch) -> None:
+        """A client that sends large batches with keys sorts them by partition itself."""
+        found = self.engine.topics.get(topic)
+        if found is None or len(found.partitions) == 1:
+            return
+        if (
+            batch.count > limits.SPREAD_RECORDS_MAX
+            or batch.header_count() > limits.SPREAD_HEADERS_MAX
+        ):
+            raise TooLarge(
+                f"a batch with keys and without a partition has at most {limits.SPREAD_RECORDS_MAX} "
+                f"messages and {limits.SPREAD_HEADERS_MAX} headers; sort larger ones by partition",
+                code="batch_too_large",
+            )
 
     def _batch_in(self, frame: Frame) -> tuple[str, int | None, Batch]:
         """(topic, partition, batch) of a frame whose body is a batch."""
@@ -287,9 +319,15 @@ class BinarySession(RequestSession[Frame]):
     # --- reading ----------------------------------------------------------------------------
     def on_fetch(self, frame: Frame) -> None:
         properties = frame.properties
-        self.connection.permissions.need("browse", _need(properties, "topic"))
+        topic, start = _need(properties, "topic"), _start(frame)
+        self.connection.permissions.need("browse", topic)
+        if properties.get("merge") == "true":
+            if len(self.engine.topics.find(topic).partitions) > 1:
+                self._fetch_merged(frame, topic, start)
+                return
+            start = start.get(0, "earliest") if isinstance(start, Mapping) else start
         partition = self.engine.partition(
-            _need(properties, "topic"), number_of(properties.get("partition", "0"), "partition")
+            topic, number_of(properties.get("partition", "0"), "partition")
         )
         if "incarnation" in properties:  # not a later topic of the same name
             wanted = number_of(properties["incarnation"], "incarnation")
@@ -298,12 +336,9 @@ class BinarySession(RequestSession[Frame]):
                     f"topic {partition.topic!r} was deleted and created again",
                     code="topic_replaced",
                 )
-        wait = min(number_of(properties.get("wait", "0"), "wait") / 1000, FETCH_WAIT_S_MAX)
-        size = number_of(properties.get("max_bytes", str(1 << 20)), "max_bytes")
-        size = min(max(size, 1), FETCH_BYTES_MAX)
-        position, time_ms = split_position(parse_position(properties.get("offset", "earliest")))
+        wait, size = self._bounds_of_fetch(properties)
+        position, time_ms = split_position(start)
         log = partition.log
-        size = self.outbox.requests.fitting(size)
 
         def resolve() -> int:
             if isinstance(position, int) and time_ms is None:
@@ -335,6 +370,36 @@ class BinarySession(RequestSession[Frame]):
         except ReadPending:
             self._later(frame.sequence, fetch_later(), ordered=False)
 
+    def _bounds_of_fetch(self, properties: Mapping[str, str]) -> tuple[float, int]:
+        """How many seconds it may wait, and how many bytes it may have."""
+        wait = min(number_of(properties.get("wait", "0"), "wait") / 1000, FETCH_WAIT_S_MAX)
+        size = number_of(properties.get("max_bytes", str(1 << 20)), "max_bytes")
+        return wait, self.outbox.requests.fitting(min(max(size, 1), FETCH_BYTES_MAX))
+
+    def _fetch_merged(self, frame: Frame, topic: str, start: Any) -> None:
+        """All partitions in the order of time: positions, the places of the messages, and the messages."""
+        wait, size = self._bounds_of_fetch(frame.properties)
+        limit = number_of(frame.properties.get("limit", str(limits.LISTED_MAX)), "limit")
+        limit = min(max(limit, 1), limits.LISTED_MAX)
+        asked = Asked(topic, start, None, size, wait, limit)
+
+        async def fetch() -> bytes:
+            page = await browse(
+                self.engine, asked, lambda: self.connection.permissions.need("browse", topic)
+            )
+            await self.outbox.when_writable()
+            self.outbox.requests.check(size)
+            places = [*page.next.items(), *[(each.partition, each.offset) for each in page]]
+            body = binary.encode_places(places) + (one_batch(page).raw() if page else b"")
+            properties = {
+                "merged": "true",
+                "count": str(len(page)),
+                "partitions": str(len(page.next)),
+            }
+            return binary.encode(Type.BATCHES, frame.sequence, properties, body)
+
+        self._later(frame.sequence, fetch(), ordered=False)
+
     def _batches(self, sequence: int, log: Log, offset: int, size: int) -> list[bytes]:
         """The answer to a fetch, in pieces as they are in the log."""
         found = log.read(offset, size)
@@ -355,8 +420,9 @@ class BinarySession(RequestSession[Frame]):
         }
 
         async def create() -> bytes:
-            await self.connection.call("create_subscription", request)
-            return success(frame.sequence, {"subscription": name, "topic": topic})
+            made = await self.connection.call("create_subscription", request)
+            created = {"topic_created": "true"} if made.get("topic_created") else {}
+            return success(frame.sequence, {"subscription": name, "topic": topic, **created})
 
         self._later(frame.sequence, create())
 
@@ -373,7 +439,8 @@ class BinarySession(RequestSession[Frame]):
 
     def on_subscribe(self, frame: Frame) -> None:
         properties = frame.properties
-        self._client = properties.get("client_id", self._client)
+        if "client_id" in properties:
+            self.connection.named(properties["client_id"])
         batched = properties.get("mode") == "batch"
         name = properties.get("subscription")
         # The answer leaves before the first delivery: it is sent here, and joining only schedules one.
@@ -386,7 +453,8 @@ class BinarySession(RequestSession[Frame]):
             subscription = permissions.subscription(name, properties.get("topic"))
             prefetch = number_of(properties.get("prefetch", "100"), "prefetch")
             auto = properties.get("ack", "auto") == "auto"
-            sink = self._memberships.join(subscription, self._client, prefetch, auto)
+            client = self.connection.client_id or self.connection.peer
+            sink = self._memberships.join(subscription, client, prefetch, auto)
         sink.batched = batched
         answer = {} if sink.subscription is None else {"topic": sink.subscription.pattern}
         self.outbox.send(success(frame.sequence, answer))
@@ -506,8 +574,6 @@ TYPES: dict[int, Callable[[BinarySession, Frame], None]] = {
 }
 
 
-_MAY_BE_LONG = {Type.PUBLISH_BATCH, Type.STAGE, Type.SETTLE}
-"""However small they are."""
 _INDEPENDENT = {
     Type.PUBLISH,
     Type.PUBLISH_BATCH,
@@ -519,6 +585,10 @@ _INDEPENDENT = {
     Type.SETTLE,
     Type.CREDIT,
 }
+
+
+_BRIEF = _INDEPENDENT - {Type.PUBLISH_BATCH, Type.STAGE, Type.SETTLE} | {Type.AUTH}
+"""All others may take long, however small they are."""
 
 
 def _object_in(frame: Frame, name: str) -> dict[str, Any]:
@@ -535,6 +605,13 @@ def _object_in(frame: Frame, name: str) -> dict[str, Any]:
 def _settings(frame: Frame) -> dict[str, Any]:
     """Settings travel as a JSON object in the body."""
     return _object_in(frame, "the body with the settings") if frame.body else {}
+
+
+def _start(frame: Frame) -> Any:
+    """Where a fetch begins: the body has an offset for each partition, or a property says it."""
+    if frame.body:
+        return parse_from(dict(binary.decode_places(frame.body)))
+    return parse_position(frame.properties.get("offset", "earliest"))
 
 
 def _need(properties: Mapping[str, str], name: str) -> str:
@@ -605,7 +682,7 @@ def _receipt(receipt: Receipt) -> dict[str, str]:
         "count": str(receipt.count),
         "id": str(receipt.id),
     }
-    if receipt.offset < 0:
+    if receipt.is_delayed:
         del properties["offset"], properties["partition"]
         properties["scheduled"] = "true"
     if receipt.duplicate:

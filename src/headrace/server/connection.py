@@ -24,41 +24,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import sys
-import time
-from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
-from headrace import limits
 from headrace.access.caller import Caller
 from headrace.access.quotas import Meter
-from headrace.broker.engine import Engine
+from headrace.broker.audit import Source
 from headrace.broker.permissions import Permissions
 from headrace.broker.publishing import Publish, PublishDone
-from headrace.broker.subscription import Subscription
 from headrace.errors import HeadraceError, InvalidArgument, Unauthenticated
 from headrace.operations.declaring import Operation
+from headrace.operations.results import ClientInfo, HeldSubscription
 from headrace.server.flow import COUNTED_BYTES_MIN, Outbox, RequestQueue
-from headrace.server.logins import Credentials, Logins, certificate_names
-from headrace.server.members import WireSink
-from headrace.server.operations import ServedOperations
-from headrace.server.origins import Origins
-from headrace.wire.http import KnownHeads
-
-if TYPE_CHECKING:
-    from headrace.server.routing import RouteTable
-    from headrace.server.watchdog import Watchdog
+from headrace.server.hub import Hub
+from headrace.server.keep_alive import keep_alive
+from headrace.server.logins import Credentials, certificate_names
 
 logger = logging.getLogger("headrace.server")
-KEEPALIVE = (
-    ("TCP_KEEPIDLE", 10),
-    ("TCP_KEEPINTVL", 5),
-    ("TCP_KEEPCNT", 3),
-    ("TCP_USER_TIMEOUT", 30_000),
-)
 HALF_CLOSED_S = 10.0
 """How long a client that sends nothing more may wait for its last answers."""
 UNAUTHENTICATED_S = 10.0
@@ -67,100 +51,28 @@ UNAUTHENTICATED_BYTES_MAX = 64 << 10
 """Of an incomplete command that is kept for a client that has not authenticated."""
 MEASURED_EVERY = 100
 """Requests that arrived together and begin together: after so many the time is looked at."""
+FLOOD_BYTES_MIN = 16 << 10
+"""A client from which this much came at once may have sent more."""
 LINGER_S = 2.0
-REVIEW_S = 0.005
-"""How long the loop looks at connections after a change of rights, before it does something else."""
+TLS_HELLO = b"\x16\x03"
+"""How a TLS client begins. No protocol of ours does."""
+NO_TLS = (
+    "it speaks TLS, and this broker does not: set tls_cert and tls_key, or connect without TLS "
+    "(tcp://, http://)"
+)
+
+HELD_SHOWN_MAX = 20
+"""Subscriptions of one connection that a list of connections names; all of them are counted."""
+CLIENT_ID_CHARS_MAX = 200
 
 Answered = TypeVar("Answered")
 Item = TypeVar("Item")
 
 
-@dataclass(eq=False, repr=False)
-class Hub:
-    """What all connections of a server share."""
-
-    engine: Engine
-    operations: ServedOperations
-    logins: Logins
-    routes: RouteTable
-    origins: Origins
-    known_heads: KnownHeads = field(default_factory=KnownHeads)
-    connections: set[Connection] = field(default_factory=set)
-    opening: set[Connection] = field(default_factory=set)
-    """Accepted, but not made yet: their TLS handshakes are under way."""
-    watched: set[Connection] = field(default_factory=set)
-    """Those of ``connections`` that have deadlines (``deadlines``)."""
-    max_connections: int = 15_000
-    open_files: int = limits.OPEN_FILES_MAX
-    """That the process may have; ``files_kept`` of them are for neither connections nor partitions."""
-    files_kept: int = 0
-    heartbeat_s: float = 30.0
-    head_s: float = 20.0
-    idle_s: float = 75.0
-    body_bytes_per_s: int = 1024
-    accepted: int = 0
-    refused: int = 0
-    failed_handshakes: int = 0
-    overdue: int = 0
-    """Connections that were closed because they were too slow, or idle."""
-    draining: bool = False
-    metrics: Callable[[], Awaitable[tuple[bytes, str]]] = None  # type: ignore[assignment]
-    watchdog: Watchdog | None = None
-    _empty: asyncio.Event | None = None
-    _reviewing: bool = False
-    """A review of all connections is about to begin."""
-
-    def admits(self) -> bool:
-        """Whether another connection may come; it is counted either way."""
-        open_now = len(self.connections) + len(self.opening)
-        admitted = not self.draining and open_now < self.max_connections and self.file_room() > 0
-        self.accepted += admitted
-        self.refused += not admitted
-        return admitted
-
-    def file_room(self) -> int:
-        """How many more connections or partitions may have an open file."""
-        taken = len(self.connections) + len(self.opening) + self.files_kept
-        if self.engine.directory is not None:
-            taken += self.engine.topics.partition_count
-        return self.open_files - taken
-
-    def left(self, connection: Connection) -> None:
-        self.connections.discard(connection)
-        self.watched.discard(connection)
-        if self._empty is not None and not self.connections:
-            self._empty.set()
-
-    async def wait_until_empty(self) -> None:
-        if self.connections:
-            self._empty = asyncio.Event()
-            await self._empty.wait()
-
-    # --- changed rights ---------------------------------------------------------------------
-    def access_changed(self) -> None:
-        """Rights have changed: look at every connection soon."""
-        if self.engine.access.is_on and not self._reviewing:
-            self._reviewing = True
-            self.engine.call_soon(self._review, list(self.connections))
-
-    @staticmethod
-    def attached(subscription: Subscription) -> None:
-        """A subscription has got another topic, which its members need the right for."""
-        for member in tuple(subscription.members):
-            if isinstance(member.sink, WireSink):
-                member.sink.review()
-
-    def _review(self, connections: list[Connection]) -> None:
-        """Some of them; the rest in the next turns of the loop."""
-        self._reviewing = False
-        until = time.monotonic() + REVIEW_S
-        while connections:
-            connection = connections.pop()
-            if connection in self.connections and not connection.closing:
-                connection.access_changed()
-            if time.monotonic() > until:
-                self.engine.call_soon(self._review, connections)
-                return
+def readable_id(text: str) -> str | None:
+    """A ``client_id`` as it is kept: short, and on one line."""
+    text = "".join(c if c.isprintable() else " " for c in text[:CLIENT_ID_CHARS_MAX]).strip()
+    return text or None
 
 
 class Session:
@@ -187,6 +99,10 @@ class Session:
         """About once a second, while the connection is watched: is the client too slow?"""
         if now - self.connection.since > self.hub.idle_s:
             self.connection.overdue()
+
+    def held(self) -> Iterable[HeldSubscription]:
+        """The subscriptions of the client, and how many messages it holds of each."""
+        return ()
 
     def access_changed(self) -> None:
         """The rights of the client may have changed: end what it may not have any more."""
@@ -232,8 +148,8 @@ class RequestSession(Session, Generic[Item]):
         if items and incomplete.size:
             incomplete.clear()  # it is complete now, and counts as a request
         for number, item in enumerate(items):
-            add(item, depends(item), not number % MEASURED_EVERY or self.may_be_long(item))
-        if self._requests.took_long():
+            add(item, depends(item), not number % MEASURED_EVERY, self.may_be_long(item))
+        if len(data) >= FLOOD_BYTES_MIN and self._requests.took_long():
             # The loop reads a socket up to 32 times before it turns to others.
             self.outbox.throttle(True)
             self.engine.pace.soon(partial(self.outbox.throttle, False))
@@ -268,7 +184,7 @@ class RequestSession(Session, Generic[Item]):
         try:
             self.begin(item)
         except HeadraceError as error:
-            self.fail(item, error)
+            self.fail(item, error.with_traceback(None))
         except Exception:
             self.fail(item, connection.bug())
         if connection.is_metered:  # after it: now it is known who has sent an HTTP request
@@ -283,8 +199,8 @@ class RequestSession(Session, Generic[Item]):
         raise NotImplementedError
 
     def may_be_long(self, item: Item) -> bool:
-        """Whether the time is looked at before this request begins, although it does not depend on others."""
-        return False
+        """Whether the time of the turn, which all connections share, is looked at before it begins."""
+        return self.depends(item)
 
     def is_open(self, item: Item) -> bool:
         """Whether the request is allowed before the login."""
@@ -326,6 +242,10 @@ class Connection(asyncio.Protocol):
         self.is_metered = False
         """Whether there are any."""
         self._resume: asyncio.TimerHandle | None = None
+        self.number = 0
+        self._connected_ms = 0
+        self.client_id: str | None = None
+        """What the client says about itself."""
         self.peer = "?"
         self.address = ""
         self.closing = False
@@ -341,8 +261,36 @@ class Connection(asyncio.Protocol):
         self._patience: asyncio.TimerHandle | None = None
 
     @property
+    def source(self) -> Source:
+        return Source(self.peer, self.address, self.number, self.client_id)
+
+    def fields(self, topic: str | None = None) -> dict[str, Any]:
+        """What a line of the log says about it."""
+        return {**self.source.fields(self.caller.name), "topic": topic}
+
+    @property
     def protocol(self) -> str:
         return self._port if self.session is None else self.session.protocol
+
+    def named(self, client_id: str) -> None:
+        """The client says who it is: for people, never for rights."""
+        self.client_id = readable_id(client_id)
+
+    def describe(self) -> ClientInfo:
+        held = [] if self.session is None else list(self.session.held())
+        return {
+            "connection": self.number,
+            "client_id": self.client_id,
+            "name": self.caller.name,
+            "address": self.peer,
+            "protocol": self.protocol,
+            "connected": self._connected_ms,
+            "subscriptions": held[:HELD_SHOWN_MAX],
+            "subscriptions_total": len(held),
+            "in_flight": sum(each["in_flight"] for each in held),
+            "unanswered": self.outbox.unanswered,
+            "unsent_bytes": self.outbox.unsent_bytes,
+        }
 
     # --- the socket -------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -354,7 +302,9 @@ class Connection(asyncio.Protocol):
         if hub.draining:
             self._transport.abort()
             return
-        hub.connections.add(self)
+        hub.connections[self] = None
+        hub.numbered += 1
+        self.number, self._connected_ms = hub.numbered, hub.engine.now_ms()
         hub.watched.add(self)
         self.since = loop.time()
         address = transport.get_extra_info("peername")
@@ -369,10 +319,10 @@ class Connection(asyncio.Protocol):
                 self.enter(caller)
                 self._certified = caller
         except HeadraceError as error:  # a quota
-            logger.info("connection %s is refused: %s", self.peer, error)
+            logger.info("connection %s is refused: %s", self.peer, error, extra=self.fields())
             self._transport.abort()
             return
-        _keep_alive(transport.get_extra_info("socket"))
+        keep_alive(transport.get_extra_info("socket"))
         if self._port == "tcp" and not self.authenticated:  # HTTP authenticates each request
             self._patience = loop.call_later(UNAUTHENTICATED_S, self._give_up)
 
@@ -407,11 +357,13 @@ class Connection(asyncio.Protocol):
             if self.is_metered:
                 self.charge(len(data))
             if session is None:
+                if data.startswith(TLS_HELLO):
+                    self.hub.refusals.note("tls", self.source, NO_TLS)
                 session = self.session = self._open_session(self, data)
             session.feed(data)
         except Exception:
             # A bug of ours: this connection cannot go on, the others can.
-            logger.exception("connection %s failed", self.peer)
+            logger.exception("connection %s failed", self.peer, extra=self.fields())
             self._transport.abort()
 
     def eof_received(self) -> bool:
@@ -456,7 +408,7 @@ class Connection(asyncio.Protocol):
         """The client is who its credentials say; False if it takes time to find out (``log_in``)."""
         if not self.hub.engine.access.is_on:
             return True
-        caller = self.hub.logins.at_once(self.peer, self.address, credentials)
+        caller = self.hub.logins.at_once(self.source, credentials)
         if caller is None:
             return False
         self.enter(caller)
@@ -467,7 +419,7 @@ class Connection(asyncio.Protocol):
         self.logging_in = True
         self.outbox.throttle(True)
         try:
-            self.enter(await self.hub.logins.check(self.peer, self.address, credentials))
+            self.enter(await self.hub.logins.check(self.source, credentials))
         finally:
             self.logging_in = False
             self.outbox.throttle(False)
@@ -551,30 +503,41 @@ class Connection(asyncio.Protocol):
         except HeadraceError as error:
             done([], error)
         except Exception:
-            done([], self.bug())
+            done([], self.bug(publish.topic))
 
     async def call(self, operation: object, arguments: object) -> Any:
         """An operation by its name; returns its answer as JSON has it."""
-        return await self.hub.operations.call(operation, arguments, self.caller, self.peer)
+        return await self.hub.operations.call(operation, arguments, self.caller, self.source)
 
     async def run(self, operation: Operation, arguments: dict[str, Any]) -> Any:
         """An operation whose arguments may be text; returns its result."""
         operations = self.hub.operations
-        return await operations.run(operation, arguments, self.caller, self.peer, strict=False)
+        return await operations.run(operation, arguments, self.caller, self.source, strict=False)
 
     def answer_later(
         self,
-        work: Awaitable[Answered],
+        work: Coroutine[Any, Any, Answered],
         fill: Callable[[Answered], object],
         failed: Callable[[HeadraceError], Answered],
     ) -> asyncio.Task[None]:
-        """Give ``fill`` the result of the work, or what ``failed`` makes of its error."""
+        """Give ``fill`` the result of the work, or what ``failed`` makes of its error.
+
+        The work begins in one of the next turns, when it is its turn among those of all connections.
+        """
+        pace = self.hub.engine.pace
 
         async def run() -> None:
             try:
+                if pace.is_over():
+                    await pace.turn()
+            except BaseException:
+                work.close()
+                raise
+            try:
                 answer = await work
             except HeadraceError as error:
-                answer = failed(error)
+                # Its traceback may be in a cycle with the frames of the work, which hold megabytes.
+                answer = failed(error.with_traceback(None))
             except Exception:
                 answer = failed(self.bug())
             fill(answer)
@@ -588,11 +551,11 @@ class Connection(asyncio.Protocol):
         task.add_done_callback(self._tasks.pop)
         return task
 
-    def bug(self) -> HeadraceError:
+    def bug(self, topic: str | None = None) -> HeadraceError:
         """Log the exception that is being handled. The client gets this error instead."""
         if isinstance(sys.exception(), RecursionError):  # only nested JSON goes that deep
             return InvalidArgument("the JSON is nested too deeply", code="invalid_json")
-        logger.exception("a command of %s failed", self.peer)
+        logger.exception("a command of %s failed", self.peer, extra=self.fields(topic))
         return HeadraceError("the broker has a bug here; its log says more", code="bug")
 
     # --- ending -----------------------------------------------------------------------------
@@ -630,16 +593,3 @@ class Connection(asyncio.Protocol):
 
     def abort(self) -> None:
         self._transport.abort()
-
-
-def _keep_alive(sock: socket.socket | None) -> None:
-    if sock is None:
-        return
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in KEEPALIVE:
-            option = getattr(socket, name, None)
-            if option is not None:
-                sock.setsockopt(socket.IPPROTO_TCP, option, value)
-    except OSError as error:  # a Unix socket, or gone already
-        logger.debug("keep-alive could not be set: %s", error)

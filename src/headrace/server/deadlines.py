@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from headrace.server.connection import Hub
+from headrace.server.hub import Hub
 
 logger = logging.getLogger("headrace.server")
 LOOK_S = 1.0
@@ -45,7 +45,11 @@ class Deadlines:
             try:
                 connection.check_deadline(now)
             except Exception:  # a bug of ours must not keep the others from being looked at
-                logger.exception("the deadline of %s could not be checked", connection.peer)
+                logger.exception(
+                    "the deadline of %s could not be checked",
+                    connection.peer,
+                    extra=connection.fields(),
+                )
                 connection.abort()
 
     def close(self) -> None:

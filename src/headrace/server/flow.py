@@ -44,6 +44,10 @@ RECOUNT_S = 1.0
 INDEPENDENT_S = 0.01
 """How much longer a turn may last for requests that do not wait for others. What is cut off waits until all
 before it is on disk, so a fast publisher should not reach this."""
+HEAVY_S = 0.002
+"""A request that takes longer is a long one, and its connection comes after the others ..."""
+HEAVY_FOR_S = 1.0
+"""... for this long."""
 STALLED_S = 30.0
 STALLED_BYTES_MIN = 64 << 10
 """A client that has taken this much in the meantime is slow, not gone."""
@@ -127,6 +131,11 @@ class Outbox:
     def is_occupied(self) -> bool:
         """Whether a request is unanswered, or the client does not read its answers."""
         return bool(self._slots) or not self.writable
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What the client has not read."""
+        return self._transport.get_write_buffer_size() + sum(map(len, self._late))
 
     # --- answers ----------------------------------------------------------------------------
     def reserve(self, cost: int = 64) -> Slot:
@@ -376,13 +385,16 @@ class RequestQueue(Generic[Item]):
     requests wait, the socket is not read, so the queue holds no more than what had already arrived.
 
     A client may send thousands of such requests at once, so after a few milliseconds the rest waits for
-    later turns of the loop (``pace``). Single publishes and settlements are not measured one by one, because
+    later turns of the loop (``pace``). All connections share the time of a turn for requests that ``may_be_long``:
+    a thousand clients with one each take as long as one client with a thousand. A connection that had a long one
+    a moment ago comes after the others. Single publishes and settlements are not measured one by one, because
     a measurement costs as much as one of them: whoever adds them has some of them ``measured``. A batch
     always is: a few hundred bytes may be megabytes when they are unpacked.
     """
 
     __slots__ = (
-        "_barrier", "_deadline", "_handle", "_outbox", "_pace", "_resuming", "_waiting",
+        "_barrier", "_deadline", "_handle", "_heavy_until", "_is_my_turn", "_outbox", "_pace",
+        "_resuming", "_waiting",
     )  # fmt: skip
 
     def __init__(self, outbox: Outbox, handle: Callable[[Item], None], pace: Pace):
@@ -395,22 +407,46 @@ class RequestQueue(Generic[Item]):
         """Made when it is needed: an empty deque has 760 bytes, and idle connections are many."""
         self._barrier = False
         """A request that others may depend on is under way."""
+        self._heavy_until = 0.0
         self._resuming = False
+        self._is_my_turn = False
+        """At least one of the requests that wait begins now, however busy the machine is."""
         outbox.before_idle = self._resume
 
     def begin_turn(self) -> None:
         """New data has come."""
         self._deadline = 0.0
 
-    def add(self, item: Item, depends: bool, measured: bool = False) -> None:
+    def add(
+        self, item: Item, depends: bool, measured: bool = False, may_be_long: bool = False
+    ) -> None:
         if self._waiting or ((depends or self._barrier) and self._outbox.is_occupied):
             self._wait(item, depends)
-        elif (depends or measured) and self._is_late(0.0 if depends else INDEPENDENT_S):
+        elif (may_be_long and self._pace.is_over(self._is_heavy())) or (
+            (depends or measured or may_be_long)
+            and self._is_late(0.0 if depends else INDEPENDENT_S)
+        ):
             self._wait(item, depends)
-            self._pace.soon(self._go_on)
+            self._go_on_soon()
+        elif may_be_long:
+            self._begin(item, depends)
         else:
             self._handle(item)
             self._barrier = depends and self._outbox.is_occupied
+
+    def _begin(self, item: Item, depends: bool) -> None:
+        began = self._pace.seconds()
+        self._handle(item)
+        self._barrier = depends and self._outbox.is_occupied
+        ended = self._pace.seconds()
+        if ended - began > HEAVY_S:
+            self._heavy_until = ended + HEAVY_FOR_S
+
+    def _is_heavy(self) -> bool:
+        return self._heavy_until > 0.0 and not self._pace.is_past(self._heavy_until)
+
+    def _go_on_soon(self) -> None:
+        self._pace.soon(self._go_on, late=self._is_heavy())
 
     def _wait(self, item: Item, depends: bool) -> None:
         if self._waiting is None:
@@ -434,28 +470,31 @@ class RequestQueue(Generic[Item]):
     def _go_on(self) -> None:
         """It is this connection's turn again."""
         if not self._outbox.unanswered:
+            self._is_my_turn = True
             self._outbox.rest()
+            self._is_my_turn = False
 
     def _resume(self) -> None:
         """Everything is answered: begin the next requests, up to one that must wait again."""
         if self._resuming or self._outbox.closed:  # by a request below that is answered at once
             return
         self._resuming = True
-        self._deadline = 0.0  # at least one of them goes, however busy the machine is
+        self._deadline = 0.0
         try:
             while self._waiting:
                 item, depends = self._waiting[0]
                 if (depends or self._barrier) and self._outbox.is_occupied:
                     break
-                if self._is_late():
-                    self._pace.soon(self._go_on)
+                is_over = not self._is_my_turn and self._pace.is_over(self._is_heavy())
+                if is_over or self._is_late():
+                    self._go_on_soon()
                     break
+                self._is_my_turn = False
                 self._waiting.popleft()
                 size = _body_bytes(item)
                 if size >= COUNTED_BYTES_MIN and not self._outbox.closed:
                     self._outbox.requests.add(-size)
-                self._handle(item)
-                self._barrier = depends and self._outbox.is_occupied
+                self._begin(item, depends)
         finally:
             self._resuming = False
         if not self._waiting:

@@ -22,6 +22,7 @@ from typing import Any
 
 from headrace.access.caller import Caller
 from headrace.errors import (
+    Forbidden,
     HeadraceError,
     InvalidArgument,
     RequestTimeout,
@@ -29,7 +30,7 @@ from headrace.errors import (
     kind_of,
 )
 from headrace.log.interface import ReadPending, completed
-from headrace.server.connection import Connection, RequestSession
+from headrace.server.connection import Connection, RequestSession, readable_id
 from headrace.server.flow import Slot
 from headrace.server.logins import Credentials
 from headrace.server.schemas import OPEN_PATHS
@@ -38,6 +39,8 @@ from headrace.wire.http import Answer, HttpParser, Request
 
 BODY_BYTES_MAX = 65 << 20
 """Of any request; each route has a limit of its own, known before the body is read."""
+LONG_BODY_BYTES = 32 << 10
+"""To look through a JSON body of this size takes a noticeable time."""
 TOKEN_IN_ADDRESS = ("ws", "stream")
 """Paths for which a browser cannot set headers. Addresses are never logged."""
 
@@ -59,6 +62,13 @@ def credentials_in(request: Request) -> Credentials | None:
     return None
 
 
+def client_id_in(request: Request) -> str | None:
+    """What the client calls itself. A browser cannot set headers for a WebSocket or an event stream."""
+    headers = request.headers
+    given = request.query.get("client_id") if request.words[0] in TOKEN_IN_ADDRESS else None
+    return readable_id(given or headers.get("x-client-id") or headers.get("user-agent") or "")
+
+
 class HttpSession(RequestSession[Request]):
     protocol = "http"
 
@@ -77,7 +87,7 @@ class HttpSession(RequestSession[Request]):
         known = self._http.known(data)
         if known is not None:
             self._requests.begin_turn()
-            self._requests.add(known, not known.publishes)
+            self._requests.add(known, not known.publishes, may_be_long=self.may_be_long(known))
             return
         super().feed(data)
         if self._http.expects_continue:
@@ -114,6 +124,10 @@ class HttpSession(RequestSession[Request]):
         elif now - connection.since > hub.idle_s:
             connection.overdue()
 
+    def forget_heads(self) -> None:
+        """The next request is admitted anew, even if its head was admitted before."""
+        self._http.forget()
+
     def hand_over(self) -> bytes:
         """Another session takes the connection; returns what came after the last request."""
         self.hub.watched.discard(self.connection)
@@ -126,6 +140,11 @@ class HttpSession(RequestSession[Request]):
         # While a login is under way, the answer of a request has no place yet.
         return not item.publishes or bool(self._logins)
 
+    def may_be_long(self, item: Request) -> bool:
+        if item.publishes:
+            return len(item.body) >= LONG_BODY_BYTES
+        return item.words[0] != "health"
+
     def begin(self, item: Request) -> None:
         memo = item.memo
         caller = memo.get("caller")
@@ -135,6 +154,7 @@ class HttpSession(RequestSession[Request]):
         if route is None:
             self._check_readable(item)
             route = memo["route"] = self.hub.routes.find(item.method, item.words)
+        self.connection.client_id = memo["client_id"]
         handler, parameters = route
         try:
             answer = handler(self, item, *parameters)
@@ -205,10 +225,15 @@ class HttpSession(RequestSession[Request]):
         if caller is not None and caller.valid:
             return
         if "headers" not in memo:
-            headers = self.hub.origins.admit(request)
+            try:
+                headers = self.hub.origins.admit(request)
+            except Forbidden as error:
+                cause = "host" if error.code == "host_not_allowed" else "origin"
+                self.hub.refusals.note(cause, self.connection.source, error.message)
+                raise
             if request.version == "1.0" and request.keep_alive:
                 headers = {"Connection": "keep-alive", **headers}
-            memo["headers"] = headers
+            memo["headers"], memo["client_id"] = headers, client_id_in(request)
         if id(memo) not in self._logins:
             self._authenticate(request)
 
@@ -236,11 +261,11 @@ class HttpSession(RequestSession[Request]):
         if credentials is None:
             self._certified()
             return
-        caller = self.hub.logins.at_once(connection.peer, connection.address, credentials)
+        caller = self.hub.logins.at_once(connection.source, credentials)
         if caller is not None:
             memo["caller"] = caller
             return
-        check = self.hub.logins.check(connection.peer, connection.address, credentials)
+        check = self.hub.logins.check(connection.source, credentials)
         login = self._logins[id(memo)] = connection.start(check)
         self.outbox.throttle(True)
         login.add_done_callback(lambda login: self._login_done(memo, login))

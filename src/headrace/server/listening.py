@@ -27,7 +27,10 @@ import ssl
 from collections.abc import Callable
 from typing import Any
 
-from headrace.server.connection import Connection, Hub
+from headrace.broker.audit import Source
+from headrace.server.connection import Connection
+from headrace.server.hub import Hub
+from headrace.server.refusals import tls_failure
 
 logger = logging.getLogger("headrace.server")
 BACKLOG = 1024
@@ -52,7 +55,8 @@ class Listener:
     ):
         self._hub = hub
         self._make = make
-        self._tls = tls
+        self.tls = tls
+        """Of connections that come from now on."""
         self._handshake_s = handshake_s
         self._loop = asyncio.get_running_loop()
         self._opening: set[asyncio.Task[None]] = set()
@@ -89,7 +93,7 @@ class Listener:
         """Let those in that wait, up to a number."""
         for _ in range(ACCEPTS_PER_TURN):
             try:
-                accepted, _ = listening.accept()
+                accepted, address = listening.accept()
             except (BlockingIOError, InterruptedError):
                 return
             except ConnectionAbortedError:  # it has gone already
@@ -101,7 +105,7 @@ class Listener:
                 return
             self._is_exhausted = False
             if self._hub.admits():
-                self._open(accepted)
+                self._open(accepted, address)
             else:
                 accepted.close()
 
@@ -112,7 +116,7 @@ class Listener:
         self._loop.remove_reader(listening)
         self._loop.call_later(REST_S, self._start, listening)
 
-    def _open(self, accepted: socket.socket) -> None:
+    def _open(self, accepted: socket.socket, address: Any) -> None:
         accepted.setblocking(False)
         connection = self._make()
         opening = self._hub.opening
@@ -124,19 +128,19 @@ class Listener:
             if task.cancelled():  # perhaps before it began
                 accepted.close()
 
-        task = self._loop.create_task(self._connect(accepted, connection))
+        task = self._loop.create_task(self._connect(accepted, address, connection))
         self._opening.add(task)
         task.add_done_callback(opened)
 
-    async def _connect(self, accepted: socket.socket, connection: Connection) -> None:
+    async def _connect(self, accepted: socket.socket, address: Any, connection: Connection) -> None:
         try:
-            if self._tls is None:
+            if self.tls is None:
                 await self._loop.connect_accepted_socket(lambda: connection, accepted)
             else:
                 await self._loop.connect_accepted_socket(
                     lambda: connection,
                     accepted,
-                    ssl=self._tls,
+                    ssl=self.tls,
                     ssl_handshake_timeout=self._handshake_s,
                     ssl_shutdown_timeout=SHUTDOWN_S,
                 )
@@ -145,6 +149,10 @@ class Listener:
         ) as error:  # also ssl.SSLError, and ConnectionAbortedError after handshake_timeout
             self._hub.failed_handshakes += 1
             logger.debug("a connection was not opened: %s", error)
+            why = None if self.tls is None else tls_failure(error, self._handshake_s)
+            if why is not None:
+                peer, host = f"{address[0]}:{address[1]}", str(address[0])
+                self._hub.refusals.note("tls", Source(peer, host), why)
             accepted.close()
 
     def close(self) -> None:

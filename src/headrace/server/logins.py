@@ -4,24 +4,22 @@ A login that needs no waiting is done at once (``at_once``): a token that the br
 was right before. All others are ``check``ed in a task: a password is hashed in a thread, and a client that
 has failed too often waits for its turn (``access/guessing.py``).
 
-Failures are counted, recorded in the audit, and logged, at most once a second.
+Failures are counted, recorded in the audit, and logged once for each address (``refusals.py``).
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from headrace.access.caller import Caller
 from headrace.access.control import SETTING
 from headrace.access.guessing import Guesses
+from headrace.broker.audit import LOGIN, Source
 from headrace.broker.engine import Engine
 from headrace.errors import InvalidArgument, QueueFull, Unauthenticated
-
-logger = logging.getLogger("headrace.server")
-LOGGED_EVERY_S = 1.0
+from headrace.server.refusals import Refusals
 
 
 class Credentials(NamedTuple):
@@ -58,38 +56,36 @@ class Logins:
         self.delayed = 0
         self.refused = 0
         """Logins that were not even looked at: too many had failed before."""
-        self._logged_at = float("-inf")
-        self._unlogged = 0
+        self.refusals = Refusals(engine.time)
 
-    def at_once(self, peer: str, address: str, credentials: Credentials) -> Caller | None:
+    def at_once(self, source: Source, credentials: Credentials) -> Caller | None:
         """Who it is, if that can be told without waiting; None: ``check`` it.
 
         :class:`Unauthenticated` if the secret is wrong.
         """
         access = self._access
         if credentials.user is not None:
-            if not self.guesses.is_free(address, credentials.user):
+            if not self.guesses.is_free(source.address, credentials.user):
                 return None
             return access.by_known_password(credentials.user, credentials.password)
         caller = access.by_token(credentials.token)
         if caller is not None and caller.name != SETTING:
             return caller
         # The token of the settings may be weak enough to be guessed.
-        if not self.guesses.is_free(address):
+        if not self.guesses.is_free(source.address):
             return None
         if caller is None:
-            raise self._failed(peer, address, None)
+            raise self._failed(source, None)
         return caller
 
-    async def check(self, peer: str, address: str, credentials: Credentials) -> Caller:
+    async def check(self, source: Source, credentials: Credentials) -> Caller:
         """Who it is; :class:`Unauthenticated` if the secret is wrong."""
         user = credentials.user
         try:
-            wait = self.guesses.turn(address, user)
+            wait = self.guesses.turn(source.address, user)
         except QueueFull:
             self.refused += 1
-            self._record(peer, user, "too_many_attempts")
-            self._log(peer, user)
+            self._note(source, user, "too_many_attempts")
             raise
         if wait > 0:
             self.delayed += 1
@@ -99,29 +95,28 @@ class Logins:
         else:
             caller = await self._access.by_password(user, credentials.password)
         if caller is None:
-            raise self._failed(peer, address, user)
+            raise self._failed(source, user)
         return caller
 
-    def _failed(self, peer: str, address: str, user: str | None) -> Unauthenticated:
+    def _failed(self, source: Source, user: str | None) -> Unauthenticated:
         self.failed += 1
-        self.guesses.failed(address, user)
-        self._record(peer, user, "unauthenticated")
-        self._log(peer, user)
+        self.guesses.failed(source.address, user)
+        self._note(source, user, "unauthenticated")
         return Unauthenticated("wrong token" if user is None else "wrong user or password")
 
-    def _record(self, peer: str, user: str | None, outcome: str) -> None:
+    def _note(self, source: Source, user: str | None, outcome: str) -> None:
         who = "unknown" if user is None else f"user:{user[:200]}"
-        self._engine.audit.record(who, peer, "login", outcome)
-
-    def _log(self, peer: str, user: str | None) -> None:
-        now = self._engine.time()
-        if now - self._logged_at < LOGGED_EVERY_S:
-            self._unlogged += 1
-            return
-        more = f", and {self._unlogged} others before" if self._unlogged else ""
-        self._logged_at, self._unlogged = now, 0
-        what = "with a token" if user is None else f"as user {user[:80]!r}"
-        logger.warning("failed login from %s %s%s", peer, what, more)
+        self._engine.audit.record(who, source, LOGIN, outcome)
+        text = (
+            "failed login with a token: it is neither the one of the setting 'token' nor one that "
+            "'headrace tokens list' names"
+            if user is None
+            else f"failed login as user {user[:80]!r}: there is no such user, or the password is wrong; "
+            "see 'headrace users list' and 'headrace users change'"
+        )
+        if outcome == "too_many_attempts":
+            text += "; there were too many, so this one was not looked at"
+        self.refusals.note("login", source, text, "token" if user is None else "password")
 
 
 def certificate_names(certificate: Mapping[str, Any] | None) -> list[str]:

@@ -5,7 +5,7 @@ Protocols differ in how a delivery looks on the wire; everything else about subs
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ from headrace.errors import (
     StaleDelivery,
 )
 from headrace.model import is_pattern
+from headrace.operations.results import HeldSubscription
 from headrace.server.writing import DeliveryWriter
 
 if TYPE_CHECKING:
@@ -112,6 +113,12 @@ class Memberships:
 
     def __len__(self) -> int:
         return len(self._sinks)
+
+    def held(self) -> Iterator[HeldSubscription]:
+        """Each of them, and how many messages it holds."""
+        for (pattern, name, _), sink in self._sinks.items():
+            in_flight = 0 if sink.member is None else sink.member.in_flight
+            yield {"topic": pattern, "subscription": name, "in_flight": in_flight}
 
     def _wake(self) -> None:
         for sink in tuple(self._sinks.values()):
@@ -260,17 +267,20 @@ class Memberships:
         raise NotFound("this connection has no such subscription", code="not_subscribed")
 
     def leave_all(self) -> None:
+        """End all of them: at once, or in later turns of the loop if they are many."""
         self._writer.flush()
         sinks, self._sinks = list(self._sinks.values()), {}
-        for sink in sinks:
-            self._end(sink)
+        sinks.sort(key=lambda sink: sink.subscription is None)  # the messages of members go first
+        end = partial(self._end, stopping=self._engine.stopping)
+        self._engine.pace.go_through(sinks, end, lambda: None)
 
-    def _end(self, sink: WireSink) -> None:
+    def _end(self, sink: WireSink, stopping: bool | None = None) -> None:
         if sink.follower is not None:
             self._engine.unfollow(sink.follower)
         if sink.subscription is not None and sink.member is not None:
             # A member that goes because the broker stops has done nothing wrong.
-            sink.subscription.leave(sink.member, count_attempt=not self._engine.stopping)
+            stopping = self._engine.stopping if stopping is None else stopping
+            sink.subscription.leave(sink.member, count_attempt=not stopping)
 
     def of_lease(self, lease_id: int) -> Subscription:
         """The subscription whose delivery this connection holds."""

@@ -16,7 +16,6 @@ import os
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -30,10 +29,12 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from headrace.broker.subscription import Subscription
+from headrace.files import resident_bytes
+from headrace.log.rewriting import Rewriter
 from headrace.model import INTERNAL_PREFIX
 
 if TYPE_CHECKING:
-    from headrace.server.connection import Hub
+    from headrace.server.hub import Hub
 
 PREFIX = "message_broker_"
 LOOP = "headrace_loop_"
@@ -201,6 +202,7 @@ class Metrics:
             "in_flight": "Messages out with members",
             "members": "Members",
             "blocked": "Partitions that cannot be read on",
+            "paused": "1 while it is paused and nothing is delivered",
         }
         counters = {
             "delivered": "Deliveries",
@@ -241,6 +243,7 @@ class Metrics:
             "in_flight": subscription.in_flight(),
             "members": len(subscription.members),
             "blocked": sum(1 for cursor in subscription.cursors.values() if cursor.blocked),
+            "paused": int(subscription.paused),
         }
 
     def _pipelines(self) -> Iterator[Metric]:
@@ -330,6 +333,18 @@ class Metrics:
         outcomes.add_metric(["delayed"], logins.delayed)
         outcomes.add_metric(["refused"], logins.refused)
         yield outcomes
+        refused = CounterMetricFamily(
+            PREFIX + "clients_refused", "Logins, pages and handshakes refused", labels=["cause"]
+        )
+        for cause, count in logins.refusals.counts.items():
+            refused.add_metric([cause], count)
+        yield refused
+        audited = CounterMetricFamily(
+            PREFIX + "audit", "Changes, and what was refused", labels=["action", "outcome"]
+        )
+        for labels, count in self._hub.engine.audit.counts.items():
+            audited.add_metric(labels, count)
+        yield audited
         yield GaugeMetricFamily(
             PREFIX + "access_broken", "1 while the access file cannot be used and older rules stay",
             value=int(access.problem is not None),
@@ -352,7 +367,7 @@ class Metrics:
         )  # fmt: skip
         yield GaugeMetricFamily(PREFIX + "open_files", "Open file descriptors", value=_open_files())
         yield GaugeMetricFamily(
-            PREFIX + "resident_memory_bytes", "Resident memory", value=_resident_bytes()
+            PREFIX + "resident_memory_bytes", "Resident memory", value=resident_bytes()
         )
         yield GaugeMetricFamily(
             PREFIX + "disk_free_bytes", "Free space", value=engine.guard.free_bytes
@@ -369,17 +384,26 @@ class Metrics:
             PREFIX + "retention_deleted_bytes", "Bytes deleted by retention",
             value=engine.retention.deleted_bytes,
         )  # fmt: skip
+        if engine.rewriter is not None:
+            yield from _rewritten(engine.rewriter)
+
+
+def _rewritten(rewriter: Rewriter) -> Iterator[Metric]:
+    for name, text, value in (
+        ("segments", "Closed segments that were rewritten with large batches", rewriter.segments),
+        ("batches", "Batches that they had before", rewriter.batches),
+        ("bytes", "Bytes that they had before", rewriter.bytes),
+        ("saved_bytes", "Bytes that this has freed", rewriter.saved_bytes),
+    ):
+        yield CounterMetricFamily(f"{PREFIX}rewritten_{name}", text, value=value)
+    yield GaugeMetricFamily(
+        PREFIX + "rewrite_pending_segments", "Closed segments that were not looked at yet",
+        value=rewriter.pending,
+    )  # fmt: skip
 
 
 def _open_files() -> int:
     try:
         return len(os.listdir("/proc/self/fd"))
     except OSError:
-        return -1
-
-
-def _resident_bytes() -> int:
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError):
         return -1

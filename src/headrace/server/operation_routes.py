@@ -9,19 +9,16 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import orjson
-
 from headrace.broker.administration import New
 from headrace.errors import InvalidArgument
-from headrace.model import DeadLetter, Message, Scheduled
-from headrace.operations import documents
+from headrace.operations import exact_json, views
 from headrace.operations.catalog import OPERATIONS
 from headrace.operations.declaring import SETTINGS, Argument, Http, Operation
-from headrace.server import exact_json, schemas
+from headrace.server import schemas
 from headrace.server.http import HttpSession
 from headrace.server.routes import BODY_BYTES_SPARE, check_query, read_object
 from headrace.server.routing import JSON_BYTES_MAX, Parameter, Route
-from headrace.server.views import iso, message_view, value_of
+from headrace.server.views import value_of
 from headrace.wire.http import Answer, Request
 
 Reader = Callable[[HttpSession, Request, dict[str, Any]], Awaitable[dict[str, Any]]]
@@ -46,7 +43,7 @@ def _handler(operation: Operation, route: Http) -> Callable[..., Any]:
         result = await session.connection.run(operation, given)
         status = 201 if isinstance(result, New) else 200
         document = operation.document(given, result)
-        return Answer(status, await session.hub.operations.encoded(document, _encode))
+        return Answer(status, await session.hub.operations.encoded(document, views.dumps))
 
     handle.__name__ = f"on_{_operation_id(operation, route)}"
     return handle
@@ -99,27 +96,6 @@ def _merge(operation: Operation, route: Http, given: dict[str, Any], body: dict[
             given[name] = value
     if settings:
         given[SETTINGS] = settings
-
-
-def _encode(value: Any) -> bytes:
-    return orjson.dumps(value, default=_view, option=documents.OPTIONS)
-
-
-def _view(value: Any) -> Any:
-    if isinstance(value, Message):
-        return message_view(value)
-    if isinstance(value, DeadLetter):
-        return {
-            "offset": value.offset,
-            "subscription": value.subscription,
-            "reason": value.reason,
-            "attempts": value.attempts,
-            "timestamp": iso(value.timestamp),
-            "message": message_view(value.message),
-        }
-    if isinstance(value, Scheduled):
-        return {"id": str(value.id), "topic": value.topic, "deliver_at": iso(value.deliver_at)}
-    raise TypeError(type(value))
 
 
 # --- the description ----------------------------------------------------------------------------------

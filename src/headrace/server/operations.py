@@ -7,11 +7,16 @@ from typing import Any
 
 from headrace.access.caller import Caller
 from headrace.broker.administration import Administration
+from headrace.broker.audit import Source
 from headrace.broker.engine import Engine
+from headrace.budget import Share
 from headrace.errors import InvalidArgument
 from headrace.operations import documents
 from headrace.operations.catalog import OPERATIONS
 from headrace.operations.declaring import Operation
+
+ANSWER_COPIES = 3
+"""An answer is there as its items, joined, and with a head before it."""
 
 
 class ServedOperations:
@@ -23,15 +28,15 @@ class ServedOperations:
         operation: Operation,
         given: dict[str, Any],
         caller: Caller,
-        peer: str,
+        source: Source,
         *,
         strict: bool = True,
     ) -> Any:
         """Carry an operation out for a caller; returns its result."""
-        administration = Administration(self._engine, caller, peer)
+        administration = Administration(self._engine, caller, source)
         return await administration.call(operation, given, strict=strict)
 
-    async def call(self, name: object, given: object, caller: Caller, peer: str) -> Any:
+    async def call(self, name: object, given: object, caller: Caller, source: Source) -> Any:
         """An operation by its name; returns its answer as JSON has it."""
         operation = OPERATIONS.get(name) if isinstance(name, str) else None
         if operation is None:
@@ -41,7 +46,7 @@ class ServedOperations:
             )
         if not isinstance(given, dict):
             raise InvalidArgument("the arguments are a JSON object")
-        return operation.document(given, await self.run(operation, given, caller, peer))
+        return operation.document(given, await self.run(operation, given, caller, source))
 
     async def encoded(
         self, document: Any, encode: Callable[[Any], bytes] = documents.dumps
@@ -49,5 +54,11 @@ class ServedOperations:
         """JSON of an answer. A list, which may have ten thousand items, is encoded in turns of the loop."""
         if not isinstance(document, list):
             return encode(document)
-        items = [encode(item) async for item in self._engine.pace.each(document)]
-        return b"[%b]" % b",".join(items)
+        items, held = [], Share(self._engine.budget)
+        try:
+            async for item in self._engine.pace.each(document):
+                items.append(encode(item))
+                held.take(ANSWER_COPIES * len(items[-1]))
+            return b"[%b]" % b",".join(items)
+        finally:
+            held.clear()

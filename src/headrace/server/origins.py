@@ -61,7 +61,7 @@ class Origins:
             )
             answer["Access-Control-Max-Age"] = "600"
         else:
-            answer["Access-Control-Expose-Headers"] = "Retry-After"
+            answer["Access-Control-Expose-Headers"] = "Retry-After, Headrace-Created, X-Cursor"
         return answer
 
     def _is_allowed(self, origin: str, host: str) -> bool:

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import orjson
 
 from headrace import limits
-from headrace.broker.aio import fetch_messages
+from headrace.broker.aio import fetch_page
+from headrace.broker.browsing import browse
 from headrace.broker.delivery import Delivery
 from headrace.broker.engine import Engine
 from headrace.broker.publishing import Publish
 from headrace.broker.pull import Pull
 from headrace.broker.subscription import Subscription
+from headrace.budget import Share
 from headrace.errors import (
+    Conflict,
     HeadraceError,
     InvalidArgument,
     SubscriptionNotFound,
     TooLarge,
 )
+from headrace.log.header_columns import check_count
 from headrace.log.interface import ReadPending, completed
 from headrace.model import (
     PublishManyOptions,
@@ -30,26 +34,28 @@ from headrace.model import (
     check_subscription_name,
     parse_position,
 )
+from headrace.operations import exact_json
 from headrace.operations.arguments import PLACE
 from headrace.operations.catalog import OPERATIONS
-from headrace.server import exact_json, schemas
-from headrace.server.arguments import publish_options, seconds_of
+from headrace.operations.views import CONTENT_TYPE, is_json_type, message_view, receipt_view
+from headrace.paging import Asked, cursor_text, parse_cursor
+from headrace.server import schemas
+from headrace.server.arguments import milliseconds_of, publish_options, seconds_of
 from headrace.server.http import HttpSession
 from headrace.server.routing import Parameter, Route
-from headrace.server.settling import deliveries_in, settle_each, settling, text_in
-from headrace.server.views import (
-    CONTENT_TYPE,
-    delivery_array,
-    is_json_type,
-    json_array,
-    message_array,
-    message_view,
-    receipt_json,
-    receipt_view,
+from headrace.server.settling import (
+    deliveries_in,
+    owner_among,
+    settle_each,
+    settling,
+    text_in,
 )
+from headrace.server.views import delivery_array, json_array, message_array, receipt_json
 from headrace.wire.http import Answer, Request
 
 HEADER_PREFIX = "x-header-"
+CREATED = "Headrace-Created"
+"""What did not exist: ``topic, group`` on the first use of both. A topic that is new has no messages."""
 CARRIED = ("traceparent", "tracestate")
 """Request headers that become headers of the message."""
 _PUBLISH_QUERY = (
@@ -59,9 +65,13 @@ _OTHER_TYPE = "; send another Content-Type for other data"
 UNSAID = "application/x-www-form-urlencoded"
 """What ``curl -d`` sends by default: the body is JSON if it parses as JSON, else text."""
 WAIT_MS_MAX = 60_000
+CURSOR = "X-Cursor"
+"""The place after a page. It is accepted as a header too: that of a thousand partitions is long."""
+PAGE_BYTES = 4 << 20
 BODY_BYTES_SPARE = 64 << 10
 """A message that is a little too large is read, so that the connection goes on after its error."""
-BATCH_BYTES_MAX = 16 << 20
+BATCH_BYTES_MAX = 4 << 20
+"""Of an array of messages: to cut it into its items takes 10 ms for a megabyte."""
 
 
 # --- publishing ---------------------------------------------------------------------------------
@@ -84,7 +94,7 @@ def on_publish(session: HttpSession, request: Request, topic: str) -> None:
         receipt = receipts[0]
         if receipt.duplicate:
             receipt = first_receipt(session.engine, receipt)
-        status = 202 if receipt.offset < 0 else 200
+        status = 202 if receipt.is_delayed else 200
         session.finish(request, Answer(status, receipt_json(receipt)), slot)
 
     session.connection.publish(publish, done)
@@ -92,30 +102,38 @@ def on_publish(session: HttpSession, request: Request, topic: str) -> None:
 
 def _publish_head(request: Request) -> tuple[bool, dict[str, str], PublishOptions]:
     """(whether the body is JSON, the message's headers, its options)"""
-    headers = message_headers(request)
-    content_type = request.headers.get("content-type")
-    is_json = is_json_type(content_type)
-    if not is_json and content_type != UNSAID:
-        headers[CONTENT_TYPE] = content_type or ""
+    is_json, headers = _content(request)
     options = publish_options(check_query(request, *_PUBLISH_QUERY))
     if "idempotency-key" in request.headers:
         options["idempotency_key"] = request.headers["idempotency-key"]
     return is_json, headers, options
 
 
+def _content(request: Request) -> tuple[bool, dict[str, str]]:
+    """Whether the body is JSON, and the headers of the message."""
+    headers = message_headers(request)
+    content_type = request.headers.get("content-type")
+    is_json = is_json_type(content_type)
+    if not is_json and content_type != UNSAID:
+        headers[CONTENT_TYPE] = content_type or ""
+    return is_json, headers
+
+
 def first_receipt(engine: Engine, receipt: Receipt) -> Receipt:
     """The receipt of the first publish, for a repetition: the log does not say when that was."""
+    partition, offset = receipt.partition, receipt.offset
+    if partition is None or offset is None:
+        return receipt
     try:
-        log = engine.partition(receipt.topic, receipt.partition).log
-        batch = log.read_cached(receipt.offset)
-        index = receipt.offset - batch.base_offset
-        first = batch.messages(receipt.topic, receipt.partition, index, index + 1)[0]
+        batch = engine.partition(receipt.topic, partition).log.read_cached(offset)
+        index = offset - batch.base_offset
+        first = batch.messages(receipt.topic, partition, index, index + 1)[0]
     except (HeadraceError, OSError, ReadPending):  # retention dropped it, or it is not at hand
         return receipt
     return Receipt(
         receipt.topic,
-        receipt.partition,
-        receipt.offset,
+        partition,
+        offset,
         first.timestamp,
         receipt.count,
         True,
@@ -141,7 +159,7 @@ def _batch(session: HttpSession, request: Request, topic: str) -> Publish:
     query = check_query(request, "key", "partition", "to", "ttl")
     values = _batch_values(request)
     headers, key, target = message_headers(request), query.get("key"), query.get("to")
-    _check_shared(len(values), (*headers, *headers.values(), key or "", target or ""))
+    _check_shared(len(values), headers, (key or "", target or ""))
     options: PublishManyOptions = {
         "keys": None if key is None else [key] * len(values),
         "partition": whole_in(query, "partition") if "partition" in query else None,
@@ -178,11 +196,11 @@ def _batch_values(request: Request) -> list[bytes]:
     return exact_json.split(request.body, limits.CLIENT_BATCH_RECORDS_MAX)
 
 
-def _check_shared(count: int, shared: Iterable[str]) -> None:
-    """Headers and keys of the request are stored with each message: together they must fit in a batch."""
-    texts = list(shared)
-    size = count * sum(map(len, texts))
-    if size > limits.UNPACKED_BYTES_MAX or count * len(texts) > limits.BATCH_HEADERS_MAX:
+def _check_shared(count: int, headers: Mapping[str, str], others: Iterable[str]) -> None:
+    """What the request has once is stored with each message: together it must fit in a batch."""
+    check_count(count * len(headers), limits.BATCH_HEADERS_MAX)
+    size = count * sum(map(len, (*headers, *headers.values(), *others)))
+    if size > limits.CLIENT_BATCH_BYTES_MAX:
         raise TooLarge(
             f"the key and the headers are stored with each of the {count} messages, which makes "
             f"{size >> 10} KiB; publish fewer at once",
@@ -198,6 +216,33 @@ def message_headers(request: Request) -> dict[str, str]:
         elif name in CARRIED:
             found[name] = value
     return found
+
+
+# --- requests -----------------------------------------------------------------------------------
+async def on_request(session: HttpSession, request: Request, topic: str) -> Answer:
+    """Publish a request and wait for its reply."""
+    query = check_query(request, "key", "key64", "wait")
+    wait = whole_in(query, "wait", 30_000, 0, int(limits.REQUEST_S_MAX * 1000)) / 1000
+    query.pop("wait", None)
+    given = {"topic": topic, **_message(request), "key": publish_options(query).get("key")}
+    given["wait"] = wait
+    reply = await session.connection.run(OPERATIONS["request"], given)
+    return Answer(200, orjson.dumps(message_view(reply)))
+
+
+async def on_reply(session: HttpSession, request: Request, to: str) -> Answer:
+    """Answer a request: the body, as in a publish."""
+    check_query(request)
+    given = {"to": to, **_message(request)}
+    delivered = await session.connection.run(OPERATIONS["reply"], given)
+    return Answer(200, orjson.dumps({"delivered": delivered}))
+
+
+def _message(request: Request) -> dict[str, Any]:
+    is_json, headers = _content(request)
+    if is_json:
+        exact_json.check(request.body, _OTHER_TYPE)
+    return {"value": request.body, "headers": headers}
 
 
 def read_json(body: bytes) -> Any:
@@ -244,29 +289,30 @@ def whole_in(
 async def on_consume(session: HttpSession, request: Request, topic: str) -> Answer:
     """The next message of a group, or 204."""
     query = check_query(request, "group", "wait", "ack")
-    views = await _pull(session, query, topic, limit=1)
+    views, headers = await _pull(session, query, topic, limit=1)
     if not views:
-        return Answer(204)
-    return Answer(200, views[0])
+        return Answer(204, headers=headers)
+    return Answer(200, views[0], headers=headers)
 
 
 async def on_consume_batch(session: HttpSession, request: Request, topic: str) -> Answer:
     """Up to ``limit`` messages of a group; the list may be empty."""
     query = check_query(request, "group", "wait", "ack", "limit")
     limit = whole_in(query, "limit", 10, 1, 10_000)
-    views = await _pull(session, query, topic, limit=limit)
-    return Answer(200, json_array(views))
+    views, headers = await _pull(session, query, topic, limit=limit)
+    return Answer(200, json_array(views), headers=headers)
 
 
 async def _pull(
     session: HttpSession, query: dict[str, str], topic: str, *, limit: int
-) -> list[bytes]:
-    """The JSON of each message."""
-    wait = whole_in(query, "wait", 0, 0, WAIT_MS_MAX)
+) -> tuple[list[bytes], dict[str, str]]:
+    """The JSON of each message, and headers that say what was created for it."""
+    wait = milliseconds_of(query.get("wait", "0"), "wait", WAIT_MS_MAX)
     ack = query.get("ack", "auto")
     if ack not in ("auto", "manual"):
         raise InvalidArgument("ack is 'auto' or 'manual'")
-    subscription = await group_of(session, topic, query.get("group", "default"))
+    subscription, headers = await group_of(session, topic, query.get("group", "default"))
+    _check_running(subscription)
     loop = asyncio.get_running_loop()
     future: asyncio.Future[list[Delivery]] = loop.create_future()
 
@@ -276,32 +322,50 @@ async def _pull(
         elif not future.done():
             future.set_result(deliveries)
 
-    pull = Pull(subscription, loop, limit, done)
+    pull = Pull(subscription, loop, limit, done, session.hub.pulled)
+    held = Share(session.engine.budget)
     # It ends early when the client closes its sending half, or when the broker stops.
     session.connection.long_polls[pull.finish] = None
     try:
         pull.start(0 if session.connection.leaving else wait / 1000)
         deliveries = await future
         session.connection.permissions.need_to_use("consume", subscription)  # it has waited
-        views = await delivery_array(deliveries, session.engine.pace, settle=ack == "manual")
+        if not deliveries:
+            _check_running(subscription)
+        views = await delivery_array(deliveries, session.engine.pace, held, settle=ack == "manual")
         if ack == "auto":
             pull.ack()  # from here to the socket nothing is awaited
-        return views
+        return views, headers
     except BaseException:  # most of all CancelledError: the client is gone
         pull.cancel()
         raise
     finally:
         session.connection.long_polls.pop(pull.finish, None)
+        held.clear()
 
 
-async def group_of(session: HttpSession, topic: str, group: str) -> Subscription:
-    """The group; if it does not exist, it is created at the earliest message."""
+def _check_running(subscription: Subscription) -> None:
+    if subscription.paused:
+        raise Conflict(
+            f"subscription {subscription.name!r} is paused, so nothing is delivered; an operator "
+            f"resumes it (POST /subscriptions/{subscription.name}/resume)",
+            code="subscription_paused",
+            retryable=True,
+        )
+
+
+async def group_of(
+    session: HttpSession, topic: str, group: str
+) -> tuple[Subscription, dict[str, str]]:
+    """The group; if it does not exist, it is created at the earliest message, and the headers say so."""
     found = known_group(session, topic, group)
     if found is not None:
         session.connection.permissions.need_to_use("consume", found)
-        return found
-    await session.connection.call("create_subscription", {"subscription": group, "topic": topic})
-    return session.engine.subscription(group, topic)
+        return found, {}
+    arguments = {"subscription": group, "topic": topic}
+    made = await session.connection.call("create_subscription", arguments)
+    created = "topic, group" if made.get("topic_created") else "group"
+    return session.engine.subscription(group, topic), {CREATED: created}
 
 
 def known_group(session: HttpSession, topic: str, group: str) -> Subscription | None:
@@ -311,31 +375,35 @@ def known_group(session: HttpSession, topic: str, group: str) -> Subscription | 
     return session.engine.subscription_or_none(group, topic)
 
 
-def _settle(session: HttpSession, request: Request, topic: str, verb: str) -> Answer:
-    query, body = check_query(request, "group"), read_object(request.body)
-    settle = settling(verb, body)
-    group = text_in(body, "group", "default")
-    deliveries = deliveries_in(body)
-    refuse_the_rest(body)
-    group = query.get("group", group)
+def _settler(verb: str, *, of_topic: bool) -> Callable[..., Answer]:
+    """``POST /ack`` and the like: a delivery says itself which group and topic it is of."""
+
+    def settle(session: HttpSession, request: Request, topic: str | None = None) -> Answer:
+        query = check_query(request, *(("group",) if of_topic else ()))
+        body = read_object(request.body)
+        each = settling(verb, body)
+        is_named = of_topic and body.get("group") is not None
+        group = query.get("group", text_in(body, "group", "") if is_named else None)
+        deliveries = deliveries_in(body)
+        refuse_the_rest(body)
+        if group is None or topic is None:
+            owner = owner_among(session.hub.pulled, session.connection.permissions, topic)
+            stale = settle_each(deliveries, each, owner)
+        else:
+            subscription = _group(session, topic, group)
+            stale = settle_each(deliveries, each, lambda lease: subscription)
+        return Answer(200, orjson.dumps({"settled": len(deliveries) - len(stale), "stale": stale}))
+
+    settle.__name__ = f"on_{verb}" if of_topic else f"on_{verb}_delivery"
+    return settle
+
+
+def _group(session: HttpSession, topic: str, group: str) -> Subscription:
     subscription = known_group(session, topic, group)
     if subscription is None:
         raise SubscriptionNotFound(f"there is no group {group!r} on {topic!r}")
     session.connection.permissions.need_to_use("consume", subscription)
-    stale = settle_each(deliveries, settle, lambda lease: subscription)
-    return Answer(200, orjson.dumps({"settled": len(deliveries) - len(stale), "stale": stale}))
-
-
-def on_ack(session: HttpSession, request: Request, topic: str) -> Answer:
-    return _settle(session, request, topic, "ack")
-
-
-def on_nack(session: HttpSession, request: Request, topic: str) -> Answer:
-    return _settle(session, request, topic, "nack")
-
-
-def on_extend(session: HttpSession, request: Request, topic: str) -> Answer:
-    return _settle(session, request, topic, "extend")
+    return subscription
 
 
 def refuse_the_rest(body: dict[str, Any]) -> None:
@@ -345,15 +413,30 @@ def refuse_the_rest(body: dict[str, Any]) -> None:
 
 # --- reading ------------------------------------------------------------------------------------
 async def on_fetch(session: HttpSession, request: Request, topic: str) -> Answer:
-    """Messages from an offset or a time on. Nothing is consumed."""
-    query = check_query(request, "from", "limit", "partition")
+    """Messages of all partitions, or of one, from a place on. Nothing is consumed."""
+    query = check_query(request, "from", "limit", "partition", "cursor")
     limit = whole_in(query, "limit", 100, 1, 10_000)
-    partition = whole_in(query, "partition")
-    start = parse_position(query.get("from", "earliest"))
+    partition = whole_in(query, "partition") if "partition" in query else None
+    cursor = query.get("cursor", request.headers.get(CURSOR.lower()))
+    if cursor is None:
+        start = parse_position(query.get("from", "earliest"))
+    elif "from" in query:
+        raise InvalidArgument("from and cursor both say where to begin; give one of them")
+    else:
+        start = parse_cursor(cursor)
     engine = session.engine
     session.connection.permissions.need("browse", topic)
-    found = await completed(lambda: fetch_messages(engine, topic, start, limit, partition, 4 << 20))
-    return Answer(200, json_array(await message_array(found, engine.pace)))
+    asked = Asked(topic, start, partition, PAGE_BYTES, 0.0, limit)
+    if partition is None and len(engine.topics.find(topic).partitions) > 1:
+        page = await browse(engine, asked)
+    else:
+        page = await completed(lambda: fetch_page(engine, asked))
+    held = Share(engine.budget)
+    try:
+        content = json_array(await message_array(page, engine.pace, held))
+        return Answer(200, content, headers={CURSOR: cursor_text(page.next)})
+    finally:
+        held.clear()
 
 
 async def on_find(session: HttpSession, request: Request, message_id: str) -> Answer:
@@ -374,19 +457,23 @@ _ANY_BODY = {
 _DELIVERIES = {**schemas.array(schemas.DELIVERY), "minItems": 1}
 
 
-def _settling(**fields: dict[str, Any]) -> dict[str, Any]:
-    """A body that names one delivery, or several."""
-    return schemas.json_body(
-        {
-            "oneOf": [
-                schemas.body({name: schema, "group": schemas.GROUP, **fields}, [name])
-                for name, schema in (("delivery", schemas.DELIVERY), ("deliveries", _DELIVERIES))
-            ]
-        }
-    )
+def _settle_routes(verb: str, summary: str, **fields: dict[str, Any]) -> Iterator[Route]:
+    """With a body that names one delivery, or several; with and without the topic."""
+    names = (("delivery", schemas.DELIVERY), ("deliveries", _DELIVERIES))
+    for of_topic in (False, True):
+        more = {"group": schemas.GROUP, **fields} if of_topic else fields
+        bodies = [schemas.body({name: schema, **more}, [name]) for name, schema in names]
+        yield Route(
+            "POST",
+            f"/{verb}/{{topic}}" if of_topic else f"/{verb}",
+            _settler(verb, of_topic=of_topic),
+            summary,
+            "consuming",
+            (schemas.SETTLED_GROUP,) if of_topic else (),
+            schemas.json_body({"oneOf": bodies}),
+            schemas.answers("200", schemas.ref("Settled")),
+        )
 
-
-_SETTLED = schemas.answers("200", schemas.ref("Settled"))
 
 ROUTES = [
     Route(
@@ -409,6 +496,20 @@ ROUTES = [
         body_bytes_max=lambda message: max(BATCH_BYTES_MAX, message + BODY_BYTES_SPARE),
     ),
     Route(
+        "POST", "/request/{topic}", on_request, "Publish a request and wait for its reply", "requests",
+        (*[p for p in schemas.PUBLISH_PARAMETERS if p.name in ("key", "key64")],
+         schemas.REQUEST_WAIT),
+        _ANY_BODY,
+        {**schemas.answers("200", schemas.ref("Message")),
+         **schemas.answers("504", schemas.ref("Error"), "Nobody replied in time.")},
+        body_bytes_max=lambda message: message + BODY_BYTES_SPARE,
+    ),
+    Route(
+        "POST", "/reply/{id}", on_reply, "Reply to a request", "requests", (), _ANY_BODY,
+        schemas.answers("200", schemas.obj({"delivered": {"type": "boolean"}}, ["delivered"])),
+        body_bytes_max=lambda message: message + BODY_BYTES_SPARE,
+    ),
+    Route(
         "GET", "/consume/{topic}", on_consume, "Consume a message", "consuming",
         (schemas.GROUP_PARAMETER, schemas.WAIT, schemas.ACK), None,
         {**schemas.answers("200", schemas.ref("Message")), **schemas.NOTHING}, safe=False,
@@ -418,25 +519,15 @@ ROUTES = [
         (schemas.GROUP_PARAMETER, schemas.LIMIT, schemas.WAIT, schemas.ACK), None,
         schemas.answers("200", schemas.array(schemas.ref("Message"))), safe=False,
     ),
-    Route(
-        "POST", "/ack/{topic}", on_ack, "Acknowledge deliveries", "consuming",
-        (schemas.GROUP_PARAMETER,), _settling(), _SETTLED,
-    ),
-    Route(
-        "POST", "/nack/{topic}", on_nack, "Give deliveries back", "consuming",
-        (schemas.GROUP_PARAMETER,),
-        _settling(delay=schemas.number(0, limits.DELAY_S_MAX), reason=schemas.STRING),
-        _SETTLED,
-    ),
-    Route(
-        "POST", "/extend/{topic}", on_extend, "Ask for more time", "consuming",
-        (schemas.GROUP_PARAMETER,),
-        _settling(seconds=schemas.number(0, limits.ACK_TIMEOUT_S_MAX)), _SETTLED,
-    ),
+    *_settle_routes("ack", "Acknowledge deliveries"),
+    *_settle_routes("nack", "Give deliveries back",
+                    delay=schemas.number(0, limits.DELAY_S_MAX), reason=schemas.STRING),
+    *_settle_routes("extend", "Ask for more time",
+                    seconds=schemas.number(0, limits.ACK_TIMEOUT_S_MAX)),
     Route(
         "GET", "/topics/{topic}/messages", on_fetch, "Read messages by offset or time", "reading",
         (Parameter("from", "Where to begin.", PLACE),
-         schemas.LIMIT, schemas.PARTITION), None,
+         schemas.LIMIT, schemas.ONE_PARTITION, schemas.CURSOR), None,
         schemas.answers("200", schemas.array(schemas.ref("Message"))),
     ),
     Route(

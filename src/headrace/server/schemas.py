@@ -79,12 +79,13 @@ MESSAGE = obj(
         "encoding": {"type": "string", "enum": ["base64"]},
         "headers": {"type": "object", "additionalProperties": STRING},
         "timestamp": TIME,
+        "attempt": {"type": "integer", "minimum": 1},
         "retryCount": WHOLE,
         "key": STRING,
         "key64": {"type": "string", "description": "A key that is no text, as base64."},
         "delivery": DELIVERY,
     },
-    ["id", "topic", "partition", "offset", "data", "headers", "timestamp", "retryCount"],
+    ["id", "topic", "partition", "offset", "data", "headers", "timestamp", "attempt", "retryCount"],
 )
 ERROR = obj(
     {
@@ -175,18 +176,33 @@ def json_body(schema: Schema, *, required: bool = True) -> dict[str, Any]:
 
 
 GROUP_PARAMETER = Parameter("group", "The subscription.", {**GROUP, "default": "default"})
+SETTLED_GROUP = Parameter("group", "The subscription. The delivery says it, too.", GROUP)
 LIMIT = Parameter(
     "limit", "How many at most.", {"type": "integer", "minimum": 1, "maximum": 10_000}
+)
+CLIENT_ID = Parameter(
+    "client_id", "A name for this client, shown to operators.", {**STRING, "maxLength": 200}
 )
 WAIT = Parameter(
     "wait",
     "Milliseconds to wait for the first.",
     {"type": "integer", "minimum": 0, "maximum": 60_000},
 )
+REQUEST_WAIT = Parameter(
+    "wait",
+    "Milliseconds to wait for the reply.",
+    {"type": "integer", "minimum": 0, "maximum": int(limits.REQUEST_S_MAX * 1000)},
+)
 ACK = Parameter(
     "ack", "auto: acknowledged on delivery.", {"type": "string", "enum": ["auto", "manual"]}
 )
 PARTITION = Parameter("partition", "The partition.", OFFSET)
+ONE_PARTITION = Parameter("partition", "Read this partition only; default: all, by time.", OFFSET)
+CURSOR = Parameter(
+    "cursor",
+    "Continue after a page: the X-Cursor of its answer, also accepted as a header.",
+    {"type": "string", "pattern": r"^([0-9]{1,4}:[0-9]{1,12}(,[0-9]{1,4}:[0-9]{1,12})*)?$"},
+)
 PUBLISH_PARAMETERS = (
     Parameter("key", "Decides the partition; the same key, the same order.", STRING),
     Parameter("key64", "A key that is no text, as base64.", {**STRING, "format": "byte"}),

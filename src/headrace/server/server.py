@@ -3,13 +3,15 @@
 Starting: the directory is locked and read before any port is bound, and the line that says "ready"
 names every address. Stopping (SIGTERM, SIGINT): the server takes no more connections and commands,
 answers the unanswered ones, gives deliveries back to their subscriptions, syncs everything and exits
-with 0. A failed sync stops the server with exit code 70 and a message that says why.
+with 0. A failed sync stops the server with exit code 70 and a message that says why. The service manager
+is told when the server is ready and when it stops (``service_manager.py``).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import ipaddress
 import logging
@@ -28,15 +30,18 @@ from headrace.broker.engine import Engine
 from headrace.errors import HeadraceError, InvalidArgument
 from headrace.server import health_routes, operation_routes, routes, stream, websocket
 from headrace.server.binary import BinarySession
-from headrace.server.connection import Connection, Hub, Session
+from headrace.server.connection import Connection, Session
 from headrace.server.deadlines import Deadlines
 from headrace.server.http import HttpSession
+from headrace.server.hub import Hub
 from headrace.server.listening import Listener
 from headrace.server.logins import Logins
 from headrace.server.metrics import Metrics
 from headrace.server.operations import ServedOperations
 from headrace.server.origins import Origins
+from headrace.server.reloading import Reloading
 from headrace.server.routing import Route, RouteTable
+from headrace.server.service_manager import ServiceManager
 from headrace.server.text import TextSession
 from headrace.server.watchdog import Watchdog
 from headrace.settings import Settings
@@ -51,6 +56,11 @@ TOKEN_CHARS_MIN = 16
 """Of a token that other machines may try. A random one of 16 characters has at least 64 bits."""
 
 
+_WHAT_TO_DO = {
+    errno.EADDRINUSE: "is another broker running? Choose another port, or 0 for a free one",
+    errno.EADDRNOTAVAIL: "this machine does not have that address; choose one of its own, or 0.0.0.0 for all",
+    errno.EACCES: "only root may use this port; choose one above 1023",
+}
 ALL_ROUTES: list[Route] = [
     *routes.ROUTES,
     *stream.ROUTES,
@@ -71,14 +81,13 @@ def text_or_binary(connection: Connection, data: bytes) -> Session:
 
 class Server:
     def __init__(self, settings: Settings):
-        check_exposure(settings)
-        self._settings = settings
+        self._tls = self.check(settings)
+        self.settings = settings
         self._listeners: list[Listener] = []
         self.deadlines: Deadlines | None = None
         self._stopping = asyncio.Event()
         self.failed: HeadraceError | None = None
         self.addresses: dict[str, tuple[str, int]] = {}
-        self._tls = make_tls(settings)
         loop = asyncio.get_running_loop()
         data_dir = Path(settings.data_dir) if settings.persistence_enabled else None
         self.engine = Engine(
@@ -90,17 +99,17 @@ class Server:
             disk_reserve_bytes=settings.disk_reserve_bytes,
             events_interval=settings.events_interval,
             memory_limit=settings.memory_limit,
+            rewrite_segments=settings.rewrite_segments,
             on_failed=self._on_failed,
         )
         self.broker = AsyncBroker.around(self.engine)
         self.engine.access.setting = settings.token
-        local_only = not is_guarded(settings) and not settings.insecure
         self.hub = Hub(
             self.engine,
             ServedOperations(self.engine),
             Logins(self.engine),
             RouteTable(ALL_ROUTES),
-            Origins(settings.allowed_origins, local_only=local_only),
+            origins_of(settings),
         )
         self.hub.max_connections = settings.max_connections
         self.hub.heartbeat_s = settings.heartbeat_interval
@@ -108,6 +117,27 @@ class Server:
         self.hub.idle_s = settings.idle_timeout
         self.hub.body_bytes_per_s = settings.body_rate
         self.hub.metrics = Metrics(self.hub).render
+
+    @staticmethod
+    def check(settings: Settings) -> ssl.SSLContext | None:
+        """Raise if a broker must not or cannot run with these settings; returns what TLS needs."""
+        check_exposure(settings)
+        return make_tls(settings)
+
+    def take_over(self, settings: Settings, tls: ssl.SSLContext | None) -> None:
+        """Change what can change while it runs (``reloading.py``). ``tls`` is for new connections."""
+        hub, access, old = self.hub, self.engine.access, self.settings
+        self.settings, self._tls = settings, tls
+        for listener in self._listeners:
+            listener.tls = tls
+        if settings.allowed_origins != old.allowed_origins or settings.token != old.token:
+            hub.origins = origins_of(settings)
+            hub.known_heads.clear()  # they remember that they were admitted, and so do connections
+            for connection in hub.connections:
+                if isinstance(connection.session, HttpSession):
+                    connection.session.forget_heads()
+        if settings.token != old.token:
+            access.setting = settings.token
 
     @property
     def is_tls(self) -> bool:
@@ -119,12 +149,13 @@ class Server:
         self.engine.access.listeners.append(self.hub.access_changed)
         self.engine.access.watch()
         self.engine.on_attached = self.hub.attached
+        self.engine.connections = lambda: self.hub.connections
         self.deadlines = Deadlines(self.hub)
         watchdog = self.hub.watchdog = Watchdog(asyncio.get_running_loop())
         watchdog.start()
         try:
-            await self._listen("tcp", self._settings.port, text_or_binary)
-            await self._listen("http", self._settings.http_port, lambda c, _: HttpSession(c))
+            await self._listen("tcp", self.settings.port, text_or_binary)
+            await self._listen("http", self.settings.http_port, lambda c, _: HttpSession(c))
         except BaseException:
             self._stop_listening()
             watchdog.stop()
@@ -137,14 +168,14 @@ class Server:
         def factory() -> Connection:
             return Connection(self.hub, name, open_session)
 
-        host = self._settings.host
-        listener = Listener(self.hub, factory, self._tls, self._settings.handshake_timeout)
+        host = self.settings.host
+        listener = Listener(self.hub, factory, self._tls, self.settings.handshake_timeout)
         try:
             await listener.listen(host, port)
         except OSError as error:
             raise InvalidArgument(
-                f"cannot listen on {host}:{port} ({name}): {error.strerror or error}; is another "
-                f"broker running? Choose another port, or 0 for a free one",
+                f"cannot listen on {host}:{port} ({name}): {error.strerror or error}; "
+                + _WHAT_TO_DO.get(error.errno or 0, "choose another host or port"),
                 code="cannot_listen",
             ) from None
         self._listeners.append(listener)
@@ -186,6 +217,11 @@ class Server:
             await self.broker.close()
         if self.hub.watchdog is not None:
             self.hub.watchdog.stop()
+
+
+def origins_of(settings: Settings) -> Origins:
+    local_only = not is_guarded(settings) and not settings.insecure
+    return Origins(settings.allowed_origins, local_only=local_only)
 
 
 def is_guarded(settings: Settings) -> bool:
@@ -291,22 +327,30 @@ def _collect_seldom() -> None:
     gc.set_threshold(*COLLECT_AFTER)
 
 
-async def serve(settings: Settings, ready: Any = None) -> int:
-    """Run until a signal; returns the exit code."""
+async def serve(
+    settings: Settings, ready: Any = None, reload: Callable[[], Settings] | None = None
+) -> int:
+    """Run until a signal; returns the exit code. ``reload`` reads the settings again, on SIGHUP."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     limits.keep_freed_memory()
     server = Server(settings)
     reserve_files(server)
+    loop = asyncio.get_running_loop()
+    if reload is not None:  # before it starts, which may take a while: until then, SIGHUP kills
+        loop.add_signal_handler(signal.SIGHUP, Reloading(server, reload).request)
     await server.start()
     _collect_seldom()
-    loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.stop)
     if ready is not None:
         ready(server)
+    manager = ServiceManager(loop)
+    manager.ready("Listening on " + ", ".join(f"{h}:{p}" for h, p in server.addresses.values()))
     await server.wait()
     logger.info("stopping")
+    manager.stopping()
     await server.close()
+    manager.close()
     if server.failed is not None:
         logger.critical("%s", server.failed)
         return EXIT_FAILED

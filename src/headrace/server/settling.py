@@ -5,14 +5,16 @@ A delivery is ``<lease>.<offset>``. Those that had ended are reported and are no
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from headrace import limits
 from headrace.broker.dead_letters import REASON_CHARS_MAX
+from headrace.broker.delivery import Lease
+from headrace.broker.permissions import Permissions
 from headrace.broker.subscription import Subscription
 from headrace.errors import InvalidArgument, StaleDelivery
-from headrace.model import check_seconds
+from headrace.times import check_seconds
 
 Settle = Callable[[Subscription, int, int], object]
 """Called with (subscription, lease, offset)."""
@@ -81,6 +83,32 @@ def settle_each(
     if len(stale) == len(deliveries):
         raise _ended()
     return stale
+
+
+def owner_among(
+    leases: Mapping[int, Lease], permissions: Permissions, topic: str | None
+) -> Callable[[int], Subscription]:
+    """Finds the subscription of a lease. One that the caller may not use has ended, as far as it knows."""
+    allowed: dict[Subscription, bool] = {}
+
+    def owner(lease_id: int) -> Subscription:
+        lease = leases.get(lease_id)
+        if lease is None:
+            raise _ended()
+        subscription = lease.subscription
+        if subscription not in allowed:
+            allowed[subscription] = permissions.may_use("consume", subscription)
+        if not allowed[subscription]:
+            raise _ended()
+        if topic not in (None, subscription.pattern, lease.cursor.partition.topic):
+            raise InvalidArgument(
+                f"a delivery of {subscription.pattern!r} is not one of {topic!r}; a path without "
+                "the topic settles deliveries of any topic",
+                code="invalid_delivery",
+            )
+        return subscription
+
+    return owner
 
 
 def _ended() -> StaleDelivery:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import orjson
@@ -28,13 +29,14 @@ from headrace.model import (
     split_position,
 )
 from headrace.operations.arguments import PLACE
+from headrace.operations.results import HeldSubscription
+from headrace.operations.views import message_view
 from headrace.server import schemas
 from headrace.server.connection import Connection, Session
 from headrace.server.http import HttpSession
 from headrace.server.members import MEMORY_FULL_S
-from headrace.server.routes import check_query
+from headrace.server.routes import CREATED, check_query
 from headrace.server.routing import Parameter, Route
-from headrace.server.views import message_view
 from headrace.server.writing import DeliveryWriter
 from headrace.wire import http
 from headrace.wire.http import Answer, Request
@@ -89,6 +91,9 @@ class EventStream(Session):
 
     def _may_follow(self, topic: str) -> bool:
         return self.connection.permissions.may("consume", topic)
+
+    def held(self) -> Iterable[HeldSubscription]:
+        return ({"topic": self._topic, "subscription": None, "in_flight": 0},)
 
     def access_changed(self) -> None:
         if self.follower is None:
@@ -208,23 +213,24 @@ def parse_event_id(text: str | None) -> dict[str, int] | None:
 
 
 def on_stream(session: HttpSession, request: Request, topic: str) -> Answer:
-    query = check_query(request, "from")
+    query = check_query(request, "from", "client_id")
     known = parse_event_id(request.headers.get("last-event-id"))
     start = parse_position(query["from"]) if "from" in query else None
     if is_pattern(topic) and isinstance(start, int):
         raise InvalidArgument("from is 'earliest', 'latest' or a time, or an offset of one topic")
     stream = EventStream(session.connection, topic)
+    no_topic = session.engine.topics.lacks(topic)
     stream.start(known, start)
     session.hand_over()
     session.connection.session = stream
-    headers = {"X-Accel-Buffering": "no"}
+    headers = {"X-Accel-Buffering": "no"} | ({CREATED: "topic"} if no_topic else {})
     return Answer(200, stream.head(), "text/event-stream", headers, endless=True)
 
 
 ROUTES = [
     Route(
         "GET", "/stream/{topic}", on_stream, "Follow a topic as Server-Sent Events", "consuming",
-        (Parameter("from", "Where to begin; by default, now.", PLACE),
+        (Parameter("from", "Where to begin; by default, now.", PLACE), schemas.CLIENT_ID,
          Parameter("Last-Event-ID", "Continue after this event.", schemas.STRING, "header")),
         None,
         {"200": {"description": "An endless stream of events.",

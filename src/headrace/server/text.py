@@ -11,7 +11,7 @@ whose verb is unknown. Later a mistake is only answered: a person is typing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any
 
@@ -26,7 +26,8 @@ from headrace.errors import DataCorrupt, HeadraceError, InvalidArgument, OffsetO
 from headrace.log.columns import Columns
 from headrace.log.interface import ReadPending, completed
 from headrace.model import Receipt, parse_position, split_position
-from headrace.server.arguments import number_of, publish_arguments, seconds_of
+from headrace.operations.results import HeldSubscription
+from headrace.server.arguments import milliseconds_of, number_of, publish_arguments, seconds_of
 from headrace.server.connection import Connection, RequestSession
 from headrace.server.logins import Credentials
 from headrace.server.members import Memberships, WireSink
@@ -44,7 +45,7 @@ HELP = (
     "UNSUB <topic> [group=]",
     "ACK <delivery>   NACK <delivery> [delay=] [reason=]   EXTEND <delivery> [seconds=]",
     "CREATE <topic> [partitions=] [<setting>=]   DELETE <topic>",
-    "TOPICS   GROUPS [topic]   STATS <topic>   INFO   PING   AUTH <token>   AUTH <user> <password>   HELP   QUIT",
+    "TOPICS   GROUPS [topic]   STATS <topic>   INFO   PING   HELLO <client id>   AUTH <token>   AUTH <user> <password>   HELP   QUIT",
 )
 
 
@@ -60,8 +61,11 @@ class TextSession(RequestSession[PublishRun | Command]):
     def depends(self, item: PublishRun | Command) -> bool:
         return isinstance(item, Command) and item.verb != "PUB"
 
+    def may_be_long(self, item: PublishRun | Command) -> bool:
+        return isinstance(item, Command) and item.verb not in _BRIEF
+
     def is_open(self, item: PublishRun | Command) -> bool:
-        return isinstance(item, Command) and item.verb in ("AUTH", "PING", "HELP", "QUIT")
+        return isinstance(item, Command) and item.verb in _OPEN
 
     def requests_in(self, item: PublishRun | Command) -> int:
         return len(item.values) if isinstance(item, PublishRun) else 1
@@ -102,6 +106,9 @@ class TextSession(RequestSession[PublishRun | Command]):
     def lost(self) -> None:
         self._memberships.leave_all()
 
+    def held(self) -> Iterator[HeldSubscription]:
+        return self._memberships.held()
+
     def access_changed(self) -> None:
         self._memberships.review()
 
@@ -121,7 +128,7 @@ class TextSession(RequestSession[PublishRun | Command]):
             if error is not None:
                 slot.fill(text.error_run(error, count))
             else:
-                slot.fill(text.ok_run(receipts[0].offset, count))
+                slot.fill(text.ok_run(_offset(receipts), count))
 
         # The parser has checked the sizes of the values.
         records = run.values[0] if count == 1 else Columns(run.values)
@@ -137,10 +144,10 @@ class TextSession(RequestSession[PublishRun | Command]):
         def done(receipts: list[Receipt], error: HeadraceError | None) -> None:
             if error is not None:
                 slot.fill(text.error(error))
-            elif receipts[0].offset < 0:
+            elif receipts[0].is_delayed:
                 slot.fill(text.done(f"scheduled {receipts[0].id}"))
             else:
-                slot.fill(text.ok(receipts[0].offset))
+                slot.fill(text.ok(_offset(receipts)))
 
         self.connection.publish(publish, done)
 
@@ -153,7 +160,8 @@ class TextSession(RequestSession[PublishRun | Command]):
             topic, number_of(options.get("partition", "0"), "partition")
         )
         count = number_of(options["count"], "count") if "count" in options else None
-        wait = number_of(options.get("wait", "0"), "wait") / 1000
+        given = options.get("wait", "0")
+        wait = milliseconds_of(given, "wait", limits.OFFSET_MAX, "bad_command") / 1000
         position = parse_position(where)
         if isinstance(position, int) and not wait and count is None:
             try:
@@ -201,11 +209,13 @@ class TextSession(RequestSession[PublishRun | Command]):
                     raise
                 parts.append(text.error(error))  # in place of END: what lies before it is good
                 return b"".join(parts)
+            more = sum(map(len, values))
+            held.take(2 * more)  # once in parts, and once more when they are joined
             for value in values:
                 parts.append(text.message(offset, value))
-                size += len(value)
                 offset += 1
-            held.take(size - held.size)
+            size += more
+            del values  # it would wait with the others that have their turn
             await self.engine.pace.turn()
         parts.append(f"END {offset}\r\n".encode())
         return b"".join(parts)
@@ -237,7 +247,8 @@ class TextSession(RequestSession[PublishRun | Command]):
             arguments = {"subscription": group, "topic": topic, "start": start}
             await self.connection.call("create_subscription", arguments)
             subscription = self.engine.subscription(group, topic)
-            self._memberships.join(subscription, self.connection.peer, prefetch, auto)
+            name = self.connection.client_id or self.connection.peer
+            self._memberships.join(subscription, name, prefetch, auto)
             return text.done()
 
         self._later(join())
@@ -339,6 +350,10 @@ class TextSession(RequestSession[PublishRun | Command]):
 
         self._later(info())
 
+    def on_hello(self, command: Command) -> None:
+        self.connection.named(_word(command, "HELLO <client id>"))
+        self.outbox.send(text.done())
+
     def on_ping(self, command: Command) -> None:
         self.outbox.send(b"PONG\r\n")
 
@@ -370,6 +385,10 @@ class TextSession(RequestSession[PublishRun | Command]):
         self.connection.close()
 
 
+_OPEN = ("AUTH", "HELLO", "PING", "HELP", "QUIT")
+"""Before the login."""
+_BRIEF = (*_OPEN, "PUB", "ACK", "NACK", "EXTEND")
+"""All others may take long, however small they are."""
 VERBS: dict[str, Callable[[TextSession, Command], None]] = {
     name.removeprefix("on_").upper(): handler
     for name, handler in vars(TextSession).items()
@@ -418,3 +437,9 @@ def _literal(value: str) -> Any:
         return orjson.loads(value)
     except orjson.JSONDecodeError:
         return value
+
+
+def _offset(receipts: list[Receipt]) -> int:
+    offset = receipts[0].offset
+    assert offset is not None
+    return offset

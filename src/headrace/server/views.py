@@ -1,11 +1,7 @@
-"""Messages as JSON, in the format that HTTP, WebSocket and event streams share::
+"""Messages in the shape of ``operations/views.py``, encoded for HTTP, WebSocket and event streams.
 
-    {"id": ..., "topic": ..., "partition": ..., "offset": ..., "data": ..., "headers": {...},
-     "timestamp": "2023-01-01T00:00:00.000Z", "retryCount": 0}
-
-``data`` is the JSON that was published, as it was; what is not JSON comes back as text, and what is not
-text as base64 with ``"encoding": "base64"``. Ids, times and headers are put together by hand around the
-untouched value: a message that fans out is encoded once (:class:`Views`).
+Ids, times and headers are put together by hand around the untouched value: a message that fans out is
+encoded once (:class:`Views`).
 """
 
 from __future__ import annotations
@@ -13,7 +9,6 @@ from __future__ import annotations
 import base64
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
 
@@ -22,43 +17,15 @@ import orjson
 from headrace.broker.delivery import Delivery
 from headrace.broker.pace import Pace
 from headrace.budget import Budget, Share
+from headrace.contents import check_key
 from headrace.errors import InvalidArgument
-from headrace.model import Message, Receipt, check_key, topic_hash
-from headrace.server import exact_json
+from headrace.model import Message, Receipt, topic_hash
+from headrace.operations import exact_json
+from headrace.operations.views import CONTENT_TYPE, is_json_type, iso, message_view, receipt_view
+from headrace.server.operations import ANSWER_COPIES
 
-CONTENT_TYPE = "content-type"
 AT_ONCE = 100
 """Messages that are encoded in one turn of the loop: a millisecond or two, if they are small."""
-
-
-def iso(timestamp_ms: int) -> str:
-    text = datetime.fromtimestamp(timestamp_ms / 1000, UTC).isoformat(timespec="milliseconds")
-    return text.replace("+00:00", "Z")
-
-
-def is_json_type(content_type: str | None) -> bool:
-    if not content_type:
-        return True
-    kind = content_type.partition(";")[0].strip().lower()
-    return kind in ("application/json", "text/json") or kind.endswith("+json")
-
-
-def data_of(message: Message) -> dict[str, Any]:
-    """``data`` and, where needed, ``encoding``."""
-    value = message.value
-    if is_json_type(message.headers.get(CONTENT_TYPE)):
-        try:
-            if len(value) > exact_json.DECODED_BYTES_MAX:
-                exact_json.check(value)
-            else:
-                orjson.loads(value)
-            return {"data": orjson.Fragment(value)}
-        except (orjson.JSONDecodeError, InvalidArgument):
-            pass
-    try:
-        return {"data": value.decode()}
-    except UnicodeDecodeError:
-        return {"data": base64.b64encode(value).decode(), "encoding": "base64"}
 
 
 def value_of(data: Any, encoding: object, headers: Mapping[str, str]) -> bytes:
@@ -83,50 +50,11 @@ def key_of(text: str) -> bytes:
         raise InvalidArgument("key64 is not base64", code="invalid_key") from None
 
 
-def message_view(message: Message, *, delivery: str | None = None) -> dict[str, Any]:
-    view: dict[str, Any] = {
-        "id": str(message.id),
-        "topic": message.topic,
-        "partition": message.partition,
-        "offset": message.offset,
-        **data_of(message),
-        "headers": dict(message.headers),
-        "timestamp": iso(message.timestamp),
-        "retryCount": message.retry_count,
-    }
-    if message.key is not None:
-        try:
-            view["key"] = message.key.decode()
-        except UnicodeDecodeError:
-            view["key64"] = base64.b64encode(message.key).decode()
-    if delivery is not None:
-        view["delivery"] = delivery
-    return view
-
-
-def receipt_view(receipt: Receipt) -> dict[str, Any]:
-    view: dict[str, Any] = {
-        "id": str(receipt.id),
-        "topic": receipt.topic,
-        "partition": receipt.partition,
-        "offset": receipt.offset,
-        "timestamp": iso(receipt.timestamp),
-    }
-    if receipt.offset < 0:
-        del view["partition"], view["offset"]
-        view["scheduled"] = True
-    if receipt.duplicate:
-        view["duplicate"] = True
-        if not receipt.timestamp:  # it is known that it was stored, not when
-            del view["timestamp"]
-    return view
-
-
 def receipt_json(receipt: Receipt) -> bytes:
     """The JSON of a receipt. That of a message that was just stored is put together by hand, because
     it is made for each publish."""
     offset = receipt.offset
-    if offset < 0 or receipt.duplicate or receipt._id is not None:
+    if offset is None or receipt.duplicate or receipt._id is not None:
         return orjson.dumps(receipt_view(receipt))
     head, middle = _receipt_parts(receipt.topic, receipt.partition)
     high, low = 0x8000 | offset >> 48, offset & 0xFFFF_FFFF_FFFF
@@ -154,28 +82,29 @@ def _receipt_end(timestamp: int) -> bytes:
 
 
 async def delivery_array(
-    deliveries: Sequence[Delivery], pace: Pace, *, settle: bool = True
+    deliveries: Sequence[Delivery], pace: Pace, held: Share, *, settle: bool = True
 ) -> list[bytes]:
-    """The JSON of each message. Others have their turn in between: there may be ten thousand."""
+    """The JSON of each message. Others have their turn in between: there may be ten thousand. It counts as
+    ``held``, also what it takes to make one answer of it."""
     found: list[bytes] = []
     for delivery in deliveries:
         lease = delivery.lease if settle else None
         for part in delivery.parts(AT_ONCE):
             if found:
                 await pace.turn()
-            for message in part.messages():
+            async for message in pace.each(part.messages()):
                 token = None if lease is None else f"{lease.id}.{message.offset}"
                 found.append(orjson.dumps(message_view(message, delivery=token)))
+                held.take(ANSWER_COPIES * len(found[-1]))
     return found
 
 
-async def message_array(messages: Sequence[Message], pace: Pace) -> list[bytes]:
+async def message_array(messages: Sequence[Message], pace: Pace, held: Share) -> list[bytes]:
     """The same for messages that were read."""
     found: list[bytes] = []
-    for start in range(0, len(messages), AT_ONCE):
-        if found:
-            await pace.turn()
-        found += [orjson.dumps(message_view(m)) for m in messages[start : start + AT_ONCE]]
+    async for message in pace.each(messages):
+        found.append(orjson.dumps(message_view(message)))
+        held.take(ANSWER_COPIES * len(found[-1]))
     return found
 
 

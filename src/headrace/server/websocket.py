@@ -9,6 +9,9 @@ the command has a ``messageId``. Publishes are answered in order and count again
 that one client may have, as in every protocol. A message that goes to many subscribers is encoded and
 framed once.
 
+Frames, and the commands in them, run in the order in which they came. After a few milliseconds the rest waits
+for later turns of the loop (``broker/pace.py``), and no more is read from the client meanwhile.
+
 How it ends: a client that closes gets its close frame back. When the broker stops, it answers the
 unanswered commands and closes with 1001. Data that is not WebSocket or not JSON text ends the connection
 with the code that says so.
@@ -19,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -33,22 +36,20 @@ from headrace.broker.delivery import Delivery
 from headrace.checking import shown
 from headrace.errors import HeadraceError, InvalidArgument
 from headrace.model import Message, PublishOptions, Receipt
-from headrace.server import exact_json, schemas
+from headrace.operations import exact_json
+from headrace.operations.results import HeldSubscription
+from headrace.operations.views import CONTENT_TYPE, message_view
+from headrace.server import schemas
 from headrace.server.arguments import publish_options
-from headrace.server.connection import Connection, Hub, Session
+from headrace.server.connection import Connection, Session
 from headrace.server.flow import COUNTED_BYTES_MIN
 from headrace.server.http import HttpSession
+from headrace.server.hub import Hub
 from headrace.server.members import Memberships, WireSink
 from headrace.server.routes import first_receipt
 from headrace.server.routing import Route
 from headrace.server.settling import deliveries_in, settle_each, settling, text_in
-from headrace.server.views import (
-    CONTENT_TYPE,
-    Views,
-    message_view,
-    receipt_json,
-    value_of,
-)
+from headrace.server.views import Views, receipt_json, value_of
 from headrace.wire.http import Request
 from headrace.wire.websocket import PlainFrames
 
@@ -93,10 +94,11 @@ class WebSocketSession(Session):
         self._memberships = Memberships(connection, self._delivered, self._subscription_closed)
         self._last_task: asyncio.Task[None] | None = None
         self._partial: bytearray | None = None
-        self._commands: deque[object] = deque()
-        """Of frames that came, and not run yet."""
+        self._waiting: deque[object] = deque()
+        """What has come and has not run yet: frames as tuples (``PlainFrames.cut``), and commands."""
         self._is_held = False
-        """No more is read until they are run."""
+        """No more is read until it has run."""
+        self._is_broken = False
         self._ping = asyncio.get_running_loop().call_later(PING_S, self._send_ping)
         self._ponged = True
         self._unfinished = 0
@@ -109,15 +111,40 @@ class WebSocketSession(Session):
 
     def feed(self, data: bytes) -> None:
         self._unfinished += len(data)
-        for piece, is_text in self._frames.cut(data):
-            if not is_text:
-                self._feed_library(piece)
-            elif self._is_open:
-                self._text(piece)
-        self._flush()
+        self._waiting.extend(self._frames.cut(data))
+        if not self._is_held:
+            self._run()
         if self._unfinished >= COUNTED_BYTES_MIN or self.outbox.incomplete.size:
             self._count_unfinished()
+
+    def _run(self, is_piece: bool = False) -> None:
+        """Run what waits, for a few milliseconds; the rest waits for later turns of the loop."""
+        pace, waiting = self.engine.pace, self._waiting
+        deadline = pace.deadline()
+        while waiting and not self.outbox.closed:
+            is_long = pace.is_past(deadline)
+            if is_long or (not is_piece and pace.is_over(is_heavy=False)):
+                if not self._is_held:
+                    self._is_held = True
+                    self.outbox.hold(True)
+                pace.soon(self._run_piece, late=is_long)
+                return
+            item = waiting.popleft()
+            if not isinstance(item, tuple):
+                self._command(item)
+            elif item[1] is False:
+                waiting.extendleft(reversed(self._feed_library(item[0])))
+            elif self._is_open or (item[1] is None and not self._is_broken):
+                waiting.extendleft(reversed(self._commands_in(item[0])))
+        self._flush()
+        if self._is_held and not self.outbox.closed:
+            self._is_held = False
+            self.outbox.hold(False)
+            self.outbox.rest()
         self._end_if_over()
+
+    def _run_piece(self) -> None:
+        self._run(is_piece=True)
 
     def _count_unfinished(self) -> None:
         """A large frame that has not come completely counts against the broker's memory."""
@@ -126,16 +153,30 @@ class WebSocketSession(Session):
         incomplete.set(size if size >= COUNTED_BYTES_MIN and not self.outbox.closed else 0)
         if refusal is not None and self._is_open:
             self._fail(None, refusal)
-            self._protocol.fail(1013, "the broker has no memory for this")
+            self._break_off(1013, "the broker has no memory for this")
             self._flush()
 
-    def _feed_library(self, data: bytes) -> None:
-        protocol = self._protocol
+    def _feed_library(self, data: bytes) -> list[tuple[bytes, None]]:
+        """The texts that are complete now. They count although a close may have come with them."""
+        protocol, texts = self._protocol, []
+        was_open = self._is_open
         protocol.receive_data(data)
         for event in protocol.events_received():
-            if isinstance(event, Frame) and self._is_open:
-                self._frame(event)
+            if not isinstance(event, Frame) or not was_open:
+                continue
+            if event.opcode is Opcode.BINARY:
+                self._break_off(1003, "text frames only")
+                break
+            text = self._frame(event)
+            if text is not None:
+                texts.append((text, None))
         self._flush()
+        return texts
+
+    def _break_off(self, code: int, reason: str) -> None:
+        """The client has broken a rule: nothing after that counts."""
+        self._is_broken = True
+        self._protocol.fail(code, reason)
 
     def _end_if_over(self) -> None:
         protocol = self._protocol
@@ -151,21 +192,20 @@ class WebSocketSession(Session):
             if chunk:
                 self.outbox.write(chunk)
 
-    def _frame(self, frame: Frame) -> None:
+    def _frame(self, frame: Frame) -> bytes | None:
+        """The text that is complete with this frame."""
         if frame.opcode is Opcode.PONG:
             self._ponged = True
-        elif frame.opcode is Opcode.BINARY:
-            self._protocol.fail(1003, "text frames only")
         elif frame.opcode in (Opcode.TEXT, Opcode.CONT):
             if frame.fin and self._partial is None:
-                self._text(bytes(frame.data))
-                return
+                return bytes(frame.data)
             if self._partial is None:
                 self._partial = bytearray()
             self._partial += frame.data
             if frame.fin:
                 whole, self._partial = bytes(self._partial), None
-                self._text(whole)
+                return whole
+        return None
 
     def _send_ping(self) -> None:
         if not self._ponged:
@@ -190,6 +230,9 @@ class WebSocketSession(Session):
         self._ping.cancel()
         self._memberships.leave_all()
 
+    def held(self) -> Iterator[HeldSubscription]:
+        return self._memberships.held()
+
     def access_changed(self) -> None:
         self._memberships.review()
 
@@ -203,7 +246,7 @@ class WebSocketSession(Session):
         self.connection.close()
 
     # --- commands ---------------------------------------------------------------------------
-    def _text(self, content: bytes) -> None:
+    def _commands_in(self, content: bytes) -> list[object]:
         self._unfinished = 0
         if self.outbox.incomplete.size:
             self.outbox.incomplete.clear()  # it is complete now, and counts as a request
@@ -213,34 +256,16 @@ class WebSocketSession(Session):
             if _is_utf8(content):
                 self._fail(None, error)
             else:
-                self._protocol.fail(1007, "a text frame is UTF-8")
-            return
+                self._break_off(1007, "a text frame is UTF-8")
+            return []
         many = commands if isinstance(commands, list) else [commands]
         if len(many) > COMMANDS_PER_FRAME_MAX:
             self._fail(
                 None,
                 InvalidArgument(f"at most {COMMANDS_PER_FRAME_MAX} commands in one frame"),
             )
-            return
-        self._commands.extend(many)
-        if len(self._commands) == len(many):
-            self._run_commands()
-
-    def _run_commands(self) -> None:
-        """Run the commands of this frame; after a few milliseconds the rest waits for later turns."""
-        pace, commands = self.engine.pace, self._commands
-        deadline = pace.deadline()
-        while commands and not self.outbox.closed:
-            self._command(commands.popleft())
-            if commands and pace.is_past(deadline):
-                self._is_held = True
-                self.outbox.hold(True)
-                pace.soon(self._run_commands)
-                return
-        if self._is_held and not self.outbox.closed:
-            self._is_held = False
-            self.outbox.hold(False)
-            self.outbox.rest()
+            return []
+        return many
 
     def _command(self, command: object) -> None:
         message_id = None
@@ -368,17 +393,19 @@ class WebSocketSession(Session):
         self._later(message_id, lambda: self._join(topic, group, start, prefetch, ack == "auto"))
 
     def _follow(self, topic: str) -> dict[str, Any]:
+        created = {"topic_created": True} if self.engine.topics.lacks(topic) else {}
         self._memberships.follow(topic)
-        return {"type": "subscribed", "topic": topic}
+        return {"type": "subscribed", "topic": topic, **created}
 
     async def _join(
         self, topic: str, group: str, start: Any, prefetch: int, auto: bool
     ) -> dict[str, Any]:
         arguments = {"subscription": group, "topic": topic, "start": start}
-        await self.connection.call("create_subscription", arguments)
+        made = await self.connection.call("create_subscription", arguments)
         subscription = self.engine.subscription(group, topic)
         self._memberships.join(subscription, self.connection.peer, prefetch, auto)
-        return {"type": "subscribed", "topic": topic, "group": group}
+        created = {"topic_created": True} if made.get("topic_created") else {}
+        return {"type": "subscribed", "topic": topic, "group": group, **created}
 
     def on_unsubscribe(self, command: dict[str, Any], message_id: object) -> None:
         topic = _topic(command)

@@ -1,7 +1,7 @@
 """How a broker is reached: the options for it, and a client that waits until the broker is up.
 
 The options are a small value that is pickled to executors. What the driver's environment says
-(``HEADRACE_SERVERS``, ``HEADRACE_TOKEN``, ``HEADRACE_USER``, ``HEADRACE_PASSWORD``, ``HEADRACE_CA``) and the
+(``client/address.py``) and the
 certificate's own text are put into it, so that an executor needs neither the environment nor the file.
 
 An option is stronger than the environment, and a token than a user.
@@ -16,11 +16,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from headrace.client.address import BrokerAddress, find_brokers, find_login
 from headrace.client.link import ConnectFailed
 from headrace.client.threads import BrokerClient
+from headrace.errors import InvalidArgument
 from headrace.spark.options import Given, Seconds, wrong
 
-PORT_DEFAULT = 9999
 TIMEOUT_S_DEFAULT = 60.0
 PAUSE_S = (0.02, 0.05, 0.1, 0.25, 0.5)
 CONNECTION = ("servers", "token", "user", "password", "ca", "tls", "timeout")
@@ -41,21 +42,17 @@ class ConnectionOptions:
 
     @classmethod
     def of(cls, given: Given) -> ConnectionOptions:
-        environment = os.environ
-        servers = (
-            given.text("servers")
-            or environment.get("HEADRACE_SERVERS")
-            or environment.get("HEADRACE_SERVER")
-            or f"127.0.0.1:{PORT_DEFAULT}"
-        )
-        found = [_address(each.strip()) for each in servers.split(",")]
+        try:
+            found = find_brokers(servers=given.text("servers"))
+        except InvalidArgument as error:
+            raise wrong("servers", error.message) from None
         values = given.read(cls)
-        ca = values.pop("ca", None) or environment.get("HEADRACE_CA")
+        ca = values.pop("ca", None) or os.environ.get("HEADRACE_CA")
         if ca is not None:
             values |= {"tls": True, "ca": _certificate(ca)}
         if any(tls for _, _, tls in found):
             values["tls"] = True
-        values |= _login(values, environment)
+        values |= _login(values)
         return cls(tuple((host, port) for host, port, _ in found), **values)
 
     def tls_context(self) -> ssl.SSLContext | None:
@@ -65,39 +62,13 @@ class ConnectionOptions:
         return ",".join(f"{host}:{port}" for host, port in self.addresses)
 
 
-def _login(values: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
+def _login(values: Mapping[str, str]) -> dict[str, str]:
     """The token, or the user and the password, of the options or else of the environment."""
-    if "token" in values:
-        if "user" in values:
-            raise wrong("user", "give a token, or a user and a password, not both")
-        return {}
-    token, user = environment.get("HEADRACE_TOKEN"), values.get("user")
-    if user is None:
-        if "password" in values:
-            raise wrong("password", "it goes with the option user")
-        if token:
-            return {"token": token}
-        user = environment.get("HEADRACE_USER")
-    if not user:
-        return {}
-    password = values.get("password") or environment.get("HEADRACE_PASSWORD")
-    if not password:
-        raise wrong("password", f"it is missing, for user {user}; or set HEADRACE_PASSWORD")
-    return {"user": user, "password": password}
-
-
-def _address(text: str) -> tuple[str, int, bool]:
-    scheme, separator, rest = text.partition("://")
-    if not separator:
-        scheme, rest = "tcp", text
-    if scheme not in ("tcp", "tls"):
-        raise wrong("servers", f"{text!r} is neither tcp:// nor tls://; it takes host:port")
-    host, colon, port = rest.rpartition(":")
-    if not colon or rest.endswith("]"):  # no port; or an IPv6 address without one
-        host, port = rest, str(PORT_DEFAULT)
-    if not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536 or not host:
-        raise wrong("servers", f"{text!r} is not host:port")
-    return host.strip("[]"), int(port), scheme == "tls"
+    try:
+        login = find_login(values.get("token"), values.get("user"), values.get("password"))
+    except InvalidArgument as error:
+        raise wrong("user", error.message) from None
+    return {name: value for name, value in login._asdict().items() if value is not None}
 
 
 def _certificate(ca: str) -> str:
@@ -121,21 +92,19 @@ def connect(connection: ConnectionOptions, *, patience: float | None = None) -> 
     tls = connection.tls_context()
     tries = 0
     while True:
-        for host, port in connection.addresses:
-            client = BrokerClient(
-                host,
-                port,
-                token=connection.token,
-                user=connection.user,
-                password=connection.password,
-                tls=tls or False,
-                request_timeout=connection.timeout,
-                delivery_timeout=patience or connection.timeout,
-            )
-            try:
-                return client.connect()
-            except ConnectFailed as error:
-                last = error
+        client = BrokerClient(
+            servers=[str(BrokerAddress(*each)) for each in connection.addresses],
+            token=connection.token,
+            user=connection.user,
+            password=connection.password,
+            tls=tls or False,
+            request_timeout=connection.timeout,
+            delivery_timeout=patience or connection.timeout,
+        )
+        try:
+            return client.connect()
+        except ConnectFailed as error:
+            last = error
         pause = PAUSE_S[min(tries, len(PAUSE_S) - 1)]
         if time.monotonic() + pause > deadline:
             raise last

@@ -13,19 +13,20 @@ from __future__ import annotations
 
 import difflib
 import logging
-import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from msgspec import Meta
 
-from headrace import limits
+from headrace import limits, notation
 from headrace.checking import check
 from headrace.errors import InvalidArgument
+from headrace.notation import BYTES, SECONDS
 
 logger = logging.getLogger("headrace.spark")
-Seconds = Annotated[float, Meta(gt=0, le=86_400)]
+Seconds = Annotated[float, Meta(gt=0, le=86_400), SECONDS]
 Count = Annotated[int, Meta(ge=1, le=limits.OFFSET_MAX)]
+ByteCount = Annotated[int, Meta(ge=1, le=limits.OFFSET_MAX), BYTES]
 ValueFormat = Literal["binary", "text", "json"]
 ALIASES = {"subscribe": "topic", "kafka.bootstrap.servers": "servers"}
 MEANINGLESS = {
@@ -42,8 +43,6 @@ INSTEAD = {
     "minoffsetspertrigger": "a longer trigger gathers more (trigger(processingTime=…))",
 }
 """Of Kafka's source: they would change which rows there are, and when."""
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\Z", re.IGNORECASE)
-_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
 def wrong(name: str, why: str) -> InvalidArgument:
@@ -99,8 +98,7 @@ class Given:
             elif str in kinds:
                 found[field] = text
             else:
-                value: object = _in_bytes(name, text) if "Bytes" in name else text.lower()
-                named = f"option {name}"
+                named, value = f"option {name}", text.lower()
                 found[field] = check(named, value, annotation, code="invalid_option", strict=False)
         return found
 
@@ -120,9 +118,6 @@ def option_name(field: str) -> str:
     return first + "".join(map(str.capitalize, others))
 
 
-def _in_bytes(name: str, text: str) -> int:
-    """A number of bytes, with or without a unit (64m, 1GB)."""
-    found = _SIZE.match(text)
-    if found is None:
-        raise wrong(name, f"it is a size in bytes, such as 1000000 or 64MB, not {text!r}")
-    return int(float(found[1]) * _UNITS[found[2].lower()])
+def parse_time(option: str, text: str) -> int:
+    """Milliseconds since 1970."""
+    return notation.parse_time(f"option {option}", text, code="invalid_option")

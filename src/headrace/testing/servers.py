@@ -28,9 +28,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, Unpack
 
 from headrace.broker.engine import Engine
+from headrace.client.aio import ClientOptions
 from headrace.client.threads import BrokerClient
 from headrace.errors import Closed
 from headrace.server.server import Server
@@ -103,7 +104,7 @@ class _TestServer:
     def port(self) -> int:
         return self.address.port
 
-    def client(self, **options: Any) -> BrokerClient:
+    def client(self, **options: Unpack[ClientOptions]) -> BrokerClient:
         """A client of this server; use it in a ``with`` statement or call ``connect``."""
         options.setdefault("token", self._settings.get("token"))
         return BrokerClient(*self.address, **options)

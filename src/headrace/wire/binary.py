@@ -16,7 +16,7 @@ do not add up to it, end the stream.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import IntEnum
 
 from headrace import limits
@@ -128,6 +128,25 @@ def encode(
 ) -> bytes:
     start = encode_start(type, sequence, properties, len(body), timestamp)
     return start + body if body else start
+
+
+_PLACE = struct.Struct(">IQ")
+PLACE_BYTES = _PLACE.size
+
+
+def encode_places(places: Iterable[tuple[int, int]]) -> bytes:
+    """Partitions, each with an offset."""
+    return b"".join([_PLACE.pack(partition, offset) for partition, offset in places])
+
+
+def decode_places(body: bytes, count: int | None = None) -> Iterator[tuple[int, int]]:
+    """The places at the beginning of a body, or all of it."""
+    size = len(body) if count is None else PLACE_BYTES * count
+    if size % PLACE_BYTES or size > len(body):
+        raise InvalidArgument(
+            f"places have {PLACE_BYTES} bytes each: a partition and an offset", code="bad_frame"
+        )
+    return _PLACE.iter_unpack(body[:size])
 
 
 class BinaryParser:

@@ -101,6 +101,9 @@ class KnownHeads:
     def __init__(self) -> None:
         self._requests: dict[bytes, Known] = {}
 
+    def clear(self) -> None:
+        self._requests.clear()
+
     def find(self, data: bytes) -> Known | None:
         """The request in the data, if its head is known and nothing follows its body."""
         start = data.find(b"\r\n\r\n", 0, self.BYTES_MAX) + 4
@@ -175,6 +178,10 @@ class HttpParser:
     def is_inside(self) -> bool:
         """Whether a request is incomplete."""
         return (self._in_head or self._in_body) and not self._ended
+
+    def forget(self) -> None:
+        """What was found out about the last head does not hold any more."""
+        self._last = _NOT_KNOWN
 
     def known(self, data: bytes) -> Request | None:
         """The request in the data, if its head is known and nothing else is in the data.
@@ -479,6 +486,7 @@ _STATUS_BY_CODE = {
     "no_route": 404,
     "method_not_allowed": 405,
     "request_stalled": 408,
+    "no_reply": 504,
     "unsupported_media_type": 415,
     "not_a_websocket": 426,
 }

@@ -12,8 +12,9 @@ skipped             never delivered, and nothing explains it
 dead letter         stored for a message that had not failed often enough, or doubled for no reason
 ==================  ====================================================================================
 
-A crash forgets what was not flushed: acks (``unsure``), and failures (``failures_least``). A seek makes
-everything behind it new, and excuses what lies before it.
+A crash forgets what was not flushed: acks (``unsure``), and failures (``failures_least``). After a crash of a
+broker whose journal found no room, the deliveries that it made need not count. A seek makes everything behind it
+new, and excuses what lies before it.
 """
 
 from __future__ import annotations
@@ -84,6 +85,8 @@ class GroupOracle:
     durable_failures: dict[Place, int] = field(default_factory=dict)
     handed: dict[Place, int] = field(default_factory=dict)
     """How often it was delivered, but for deliveries that were given back and not begun."""
+    handed_before: dict[Place, int] = field(default_factory=dict)
+    """The same, at the last start."""
     crashes: int = 0
     seeks: int = 0
     cross: dict[str, bool] = field(default_factory=dict)
@@ -316,6 +319,15 @@ class GroupOracle:
     def _places(self, topic: str, partition: int) -> set[Place]:
         return {(topic, partition, offset) for offset in self.log.known.get((topic, partition), {})}
 
+    def _counts(self) -> tuple[dict[Place, int], ...]:
+        return (
+            self.failures,
+            self.failures_least,
+            self.durable_failures,
+            self.handed,
+            self.handed_before,
+        )
+
     def _forget_out(self, where: tuple[str, int], before: int | None = None) -> None:
         for place in [p for p in self.out if p[:2] == where and (before is None or p[2] < before)]:
             self._end(place, failed=False)
@@ -335,7 +347,7 @@ class GroupOracle:
         failed |= {place: count for place, count in self.failures.items() if place in mine}
         self.done = (self.done - mine) | past
         self.unsure -= mine
-        for known in (self.failures, self.failures_least, self.durable_failures, self.handed):
+        for known in self._counts():
             for place in mine & known.keys():
                 del known[place]
         self.excused |= past
@@ -418,16 +430,20 @@ class GroupOracle:
                     self.failures[place] = max(count, self.failures.get(place, 0))
             self.unsure |= self.done - self.durable_done
             self.failures_least = dict(self.durable_failures)
+            if self.world.uncounted:
+                before = self.handed_before
+                self.handed = {p: min(n, before.get(p, 0)) for p, n in self.handed.items()}
         self._unanswered.clear()
         for where, end in shorter.items():
             self._lose(where, end)
+        self.handed_before = dict(self.handed)
 
     def _lose(self, where: tuple[str, int], end: int) -> None:
         self._moved[where] = self._moved.get(where, 0) + 1
         for places in (self.seen, self.done, self.unsure, self.durable_done, self.excused):
             gone = {p for p in places if p[:2] == where and p[2] >= end}
             places -= gone
-        for known in (self.failures, self.failures_least, self.durable_failures, self.handed):
+        for known in self._counts():
             for place in [p for p in known if p[:2] == where and p[2] >= end]:
                 del known[place]
         # The subscription may have been beyond the end, and begins there: what it had done before

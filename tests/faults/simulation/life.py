@@ -14,6 +14,7 @@ from headrace.errors import HeadraceError
 from headrace.model import TopicSettings
 from tests.broker.rig import DATA
 from tests.fakes import PowerFailed
+from tests.fakes.eager import eager_rewriting
 from tests.faults.simulation.clients import STEPS, Clients
 from tests.faults.simulation.groups import GroupOracle
 from tests.faults.simulation.logs import LogOracle, Violation
@@ -32,7 +33,7 @@ class Life:
         """A misfortune that comes all the time."""
         self.random = Random(seed)
         self.world = SimulatedMachine(Random(self.random.getrandbits(64)))
-        self.log = LogOracle()
+        self.log = LogOracle(self.world.files)
         self.clients = Clients(self.world, self.log, self.random)
         self.trace: list[str] = []
         self.counts: Counter[str] = Counter()
@@ -267,7 +268,7 @@ class Life:
         world.files.countdown = 0
         for name, settings in self.log.topics.items():
             if "max_queue_size" in settings:  # nobody may read it, and then it stays full
-                world.work()  # it may still grow
+                world.work(1_000_000)  # it may still grow, and then it refuses other changes
                 world.engine.change_topic(name, {"max_queue_size": None})
         if world.clock.now_ms() < world.highest_ms:
             world.jump(world.highest_ms - world.clock.now_ms())  # the clock is right again
@@ -344,7 +345,8 @@ def live(seed: int, often: str | None = None) -> Life:
     """One life; what is wrong comes out as an :class:`AssertionError` with the seed and the last steps."""
     life = Life(seed, often)
     try:
-        life.run()
+        with eager_rewriting():
+            life.run()
     except Exception as error:
         last = "\n  ".join(life.trace[-15:])
         scenario = "simulation" if often is None else "clock-jumps"

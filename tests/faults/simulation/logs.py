@@ -25,6 +25,7 @@ from headrace.broker.engine import Engine
 from headrace.errors import HeadraceError, OutcomeUnknown
 from headrace.log.batch import LOST
 from headrace.model import DEAD_LETTER_SUFFIX, Receipt
+from tests.fakes import FaultyFiles
 
 Place = tuple[str, int, int]
 """Topic, partition, offset."""
@@ -108,7 +109,8 @@ def number_of(value: bytes) -> int:
 
 
 class LogOracle:
-    def __init__(self) -> None:
+    def __init__(self, files: FaultyFiles) -> None:
+        self.files = files
         self.topics: dict[str, dict[str, Any]] = {}
         """Name -> settings, as they were given."""
         self.sent: dict[int, Sent] = {}
@@ -197,7 +199,11 @@ class LogOracle:
             if len(sent.places) > sent.copies:
                 raise Violation("duplicate", f"{sent}, and may be there {sent.copies} times")
         found = StoredRecord(sent, stored["timestamp"], stored["target"], stored["expires_ms"])
-        if dict(stored["headers"]) != (sent.headers or {}):
+        headers = dict(stored["headers"])
+        was_redriven = headers.pop("headrace-origin-timestamp", None) is not None
+        if was_redriven and not sent.redriven_for:
+            raise Violation("invented", f"{place} says that it was redriven: {sent}")
+        if headers != (sent.headers or {}):
             raise Violation("invented", f"{place} has the headers {stored['headers']}: {sent}")
         if found.target not in {sent.target, *sent.redriven_for}:
             raise Violation("invented", f"{place} is for {found.target}: {sent}")
@@ -224,9 +230,8 @@ class LogOracle:
         offset = max(self._looked.get(where, 0), log.start_offset)
         while offset < end:
             try:
-                batches = log.read(offset, 1 << 20)
-            except OSError:
-                return  # a planned fault; the next look reads on
+                with self.files.spared():  # the faults are for the broker
+                    batches = log.read(offset, 1 << 20)
             except HeadraceError as error:
                 raise Violation(
                     "lost", f"{where} offset {offset} cannot be read: {error}"

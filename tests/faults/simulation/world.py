@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from random import Random
 from typing import Any
 
 from headrace.errors import HeadraceError
+from headrace.log.directory import JOURNAL
 from headrace.log.workers import Done
 from tests.broker.rig import Rig
 from tests.fakes import FakeClock, FakeLoop, InlineWorkers, Mains, PowerFailed, SimulatedFiles
@@ -57,6 +59,8 @@ class SimulatedMachine(Rig):
         )
         self.highest_ms = self.clock.now_ms()
         """The latest that it ever was by the wall clock."""
+        self.uncounted = False
+        """The journal found no room in the last life of the broker: its deliveries may not be counted."""
 
     # --- the life of the broker -----------------------------------------------------------------
     def abandon(self) -> None:
@@ -69,6 +73,10 @@ class SimulatedMachine(Rig):
     def start(self) -> tuple[bool, bool]:
         """Open it, as often as it takes: whether that was interrupted, and by the power."""
         interrupted = power_cut = False
+        refused, self.files.refused = self.files.refused, []
+        self.uncounted = any(
+            call.path.name.startswith(JOURNAL) and error == errno.ENOSPC for call, error in refused
+        )
         for _ in range(OPENS_MAX):
             self.files.restored()
             self.abandon()

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +32,14 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructType
 
 from headrace.clock import Clock
-from headrace.errors import Conflict, DataCorrupt, InvalidArgument, TopicNotFound, refused_by_disk
+from headrace.errors import (
+    Conflict,
+    DataCorrupt,
+    HeadraceError,
+    InvalidArgument,
+    TopicNotFound,
+    refused_by_disk,
+)
 from headrace.files import Files
 from headrace.model import check_subscription_name, check_topic_name
 from headrace.spark import lake
@@ -170,6 +176,8 @@ class Replay:
         try:
             with locked(self._path.with_suffix(".lock"), busy):  # two plans would be two replays
                 return self._run(spark, tell, stop or StopFlag())
+        except HeadraceError:  # a RequestTimeout is an OSError, too
+            raise
         except OSError as error:
             raise refused_by_disk(error) from error
 
@@ -276,7 +284,7 @@ class Replay:
 
     def _create_target(self, partitions: int) -> None:
         """A topic that exists and has too few partitions is an error of the first step."""
-        with closing(connect(ConnectionOptions.of(Given(self._connection)))) as client:
+        with connect(ConnectionOptions.of(Given(self._connection))) as client:
             if self._request.to not in client.topics():
                 client.create_topic(self._request.to, partitions)
 

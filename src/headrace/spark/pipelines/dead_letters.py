@@ -18,7 +18,7 @@ from headrace.spark.record_headers import with_headers
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-TOPIC, PARTITION, OFFSET, ID, SUBSCRIPTION, REASON_HEADER, ATTEMPTS = DEAD_LETTER_HEADERS
+TOPIC, PARTITION, OFFSET, ID, SUBSCRIPTION, REASON_HEADER, ATTEMPTS, TIME = DEAD_LETTER_HEADERS
 REASON_CHARS_MAX = 1000
 
 
@@ -26,6 +26,7 @@ def letters_of_input(bad: DataFrame, subscription: str, topic: str) -> DataFrame
     """Records that failed before the transformation, as messages."""
     origin = {TOPIC: "topic", PARTITION: "partition", OFFSET: "offset", ID: "id"}
     named = {header: F.col(column) for header, column in origin.items()}
+    named[TIME] = F.unix_millis(F.col("timestamp"))
     return bad.select(
         F.col("key").cast("binary").alias("key"),
         F.col("value").cast("binary").alias("value"),

@@ -107,7 +107,7 @@ def session(
         from pyspark.sql import SparkSession
     except ImportError as error:
         raise NoSpark(
-            f"PySpark cannot be imported ({error}): pip install 'headrace[spark]'"
+            f"PySpark cannot be imported ({error}): pip install 'headrace[spark]', or make spark in a checkout"
         ) from None
     given = {_key(name): _text(value) for name, value in conf.items()}
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # the JVM runs already

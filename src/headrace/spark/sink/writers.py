@@ -36,8 +36,7 @@ import logging
 import uuid
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError, Future
-from contextlib import closing
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
@@ -52,9 +51,9 @@ from pyspark.sql.datasource import (
 
 from headrace import limits
 from headrace.client.threads import BrokerClient
-from headrace.errors import Closed, HeadraceError, InvalidArgument
+from headrace.errors import HeadraceError, InvalidArgument
 from headrace.model import check_subscription_name
-from headrace.publication import Publication
+from headrace.publication import Pending
 from headrace.spark.checkpoints import sync_offsets
 from headrace.spark.connection import CONNECTION, ConnectionOptions, connect
 from headrace.spark.options import Given, ValueFormat, wrong
@@ -157,7 +156,7 @@ class _Task:
         """The name and number of the commit that it is for."""
         self._out = Outgoing(layout, self._partitions)
         self._client: BrokerClient | None = None
-        self._under_way: deque[tuple[OutgoingPiece, Future[Any] | Publication]] = deque()
+        self._under_way: deque[tuple[OutgoingPiece, Pending[Any]]] = deque()
         self._bytes = 0
         self._pieces: list[str] = []
 
@@ -173,11 +172,15 @@ class _Task:
                 self._wait_for_one()
         except BaseException:
             self._give_up()
+            with suppress(HeadraceError):  # the first error is the one to tell
+                self._close()
             raise
-        finally:
-            if self._client is not None:
-                self._client.close()
+        self._close()
         return Written(self._pieces, self._out.rows, self._out.bytes)
+
+    def _close(self) -> None:
+        if self._client is not None:
+            self._client.close()
 
     @property
     def client(self) -> BrokerClient:
@@ -194,7 +197,7 @@ class _Task:
             self._bytes + piece.bytes > UNDER_WAY_BYTES_MAX or len(self._under_way) >= UNDER_WAY_MAX
         ):
             self._wait_for_one()
-        sent: Future[Any]
+        sent: Pending[Any]
         if self._options.is_exactly_once:
             name, number = self._commit or (None, None)
             sent = self.client.stage_nowait(
@@ -238,8 +241,6 @@ class _Task:
         self._bytes -= piece.bytes
         try:
             answer = sent.result()
-        except CancelledError:
-            raise Closed("the client was closed meanwhile") from None
         except HeadraceError as error:
             raise type(error)(
                 f"rows for topic {piece.topic!r} could not be written: {error.message}",
@@ -254,9 +255,9 @@ class _Task:
         if self._client is None or not self._options.is_exactly_once:
             return
         for _, sent in self._under_way:
-            answered = isinstance(sent, Future) and sent.done() and not sent.cancelled()
-            if isinstance(sent, Future) and answered and sent.exception() is None:
-                self._pieces.append(sent.result())
+            if sent.done():
+                with suppress(HeadraceError):
+                    self._pieces.append(sent.result())
         if self._pieces:
             _abort(self._options, self._pieces)
 
@@ -273,7 +274,7 @@ def _commit(options: SinkOptions, name: str, number: int, messages: Sequence[Wri
         return
     weight = sum(message.bytes for message in messages) / COMMIT_BYTES_PER_S
     patience = options.connection.timeout + weight
-    with closing(connect(options.connection, patience=patience)) as client:
+    with connect(options.connection, patience=patience) as client:
         first = client.commit_staged(name, number, pieces)
     if not first:
         rows = sum(message.rows for message in messages)
@@ -284,7 +285,7 @@ def _abort(options: SinkOptions, pieces: list[str]) -> None:
     """Free the room at once. If that fails, the broker does it by itself, later."""
     timeout = min(options.connection.timeout, ABORT_TIMEOUT_S)
     try:
-        with closing(connect(replace(options.connection, timeout=timeout))) as client:
+        with connect(replace(options.connection, timeout=timeout)) as client:
             client.abort_staged(pieces)
     except HeadraceError as error:
         logger.warning("%d staged batches are left to expire: %s", len(pieces), error)

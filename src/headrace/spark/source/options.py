@@ -17,8 +17,7 @@ from msgspec import Meta
 from headrace import limits
 from headrace.model import check_pattern, check_subscription_name, check_topic_name, is_pattern
 from headrace.spark.connection import CONNECTION, TIMEOUT_S_DEFAULT, ConnectionOptions
-from headrace.spark.notation import parse_time
-from headrace.spark.options import Count, Given, Seconds, ValueFormat, wrong
+from headrace.spark.options import ByteCount, Count, Given, Seconds, ValueFormat, parse_time, wrong
 
 READING = (
     *CONNECTION, "path", "topic", "startingOffsets", "endingOffsets", "startingTimestamp",
@@ -94,7 +93,7 @@ class SourceOptions:
     """None: earliest for a batch, latest for a stream, as Kafka's source has it."""
     ending: Place | None = None
     max_offsets_per_trigger: Count | None = None
-    max_bytes_per_trigger: Count | None = None
+    max_bytes_per_trigger: ByteCount | None = None
     min_partitions: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
     fail_on_data_loss: bool = True
     group: str | None = None

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from headrace.errors import InvalidArgument, TooLarge
-from headrace.server import exact_json
+from headrace.operations import exact_json
 
 ITEMS_MAX = 1000
 
@@ -75,6 +75,22 @@ def test_too_many_values_are_refused_before_they_are_decoded(
             with pytest.raises(TooLarge):
                 exact_json.split(b"[" + part * exact_json.CARRIED_VALUES_MAX + b"1]", ITEMS_MAX)
     assert len(exact_json.loads(b"[" + b"1," * (most - 2) + b"1]")) == most - 1
+
+
+def test_commas_in_strings_are_no_values() -> None:
+    """A table of numbers as text is one value; escaped quotes do not end a string."""
+    table = "1,2,3,\n" * 100_000 + '\\"' + "[{," * 10_000
+    assert exact_json.loads(json.dumps({"data": table}).encode()) == {"data": table}
+
+
+def test_a_document_with_long_numbers_has_fewer_values() -> None:
+    """The standard library decodes it, which takes ten times as long."""
+    most = exact_json.EXACT_VALUES_MAX
+    number = b"12345678901234567890123"
+    assert len(exact_json.loads(b"[" + b"1," * (most - 2) + number + b"]")) == most - 1
+    with pytest.raises(TooLarge) as caught:
+        exact_json.loads(b"[" + b"1," * most + number + b"]")
+    assert caught.value.code == "json_too_large"
 
 
 def test_an_array_may_have_so_many_items() -> None:
