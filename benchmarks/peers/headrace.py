@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 from benchmarks.peers.driver import Driver, Seen
 from benchmarks.peers.server import Server, free_port
@@ -15,7 +16,7 @@ from headrace import AsyncClient, BrokerClient
 
 class Broker(Server):
     name = "Headrace"
-    modes = {
+    modes: ClassVar = {
         "fsync": "durability always (the default): each answer after fdatasync, shared by all that wait",
         "default": "durability interval: synced every second",
     }

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 from confluent_kafka import Consumer, Message, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -21,7 +22,7 @@ COMMIT_EVERY = 1000
 
 class Broker(Server):
     name = "Kafka"
-    modes = {
+    modes: ClassVar = {
         "default": "acks=all on one node, no sync (the default)",
         "fsync": "acks=all, flush.messages=1: each batch is synced before its answer",
     }

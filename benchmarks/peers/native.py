@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -120,11 +121,13 @@ def http(server: Server, topic: str, count: int) -> float:
     elif isinstance(server, rabbitmq.Broker):
         rabbitmq.Client(server.address, server.mode, topic).close()
         path = "/api/exchanges/%2F/amq.default/publish"
-        value = JSON_VALUE.decode().replace('"', '\\\\"')
-        body = (
-            '{"properties":{"delivery_mode":2},"routing_key":"%s","payload_encoding":"string","payload":"%s"}'
-            % (topic, value)
-        )
+        message = {
+            "properties": {"delivery_mode": 2},
+            "routing_key": topic,
+            "payload_encoding": "string",
+            "payload": JSON_VALUE.decode(),
+        }
+        body = json.dumps(message).replace("\\", "\\\\")  # it stands in a string of Lua
         headers = 'wrk.headers["Authorization"] = "Basic Z3Vlc3Q6Z3Vlc3Q="\n'
     else:
         raise NotImplementedError

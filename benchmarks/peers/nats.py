@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import nats
 from nats.errors import TimeoutError as NatsTimeout
@@ -18,7 +18,7 @@ from benchmarks.peers.server import Server
 
 class Broker(Server):
     name = "NATS JetStream"
-    modes = {
+    modes: ClassVar = {
         "default": "file storage, sync_interval 2 minutes (the default)",
         "fsync": "file storage, sync_interval always",
     }

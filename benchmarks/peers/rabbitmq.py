@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import aio_pika
 import pika
@@ -22,7 +22,7 @@ PREFETCH = 500
 
 class Broker(Server):
     name = "RabbitMQ"
-    modes = {
+    modes: ClassVar = {
         "default": "durable classic queue, persistent messages, publisher confirms",
         "fsync": "quorum queue of one node, publisher confirms: each confirm after fsync",
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import ClassVar
 
 import redis
 import redis.asyncio
@@ -19,7 +20,7 @@ PIPELINE = 1000
 
 class Broker(Server):
     name = "Redis"
-    modes = {
+    modes: ClassVar = {
         "default": "appendfsync everysec: the setting that Redis's documentation advises",
         "fsync": "appendfsync always",
     }
