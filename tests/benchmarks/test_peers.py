@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ def test_a_ratio_above_one_is_better(name: str, expected: float) -> None:
 def test_a_late_publisher_is_not_forgiven() -> None:
     """The time in a value is when it was due, at a fixed rate, not when it was sent."""
     due = [int.from_bytes(value[:8], "little") for value in paced(5, 10_000, 16)]
-    assert {later - earlier for earlier, later in zip(due, due[1:], strict=False)} == {100_000}
+    assert {later - earlier for earlier, later in pairwise(due)} == {100_000}
 
 
 def test_percentiles() -> None:
