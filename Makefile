@@ -71,6 +71,10 @@ dist: $(VENV)/.made ## build a wheel and an sdist into dist/
 bench: $(VENV)/.has-run ## run the benchmarks (ARGS="--quick net_http", ARGS="--against OTHER_CHECKOUT --quick")
 	@$(BIN)/python -m benchmarks $(ARGS)
 
+bench-peers: $(VENV)/.has-test ## compare with Redis, NATS, RabbitMQ and Kafka, which it fetches (ARGS="--quick", ARGS="--peers redis,headrace queue")
+	@$(PIP_INSTALL) -e '.[peers]'
+	@$(BIN)/python -m benchmarks.peers $(ARGS)
+
 bench-spark: $(VENV)/.has-test ## run the benchmarks of Spark, with Kafka for comparison (ARGS="--records 1000000 scan")
 	@$(BIN)/python -m benchmarks.spark $(ARGS)
 

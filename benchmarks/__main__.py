@@ -14,7 +14,7 @@ from benchmarks.harness import RESULTS, console, write
 
 
 def names() -> list[str]:
-    hidden = ("__main__", "harness", "targets", "spark")  # Spark has a command of its own
+    hidden = ("__main__", "harness", "peers", "spark")  # the last two have commands of their own
     found = [module.name for module in pkgutil.iter_modules(benchmarks.__path__)]
     return [name for name in found if name not in hidden and not name.startswith("_")]
 
