@@ -91,6 +91,8 @@ class AsyncBroker(AsyncFacade):
         self._engine: Engine | None = None
         self._failures = Failures()
         self._under_way = UnderWay()
+        self._background: set[asyncio.Task[None]] = set()
+        """Calls of a shell that does not wait for them."""
         self._channels: list[AsyncChannel] = []
         self._members = 0
         self._handlers: dict[AsyncWorker, str] = {}
@@ -204,6 +206,8 @@ class AsyncBroker(AsyncFacade):
             await broker.flush()
         """
         await self._under_way.wait()
+        if self._background:
+            await asyncio.wait(list(self._background))
         await super().flush()
         self._failures.check()
 
