@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headrace import AsyncBroker, AsyncClient, Broker, BrokerClient, Message
-from headrace.errors import InvalidArgument
+from headrace.errors import Closed, InvalidArgument
 from headrace.testing import RunningServer, running_server, wait_until
 
 
@@ -66,6 +66,37 @@ def test_what_would_never_run_is_refused(blocking: Any, handler: Any) -> None:
         blocking.consume("email", handler, "orders")
 
 
+def test_a_misspelt_option_is_refused(blocking: Any) -> None:
+    """With all that the method takes; also without a topic, where settings have no effect."""
+    for topic in ("orders", None):
+        with pytest.raises(TypeError, match=r"consume got .* 'concurency'; it takes .*concurrency"):
+            blocking.consume("email", print, topic, concurency=4)
+        with pytest.raises(TypeError, match=r"subscription got .* 'prefech'; it takes .*prefetch"):
+            blocking.subscription("email", topic, prefech=4)
+    with pytest.raises(TypeError, match="create_subscription: missing .* 'topic'"):
+        blocking.create_subscription("email")
+    with pytest.raises(TypeError, match=r"BrokerClient got .* 'tokne'; it takes .*token"):
+        BrokerClient(tokne="x")  # type: ignore[call-arg]
+
+
+def test_a_setting_without_a_topic_is_refused(blocking: Any) -> None:
+    """Only the creation of a subscription, which needs a topic, applies settings."""
+    blocking.create_subscription("email", "orders")
+    for options in ({"ack_timeout": 60}, {"start": "latest"}):
+        with pytest.raises(InvalidArgument, match="has an effect only with a topic"):
+            blocking.consume("email", print, **options)
+        with pytest.raises(InvalidArgument, match="has an effect only with a topic"):
+            blocking.subscription("email", **options)
+    blocking.subscription("email", prefetch=5, auto_extend=True).close()
+
+
+def test_a_fetched_message_says_how_to_answer_it(blocking: Any) -> None:
+    """It has no subscription that could carry the reply."""
+    blocking.publish("orders", b"x")
+    with pytest.raises(Closed, match="use reply of the client"):
+        blocking.fetch("orders")[0].reply("y")
+
+
 def test_threads_do_not_acknowledge_what_they_cannot_await(
     blocking: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -79,7 +110,7 @@ def test_threads_do_not_acknowledge_what_they_cannot_await(
 
     with caplog.at_level(logging.CRITICAL, "headrace.worker"):
         blocking.subscribe_to_subscription("email", handler, "orders", max_deliveries=1)
-        wait_until(lambda: blocking.dead_letters("email"))
+        wait_until(lambda: blocking.dead_letters("email"))  # an empty list before
     [letter] = blocking.dead_letters("email")
     assert "returned a coroutine, which threads cannot await" in letter.reason
     assert started[0].cr_frame is None  # closed: no warning that it was never awaited

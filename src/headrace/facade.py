@@ -46,6 +46,7 @@ from headrace.model import (
     Receipt,
     Start,
     SubscriptionOptions,
+    check_join,
 )
 from headrace.operations.blocking import BlockingOperations
 from headrace.operations.catalog import Operations
@@ -359,6 +360,7 @@ class AsyncFacade(Operations):
         """
 
         async def join() -> AsyncConsumer:
+            check_join("subscription", topic, settings, start)
             check_prefetch(prefetch)
             if topic is not None:
                 await self.create_subscription(name, topic, start, **settings)
@@ -423,6 +425,7 @@ class AsyncFacade(Operations):
         self, name: str, handler: AsyncHandler, topic: str | None, concurrency: int,
         timeout: Duration | None, options: JoinOptions,
     ) -> AsyncWorker:  # fmt: skip
+        check_join("consume", topic, options)
         limit = check_worker(handler, concurrency, timeout, is_async=True)
         consumer = await self.subscription(name, topic, auto_extend=True, **options)
         retire, leave = partial(self._retire, consumer), partial(self._leave, consumer)
@@ -574,6 +577,7 @@ class BlockingFacade(BlockingOperations):
         auto_extend: bool = False,
         **settings: Unpack[SubscriptionOptions],
     ) -> Consumer:
+        check_join("subscription", topic, settings, start)
         check_prefetch(prefetch)
 
         async def join() -> Consumer:
@@ -608,7 +612,7 @@ class BlockingFacade(BlockingOperations):
 
         ``concurrency`` messages are handled at the same time, each in a thread of its own. A handler
         cannot be interrupted: after ``timeout`` seconds its message goes back, and what it returns is
-        ignored. See ``AsyncFacade.consume``.
+        ignored. See ``AsyncClient.consume``.
 
         Example::
 
@@ -638,6 +642,7 @@ class BlockingFacade(BlockingOperations):
         self, name: str, handler: Handler, topic: str | None, concurrency: int,
         timeout: Duration | None, options: JoinOptions,
     ) -> Worker:  # fmt: skip
+        check_join("consume", topic, options)
         limit = check_worker(handler, concurrency, timeout, is_async=False)
         consumer = self.subscription(name, topic, auto_extend=True, **options)
         worker = Worker(
@@ -684,7 +689,6 @@ def settle(
         future.set_result(value)
 
 
-# --- workers ----------------------------------------------------------------------------------------
 def _forget_closed(channels: dict[Any, Any]) -> None:
     """Remove channels that the broker closed, because their topic or subscription was deleted."""
     for channel in list(channels):

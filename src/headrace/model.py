@@ -346,11 +346,11 @@ class Message:
 
             message.reply({"price": 0.5})
         """
-        self._settler().reply(self, value, headers)
+        self._settler("use reply of the client to answer it").reply(self, value, headers)
 
-    def _settler(self) -> Settling:
+    def _settler(self, instead: str = "use a subscription for ack and nack") -> Settling:
         if self._settling is None:
-            raise not_a_delivery()
+            raise not_a_delivery(instead)
         return self._settling
 
     def __repr__(self) -> str:
@@ -373,10 +373,10 @@ class Message:
         return hash((self.topic, self.partition, self.offset))
 
 
-def not_a_delivery() -> Closed:
+def not_a_delivery(instead: str) -> Closed:
     return Closed(
-        "this message was fetched or came from a plain subscribe: there is nothing to "
-        "acknowledge; use a subscription for ack and nack",
+        "this message was fetched or came from a plain subscribe, so there is nothing to "
+        f"acknowledge; {instead}",
         code="not_a_delivery",
     )
 
@@ -476,12 +476,14 @@ class PublishManyOptions(TypedDict, total=False):
     producer: ProducerBatch | None
 
 
-def check_options(options: Mapping[str, object], known: frozenset[str]) -> None:
+def check_options(
+    options: Mapping[str, object], known: frozenset[str], method: str = "publish"
+) -> None:
     """Refuse an unknown keyword argument, as Python itself does."""
     if not known.issuperset(options):
         [name, *_] = sorted(set(options) - known)
         raise TypeError(
-            f"publish got an unexpected keyword argument {name!r}; it takes {', '.join(sorted(known))}"
+            f"{method} got an unexpected keyword argument {name!r}; it takes {', '.join(sorted(known))}"
         )
 
 
@@ -657,6 +659,26 @@ class JoinOptions(SubscriptionOptions, total=False):
 
     start: Start
     prefetch: int
+
+
+_JOIN = frozenset({*SubscriptionOptions.__annotations__, *JoinOptions.__annotations__})
+_JOINING = {
+    "subscription": _JOIN | {"auto_extend"},
+    "consume": _JOIN | {"concurrency", "timeout"},
+}
+
+
+def check_join(
+    method: str, topic: str | None, options: Mapping[str, object], start: Start = "earliest"
+) -> None:
+    """Refuse options that would have no effect: unknown ones, and settings of a subscription without a topic."""
+    check_options(options, _JOINING[method], method)
+    unused = sorted(set(options) - {"prefetch"}) or (["start"] if start != "earliest" else [])
+    if topic is None and unused:
+        raise InvalidArgument(
+            f"{unused[0]} has an effect only with a topic: without one, the subscription is joined as it is; "
+            "name the topic, too"
+        )
 
 
 def check_reason(reason: object) -> str:

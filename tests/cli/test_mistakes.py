@@ -143,7 +143,9 @@ def test_there_is_no_token(command: Command) -> None:
         where = f"{server.host}:{server.port}"
         ran = command("topics", "--server", where)
         assert ran.code == 2
-        assert "wants a login: give a token (--token, HEADRACE_TOKEN)" in ran.err
+        assert (
+            "wants a login: give a token (--token, in Python token=, or HEADRACE_TOKEN)" in ran.err
+        )
         assert command("topics", "--server", where, "--token", "secret").code == 0
 
 

@@ -1,6 +1,7 @@
 """The broker goes away and comes back, gently or not: clients go on, and nothing is stored twice."""
 
 import asyncio
+import logging
 import random
 import threading
 import time
@@ -429,3 +430,18 @@ def test_the_same_for_asyncio(server: RunningServer) -> None:
             assert (await client.subscription_stats("billing", "orders"))["lag"] == 0
 
     asyncio.run(main())
+
+
+def test_a_lost_broker_is_told_once_and_so_is_its_return(
+    client: BrokerClient, server: RunningServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A worker that waits for its broker says so at the level that Python shows by default."""
+    caplog.set_level(logging.DEBUG, "headrace.client")
+    server.stop()
+    wait_until(lambda: len([each for each in caplog.records if each.levelname == "DEBUG"]) >= 2)
+    server.start()
+    client.publish("orders", b"x")
+    told = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert len(told) == 2
+    assert told[0].startswith("the connection is lost, and is tried again: no broker answers at")
+    assert told[1].startswith("connected again to ")

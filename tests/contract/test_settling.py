@@ -205,9 +205,11 @@ def test_dead_letters_are_redriven_to_the_subscription_that_failed(session: Sess
 
 @needs(DEAD_LETTERS)
 def test_without_dead_letters_that_is_said(session: Session) -> None:
-    """By a code of its own: a misspelt name must not look like an empty list."""
+    """An empty list if the subscription exists. A misspelt name must not look like that: it has a code."""
+    session.create_subscription("billing", "orders")
+    assert session.dead_letters("billing") == []
     with pytest.raises(HeadraceError) as caught:
-        session.dead_letters("billing")
+        session.dead_letters("biling")
     assert caught.value.code == "no_dead_letters"
 
 

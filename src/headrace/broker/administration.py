@@ -28,7 +28,7 @@ from headrace.broker.engine import Done, Engine
 from headrace.broker.permissions import Permissions
 from headrace.broker.topic import Topic
 from headrace.broker.topic_statistics import topic_stats, topic_subscriptions
-from headrace.errors import HeadraceError, MessageNotFound, unreadable
+from headrace.errors import HeadraceError, MessageNotFound, SubscriptionNotFound, unreadable
 from headrace.facade import settle
 from headrace.log.interface import completed
 from headrace.model import (
@@ -351,9 +351,16 @@ class Administration(BackupAdministration):
         ]
 
     async def dead_letters(self, subscription: str, after: int, limit: int) -> list[DeadLetter]:
-        listing = self.engine.dead_letters.listing(
-            subscription, after=after, limit=limit, where=self._letters_for("browse")
-        )
+        letters, sees = self.engine.dead_letters, self.permissions.sees
+        where = self._letters_for("browse")
+        try:
+            listing = letters.listing(subscription, after=after, limit=limit, where=where)
+        except SubscriptionNotFound:
+            if any(
+                each.name == subscription and sees(each) for each in self.engine.subscriptions()
+            ):
+                return []
+            raise
         found = await completed(listing.collect)
         size = 0
         for count, letter in enumerate(found):  # at least one, and no more than an answer may have

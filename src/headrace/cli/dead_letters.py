@@ -60,7 +60,8 @@ def list_letters(
         }
         for letter in letters
     ]
-    columns = ("offset", "when", "from", "attempts", "reason", "value")
+    names = ("offset", "when", "from", "attempts", "reason", "value")
+    columns = {**dict(zip(names, names, strict=True)), "when": "when (UTC)"}
     print_listing(as_json, letters, rows, columns, f"No dead letters of {subscription}.")
 
 

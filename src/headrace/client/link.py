@@ -197,7 +197,7 @@ def connect_failed(host: str, port: int, error: OSError) -> ConnectFailed:
     if isinstance(error, ssl.SSLError):
         return ConnectFailed(
             f"TLS failed at {where} ({error.reason or error}); "
-            "if the broker there has no TLS, write tcp:// and give no ca"
+            "if the broker there has no TLS, leave out tls:// (in Python tls=True) and the ca (HEADRACE_CA)"
         )
     return ConnectFailed(
         f"no broker answers at {where} ({str(error) or 'timeout'}); is it running?"
@@ -344,17 +344,18 @@ class Link:
                 await asyncio.sleep(pause * random.uniform(0.5, 1.0))
                 try:
                     await self._connect()
-                    failures = 0
                     self.reconnects += 1
-                    logger.info("connected again to %s:%d", *self.address)
-                except ConnectFailed as error:
-                    failures += 1
-                    logger.debug("%s", error)
+                    # Whoever read that it was lost wants to read this, too.
+                    level = logging.WARNING if failures else logging.INFO
+                    logger.log(level, "connected again to %s:%d", *self.address)
+                    failures = 0
                 except HeadraceError as error:
                     if not error.retryable:  # the login, or the protocol: asking again is no use
                         self.refused = error
                         self._up.set()
                         return
+                    level = logging.DEBUG if failures else logging.WARNING  # once for each time
+                    logger.log(level, "the connection is lost, and is tried again: %s", error)
                     failures += 1
                 except Exception:
                     logger.exception("connecting to %s:%d failed", *self.address)
@@ -420,8 +421,8 @@ class Link:
                         raise
                     host, port = self.address
                     raise Unauthenticated(
-                        f"{host}:{port} wants a login: give a token (--token, HEADRACE_TOKEN), or a "
-                        "user and a password (--user, HEADRACE_PASSWORD)"
+                        f"{host}:{port} wants a login: give a token (--token, in Python token=, or "
+                        "HEADRACE_TOKEN), or a user and a password (HEADRACE_USER, HEADRACE_PASSWORD)"
                     ) from None
 
         return await self.within_time(ask(), timeout)

@@ -19,7 +19,7 @@ from headrace.errors import Closed, HeadraceError
 from headrace.facade import BlockingFacade
 from headrace.forking import put_aside
 from headrace.log.columns import record
-from headrace.model import PublishOptions, Receipt, checked_topic
+from headrace.model import PublishOptions, Receipt, check_options, checked_topic
 from headrace.publication import Publication, renew_lock
 from headrace.shell import documented_as
 
@@ -49,6 +49,7 @@ class BrokerClient(BlockingFacade):
         client_id: str | None = None,
         **options: Unpack[ClientOptions],
     ):
+        check_options(options, frozenset(ClientOptions.__annotations__), "BrokerClient")
         self._core = AsyncClient(host, port, client_id, **options)
         super().__init__()
 

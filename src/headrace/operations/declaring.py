@@ -142,7 +142,10 @@ class Operation:
     # --- arguments --------------------------------------------------------------------------
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """The arguments of a call in Python, by name, without those that the caller did not give."""
-        bound = self.signature.bind(None, *args, **kwargs).arguments
+        try:
+            bound = self.signature.bind(None, *args, **kwargs).arguments
+        except TypeError as error:
+            raise TypeError(f"{self.method}: {error}") from None
         given: dict[str, Any] = {}
         settings: dict[str, Any] = bound.pop(SETTINGS, {})
         for name, value in list(bound.items())[1:]:
