@@ -73,7 +73,7 @@ def test_a_misspelt_option_is_refused(blocking: Any) -> None:
             blocking.consume("email", print, topic, concurency=4)
         with pytest.raises(TypeError, match=r"subscription got .* 'prefech'; it takes .*prefetch"):
             blocking.subscription("email", topic, prefech=4)
-    with pytest.raises(TypeError, match="create_subscription: missing .* 'topic'"):
+    with pytest.raises(TypeError, match=r"create_subscription: missing .* 'topic'"):
         blocking.create_subscription("email")
     with pytest.raises(TypeError, match=r"BrokerClient got .* 'tokne'; it takes .*token"):
         BrokerClient(tokne="x")  # type: ignore[call-arg]

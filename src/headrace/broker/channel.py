@@ -39,7 +39,7 @@ class _Embedded(Arrivals):
     def _lease_for(self, kind: int, message: Message) -> Lease:
         lease: Lease | None = message.lease
         if lease is None:
-            raise not_a_delivery()
+            raise not_a_delivery("join a subscription to acknowledge messages")
         return lease
 
     def _carry_out(
@@ -97,7 +97,7 @@ class EmbeddedConsumer(_Embedded, Consumer):
     def _lease_for(self, kind: int, message: Message) -> Lease:
         lease: Lease | None = message.lease
         if lease is None:
-            raise not_a_delivery()
+            raise not_a_delivery("join a subscription to acknowledge messages")
         if not lease.is_out(message.offset):
             raise StaleDelivery(
                 f"the delivery of offset {message.offset} has ended: it was settled or timed out"

@@ -63,7 +63,7 @@ def test_topics_into_a_table(
     }
     assert len(rows) == 41
     for message in [
-        *client.fetch("shop.orders", 0),
+        *client.fetch("shop.orders", 0, partition=0),
         *client.fetch("shop.orders", 0, partition=1),
         *client.fetch("shop.payments", 0),
     ]:

@@ -21,6 +21,7 @@ from msgspec import Meta
 
 from headrace.errors import Conflict, InvalidArgument
 from headrace.files import SharedFiles
+from headrace.notation import BYTES
 from headrace.spark.durable import locked
 from headrace.spark.lake.offsets import Offsets
 from headrace.spark.options import Given, option_name, wrong
@@ -62,7 +63,7 @@ class Options:
     """Keep the ranges of the columns topic, partition and offset, and refuse an offset twice."""
     merge_schema: bool = False
     """New columns are added to the table; without this they are an error."""
-    target_file_bytes: Annotated[int, Meta(ge=64 * 1024)] = TARGET_FILE_BYTES
+    target_file_bytes: Annotated[int, Meta(ge=64 * 1024), BYTES] = TARGET_FILE_BYTES
     compact_every: Annotated[int, Meta(ge=0, le=1_000_000)] = COMPACT_EVERY
     """How many commits there are from one compaction to the next; 0: never compact."""
     compression: Literal["zstd", "snappy", "lz4", "gzip", "none"] = "zstd"
