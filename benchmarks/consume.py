@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
 
-from benchmarks.harness import Benchmark, Case, data_directory, messages, rate
+from benchmarks.harness import Benchmark, Case, data_directory, messages, rate, store_singly
 from headrace import AsyncBroker, Broker
 
 
@@ -21,11 +21,12 @@ def prepared(*, quick: bool) -> Iterator[Benchmark]:
     with ExitStack() as stack:
         directory = stack.enter_context(data_directory())
         _fill(directory / "threads", total)
+        store_singly(directory / "threads", "singly", messages(1000), total)
         _fill(directory / "asyncio", total)
         broker = stack.enter_context(Broker.open(directory / "threads", retention_hours=None))
 
-        def one() -> float:
-            consumer = broker.subscription(f"g{next(numbers)}", "t")
+        def one(topic: str = "t") -> float:
+            consumer = broker.subscription(f"g{next(numbers)}", topic)
 
             def work() -> None:
                 left = total
@@ -70,11 +71,13 @@ def prepared(*, quick: bool) -> Iterator[Benchmark]:
             f"embedded, {total:,} × 100 bytes, subscribe and acknowledge",
             [
                 Case("one consumer, threads", one, "messages/s", 200_000),
+                Case("one consumer, threads, published one at a time", lambda: one("singly"), "messages/s", 0.7,
+                     reference="one consumer, threads", relative=True),
                 Case("two consumers, threads", two, "messages/s", 200_000),
                 Case("one consumer, asyncio", lambda: in_asyncio(1), "messages/s", 200_000),
                 Case("two consumers, asyncio", lambda: in_asyncio(2), "messages/s", 200_000),
             ],
-        )
+        )  # fmt: skip
 
 
 def _fill(directory: Path, total: int) -> None:

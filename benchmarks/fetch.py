@@ -6,7 +6,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
-from benchmarks.harness import Benchmark, Case, data_directory, messages, rate
+from benchmarks.harness import (
+    Benchmark,
+    Case,
+    bytes_each,
+    data_directory,
+    messages,
+    rate,
+    store_singly,
+)
 from headrace import Broker
 
 
@@ -15,6 +23,7 @@ def prepared(*, quick: bool) -> Iterator[Benchmark]:
     total = 200_000 if quick else 2_000_000
     with ExitStack() as stack:
         directory = stack.enter_context(data_directory())
+        store_singly(directory, "t1", messages(1000), total)
         broker = stack.enter_context(Broker.open(directory, retention_hours=None))
         for topic, size in (("t1000", 1000), ("t10000", 10_000)):
             part = messages(size)
@@ -68,6 +77,15 @@ def prepared(*, quick: bool) -> Iterator[Benchmark]:
                     reference="plain reads of the files" if unit == "GB/s" else "",
                 )
                 for size in (1000, 10000)
+            ] + [
+                Case(
+                    f"{name}, published one at a time",
+                    lambda: run("t1"),
+                    unit,
+                    0.7 if unit == "messages/s" else None,
+                    reference=f"{name}, batches of 10000",
+                    relative=True,
+                )
             ]
 
         yield Benchmark(
@@ -78,5 +96,9 @@ def prepared(*, quick: bool) -> Iterator[Benchmark]:
                 *case("plain values", values, "messages/s", 3_000_000),
                 *case("Message objects", objects, "messages/s", 1_000_000),
                 *case("raw batches", raw, "GB/s", 1.0),
+                Case("disk, batches of 10000", lambda: bytes_each(directory, "t10000", total),
+                     "bytes/message", smaller=True),
+                Case("disk, published one at a time", lambda: bytes_each(directory, "t1", total),
+                     "bytes/message", smaller=True, reference="disk, batches of 10000"),
             ],
-        )
+        )  # fmt: skip

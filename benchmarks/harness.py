@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import platform
 import random
+import re
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -22,9 +25,67 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from headrace import AsyncBroker, AsyncClient
+from headrace.log.batch import encode
+from headrace.log.columns import Columns
+from headrace.testing import ServerProcess
+
 ROOT = Path(__file__).resolve().parent.parent
+PIPELINED = 500
 RESULTS = Path(__file__).resolve().parent / "results"
 console = Console(width=max(Console().width, 132))
+
+
+async def publish_singly(
+    broker: AsyncBroker | AsyncClient, topic: str, values: list[bytes], total: int, partitions: int
+) -> None:
+    """Store messages, each as a batch of its own, as publishes that wait for each other would."""
+    for start in range(0, total, PIPELINED):
+        await asyncio.gather(
+            *[
+                broker.publish_batch(
+                    topic, encode(Columns([values[at % len(values)]])), partition=at % partitions
+                )
+                for at in range(start, min(start + PIPELINED, total))
+            ]
+        )
+
+
+def store_singly(directory: Path, topic: str, values: list[bytes], total: int) -> None:
+    """Fill a topic of a broker's directory, and wait until its closed segments are rewritten."""
+
+    async def fill() -> None:
+        async with AsyncBroker.open(directory, retention_hours=None) as broker:
+            await publish_singly(broker, topic, values, total, 1)
+            rewriter = broker.engine.rewriter
+            while rewriter is not None and rewriter.pending:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+
+    asyncio.run(fill())
+
+
+def send_singly(
+    process: ServerProcess, topic: str, values: list[bytes], total: int, partitions: int = 1
+) -> None:
+    """The same over a connection."""
+
+    async def fill() -> None:
+        async with AsyncClient(*process.address) as client:
+            await publish_singly(client, topic, values, total, partitions)
+
+    asyncio.run(fill())
+    host, port = process.http_address
+    pending = re.compile(rb"^message_broker_rewrite_pending_segments 0", re.MULTILINE)
+    while True:
+        with urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=30) as answer:
+            if pending.search(answer.read()):
+                return
+        time.sleep(0.1)
+
+
+def bytes_each(directory: Path, topic: str, total: int) -> float:
+    """Bytes of files for each message."""
+    return sum(path.stat().st_size for path in (directory / topic).rglob("*.*")) / total
 
 
 @dataclass

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
 
 from benchmarks._loopback import TOPIC, broker
-from benchmarks.harness import Benchmark, Case, messages, rate
+from benchmarks.harness import Benchmark, Case, messages, rate, send_singly
 
 PART = 10_000
 
@@ -22,6 +23,8 @@ def prepared(*, quick: bool) -> Iterator[Benchmark]:
         client.create_topic("read")
         for _ in range(total // PART):
             client.publish_many("read", values)
+        client.create_topic("singly")
+        send_singly(process, "singly", values, total)
 
         def publish_many(part: list[bytes]) -> Callable[[], float]:
             rounds = total // len(part)
@@ -42,9 +45,9 @@ def prepared(*, quick: bool) -> Iterator[Benchmark]:
 
             return rate(wanted, work)
 
-        def subscribe_and_ack() -> float:
+        def subscribe_and_ack(topic: str = "read") -> float:
             name = f"g{next(numbers)}"
-            consumer = client.subscription(name, "read", prefetch=5000)
+            consumer = client.subscription(name, topic, prefetch=5000)
 
             def work() -> None:
                 left = total
@@ -57,22 +60,22 @@ def prepared(*, quick: bool) -> Iterator[Benchmark]:
 
             speed = rate(total, work)
             consumer.close()
-            client.delete_subscription(name, "read")
+            client.delete_subscription(name, topic)
             return speed
 
-        def fetch_messages() -> float:
+        def fetch_messages(topic: str = "read") -> float:
             def work() -> None:
                 at = 0
                 while at < total:
-                    at += len(client.fetch("read", at, PART))
+                    at += len(client.fetch(topic, at, PART))
 
             return rate(total, work)
 
-        def fetch_values() -> float:
+        def fetch_values(topic: str = "read") -> float:
             def work() -> None:
                 at = 0
                 while at < total:
-                    at += len(client.fetch_values("read", at, max_bytes=4 << 20))
+                    at += len(client.fetch_values(topic, at, max_bytes=4 << 20))
 
             return rate(total, work)
 
@@ -86,5 +89,14 @@ def prepared(*, quick: bool) -> Iterator[Benchmark]:
                 Case("subscribe and ack each", subscribe_and_ack, "messages/s", 150_000),
                 Case("fetch as values", fetch_values, "messages/s", 2_000_000),
                 Case("fetch as messages", fetch_messages, "messages/s", 800_000),
+                *[
+                    Case(f"{name}, published one at a time", partial(run, "singly"), "messages/s", 0.7,
+                         reference=name, relative=True)
+                    for name, run in (
+                        ("subscribe and ack each", subscribe_and_ack),
+                        ("fetch as values", fetch_values),
+                        ("fetch as messages", fetch_messages),
+                    )
+                ],
             ],
         )  # fmt: skip

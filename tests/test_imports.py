@@ -38,7 +38,8 @@ ALLOWED: dict[str, frozenset[str]] = {
     "facade": BASICS | {"log.batch", "operations", "paging"},
     "broker": BASICS | {"access", "facade", "log", "operations", "paging"},
     "server": BASICS | {"access", "log", "wire", "broker", "operations", "paging"},
-    "client": BASICS | {"facade", "wire", "operations", "paging", "log.batch", "log.columns"},
+    "client": BASICS
+    | {"facade", "wire", "operations", "paging", "log.batch", "log.columns", "log.run"},
     "spark": BASICS | {"client", "log", "operations"},
     "bench": BASICS | {"client"},
     "cli": ANYTHING,

@@ -11,6 +11,8 @@ import pytest
 
 from headrace import AsyncBroker, AsyncClient, Broker, BrokerClient
 from headrace.errors import HeadraceError, InvalidArgument, StaleDelivery, TooLarge
+from headrace.log.batch import encode
+from headrace.log.columns import Columns
 from headrace.publication import KEPT_MAX, Failures, Publication
 from headrace.testing import RunningServer, running_server, wait_until
 
@@ -236,3 +238,22 @@ def test_asyncio_does_not_log_it_a_second_time(caplog: Any) -> None:
 
     run(work)
     assert "never retrieved" not in caplog.text
+
+
+@pytest.mark.parametrize("embedded", [True, False], ids=["Broker", "BrokerClient"])
+def test_batches_that_nobody_waits_for_are_stored_and_told(embedded: bool) -> None:
+    """``flush`` and ``close`` wait for them, and raise what became of them."""
+    with running_server(memory=True) as server:
+        api: Any = Broker() if embedded else server.client().connect()
+        batch = encode(Columns([b"x"]))
+        pending = [api.publish_batch_nowait("orders", batch) for _ in range(20)]
+        api.flush()
+        assert all(each.done() for each in pending)
+        api.publish_batch_nowait("orders", batch, partition=7)
+        with pytest.raises(InvalidArgument, match="no partition 7"):
+            api.flush()
+        last = api.publish_batch_nowait("orders", batch)
+        api.stage_nowait("bad topic!", batch)
+        with pytest.raises(InvalidArgument, match="bad topic!"):
+            api.close()
+        assert last.result().offset == 20

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 from pyspark.sql import DataFrame
 
 from benchmarks._loopback import Latest
-from benchmarks.harness import Benchmark, Case, console
+from benchmarks.harness import Benchmark, Case, console, send_singly
 from benchmarks.spark.bare import BareSource
 from benchmarks.spark.kafka import Packages, kafka
 from benchmarks.spark.world import (
     PARTITIONS,
+    VALUE_BYTES,
     World,
     counted,
     length_of_values,
@@ -35,6 +37,10 @@ def prepared(world: World, packages: Packages | None) -> Iterator[Benchmark]:
     world.fill("scan", records)
     small = max(records // 10, 20_000)
     world.fill("small", small, each=100)
+    with world.broker.client() as client, console.status("publishing one at a time"):
+        client.create_topic("singly", partitions=PARTITIONS, durability="never")
+        send_singly(world.broker, "singly", [os.urandom(VALUE_BYTES)], small, PARTITIONS)
+    world.fill("few", small)
     headrace = world.topic("scan")
 
     def bare_of(**more: str) -> DataFrame:
@@ -77,6 +83,13 @@ def prepared(world: World, packages: Packages | None) -> Iterator[Benchmark]:
              "rows/s", reference="sum"),
         Case("sum, published by 100", each(length_of_values, world.topic("small"), small),
              "rows/s", reference="sum"),
+        Case("count, few rows", each(counted, world.topic("few"), small), "rows/s"),
+        Case("count, few rows, published one at a time", each(counted, world.topic("singly"), small),
+             "rows/s", 0.7, reference="count, few rows", relative=True),
+        Case("sum, few rows", each(length_of_values, world.topic("few"), small), "rows/s"),
+        Case("sum, few rows, published one at a time",
+             each(length_of_values, world.topic("singly"), small),
+             "rows/s", 0.7, reference="sum, few rows", relative=True),
     ]  # fmt: skip
     facts = dict(world.facts)
     with ExitStack() as stack:

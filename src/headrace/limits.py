@@ -66,13 +66,38 @@ SPREAD_HEADERS_MAX = 15_000
 BATCH_BYTES_TARGET = 1 << 20
 """The size at which the group commit closes a gathered batch and begins the next one."""
 BATCH_RECORDS_TARGET = 10_000
+SMALL_BATCH_RECORDS = 64
+SMALL_BATCH_BYTES = 16 << 10
+"""Readers get neighbouring batches of at most this size as one batch (``log/run.py``)."""
+RUN_RECORDS = 1_024
+RUN_BYTES = 256 << 10
+"""Of small batches that are joined on the event loop at once: a full lease, and about two milliseconds."""
 COMPRESS_BYTES_MIN = 256
 """Smaller bodies are stored without compression, even if the topic has compression."""
 
 # --- the log -----------------------------------------------------------------------------------
 SEGMENT_BYTES_DEFAULT = 128 << 20
-SEGMENT_BATCHES_MAX = 200_000
-"""A segment also rolls at this number of batches, so that recovery's scan of the last one is bounded."""
+SEGMENT_BATCHES_MAX = 16_384
+"""A segment also rolls at this number of batches, so that recovery's scan of the last one is bounded, and small
+batches are soon in a closed segment, which can be rewritten."""
+REWRITE_BATCH_RECORDS = 1_024
+REWRITE_BATCH_BYTES = 64 << 10
+"""Batches of at most this size are joined when a closed segment is rewritten; more than ``SMALL_BATCH_*``, because
+it is done once, and not on the event loop."""
+REWRITTEN_BYTES_TARGET = 3 << 19
+"""The size at which a rewritten batch is closed; enough for ``BATCH_RECORDS_TARGET`` records of 100 bytes."""
+REWRITE_BATCHES_MIN = 32
+"""A closed segment with fewer batches is not rewritten."""
+REWRITE_IDLE_BATCHES = 2_048
+"""An active segment with this many small batches to which nothing was appended for ten seconds is closed."""
+REWRITE_GAIN_MIN = 4
+"""... nor one that would still have more than one in four of its batches."""
+REWRITE_BYTES_PER_S = 32 << 20
+"""Read by the one rewrite that runs at a time, at most."""
+REWRITE_SHARE = 0.25
+"""Of the time, a rewrite works; the loop has the interpreter for itself in between."""
+REWRITE_PIECE_BYTES = 64 << 10
+"""Read and joined in one step, in half a millisecond: the loop waits for the interpreter no longer."""
 INDEX_INTERVAL_BYTES = 16 << 10
 PREALLOCATE_BYTES_MIN = 64 << 10
 PREALLOCATE_BYTES_MAX = 32 << 20

@@ -129,6 +129,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("memory_limit", "storage", None, _MemoryBytes | None, "most memory for requests, answers, queues and caches; further requests are refused; none: a quarter of the machine's"),
     Setting("auto_create_topics", "storage", True, bool, "true: the first publish creates its topic", notation=_word),
     Setting("disk_reserve_bytes", "storage", limits.DISK_RESERVE_BYTES_DEFAULT, _DiskBytes, "free disk space below which publishes are refused"),
+    Setting("rewrite_segments", "storage", True, bool, "true: closed log files with many small batches are rewritten with large ones", notation=_word),
     Setting("events_interval", "storage", limits.EVENTS_INTERVAL_S_DEFAULT, _EventsInterval, "seconds between the broker's own events in the topic __events; 0: no events"),
     Setting("log_level", "log", "info", _Level, "least severe level that is logged: debug, info, warning or error", ("QB_LOG_LEVEL",), ("level",), _word),
     Setting("log_format", "log", "text", _LogFormat, "lines of the log: text, or json (one object on each line)", (), ("format",), _word),

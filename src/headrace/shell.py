@@ -22,7 +22,7 @@ import functools
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from headrace.clock import new_loop
 from headrace.errors import Closed, HeadraceError, InvalidArgument
@@ -171,6 +171,9 @@ def nowait(
         pending = Pending[Result]()
 
         async def run() -> None:
+            task = cast(asyncio.Task[None], asyncio.current_task())
+            self._core._background.add(task)  # flush and close wait for it
+            task.add_done_callback(self._core._background.discard)
             try:
                 pending.settle(await getattr(self._core, name)(*args, **kwargs), None)
             except asyncio.CancelledError:

@@ -135,6 +135,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("bytes as a name", {"topic": b"orders"}, "invalid_topic"),
     ("a list as a name", {"topic": ["orders"]}, "invalid_topic"),
     ("no name at all", {"topic": None}, "invalid_topic"),
+    ("a set as a value", {"values": [{1}]}, "invalid_value"),
     ("a number as a value", {"values": [7]}, "invalid_value"),
     ("None as a value", {"values": [None]}, "invalid_value"),
     ("text that is none", {"values": [SURROGATE]}, "invalid_value"),

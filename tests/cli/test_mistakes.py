@@ -113,7 +113,7 @@ def test_that_is_no_scheme(command: Command) -> None:
     """The commands do not speak HTTP."""
     ran = command("topics", "--server", "http://localhost:9999")
     assert ran.code == 2
-    assert "do not speak HTTP: give the broker's other port, as host:port" in ran.err
+    assert "do not speak HTTP, but use the broker's other port; write host:port" in ran.err
 
 
 def test_that_is_no_broker(command: Command) -> None:

@@ -74,6 +74,8 @@ def test_arguments_that_contradict_each_other() -> None:
     """Each has its sentence."""
     with pytest.raises(InvalidArgument, match="'a:1' has a port, and port is 2"):
         BrokerClient("a:1", 2)
+    with pytest.raises(InvalidArgument, match="5 is not the address of a broker"):
+        BrokerClient(5)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="give host and port, or servers"):
         BrokerClient("a", servers=["b"])
     with pytest.raises(InvalidArgument, match="servers is empty"):

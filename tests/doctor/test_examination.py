@@ -461,7 +461,7 @@ def test_a_batch_of_a_newer_version_is_not_taken_for_damage(files: SimulatedFile
     path = segment(PARTITION, 50)
     found = batches_of(files, path)[1]
     raw = bytearray(files.read_file(path)[found.position : found.position + 64])
-    raw[30:32] = struct.pack("<H", 2)
+    raw[30:32] = struct.pack("<H", 3)
     raw[4:8] = struct.pack("<I", crc32c(bytes(raw[8:])))
     change(files, path, found.position, bytes(raw))
     report = examine(DATA, files)

@@ -126,3 +126,38 @@ def test_whatever_is_overwritten_nothing_else_is_lost(
     rig = Rig(files, PARTITION)
     assert rig.log.read_only is None
     assert publish(rig, 3) == end
+
+
+def test_a_rewritten_batch_keeps_its_producers() -> None:
+    """If the body of a rewritten batch is destroyed, its producers' batches are still recognized after the repair."""
+    files = SimulatedFiles()
+    rig = Rig(files, PARTITION, rewrite=True)
+    for sequence in range(40):
+        rig.publish(b"x" * 20, producer=(7, 0, sequence))
+    rig.log.roll_soon(1)
+    rig.loop.advance(10)
+    rig.close()
+    for name in files.names(PARTITION):
+        if name.endswith(".producers"):
+            files.remove(PARTITION / name)
+    (batch,) = batches_of(files, segment(PARTITION, 0))
+    assert batch.batch.origins
+    flip_body(files, segment(PARTITION, 0), 0)
+    repair(DATA, examine(DATA, files), files)
+    assert not [f for f in examine(DATA, files).findings if f.code == "damaged_range"]
+    rig = Rig(files, PARTITION)
+    again = rig.publish(b"x" * 20, producer=(7, 0, 39))
+    assert (again.first_offset, again.duplicate) == (39, True)
+    assert rig.publish(b"next", producer=(7, 0, 40)).error is None
+
+
+def test_a_copy_that_was_left_over_is_removed() -> None:
+    """A crash may leave the unfinished copy of a segment; the doctor names it and removes it."""
+    files = SimulatedFiles()
+    make_partition(files, PARTITION, [5, 5])
+    left = segment(PARTITION, 0).with_name(segment(PARTITION, 0).name + ".tmp")
+    files.put(left, b"half a segment")
+    report = examine(DATA, files)
+    assert [finding.code for finding in report.findings].count("leftover_tmp") == 1
+    repair(DATA, report, files)
+    assert not files.exists(left)

@@ -160,6 +160,9 @@ class FaultyFiles(Files):
     def size(self, handle: Handle) -> int:
         return self.inner.size(handle)
 
+    def identity(self, handle: Handle) -> str:
+        return self.inner.identity(handle)
+
     def read_at(self, handle: Handle, position: int, length: int) -> bytes:
         self._pass("read_at", handle.path)
         return self.inner.read_at(handle, position, length)

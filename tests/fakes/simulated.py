@@ -300,6 +300,9 @@ class SimulatedFiles(Files):
     def size(self, handle: Handle) -> int:
         return len(self._of(handle).file.data)
 
+    def identity(self, handle: Handle) -> str:
+        return f"0:{id(self._of(handle).file)}"
+
     def read_at(self, handle: Handle, position: int, length: int) -> bytes:
         return bytes(self._of(handle).file.data[position : position + length])
 

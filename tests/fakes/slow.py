@@ -28,6 +28,8 @@ class SlowLog:
         self._log, self._loop, self._delay_s = log, loop, delay_s
         self._fetching: dict[object, list[Callable[[], None]]] = {}
         self._fetched: dict[object, float] = {}
+        self._runs: dict[int, int] = {}
+        """Offset that was fetched -> the end of its batch."""
         self.waited = 0
         """Reads that had to wait."""
 
@@ -46,7 +48,13 @@ class SlowLog:
         return self._later((offset, max_bytes), lambda: self._log.read(offset, max_bytes))
 
     def read_cached(self, offset: int) -> Batch:
-        return self._later(offset, lambda: self._log.read_cached(offset))
+        fetched = [first for first, end in self._runs.items() if first <= offset < end]
+        batch = self._later(
+            fetched[0] if fetched else offset, lambda: self._log.read_cached(offset)
+        )
+        if batch.count > 1:  # all of it was fetched
+            self._runs[offset] = batch.end_offset
+        return batch
 
     def offset_at(self, timestamp_ms: int) -> int:
         return self._later(f"at {timestamp_ms}", lambda: self._log.offset_at(timestamp_ms))

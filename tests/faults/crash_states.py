@@ -1,7 +1,7 @@
 """Crash states: before every single disk operation of a saga the machine is copied, and the copy loses its power.
 
 A *saga* is a short life of a broker without faults: publishes of every kind, acks, dead letters, delayed messages,
-staged commits, retention, new and deleted topics, restarts. Right before each operation that changes the disk, the
+staged commits, retention, rewritten segments, new and deleted topics, restarts. Right before each operation that changes the disk, the
 disk is cloned as it is, unsynced writes included, and each clone crashes: unsynced sectors dropped, torn or
 reordered, names lost or kept. A broker is started on it, one time in five with another power cut during its
 recovery. What it then has is compared with what had been asked for and answered up to that operation:
@@ -30,6 +30,7 @@ from headrace.log.batch import encode
 from headrace.model import Message, Receipt, TopicSettings
 from tests.broker.rig import Inbox, Rig
 from tests.fakes import FaultyFiles, Mains, PowerFailed, SimulatedFiles
+from tests.fakes.eager import eager_rewriting
 from tests.fakes.faults import CHANGES, Fault
 from tests.faults.scenario import Outcome, RunOptions, Scenario
 
@@ -89,6 +90,8 @@ class Saga:
         self.staged: list[str] = []
         self.delayed: list[tuple[Fact, Any]] = []
         self.sequence = 0
+        self.rewritten = 0
+        """Segments, in all lives of the saga."""
         self.has_removed = False
         """Retention may have deleted segments."""
 
@@ -117,6 +120,11 @@ class Saga:
         facts = [self.fact(topic, "plain") for _ in range(self.random.choice((1, 3, 10)))]
         partition = self.random.randrange(2) if topic == "orders" else 0
         self._publish(facts, partition)
+
+    def chat(self) -> None:
+        """One message at a time, enough to close a segment that is then rewritten."""
+        for _ in range(12):
+            self._publish([self.fact("orders", "plain")], 0)
 
     def produce(self) -> None:
         facts = [self.fact("orders", "producer") for _ in range(2)]
@@ -207,15 +215,21 @@ class Saga:
             self.topics[name] = (False, True)
 
     def restart(self) -> None:
+        self._count_rewritten()
         self.rig.reopen()
         self.flushed = set(self.acked)
         self.open_messages.clear()
         self.inbox = self.rig.join(self.rig.engine.subscription(GROUP), 20)
 
+    def _count_rewritten(self) -> None:
+        assert self.rig.engine.rewriter is not None
+        self.rewritten += self.rig.engine.rewriter.segments
+
     def go(self) -> None:
         steps = (
             *[self.publish] * 5,
             *[self.settle] * 4,
+            *[self.chat] * 2,
             self.produce,
             self.produce,
             self.delay,
@@ -230,6 +244,8 @@ class Saga:
         self.begin()
         for _ in range(STEPS):
             self.random.choice(steps)()
+            self.rig.advance(0.02)  # some steps of a rewrite
+        self._count_rewritten()
         self.rig.close()
 
 
@@ -339,7 +355,7 @@ def _judge_group(saga: Saga, rig: Rig) -> None:
 
 def run(options: RunOptions) -> Outcome:
     outcome = Outcome()
-    operations = 0
+    operations = rewritten = 0
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     seed = options.seed
@@ -374,12 +390,18 @@ def run(options: RunOptions) -> Outcome:
                         )
 
             saga.files.before = before
-            saga.go()
+            with eager_rewriting():
+                saga.go()
+            rewritten += saga.rewritten
             seed += 1
             options.progress(f"{outcome.amount:,} states, {seed - options.seed} sagas")
     finally:
         logging.disable(disabled)
-    outcome.figures = {"sagas": seed - options.seed, "disk operations": operations}
+    outcome.figures = {
+        "sagas": seed - options.seed,
+        "disk operations": operations,
+        "segments rewritten": rewritten,
+    }
     return outcome
 
 

@@ -11,6 +11,7 @@ from headrace.log.cache import BatchCache
 from headrace.log.columns import Columns
 from headrace.log.interface import Append
 from headrace.log.partition import PartitionLog
+from headrace.log.rewriting import Rewriter
 from headrace.log.segment import Readers
 from headrace.model import TopicSettings
 from tests.fakes import FakeClock, FakeLoop, InlineWorkers, SimulatedFiles
@@ -23,7 +24,7 @@ class Rig:
 
     def __init__(
         self, files: Files | None = None, directory: Path = DIRECTORY, *, hold: bool = False,
-        cache_bytes: int = 0, readers_max: int = 8, **options: object,
+        cache_bytes: int = 0, readers_max: int = 8, rewrite: bool = False, **options: object,
     ):  # fmt: skip
         self.files: Files = files if files is not None else SimulatedFiles()
         self.directory = directory
@@ -34,6 +35,8 @@ class Rig:
         # Without a cache every read goes to the bytes, which is what these tests are about.
         self.cache = BatchCache(cache_bytes)
         self.settings = TopicSettings(**options)  # type: ignore[arg-type]
+        self.rewrite = rewrite
+        self.rewriter: Rewriter | None = None
         self.failures: list[HeadraceError] = []
         self.advanced: list[int] = []
         self.files.make_directory(directory)
@@ -47,6 +50,8 @@ class Rig:
         return self._log
 
     def open(self, *, suspect: bool = False) -> PartitionLog:
+        if self.rewrite:
+            self.rewriter = Rewriter(self.loop, self.workers, self.clock)
         self._log = PartitionLog(
             self.directory,
             self.settings,
@@ -57,6 +62,7 @@ class Rig:
             readers=self.readers,
             cache=self.cache,
             on_failure=self.failures.append,
+            rewriter=self.rewriter,
             suspect=suspect,
         )
         self._log.on_advance = lambda: self.advanced.append(self.log.end_offset)
@@ -134,6 +140,18 @@ def records(log: PartitionLog, start: int | None = None) -> list[tuple[int, byte
                 if at >= offset:
                     found.append((at, value))
             offset = batch.end_offset
+    return found
+
+
+def as_stored(log: PartitionLog) -> list[Batch]:
+    """The batches as they are on disk, not joined for a reader."""
+    found: list[Batch] = []
+    ends = [*(segment.base_offset for segment in log._segments[1:]), log.end_offset]
+    for segment, end in zip(log._segments, ends, strict=True):
+        offset = segment.base_offset
+        while offset < end:
+            found += segment.read(offset, end, 1)
+            offset = found[-1].end_offset
     return found
 
 

@@ -1,5 +1,6 @@
 """Batches from clients: what is refused before it costs anything. ``test_batch.py`` has the rest."""
 
+import struct
 import tracemalloc
 
 import pytest
@@ -7,7 +8,7 @@ import zstandard
 
 from headrace import limits
 from headrace.contents import check_headers
-from headrace.errors import InvalidArgument, TooLarge
+from headrace.errors import DataCorrupt, InvalidArgument, TooLarge
 from headrace.log.admission import check
 from headrace.log.batch import ZSTD, Batch, crc32c, encode
 from headrace.log.columns import Columns
@@ -116,3 +117,11 @@ def test_headers_of_a_batch_are_checked_as_those_of_a_message(headers: dict[str,
     else:
         again = check(batch.raw(), message_bytes_max=MAX)
         assert (again.headers() or [])[1] == headers
+
+
+def test_origins_are_refused() -> None:
+    """Only a log has batches with origins: a client could make the broker take its messages for repetitions."""
+    batch = encode(Columns([b"x"]))
+    batch.origins = struct.pack("<QIIII", 7, 0, 0, 1, 0)
+    with pytest.raises(DataCorrupt, match="not one whole batch"):
+        check(batch.stored(), message_bytes_max=100)

@@ -1,7 +1,7 @@
 """The power fails, again and again, at any operation; each time the log is what it promised to be.
 
 A simulated disk keeps what was synced and, of the rest, what the dice say. The power may fail between
-any two operations inside a commit, a roll or a recovery. Over any sequence of that:
+any two operations inside a commit, a roll, a rewrite or a recovery. Over any sequence of that:
 
 - always: what was acknowledged, or once shown to a reader, is there for ever, at its offset;
 - interval, never: what survives is a prefix, and at least what was synced;
@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from headrace.errors import HeadraceError, OutcomeUnknown
 from headrace.log.interface import Append
 from tests.fakes import Mains, PowerFailed, SimulatedFiles
+from tests.fakes.eager import eager_rewriting
 from tests.log.rig import Rig, records
 
 pytestmark = pytest.mark.usefixtures("quiet")
@@ -45,7 +46,7 @@ class World:
         self.start()
 
     def new_rig(self) -> Rig:
-        return Rig(self.files, **self.options)  # type: ignore[arg-type]
+        return Rig(self.files, rewrite=True, **self.options)  # type: ignore[arg-type]
 
     # --- lives --------------------------------------------------------------------------------
     def start(self) -> None:
@@ -193,11 +194,13 @@ crashes = st.fixed_dictionaries(
 
 
 def live(world: World, script: list[tuple]) -> None:
-    for step, *args in script:
-        getattr(world, step)(*args)
-    world.power(0, len(script))
-    world.publish(2, 20)
-    world.restart()
+    with eager_rewriting():
+        for step, *args in script:
+            getattr(world, step)(*args)
+            world.wait(3)  # some steps of a rewrite
+        world.power(0, len(script))
+        world.publish(2, 20)
+        world.restart()
 
 
 @pytest.mark.parametrize("durability", ["always", "interval", "never"])

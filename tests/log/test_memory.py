@@ -156,7 +156,16 @@ def test_memory_and_disk_agree(script: list) -> None:
     for time in range(0, 4_000, 250):
         assert memory.log.offset_at(time) == rig.log.offset_at(time)
     found = [memory.log.read(0), rig.log.read(0)] if memory.log.end_offset else [[], []]
-    in_memory, on_disk = ([(each.values(), each.times()) for each in log] for log in found)
+    in_memory, on_disk = (
+        [
+            record
+            for batch in log
+            for record in zip(
+                batch.values(), batch.times() or [batch.base_timestamp] * batch.count, strict=True
+            )
+        ]
+        for log in found
+    )
     assert in_memory == on_disk
 
 

@@ -18,7 +18,7 @@ from headrace.log.columns import Columns
 from headrace.log.index import Index
 from headrace.log.segment import log_name
 from tests.fakes import FaultyFiles, SimulatedFiles
-from tests.log.rig import DIRECTORY, Rig, entry_of, number_of, records, values
+from tests.log.rig import DIRECTORY, Rig, as_stored, entry_of, number_of, records, values
 
 SMALL = 4096  # a segment that is full after a few records of this size:
 VALUE = bytes(1_000)
@@ -58,7 +58,7 @@ def test_records_are_where_they_were_said_to_be() -> None:
     assert [number_of(entry) for entry in entries] == [1, 1, 1]
     for _ in range(2):
         assert values(rig.log) == [b"a", b"b", b"c", b"d"]
-        assert rig.log.read(2)[0].values() == [b"b", b"c"]
+        assert rig.log.read(2, 1)[0].values() == [b"b", b"c"]
         assert rig.log.read_cached(3).values() == [b"d"]
         assert rig.log.read(4) == []
         for outside in (-1, 5, 1 << 40):
@@ -98,7 +98,7 @@ def test_reading_follows_the_size_that_was_asked_for() -> None:
     """A read gives at least one batch, and no more than fit; the next one goes on behind it."""
     rig = Rig()
     for number in range(10):
-        rig.publish(b"%d" % number * 100)
+        rig.publish(*[b"%d" % number] * 100)
     size = rig.log.read(0, 1)[0].stored_bytes
     assert [len(rig.log.read(0, size * n)) for n in (1, 4, 10, 20)] == [1, 4, 10, 10]
 
@@ -114,6 +114,62 @@ def test_the_cache_serves_what_was_just_written() -> None:
     number = rig.log.number
     rig.close()
     assert rig.cache.get(number, 0) is None
+
+
+def test_small_batches_are_read_as_one() -> None:
+    """Messages that were published one at a time come together, from the file and from the cache."""
+    for cache_bytes in (0, 1 << 20):
+        rig = Rig(cache_bytes=cache_bytes)
+        for number in range(20):
+            rig.publish(b"%d" % number, keys=[b"k"] if number == 7 else None)
+            rig.loop.advance(0.001)
+        expected = [b"%d" % number for number in range(20)]
+        batch = rig.log.read_cached(0)
+        assert batch.values() == expected
+        assert batch.keys() == [None] * 7 + [b"k"] + [None] * 12
+        assert rig.log.read_cached(13) is rig.log.read_cached(19)
+        assert batch.times() == [each.base_timestamp for each in as_stored(rig.log)]
+        assert [each.values() for each in rig.log.read(0)] == [expected]
+        rig.publish(b"next")
+        assert rig.log.read_cached(20).values() == [b"next"]
+
+
+def test_a_reader_continues_where_it_stopped() -> None:
+    """Reading batch by batch does not search for each batch from the last entry of the index."""
+    rig, files = faulty_rig()
+    for number in range(100):
+        rig.publish(b"%d" % number * 10)
+    segment = rig.log._segments[0]
+    positions: list[int] = []
+    load = segment._files.read_at
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            files,
+            "read_at",
+            lambda handle, at, size: positions.append(at) or load(handle, at, size),
+        )
+        at = 0
+        while at < 100:
+            at = segment.read(at, 100, 1)[-1].end_offset
+    assert len(set(positions)) == 100
+
+
+def test_a_run_ends_where_the_log_ends() -> None:
+    """Records after a held end are in no run."""
+    rig = Rig(cache_bytes=1 << 20)
+    rig.publish(b"a")
+    rig.publish(b"b")
+    rig.log.hold()
+    for number in range(3):
+        entry = entry_of(batch=encode(Columns([b"h"])), producer=(7, 0, number))
+        entry.hidden = True
+        rig.log.append(entry)
+        rig.loop.run_until_idle()
+    assert rig.log.read_cached(0).values() == [b"a", b"b"]
+    rig.cache.forget(rig.log.number)
+    assert rig.log.read_cached(0).values() == [b"a", b"b"]
+    rig.log.release()
+    assert rig.log.read_cached(2).values() == [b"h"] * 3
 
 
 # --- times ------------------------------------------------------------------------------------
@@ -313,7 +369,7 @@ def test_batches_say_what_was_synced_before_them(durability: str, flags: list[in
         rig.publish(b"%d" % number)
         if number == 1 and durability == "interval":
             rig.loop.advance(0.1)
-    found = [bool(batch.flags & AFTER_SYNC) for batch in rig.log.read(0)]
+    found = [bool(batch.flags & AFTER_SYNC) for batch in as_stored(rig.log)]
     assert found == [bool(flag) for flag in flags]
 
 
@@ -324,7 +380,7 @@ def test_only_the_first_batch_of_a_commit_is_after_a_sync() -> None:
     rig.append(batch=encode(Columns([b"b"])))
     rig.append(b"c")
     rig.loop.run_until_idle()
-    assert [bool(batch.flags & AFTER_SYNC) for batch in rig.log.read(0)] == [True, False, False]
+    assert [bool(batch.flags & AFTER_SYNC) for batch in as_stored(rig.log)] == [True, False, False]
 
 
 def test_the_mode_may_change_while_it_is_open() -> None:

@@ -11,12 +11,12 @@ import pytest
 from headrace import limits
 from headrace.errors import DataCorrupt, OutcomeUnknown, ReadOnly, SequenceGap
 from headrace.files import Files
-from headrace.log.batch import VERSION, crc32c, encode
+from headrace.log.batch import WITH_ORIGINS, crc32c, encode
 from headrace.log.columns import Columns
 from headrace.log.partition import PartitionLog
 from headrace.log.segment import log_name
 from tests.fakes import FaultyFiles, SimulatedFiles
-from tests.log.rig import DIRECTORY, Rig, values
+from tests.log.rig import DIRECTORY, Rig, as_stored, values
 
 FIRST = DIRECTORY / log_name(0)
 
@@ -134,7 +134,7 @@ def test_a_torn_commit_of_several_batches_is_cut() -> None:
     for value in (b"one", b"two", b"three"):
         rig.append(batch=encode(Columns([value])))
     rig.loop.run_until_idle()
-    sizes = [batch.stored_bytes for batch in rig.log.read(1)]
+    sizes = [batch.stored_bytes for batch in as_stored(rig.log)[1:]]
     ends += [ends[0] + sum(sizes[: n + 1]) for n in range(3)]
     raw = disk.read_file(FIRST)[: ends[-1]]
     for missing in range(3):
@@ -420,7 +420,7 @@ def test_a_log_of_a_newer_version_is_refused_and_left_alone() -> None:
     position = rig.log.size_bytes()
     rig.publish(b"new")
     raw = bytearray(disk.read_file(FIRST))
-    raw[position + 30 : position + 32] = struct.pack("<H", VERSION + 1)
+    raw[position + 30 : position + 32] = struct.pack("<H", WITH_ORIGINS + 1)
     header_crc = crc32c(bytes(raw[position + 8 : position + 64]))
     raw[position + 4 : position + 8] = struct.pack("<I", header_crc)
     with pytest.raises(DataCorrupt) as refused:

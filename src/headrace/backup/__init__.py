@@ -15,7 +15,7 @@ generation goes on as the original would have after a restart at that moment::
         000007/access.json          as @access.json: users, grants, hashes of passwords and tokens
       topics/
         orders@4711a/0/             topic, incarnation in hex, partition
-          00000000000000000000.log  batches, byte for byte as the broker stores them
+          00000000000000000000.log  batches, as the broker stores them; small neighbours may be one batch
           00000000000000052000.log
           000007.producers          idempotent producers at the end of generation 7
 
@@ -26,8 +26,8 @@ How it works:
   only what comes after the end of the last one: the last file grows until it has the size of a segment. An older
   generation needs only the first bytes of such a file, and its manifest says how many.
 - "For ever" has exceptions: a broker that was restored from an older generation, or lost unsynced messages
-  (``durability`` not ``always``), has other messages at offsets that the backup has. So the last batch of each
-  partition is compared with the broker's. Files whose last batch differs are copied again, under another name.
+  (``durability`` not ``always``), has other messages at offsets that the backup has. So the last records of each
+  partition are compared with the broker's. Files whose last records differ are copied again, under another name.
 - The manifest is written last, by a rename. A backup that is killed, on any side, leaves all earlier
   generations as they were: nothing that a manifest mentions is changed, only appended to. What it had copied
   is not copied again: ``@unfinished`` is written every minute, and at every error.

@@ -10,7 +10,9 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import repeat
 from pathlib import Path
+from typing import Any
 
 import google_crc32c
 
@@ -33,7 +35,8 @@ from headrace.backup.sources import BackupLost, PointInTime, Source
 from headrace.clock import Clock
 from headrace.errors import DataCorrupt, HeadraceError, TopicNotFound
 from headrace.files import Files, Handle
-from headrace.log.batch import Batch
+from headrace.log.batch import LOST, Batch, encode, lost, parse
+from headrace.log.columns import NO_ID
 from headrace.log.interface import TopicRecord
 from headrace.log.producers import Producers
 from headrace.log.segment import log_name
@@ -199,7 +202,7 @@ class Copying:
         start: int,
         end: int,
     ) -> list[KeptFile]:
-        """The files that are whole in size and have the same last batch as the source."""
+        """The files that are whole in size and have the same last records as the source."""
         files: list[KeptFile] = []
         for kept in known.files:
             if kept.end <= start:
@@ -225,10 +228,13 @@ class Copying:
             return True  # the source has lost what the backup has
         handle = self.directory.files.open(home / kept.name)
         try:
-            mine = self.directory.files.read_at(handle, kept.tail, kept.bytes - kept.tail)
+            mine = parse(self.directory.files.read_at(handle, kept.tail, kept.bytes - kept.tail))
         finally:
             handle.close()
-        return mine == found.raw()
+        if mine is None or mine.flags & LOST or found.flags & LOST:
+            return mine is not None and bool(found.flags & LOST)
+        first = max(mine.base_offset, found.base_offset)
+        return _records(mine, first, kept.end) == _records(found, first, kept.end)
 
     def _copy(
         self,
@@ -249,7 +255,8 @@ class Copying:
         files = list(files)
         writer: _FileWriter | None = None
         try:
-            for found in self.source.read(topic, number, at, end):
+            for whole in self.source.read(topic, number, at, end):
+                found = [_within(batch, at, end) for batch in whole]
                 if found[0].base_offset != at or found[-1].end_offset > end:
                     raise DataCorrupt(
                         f"{topic.name}/{number}: the source has a batch from offset "
@@ -353,6 +360,31 @@ class Copying:
 def kept_topic(record: TopicRecord) -> KeptTopic:
     settings = record.settings.as_dict()
     return KeptTopic(record.name, record.incarnation, record.created_ms, record.owner, settings, [])
+
+
+def _records(batch: Batch, first: int, end: int) -> list[tuple[Any, ...]]:
+    """What the batch says of each record, whatever other records it has: a broker joins small batches."""
+    columns = batch.columns(range(first - batch.base_offset, end - batch.base_offset))
+    absent: dict[str, Any] = {"keys": None, "headers": None, "times": batch.base_timestamp}
+    absent |= {"ids": NO_ID, "expiry": 0, "targets": b""}
+    given = [getattr(columns, name) or repeat(nothing) for name, nothing in absent.items()]
+    return list(zip(columns.values, *given, strict=False))
+
+
+def _within(batch: Batch, first: int, end: int) -> Batch:
+    """The part of the batch from ``first`` on and before ``end``; as a rule that is all of it."""
+    if first <= batch.base_offset and batch.end_offset <= end:
+        return batch
+    low = max(first, batch.base_offset)
+    if batch.flags & LOST:
+        return lost(low, min(end, batch.end_offset) - low, batch.base_timestamp)
+    columns = batch.columns(
+        range(low - batch.base_offset, min(end, batch.end_offset) - batch.base_offset)
+    )
+    part = encode(columns)
+    times = columns.times or [batch.base_timestamp]
+    part.base_offset, part.base_timestamp, part.max_timestamp = low, times[0], times[-1]
+    return part
 
 
 def _is_full(kept: KeptFile, topic: TopicRecord) -> bool:

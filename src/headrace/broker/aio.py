@@ -46,11 +46,13 @@ _ENGINE_OPTIONS = (
     "disk_reserve_bytes",
     "events_interval",
     "memory_limit",
+    "rewrite_segments",
 )
 _CHECKED = {
     "max_message_size": Annotated[int, Meta(ge=1, le=limits.MESSAGE_BYTES_CEILING)],
     "events_interval": Annotated[float, Meta(ge=0, le=limits.EVENTS_INTERVAL_S_MAX), SECONDS],
     "memory_limit": Annotated[int, Meta(ge=limits.MEMORY_BYTES_MIN)] | None,
+    "rewrite_segments": bool,
 }
 
 
@@ -89,6 +91,8 @@ class AsyncBroker(AsyncFacade):
         self._engine: Engine | None = None
         self._failures = Failures()
         self._under_way = UnderWay()
+        self._background: set[asyncio.Task[None]] = set()
+        """Calls of a shell that does not wait for them."""
         self._channels: list[AsyncChannel] = []
         self._members = 0
         self._handlers: dict[AsyncWorker, str] = {}
@@ -202,6 +206,8 @@ class AsyncBroker(AsyncFacade):
             await broker.flush()
         """
         await self._under_way.wait()
+        if self._background:
+            await asyncio.wait(list(self._background))
         await super().flush()
         self._failures.check()
 

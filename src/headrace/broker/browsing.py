@@ -26,6 +26,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from headrace import limits
 from headrace.broker.engine import Engine
 from headrace.broker.positions import news_in
 from headrace.broker.topic import Partition, Topic
@@ -100,7 +101,7 @@ class _Pace:
     async def read(self, place: Partition, offset: int) -> Batch:
         await self.rest()
         if not self.on_loop:
-            return place.log.read(offset, 1)[0]
+            return place.log.read(offset, limits.INDEX_INTERVAL_BYTES)[0]
         return await completed(partial(place.log.read_cached, offset))
 
 

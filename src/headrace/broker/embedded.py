@@ -57,8 +57,8 @@ class Broker(BlockingFacade):
     """A broker in this process. ``with Broker.open("./data") as broker: ...``
 
     Without a directory everything is kept in memory. Keyword options are ``auto_create_topics``,
-    ``max_message_size``, ``disk_reserve_bytes``, ``events_interval``, ``memory_limit`` and defaults for
-    topics (``TopicSettings``).
+    ``max_message_size``, ``disk_reserve_bytes``, ``events_interval``, ``memory_limit``, ``rewrite_segments``
+    and defaults for topics (``TopicSettings``).
     """
 
     _core: AsyncBroker

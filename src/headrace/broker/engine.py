@@ -105,6 +105,7 @@ class Engine:
         disk_reserve_bytes: int = limits.DISK_RESERVE_BYTES_DEFAULT,
         events_interval: float = limits.EVENTS_INTERVAL_S_DEFAULT,
         memory_limit: int | None = None,
+        rewrite_segments: bool = True,
         files: Files | None = None,
         clock: Clock | None = None,
         random: Random | None = None,
@@ -131,11 +132,7 @@ class Engine:
         self.directory = None if data_dir is None else DataDirectory(data_dir, files, self._clock)
         self.access = AccessControl(data_dir, loop, files=files, clock=self._clock)
         self.guard = DiskGuard(data_dir, disk_reserve_bytes, files, loop)
-        if storage is not None:
-            pass
-        elif data_dir is None:
-            storage = MemoryStorage(clock=self._clock, loop=loop, budget=self.budget)
-        else:
+        if storage is None and data_dir is not None:
             storage = DiskStorage(
                 data_dir,
                 files=files,
@@ -145,7 +142,10 @@ class Engine:
                 workers=self.workers,
                 on_failure=self.fail,
                 budget=self.budget,
+                rewrite_segments=rewrite_segments,
             )
+        storage = storage or MemoryStorage(clock=self._clock, loop=loop, budget=self.budget)
+        self.rewriter = getattr(storage, "rewriter", None)
         defaults = topic_defaults or TopicSettings()
         self.topics = Topics(
             storage, defaults, clock=self._clock, random=self._random, workers=self.workers

@@ -25,7 +25,7 @@ import uuid
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import islice
+from itertools import islice, repeat
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -109,7 +109,7 @@ class Schedule:
         self._when_loaded = []
         self._load_published(
             [
-                (partition.log, last[0])
+                (partition.log, *last)
                 for topic in self._engine.topics
                 for partition in topic.partitions
                 if (last := partition.log.last_producer_batch(PRODUCER_ID)) is not None
@@ -117,16 +117,19 @@ class Schedule:
             {},
         )
 
-    def _load_published(self, last: list[tuple[Log, int]], there: dict[bytes, int]) -> None:
+    def _load_published(self, last: list[tuple[Log, int, int]], there: dict[bytes, int]) -> None:
         """Read the newest batch that a schedule wrote to each partition: its ids, and when.
 
         Only these can have been published without having been marked done.
         """
         while last:
-            log, offset = last[-1]
+            log, offset, count = last[-1]
             try:
-                batch = log.read(offset, 1)[0]
-                there.update((id, batch.base_timestamp) for id in batch.ids() or ())
+                batch = log.read(offset, 1)[0]  # it may begin earlier, and end later
+                low = offset - batch.base_offset
+                ids = batch.ids(low, low + count) or []
+                times = batch.times(low, low + count) or repeat(batch.base_timestamp)
+                there.update(zip(ids, times, strict=False))
             except ReadPending as pending:
                 pending.then(lambda: self._load_published(last, there))
                 return

@@ -41,8 +41,8 @@ def parse_address(text: object, port: int = PORT_DEFAULT) -> BrokerAddress:
         raise _bad(text)
     scheme, separator, place = text.strip().rpartition("://")
     if separator and scheme not in ("tcp", "tls"):
-        hint = "; the clients do not speak HTTP: give the broker's other port, as host:port"
-        raise _bad(text, hint if scheme.startswith("http") else "")
+        http = ": the clients do not speak HTTP, but use the broker's other port"
+        raise _bad(text, http if scheme.startswith("http") else "")
     host, colon, given = place.rpartition(":")
     if not colon or place.endswith("]") or _is_ipv6(place):
         host, given = place, str(port)
@@ -69,11 +69,13 @@ def _bad(text: object, why: str = "") -> InvalidArgument:
     )
 
 
-def parse_addresses(texts: str | Sequence[str]) -> list[BrokerAddress]:
-    """At least one; with commas if it is one text."""
-    found = [
-        parse_address(each) for each in (texts.split(",") if isinstance(texts, str) else texts)
-    ]
+def parse_addresses(texts: object) -> list[BrokerAddress]:
+    """At least one, of a list or of a text with commas."""
+    if isinstance(texts, str):
+        texts = texts.split(",")
+    if not isinstance(texts, Sequence):
+        raise _bad(texts)
+    found = [parse_address(each) for each in texts]
     if not found:
         raise InvalidArgument("servers is empty: give the address of at least one broker")
     return found

@@ -233,8 +233,8 @@ class AsyncClient(RemoteOperations):
         self._feeds: dict[tuple[str, str | None, str], Feed] = {}
         self._acks = AckLedger()
         self._failures = Failures()
-        self._alone: set[asyncio.Task[None]] = set()
-        """Publishes on their way by themselves, not through the producer."""
+        self._background: set[asyncio.Task[None]] = set()
+        """Calls on their way that nobody need wait for, except those of the producer."""
         self._channels = 0
         self._handlers: dict[AsyncWorker, str] = {}
         self._running: dict[AsyncWorker, asyncio.Task[None]] = {}
@@ -295,8 +295,8 @@ class AsyncClient(RemoteOperations):
         if link is None or producer is None:
             return
         await self._stop_handlers()
-        if self._alone:  # each ends in its own time
-            await asyncio.wait(list(self._alone))
+        if self._background:
+            await asyncio.wait(list(self._background), timeout=link.request_timeout)
         if not producer.is_idle and link.refused is None:
             # Also while the broker is away: it may be back in a moment.
             with contextlib.suppress(TimeoutError):
@@ -424,8 +424,8 @@ class AsyncClient(RemoteOperations):
                 done(receipt_of(frame), None)
 
         task = asyncio.get_running_loop().create_task(publish())
-        self._alone.add(task)
-        task.add_done_callback(self._alone.discard)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
 
     async def _publish_many(
         self, topic: str, values: Any, headers: Any, options: PublishManyOptions
@@ -482,8 +482,8 @@ class AsyncClient(RemoteOperations):
             await client.flush()
         """
         await self.producing.flush()
-        if self._alone:
-            await asyncio.wait(list(self._alone))
+        if self._background:
+            await asyncio.wait(list(self._background))
         await self._sync_acks()
         self._acks.report(self._failures)
         self._failures.check()

@@ -27,7 +27,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from headrace.files import Files, Handle
-from headrace.log.batch import APART_BYTES_MIN, HEADER_BYTES, Batch, complete, parse, parse_header
+from headrace.log.batch import APART_BYTES_MIN, HEADER_BYTES, Batch, complete, parse_header
+from headrace.log.run import take_all
 
 CHUNK_BYTES = 1 << 20
 """Read at once where batches are smaller."""
@@ -77,15 +78,7 @@ class OpenFile:
                     return [], position
             return [batch], position + HEADER_BYTES + size
         data = self._bytes(position, min(CHUNK_BYTES, stop - position))
-        found: list[Batch] = []
-        at, expected = 0, batch.base_offset
-        while at < len(data):
-            following = parse(data, at)
-            if following is None or following.base_offset != expected or expected >= end:
-                break
-            at += following.stored_bytes
-            expected = following.end_offset
-            found.append(following)
+        found, at = take_all(data, 0, end)
         needed = [each for each in found if each.end_offset > offset]
         return needed or found[-1:], position + at
 

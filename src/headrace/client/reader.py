@@ -8,7 +8,7 @@ event loop would only be in its way. So :class:`BatchReader` speaks the few fram
   while the caller works, into the buffers of the sockets, with no thread here.
 - A large batch is received into a ``bytes`` of its own and handed out before the next one is received:
   it is not copied, and still in the processor's cache when it is used. What is left of an answer when a
-  small batch comes is received at once, and cut up. Nothing is done per record.
+  small batch comes is received at once, and cut up; small neighbours become one batch (``log/run.py``).
 - On the broker's own machine the bytes do not come through the socket at all, if we may read the broker's
   files (``direct.py``).
 - The offset to go on from is always known, so when the connection breaks, the broker restarts or an
@@ -40,7 +40,8 @@ from headrace.errors import (
     RequestTimeout,
 )
 from headrace.files import machine
-from headrace.log.batch import APART_BYTES_MIN, HEADER_BYTES, Batch, complete, parse, parse_header
+from headrace.log.batch import APART_BYTES_MIN, HEADER_BYTES, Batch, complete, parse_header
+from headrace.log.run import take_all
 from headrace.wire import binary
 from headrace.wire.binary import (
     FRAME_BYTES_MAX,
@@ -181,10 +182,12 @@ class BatchReader:
                     raise _damaged()
                 if not left and following < end:
                     asked = self._fetch(where, following, deadline)
-                body = rest[:size] if rest else self._receive_bytes(size)
-                if complete(batch, size, body) is None:
+                if size < APART_BYTES_MIN:
+                    batches = _parse(header + rest, end)
+                elif complete(batch, size, self._receive_bytes(size)) is None:
                     raise _damaged()
-                batches = [batch, *_parse(rest, size, batch.end_offset, end)]
+                else:
+                    batches = [batch]
                 yield batches
                 offset = batches[-1].end_offset
                 deadline = time.monotonic() + self._timeout
@@ -396,14 +399,9 @@ def _end_of(body: bytes, at: int) -> int:
     return end
 
 
-def _parse(body: bytes, at: int, offset: int, end: int) -> list[Batch]:
-    """The batches from ``at`` on that begin before ``end``, each with its checksum looked at once."""
-    found = []
-    while at < len(body) and offset < end:
-        batch = parse(body, at)
-        if batch is None:
-            raise _damaged()
-        found.append(batch)
-        at += batch.stored_bytes
-        offset = batch.end_offset
+def _parse(body: bytes, end: int) -> list[Batch]:
+    """The batches that begin before ``end``, small ones joined, each with its checksums looked at once."""
+    found, at = take_all(body, 0, end)
+    if at < len(body) and (not found or found[-1].end_offset < end):
+        raise _damaged()
     return found

@@ -12,10 +12,12 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
+from headrace import limits
 from headrace.client.link import ConnectionLost, Link
 from headrace.errors import BrokerFailed, Closed, DataCorrupt, HeadraceError, OutcomeUnknown
 from headrace.facade import AsyncFacade
-from headrace.log.batch import Batch, parse
+from headrace.log.batch import Batch
+from headrace.log.run import take_all
 from headrace.model import Message, Receipt
 from headrace.operations.declaring import Operation
 from headrace.paging import Page
@@ -147,13 +149,10 @@ class RemoteOperations(AsyncFacade):
 
 # --- answers ----------------------------------------------------------------------------------------
 def batches_in(body: bytes) -> list[Batch]:
-    at, found = 0, []
-    while at < len(body):
-        batch = parse(body, at)
-        if batch is None:
-            raise DataCorrupt("a fetched batch arrived damaged")
-        found.append(batch)
-        at += batch.stored_bytes
+    """The batches of an answer, small neighbours joined."""
+    found, at = take_all(body, 0, limits.OFFSET_MAX)
+    if at < len(body):
+        raise DataCorrupt("a fetched batch arrived damaged")
     return found
 
 

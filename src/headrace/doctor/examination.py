@@ -55,7 +55,7 @@ from headrace.model import check_topic_name
 _ASIDE = re.compile(r"\d{20}\.torn-\d+|(\d{20}|@)[.a-z]*\.damaged(-\d+)?")
 _LEFTOVER = re.compile(rf"(\d{{20}}\..+|@.+|{re.escape(TOPIC_SETTINGS)})\.tmp")
 
-LOST_RECORDS_MAX = limits.SEGMENT_BATCHES_MAX * limits.BATCH_RECORDS_MAX
+LOST_RECORDS_MAX = 200_000 * limits.BATCH_RECORDS_MAX
 """The most offsets that one repair gives up in one place: beyond it, a file name is wrong."""
 
 _WITHOUT_JOURNAL = (

@@ -95,7 +95,7 @@ def _repaired(files: Files, found: Survey, time: int) -> Iterator[bytes]:
             time = found.index.times[0]
         for batch in _lost_batches(piece.first, piece.end, time, piece.headers):
             time = max(time, batch.max_timestamp)
-            yield batch.raw()
+            yield batch.stored()
 
 
 def _aside_path(files: Files, path: Path) -> Path:
@@ -120,6 +120,7 @@ def _lost_batches(
         batch.producer_id = header.producer_id
         batch.producer_epoch = header.producer_epoch
         batch.first_sequence = header.first_sequence
+        batch.origins = header.origins
         yield batch
         first, time = batch.end_offset, batch.max_timestamp
     while first < end:

@@ -31,11 +31,13 @@ from headrace.log.batch import (
     LOST,
     STAGED,
     Batch,
+    crc32c,
     is_newer,
     parse,
     parse_header,
 )
 from headrace.log.index import Index
+from headrace.log.producers import check_origins
 from headrace.log.recovery import claimed_end
 from headrace.log.segment import Damage, Found, scan
 
@@ -150,7 +152,7 @@ def survey(
 def _state_of(files: Files, handle: Handle, found: Survey, part: Found) -> State:
     """Look into a batch whose checksum was good."""
     if part.batch.flags & LOST:
-        return "lost" if part.size == HEADER_BYTES else "columns"
+        return "lost" if part.size == HEADER_BYTES + len(part.batch.origins) else "columns"
     if part.batch.flags & ~_KNOWN_FLAGS:
         found.newer_at = part.position
         return "valid"
@@ -158,6 +160,7 @@ def _state_of(files: Files, handle: Handle, found: Survey, part: Found) -> State
     if batch is None:  # the disk does not read the same twice
         return "checksum"
     try:
+        check_origins(batch)
         check_columns(batch, headers_max=limits.BATCH_BYTES_MAX)
     except InvalidArgument:
         pass  # a limit was lower when it was checked; it can be read all the same
@@ -199,6 +202,10 @@ def _add_damage(files: Files, handle: Handle, found: Survey, damage: Damage, end
         if parsed is None or parsed[0].base_offset != expected or parsed[0].end_offset > end:
             break
         head, body_len = parsed
+        if head.origins_bytes:  # a repetition of one of these batches is then still recognized
+            start = at + HEADER_BYTES + body_len - head.origins_bytes
+            origins = files.read_at(handle, start, head.origins_bytes)
+            head.origins = origins if crc32c(origins) == head.origins_crc else b""
         piece.headers.append(head)
         expected = head.end_offset
         at += HEADER_BYTES + body_len

@@ -30,7 +30,7 @@ def check(raw: bytes, *, message_bytes_max: int) -> Batch:
             f"a batch has at most {limits.BATCH_BYTES_MAX} bytes", code="batch_too_large"
         )
     parsed = parse_header(raw)
-    if parsed is None or HEADER_BYTES + parsed[1] != len(raw):
+    if parsed is None or HEADER_BYTES + parsed[1] != len(raw) or parsed[0].origins_bytes:
         raise DataCorrupt("these bytes are not one whole batch", code="invalid_batch")
     batch = parse(raw)
     if batch is None:

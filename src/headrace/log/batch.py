@@ -9,7 +9,7 @@ Little-endian. A header of 64 bytes, then a body whose length is a multiple of 8
     16 u64 base_offset      stamped by the broker, outside body_crc
     24 u32 count            records, at least 1
     28 u16 flags            which columns exist, and the compression
-    30 u16 version          1
+    30 u16 version          1, or 2 with origins
     32 i64 base_timestamp   ms; the time of every record if there is no column of times
     40 i64 max_timestamp    ms
     48 u64 producer_id      0: none
@@ -38,6 +38,12 @@ bytes after the last one are a torn write that was never confirmed. ``LOST`` (0x
 columns and stands for ``count`` records that were destroyed and that ``headrace doctor`` gave up.
 ``STAGED`` (0x2000): the batch waits for its commit; its header says when it arrived, and its column of
 times, if any, is as the client made it.
+
+Version 2 is a batch that the broker made of several when it rewrote a closed segment (``rewriting.py``): after the
+body come its *origins*, the newest batches of each idempotent producer among them (``producers.py``), so that a
+repetition of one of them is still recognized. ``body_len`` counts them, ``body_crc`` does not; ``producer_id`` is 0,
+``producer_epoch`` is their length in bytes and ``first_sequence`` their crc32c. Only logs have such batches: without its
+origins it is a batch of version 1 with the same body, and that is what clients get.
 
 Rules:
 - A batch from outside is hostile until ``admission.check`` has passed it. A batch that we wrote is trusted
@@ -84,6 +90,9 @@ if sys.byteorder != "little":  # pragma: no cover
 
 MAGIC = 0x31425248  # "HRB1"
 VERSION = 1
+WITH_ORIGINS = 2
+"""The version of a batch with origins."""
+ORIGIN_BYTES = 24
 HEADER = struct.Struct("<IIIIQIHHqqQII")
 HEADER_BYTES = HEADER.size
 _STAMPED = struct.Struct("<IIQIHHqqQII")  # the header from body_crc on
@@ -190,8 +199,14 @@ class Batch:
     producer_id: int = 0
     producer_epoch: int = 0
     first_sequence: int = 0
+    origins: bytes = b""
+    origins_bytes: int = 0
+    """With ``origins_crc``, what the header says about them."""
+    origins_crc: int = 0
     _plain: bytes | None = None
     _values: list[bytes] | None = None
+    _sliced: int = 0
+    """Values that were decoded in slices and not kept: the first reader of a batch may be the only one."""
     _keys: list[bytes | None] | None = None
     _ends: dict[int, int] | None = None
 
@@ -207,26 +222,39 @@ class Batch:
 
     @property
     def stored_bytes(self) -> int:
-        return HEADER_BYTES + len(self._body)
+        return HEADER_BYTES + len(self._body) + len(self.origins)
 
     def header(self) -> bytes:
+        """The header of version 1, whatever origins the batch has."""
+        producer = (self.producer_id, self.producer_epoch, self.first_sequence)
+        return self._header(VERSION, len(self._body), producer)
+
+    def _header(self, version: int, body_len: int, producer: tuple[int, int, int]) -> bytes:
         rest = _STAMPED.pack(
             self.body_crc,
-            len(self._body),
+            body_len,
             self.base_offset,
             self.count,
             self.flags,
-            VERSION,
+            version,
             self.base_timestamp,
             self.max_timestamp,
-            self.producer_id,
-            self.producer_epoch,
-            self.first_sequence,
+            *producer,
         )
         return _PREFIX.pack(MAGIC, crc32c(rest)) + rest
 
     def raw(self) -> bytes:
+        """The batch for a client: without origins."""
         return self.header() + self._body
+
+    def stored(self) -> bytes:
+        """The batch for a log: with its origins, if it has any."""
+        origins = self.origins
+        if not origins:
+            return self.raw()
+        producer = (0, len(origins), crc32c(origins))
+        body_len = len(self._body) + len(origins)
+        return self._header(WITH_ORIGINS, body_len, producer) + self._body + origins
 
     def pack(self) -> None:
         """Compress the body of a new batch, if that makes it smaller."""
@@ -284,10 +312,17 @@ class Batch:
         high = self.count if high is None else high
         values = self._values
         if values is None:
-            if not self._keeps_decoded:
+            if high - low < self.count:
+                self._sliced += high - low
+            if not self._keeps_decoded or (high - low < self.count and self._sliced <= self.count):
                 return bodies.binary(self.plain(), 0, self.count, low, high)
             values = self._values = bodies.binary(self.plain(), 0, self.count, 0, self.count)
         return values if high - low == self.count else values[low:high]
+
+    def remember(self, values: Sequence[bytes]) -> None:
+        """Keep the values decoded, if a reader would keep them."""
+        if self._keeps_decoded:
+            self._values = list(values)
 
     def forget(self) -> None:
         """Drop the decoded columns; they are decoded again on request."""
@@ -539,9 +574,16 @@ def parse_header(raw: bytes, at: int = 0) -> tuple[Batch, int] | None:
     ) = HEADER.unpack_from(raw, at)
     if magic != MAGIC or crc32c(raw[at + 8 : at + HEADER_BYTES]) != header_crc:
         return None
+    origins_bytes = origins_crc = 0
+    if version == WITH_ORIGINS:
+        origins_bytes, origins_crc = producer_epoch, first_sequence
+        if producer_id or not 0 < origins_bytes <= body_len or origins_bytes % ORIGIN_BYTES:
+            return None
+        producer_epoch = first_sequence = 0
+    elif version != VERSION:
+        return None
     if (
-        version != VERSION
-        or body_len & 7
+        body_len & 7
         or body_len > limits.BATCH_BYTES_MAX
         or not 0 < count <= limits.BATCH_RECORDS_MAX
         or base_offset + count > limits.OFFSET_MAX
@@ -559,6 +601,8 @@ def parse_header(raw: bytes, at: int = 0) -> tuple[Batch, int] | None:
         producer_epoch,
         first_sequence,
     )
+    if origins_bytes:
+        batch.origins_bytes, batch.origins_crc = origins_bytes, origins_crc
     return batch, body_len
 
 
@@ -574,7 +618,7 @@ def is_newer(raw: bytes) -> bool:
     magic, header_crc, version = fields[0], fields[1], fields[7]
     return bool(
         magic & 0xFF_FFFF == MAGIC & 0xFF_FFFF
-        and version > VERSION
+        and version > WITH_ORIGINS
         and crc32c(raw[8:HEADER_BYTES]) == header_crc
     )
 
@@ -589,11 +633,26 @@ def parse(raw: bytes, at: int = 0) -> Batch | None:
 
 
 def complete(batch: Batch, body_len: int, body: bytes) -> Batch | None:
-    """The batch of :func:`parse_header` with its body, which is not copied; None if it is damaged."""
-    if len(body) != body_len or crc32c(body) != batch.body_crc:
+    """The batch of :func:`parse_header` with its body, which is not copied if there are no origins; None if it is
+    damaged."""
+    size = batch.origins_bytes
+    if len(body) != body_len:
+        return None
+    if size:
+        batch.origins, body = body[body_len - size :], body[: body_len - size]
+        if crc32c(batch.origins) != batch.origins_crc:
+            return None
+    if crc32c(body) != batch.body_crc:
         return None
     batch._body = body
     return batch
+
+
+def verified(batch: Batch, body_len: int, body: bytes) -> bool:
+    """Whether this is the body of :func:`parse_header`'s batch; it is not kept, except for the origins."""
+    whole = complete(batch, body_len, body)
+    batch._body = b""
+    return whole is not None
 
 
 def lost(base_offset: int, count: int, timestamp: int) -> Batch:

@@ -5,6 +5,9 @@ with all that it can become when it is unpacked and decoded, so reading it does 
 used longest ago are dropped first. The newest one stays even if it is larger than the cache, because it is
 read in slices, and unpacking all of it for each slice would take far longer.
 
+A batch replaces all others that hold one of its records, so no entry hides another one. Runs of small batches
+(``run.py``) replace their parts in this way.
+
 ``find`` returns the batch that holds an offset: a member with room for five hundred messages needs the same
 batch of ten thousand twenty times, and it is read and decoded once. Only the event loop's thread uses the
 cache, except for ``get``.
@@ -12,12 +15,13 @@ cache, except for ``get``.
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 
 from headrace import limits
 from headrace.budget import Budget
 from headrace.log.batch import Batch
+from headrace.log.run import is_small
 
 
 class BatchCache:
@@ -37,9 +41,9 @@ class BatchCache:
         """Log -> base offsets of its batches here, in order."""
 
     def put(self, log: int, batch: Batch) -> None:
+        for base in self._overlapping(log, batch):
+            self._drop((log, base))
         key = (log, batch.base_offset)
-        if key in self._batches:
-            self._drop(key)
         size = self._sizes[key] = batch.memory_bytes
         self._batches[key] = batch
         self._add(size)
@@ -48,6 +52,18 @@ class BatchCache:
             self._bytes > self._bytes_max or len(self._batches) > self._count_max
         ):
             self._drop(next(iter(self._batches)))
+
+    def _overlapping(self, log: int, batch: Batch) -> list[int]:
+        """Bases of the batches that hold one of its records."""
+        bases = self._bases.get(log)
+        if bases is None or bases[-1] < batch.base_offset:  # a new one at the end, as a rule
+            if bases is None or self._batches[log, bases[-1]].end_offset <= batch.base_offset:
+                return []
+            return bases[-1:]
+        low = bisect_left(bases, batch.base_offset)
+        if low and self._batches[log, bases[low - 1]].end_offset > batch.base_offset:
+            low -= 1
+        return bases[low : bisect_left(bases, batch.end_offset)]
 
     def _add(self, size: int) -> None:
         self._bytes += size
@@ -78,6 +94,26 @@ class BatchCache:
             return None
         self._batches.move_to_end(key)
         return batch
+
+    def following(self, log: int, batch: Batch, end: int) -> list[Batch]:
+        """The batch, and small ones that follow it without a gap and end before ``end`` or there."""
+        found, records, size = [batch], batch.count, batch.stored_bytes
+        bases = self._bases[log]
+        at = bisect_right(bases, batch.base_offset)
+        for base in bases[at : at + limits.RUN_RECORDS]:
+            after = self._batches[log, base]
+            records += after.count
+            size += after.stored_bytes
+            if (
+                base != found[-1].end_offset
+                or after.end_offset > end
+                or records > limits.RUN_RECORDS
+                or size > limits.RUN_BYTES
+                or not is_small(after)
+            ):
+                break
+            found.append(after)
+        return found
 
     def forget(self, log: int) -> None:
         for base in list(self._bases.get(log, ())):

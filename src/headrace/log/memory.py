@@ -17,6 +17,7 @@ from headrace.log.base import BaseLog, out_of_range
 from headrace.log.batch import Batch
 from headrace.log.interface import Append, ClosedSegment
 from headrace.log.producers import Producers
+from headrace.log.run import is_small, merge
 from headrace.log.segment import offset_in
 from headrace.model import TopicSettings
 
@@ -102,7 +103,39 @@ class MemoryLog(BaseLog):
         return found
 
     def read_cached(self, offset: int) -> Batch:
-        return self._batches[self._at(offset)]
+        at = self._at(offset)
+        batch = self._batches[at]
+        if batch.end_offset < self.end_offset and is_small(batch):
+            stop = self._run_from(at)
+            if stop - at > 1:
+                return self._join(at, stop)
+        return batch
+
+    def _run_from(self, at: int) -> int:
+        """Where the small batches end that follow the one at ``at``; none of them is hidden."""
+        records = size = 0
+        for number in range(at, min(at + limits.RUN_RECORDS, len(self._batches))):
+            batch = self._batches[number]
+            records += batch.count
+            size += batch.stored_bytes
+            if (
+                records > limits.RUN_RECORDS
+                or size > limits.RUN_BYTES
+                or batch.end_offset > self.end_offset
+                or not is_small(batch)
+            ):
+                return number
+        return min(at + limits.RUN_RECORDS, len(self._batches))
+
+    def _join(self, at: int, stop: int) -> Batch:
+        """Keep these batches as one from now on."""
+        old = self._batches[at:stop]
+        batch = merge(old)
+        self._batches[at:stop] = [batch]
+        self._bases[at:stop] = [batch.base_offset]
+        self._bytes += batch.stored_bytes - sum(each.stored_bytes for each in old)
+        self._held_memory.add(batch.memory_bytes - sum(each.memory_bytes for each in old))
+        return batch
 
     def _at(self, offset: int) -> int:
         """The number of the batch that holds the offset."""

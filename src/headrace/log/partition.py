@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from itertools import count, pairwise
 from pathlib import Path
@@ -42,6 +42,8 @@ from headrace.log.index import Index
 from headrace.log.interface import Append, ClosedSegment, ReadPending, Whereabouts
 from headrace.log.producers import Producers
 from headrace.log.recovery import Recovered, recover
+from headrace.log.rewriting import Rewrite, Rewriter
+from headrace.log.run import is_small, merge
 from headrace.log.segment import Readers, Segment, log_name, offset_at_time
 from headrace.log.workers import Lane, SyncFailed, Workers
 from headrace.model import TopicSettings
@@ -101,6 +103,7 @@ class PartitionLog(BaseLog):
         readers: Readers,
         cache: BatchCache,
         on_failure: Callable[[HeadraceError], None],
+        rewriter: Rewriter | None = None,
         is_new: bool = False,
         suspect: bool = False,
         unclean: bool = False,
@@ -170,6 +173,17 @@ class PartitionLog(BaseLog):
         self.end_offset = found.last.end_offset if found.last is not None else reached
         self.start_offset = segments[0].base_offset if segments else self.end_offset
         self._next_offset = self.end_offset
+        self._rewriter = rewriter
+        self._rewritten_to = 0
+        """Closed segments before this offset were rewritten, or looked at."""
+        self._idle_at = -1
+        """The size of the active segment when somebody last looked whether it still grows."""
+        self._replacing: Segment | None = None
+        """Another file is being put in its place."""
+        self._is_left = rewriter is None
+        """Whether the rewriter has nothing of it under way, and will not begin."""
+        if rewriter is not None and found.closed:
+            loop.call_soon_threadsafe(rewriter.offer, self)  # this may run in any thread
 
     # --- writing: on the loop ---------------------------------------------------------------
     def append(self, entry: Append) -> None:
@@ -255,7 +269,7 @@ class PartitionLog(BaseLog):
         self._writer = handle
         self._position = self._allocated = self._synced_position = 0
         segment = Segment(self._files, self._readers, path, base, 0, Index(base))
-        segment.writing = handle
+        segment.held = handle
         return segment
 
     def _open_writer(self) -> Handle:
@@ -263,7 +277,7 @@ class PartitionLog(BaseLog):
             segment = self._segments[-1]
             self._writer = self._files.open(segment.path, write=True)
             self._allocated = self._files.size(self._writer)
-            segment.writing = self._writer
+            segment.held = self._writer
         return self._writer
 
     def write(self, batches: list[Batch]) -> None:
@@ -329,9 +343,11 @@ class PartitionLog(BaseLog):
         if commit.rolled is not None:
             # Rolling may have succeeded even if the write after it did not.
             if self._segments:
-                self._segments[-1].writing = None
+                self._segments[-1].held = None
             self._segments = (*self._segments, commit.rolled)
             self._segment_started_ms = self._clock.now_ms()
+            if self._rewriter is not None and len(self._segments) > 1:
+                self._rewriter.offer(self)
         if error is not None:
             self._fail(commit, error)
         elif commit.batches:
@@ -341,7 +357,7 @@ class PartitionLog(BaseLog):
                 entry.done(entry)
         if commit.synced:
             self.on_sync(self.sync_seconds)
-        if self._closing and not self._lane.waiting:
+        if self._closing and self._is_left and not self._lane.waiting:
             self._give_up_files()
 
     def _accept(self, commit: _DiskCommit) -> None:
@@ -410,7 +426,8 @@ class PartitionLog(BaseLog):
         if cached is not None and (cached.end_offset == end or cached.stored_bytes >= max_bytes):
             return [cached]
         try:
-            return segment.read(offset, limit, max_bytes)
+            run_bytes = min(max_bytes, limits.BATCH_BYTES_TARGET)
+            return segment.read(offset, limit, max_bytes, run_bytes=run_bytes)
         except FileNotFoundError:
             # Another thread may have dropped it in the meantime; then this raises the right error.
             self._segment_for(offset, end)
@@ -436,12 +453,20 @@ class PartitionLog(BaseLog):
         if not start <= offset < end:
             raise out_of_range(offset, start, end)
         batch = self._cache.find(self.number, offset)
+        if batch is not None and batch.end_offset < end and is_small(batch):
+            following = self._cache.following(self.number, batch, end)
+            if len(following) > 1:
+                batch = merge(following)
+                self._cache.put(self.number, batch)
         if batch is None and self._large is not None:
             large, self._large = self._large, None
             if large.base_offset <= offset < large.end_offset:
                 batch = self._large = large
         if batch is None:
-            batch = self.read(offset, 1)[0]
+            segment, limit = self._segment_for(offset, end)
+            batch = segment.read(
+                offset, limit, 1, run_bytes=limits.RUN_BYTES, run_records=limits.RUN_RECORDS
+            )[0]
             self._cache.put(self.number, batch)
             if batch.flags & COMPRESSION and batch.plain_bytes > limits.CLIENT_BATCH_BYTES_MAX * 2:
                 self._unpack(batch)
@@ -508,11 +533,15 @@ class PartitionLog(BaseLog):
 
     def drop_before(self, offset: int) -> None:
         """Delete the closed segments that end at or before the offset, oldest first."""
-        while len(self._segments) > 1 and self._segments[1].base_offset <= offset:
+        while (
+            len(self._segments) > 1
+            and self._segments[1].base_offset <= offset
+            and self._segments[0] is not self._replacing
+        ):
             gone, *rest = self._segments
             self._segments = tuple(rest)
             self.start_offset = rest[0].base_offset
-            self._readers.forget(gone.path)
+            gone.forget()
             try:
                 self._files.remove(gone.path)
             except FileNotFoundError:
@@ -527,8 +556,50 @@ class PartitionLog(BaseLog):
                 if self._files.exists(path):
                     self._files.remove(path)
 
+    # --- rewriting: see ``rewriting.py`` ------------------------------------------------------
+    def next_rewrite(self) -> Rewrite | None:
+        segments = self._segments
+        at = bisect_left(segments, self._rewritten_to, key=lambda segment: segment.base_offset)
+        if (
+            at + 1 >= len(segments)
+            or segments[at + 1].base_offset > self.end_offset  # it has hidden records
+            or not self._is_writable
+        ):
+            return None
+        end = self._rewritten_to = segments[at + 1].base_offset
+        return Rewrite(self._files, segments[at], end, self.settings.compression != "none")
+
+    def may_replace(self, segment: Segment) -> bool:
+        if segment not in self._segments or not self._is_writable:
+            return False
+        self._replacing = segment
+        return True
+
+    def replaced(self, old: Segment, new: Segment) -> None:
+        self._replacing = None
+        self._segments = tuple(new if each is old else each for each in self._segments)
+        old.forget()
+
+    def kept(self, segment: Segment) -> None:
+        self._replacing = None
+
+    def unsettled(self) -> int:
+        bases = [segment.base_offset for segment in self._segments[:-1]]
+        return len(bases) - bisect_left(bases, self._rewritten_to)
+
+    @property
+    def _is_writable(self) -> bool:
+        return self.failed is None and not (self._closed or self._closing or self.read_only)
+
     def roll_if_old(self, now_ms: int) -> None:
-        """Close the active segment if it is too old, so that retention by hours can delete it."""
+        """Close the active segment if it is too old, so that retention by hours can delete it; and if nothing was
+        appended since the last call and it has many batches, so that it can be rewritten."""
+        if self._rewriter is not None and self._segments:
+            last = self._segments[-1]
+            is_idle, self._idle_at = self._idle_at == last.size, last.size
+            if is_idle and last.index().batches >= limits.REWRITE_IDLE_BATCHES and last.is_small():
+                self.roll_soon(1)
+                return
         if now_ms - self._segment_started_ms > self.settings.segment_hours * 3_600_000:
             self.roll_soon(1)
 
@@ -560,6 +631,14 @@ class PartitionLog(BaseLog):
         if self._sync_timer is not None:
             self._sync_timer.cancel()
             self._sync_timer = None
+        if self._rewriter is None:
+            self._left()
+        else:
+            self._rewriter.leave(self, self._left)
+
+    def _left(self) -> None:
+        """Nothing is being rewritten any more."""
+        self._is_left = True
         if self.failed is not None or (self._writer is None and self._lane.idle):
             self._give_up_files()
         else:
@@ -577,9 +656,9 @@ class PartitionLog(BaseLog):
                     logger.warning("%s: %s", self._writer.path, error)
             self._writer = None
             if self._segments:
-                self._segments[-1].writing = None
+                self._segments[-1].held = None
         for segment in self._segments:
-            self._readers.forget(segment.path)
+            segment.forget()
         self._cache.forget(self.number)
         assert done is not None
         done()

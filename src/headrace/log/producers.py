@@ -9,6 +9,10 @@ permanent.
 The table is rebuilt from batch headers when a partition is opened; with a snapshot for each segment, older
 segments need not be read. The table is bounded: producers used longest ago are forgotten first.
 
+A batch that was made of several has their *origins*: rows of ``u64 producer_id, u32 epoch, u32 first_sequence, u32
+count, u32 index`` of its first record in the batch, in the order of the table that they alone make. There are at most
+as many for a producer as the table remembers, so to add them gives the table that the single batches would give.
+
 Snapshot: ``u32 magic "HRP1", u32 crc32c of the rest, u32 rows``, then rows of
 ``u64 producer_id, u32 epoch, u32 first_sequence, u32 count, u64 base_offset``, oldest use first.
 """
@@ -21,12 +25,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from headrace import limits
-from headrace.errors import HeadraceError, ProducerFenced, SequenceGap
+from headrace.errors import DataCorrupt, HeadraceError, ProducerFenced, SequenceGap
 from headrace.log.batch import Batch, crc32c
 
 MAGIC = 0x31505248  # "HRP1"
 _HEAD = struct.Struct("<III")
 _ROW = struct.Struct("<QIIIQ")
+_ORIGIN = struct.Struct("<QIIII")
 _WRAP = 0xFFFF_FFFF
 
 
@@ -100,6 +105,8 @@ class Producers:
             self._table.popitem(last=False)
 
     def add_batch(self, batch: Batch) -> None:
+        for producer_id, epoch, first, count, index in _ORIGIN.iter_unpack(batch.origins):
+            self.add(producer_id, epoch, first, count, batch.base_offset + index)
         if batch.producer_id:
             self.add(
                 batch.producer_id,
@@ -121,6 +128,14 @@ class Producers:
         if known is None or epoch not in (None, known.epoch):
             return 0
         return known.next_sequence()
+
+    def origins(self, base_offset: int) -> bytes:
+        """All batches of the table, as the origins of a batch that begins at the offset."""
+        return b"".join(
+            _ORIGIN.pack(producer_id, known.epoch, first, count, offset - base_offset)
+            for producer_id, known in self._table.items()
+            for first, count, offset in known.batches
+        )
 
     # --- snapshot ---------------------------------------------------------------------------
     def rows(self) -> Iterator[tuple[int, int, int, int, int]]:
@@ -146,3 +161,10 @@ class Producers:
         for producer_id, epoch, first, count, offset in _ROW.iter_unpack(raw[_HEAD.size :]):
             table.add(producer_id, epoch, first, count, offset)
         return table
+
+
+def check_origins(batch: Batch) -> None:
+    """:class:`DataCorrupt` if the origins of a batch cannot be those of its records."""
+    for producer_id, _, _, count, index in _ORIGIN.iter_unpack(batch.origins):
+        if not producer_id or not count or index + count > batch.count:
+            raise DataCorrupt("the origins of the batch are not those of its records")

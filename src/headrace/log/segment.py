@@ -1,8 +1,8 @@
 """One file of a partition: batches one after the other, beginning at the offset in its name.
 
-A read walks the batch headers from the nearest index entry. Every header and body that it returns
-has passed its checksum. If one fails, the reader gets a :class:`DataCorrupt` that names exactly
-the offsets that cannot be read; later records stay readable.
+A read walks the batch headers from the nearest index entry, or continues where an earlier read has ended. Every
+header and body that it returns has passed its checksum. If one fails, the reader gets a :class:`DataCorrupt`
+that names exactly the offsets that cannot be read; later records stay readable.
 
 :func:`scan` is the only code that looks for batches in bytes that may be damaged; recovery, the
 index rebuild and the doctor all use it.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 
@@ -26,16 +26,19 @@ from headrace.log.batch import (
     MAGIC,
     Batch,
     complete,
-    crc32c,
     parse,
     parse_header,
+    verified,
 )
 from headrace.log.index import Index
 from headrace.log.interface import Whereabouts
+from headrace.log.run import take
 
 logger = logging.getLogger("headrace.log")
 _MAGIC_BYTES = MAGIC.to_bytes(4, "little")
 SCAN_BYTES = 4 << 20
+SEEN_MAX = 64
+"""Readers of one segment that continue without a search."""
 
 
 def log_name(base_offset: int) -> str:
@@ -92,9 +95,7 @@ class _Window:
             return None
         batch, body_len = parsed
         body = self.get(position + HEADER_BYTES, body_len)
-        if len(body) != body_len or crc32c(body) != batch.body_crc:
-            return None
-        return batch, HEADER_BYTES + body_len
+        return (batch, HEADER_BYTES + body_len) if verified(batch, body_len, body) else None
 
 
 def scan(
@@ -170,29 +171,31 @@ class Readers:
     def __init__(self, files: Files, count_max: int = limits.OPEN_READERS_MAX):
         self._files = files
         self._max = count_max
-        self._open: OrderedDict[Path, Handle] = OrderedDict()
+        self._open: OrderedDict[tuple[Path, int], Handle] = OrderedDict()
         self._lock = Lock()
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def get(self, path: Path) -> Handle:
+    def get(self, path: Path, version: int = 0) -> Handle:
+        """``version``: how often the file was replaced by another one."""
+        key = (path, version)
         with self._lock:
-            handle = self._open.get(path)
+            handle = self._open.get(key)
             if handle is not None:
-                self._open.move_to_end(path)
+                self._open.move_to_end(key)
                 return handle
         handle = self._files.open(path)
         with self._lock:
-            self._open[path] = handle
+            self._open[key] = handle
             while len(self._open) > self._max:
                 # Do not close it here: another thread may be reading. The last reference closes it.
                 self._open.popitem(last=False)
         return handle
 
-    def forget(self, path: Path) -> None:
+    def forget(self, path: Path, version: int = 0) -> None:
         with self._lock:
-            self._open.pop(path, None)
+            self._open.pop((path, version), None)
 
 
 @dataclass(slots=True, eq=False)
@@ -205,20 +208,52 @@ class Segment:
     base_offset: int
     size: int
     _index: Index | None = None
-    writing: Handle | None = None
+    held: Handle | None = None
+    """Of the file that is being written, or of one that was replaced: its readers read on."""
+    version: int = 0
+    """How often the file was rewritten since the start (``rewriting.py``)."""
+    _seen: dict[int, int] = field(default_factory=dict)
+    """Offset -> position of the batch that begins there, where earlier reads have ended. Threads share it: each
+    step on it is one operation of a dict."""
 
     @property
     def index_path(self) -> Path:
         return self.path.with_suffix(".idx")
 
     def handle(self) -> Handle:
-        return self.writing or self._readers.get(self.path)
+        held = self.held
+        if held is None:
+            found = self._readers.get(self.path, self.version)
+            held = self.held or found  # the file may have been replaced before it was opened
+        return held
+
+    def forget(self) -> None:
+        """The file is gone, or nobody reads it any more."""
+        self._readers.forget(self.path, self.version)
+
+    def replaced_by(self, size: int, index: Index) -> Segment:
+        """The same records in a new file at the same path."""
+        new = Segment(self._files, self._readers, self.path, self.base_offset, size, index)
+        new.version = self.version + 1
+        return new
 
     def index(self) -> Index:
         """The index. For a closed segment it is read from its file, or rebuilt if the file is invalid."""
         if self._index is None:
             self._index = self._load_index() or self._rebuild_index()
         return self._index
+
+    def known_index(self) -> Index | None:
+        """The index, if there is a valid one; it is not kept in memory for this."""
+        return self._index or self._load_index()
+
+    def is_small(self) -> bool:
+        """Whether its batches are small on average: it is worth to rewrite it once it is closed."""
+        index = self.known_index()
+        return index is None or (
+            index.end_offset - self.base_offset <= limits.REWRITE_BATCH_RECORDS * index.batches
+            and self.size <= limits.REWRITE_BATCH_BYTES * index.batches
+        )
 
     def _load_index(self) -> Index | None:
         try:
@@ -243,27 +278,39 @@ class Segment:
             logger.warning("%s could not be written: %s", self.index_path, error)
         return index
 
-    def read(self, offset: int, end_offset: int, max_bytes: int) -> list[Batch]:
+    def read(
+        self,
+        offset: int,
+        end_offset: int,
+        max_bytes: int,
+        *,
+        run_bytes: int = 0,
+        run_records: int = limits.BATCH_RECORDS_TARGET,
+    ) -> list[Batch]:
         """Whole valid batches, from the one that holds ``offset`` up to ``end_offset``.
 
         ``end_offset`` is where the next segment begins, or the log ends. At least one batch, or
-        :class:`DataCorrupt` that names the damaged offsets.
+        :class:`DataCorrupt` that names the damaged offsets. With ``run_bytes``, small neighbours come as one
+        batch (``run.py``) of at most this size and ``run_records``.
         """
-        position = self.index().position_of(offset)
+        position = self._seen.pop(offset, -1)
+        if position < 0:
+            position = self.index().position_of(offset)
         batches: list[Batch] = []
         taken = 0
-        want = max(max_bytes, limits.INDEX_INTERVAL_BYTES) + 4096
-        first = want if want < APART_BYTES_MIN else 4096  # enough to see how large the batches are
+        want = max(max_bytes, run_bytes, limits.INDEX_INTERVAL_BYTES) + 4096
+        load = want if want < APART_BYTES_MIN else 4096  # enough to see how large the batches are
         data, at = b"", 0
         next_offset = offset
-        while position < self.size or not batches:
+        while taken < max_bytes and (position < self.size or not batches):
             if position >= self.size:
                 # The file is cut short, or the index is wrong. An empty result would look like the end.
                 position = self._locate(offset, end_offset)
                 data, at = b"", 0
             if len(data) - at < HEADER_BYTES:
-                data, at = self._load(position, first), 0
+                data, at = self._load(position, load), 0
             parsed = parse_header(data, at)
+            whole: Batch | None = None
             if parsed is not None and parsed[0].base_offset <= next_offset:
                 batch, body_len = parsed
                 size = HEADER_BYTES + body_len
@@ -272,29 +319,43 @@ class Segment:
                     at += size
                     continue
                 if batch.base_offset >= end_offset or (batches and taken + size > max_bytes):
-                    return batches
-                whole: Batch | None
+                    break
                 if size >= APART_BYTES_MIN and at + size > len(data):
                     body = self._load(position + HEADER_BYTES, body_len)
                     whole = complete(batch, body_len, body)
                 else:
-                    if at + size > len(data):
+                    small = run_bytes and size <= limits.SMALL_BATCH_BYTES
+                    if at + size > len(data) or (load < want and small):
+                        load = want
                         data, at = self._load(position, max(size, want)), 0
-                    whole = parse(data, at)
-                if whole is not None:
-                    batches.append(whole)
-                    next_offset = whole.end_offset
-                    position += size
-                    at += size
-                    taken += size
-                    if taken >= max_bytes:
-                        return batches
-                    continue
-            if batches:
-                return batches  # the next read reports the damage after them
-            position = self._locate(offset, end_offset)
-            data, at = b"", 0
+                    if small:
+                        found = take(
+                            data, at, batch.base_offset, end_offset,
+                            bytes_max=run_bytes, records_max=run_records,
+                        )  # fmt: skip
+                        if found is not None:
+                            whole, size = found[0], found[1] - at
+                    else:
+                        whole = parse(data, at)
+            if whole is None:
+                if batches:
+                    break  # the next read reports the damage after them
+                position = self._locate(offset, end_offset)
+                data, at = b"", 0
+                continue
+            batches.append(whole)
+            next_offset = whole.end_offset
+            position += size
+            at += size
+            taken += size
+        self._remember(next_offset, position)
         return batches
+
+    def _remember(self, offset: int, position: int) -> None:
+        """Where the batch at the offset begins: the next read need not search for it."""
+        if len(self._seen) >= SEEN_MAX:
+            self._seen.clear()
+        self._seen[offset] = position
 
     def whereabouts(self, offset: int) -> Whereabouts:
         """From a batch at or before the offset to the end."""

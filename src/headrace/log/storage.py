@@ -35,6 +35,7 @@ from headrace.log.directory import DELETED, TOPIC_SETTINGS
 from headrace.log.interface import Deletion, Log, TopicRecord
 from headrace.log.memory import MemoryLog
 from headrace.log.partition import PartitionLog
+from headrace.log.rewriting import Rewriter
 from headrace.log.sealed import seal, unseal
 from headrace.log.segment import Readers
 from headrace.log.workers import Workers
@@ -78,6 +79,7 @@ class MemoryStorage:
     """See :class:`headrace.log.interface.Storage`. Nothing survives the end of the process."""
 
     durable = False
+    rewriter: Rewriter | None = None
 
     def __init__(self, *, clock: Clock, loop: Loop, budget: Budget | None = None):
         self._clock, self._loop = clock, loop
@@ -130,8 +132,10 @@ class DiskStorage(MemoryStorage):
         workers: Workers,
         on_failure: Callable[[HeadraceError], None],
         budget: Budget | None = None,
+        rewrite_segments: bool = True,
     ):
         super().__init__(clock=clock, loop=loop, budget=budget)
+        self.rewriter = Rewriter(loop, workers, clock, enabled=rewrite_segments)
         self._directory = directory
         self._files, self._random, self._workers = files, random, workers
         self._on_failure = on_failure
@@ -237,6 +241,7 @@ class DiskStorage(MemoryStorage):
             readers=self._readers,
             cache=self.cache,
             on_failure=self._on_failure,
+            rewriter=self.rewriter,
             **how,
         )
         log.on_sync = lambda seconds: self.on_sync(seconds)

@@ -30,6 +30,7 @@ from prometheus_client.registry import Collector
 
 from headrace.broker.subscription import Subscription
 from headrace.files import resident_bytes
+from headrace.log.rewriting import Rewriter
 from headrace.model import INTERNAL_PREFIX
 
 if TYPE_CHECKING:
@@ -383,6 +384,22 @@ class Metrics:
             PREFIX + "retention_deleted_bytes", "Bytes deleted by retention",
             value=engine.retention.deleted_bytes,
         )  # fmt: skip
+        if engine.rewriter is not None:
+            yield from _rewritten(engine.rewriter)
+
+
+def _rewritten(rewriter: Rewriter) -> Iterator[Metric]:
+    for name, text, value in (
+        ("segments", "Closed segments that were rewritten with large batches", rewriter.segments),
+        ("batches", "Batches that they had before", rewriter.batches),
+        ("bytes", "Bytes that they had before", rewriter.bytes),
+        ("saved_bytes", "Bytes that this has freed", rewriter.saved_bytes),
+    ):
+        yield CounterMetricFamily(f"{PREFIX}rewritten_{name}", text, value=value)
+    yield GaugeMetricFamily(
+        PREFIX + "rewrite_pending_segments", "Closed segments that were not looked at yet",
+        value=rewriter.pending,
+    )  # fmt: skip
 
 
 def _open_files() -> int:

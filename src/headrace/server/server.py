@@ -99,6 +99,7 @@ class Server:
             disk_reserve_bytes=settings.disk_reserve_bytes,
             events_interval=settings.events_interval,
             memory_limit=settings.memory_limit,
+            rewrite_segments=settings.rewrite_segments,
             on_failed=self._on_failed,
         )
         self.broker = AsyncBroker.around(self.engine)

@@ -14,6 +14,7 @@ from headrace.errors import HeadraceError
 from headrace.model import TopicSettings
 from tests.broker.rig import DATA
 from tests.fakes import PowerFailed
+from tests.fakes.eager import eager_rewriting
 from tests.faults.simulation.clients import STEPS, Clients
 from tests.faults.simulation.groups import GroupOracle
 from tests.faults.simulation.logs import LogOracle, Violation
@@ -344,7 +345,8 @@ def live(seed: int, often: str | None = None) -> Life:
     """One life; what is wrong comes out as an :class:`AssertionError` with the seed and the last steps."""
     life = Life(seed, often)
     try:
-        life.run()
+        with eager_rewriting():
+            life.run()
     except Exception as error:
         last = "\n  ".join(life.trace[-15:])
         scenario = "simulation" if often is None else "clock-jumps"

@@ -374,7 +374,7 @@ def test_a_newer_version_wrote_it(server: RunningServer, client: BrokerClient) -
     [path] = (server.data_dir / "orders" / "0").glob("*.log")
     raw = bytearray(path.read_bytes())
     raw[3:4] = b"2"
-    raw[30:32] = (2).to_bytes(2, "little")
+    raw[30:32] = (3).to_bytes(2, "little")
     raw[4:8] = batches.crc32c(bytes(raw[8:64])).to_bytes(4, "little")
     path.write_bytes(raw)
     with pytest.raises(errors.DataCorrupt, match="newer version"):

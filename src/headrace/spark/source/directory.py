@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from headrace import limits
 from headrace.errors import InvalidArgument, OffsetOutOfRange, TopicNotFound
 from headrace.files import Files, Handle
 from headrace.log.batch import Batch
@@ -50,7 +51,13 @@ class ReadOnlyFiles(Files):
 
 
 class _ReadOnlySegment(Segment):
-    """A segment whose index, if it has no good one, is made in memory alone."""
+    """A segment whose index, if it has no good one, is made in memory alone.
+
+    A broker may rewrite the file meanwhile: then it has another size, and the index is that of the open file.
+    """
+
+    def _load_index(self) -> Index | None:
+        return super()._load_index() if self._files.size(self.handle()) == self.size else None
 
     def _rebuild_index(self) -> Index:
         return self._scan_index()
@@ -262,7 +269,9 @@ class DirectoryStore:
         for segment, end in zip(found.segments, found.ends(), strict=True):
             while segment.base_offset <= offset < min(end, span.end):
                 try:
-                    batches = segment.read(offset, end, READ_BYTES)
+                    batches = segment.read(
+                        offset, end, READ_BYTES, run_bytes=limits.BATCH_BYTES_TARGET
+                    )
                 except FileNotFoundError:
                     raise OffsetOutOfRange(f"{segment.path} was deleted meanwhile") from None
                 yield batches
