@@ -132,8 +132,10 @@ class Load:
             yield Listeners(process)
         finally:
             assert process.stdin is not None
+            assert process.stdout is not None
             process.stdin.close()
             process.wait(30)
+            process.stdout.close()
 
 
 class Listeners:

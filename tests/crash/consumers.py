@@ -63,6 +63,8 @@ class Member(Client):
             self.broker.flush()
         except (StorageFailed, StorageFull):
             return  # the disk is full to the brim; the broker tries again by itself
+        except StaleDelivery:
+            return  # some acks came too late, of this member or of another; the next flush says more
         self.oracle.tell("flushed", member=self.member, life=self.life, since=since)
 
     def handle(self, message: Message) -> None:
