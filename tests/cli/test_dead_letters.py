@@ -33,7 +33,7 @@ def test_dead_letters_are_listed(headrace: Command, client: BrokerClient) -> Non
     bury(client, "listed", b'{"order": 7}', b"[/b] \x1b[31m" + b"x" * 100, reason="[/bold] no")
     ran = headrace("dlq", "list", "listed")
     assert ran.code == 0
-    assert ran.rows[0] == ["offset", "when", "from", "attempts", "reason", "value"]
+    assert ran.rows[0] == ["offset", "when", "(UTC)", "from", "attempts", "reason", "value"]
     assert 'listed/0@0         1  [/bold] no  {"order": 7}' in ran.lines[1]
     assert "[/b] \\x1b[31mxxx" in ran.lines[2]
     assert len(headrace("dlq", "list", "listed", "--limit", "1").lines) == 2
