@@ -65,6 +65,7 @@ class BrokerOptions(TopicOptions, total=False):
     disk_reserve_bytes: int
     events_interval: Duration
     memory_limit: int | None
+    rewrite_segments: bool
 
 
 def open_engine(data_dir: str | Path | None, loop: Any, options: dict[str, Any]) -> Engine:
