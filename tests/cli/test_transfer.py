@@ -10,7 +10,6 @@ import pytest
 
 from headrace.cli import transfer
 from headrace.client.threads import BrokerClient
-from headrace.operations import documents
 from headrace.testing import RunningServer
 from tests.backup.rig import messages
 from tests.cli.rig import Command
@@ -51,12 +50,15 @@ def test_a_topic_goes_out_and_comes_back(
     assert headrace("export", topic).out == text.decode()
 
 
-def test_a_line_has_every_byte_of_a_message(client: BrokerClient, headrace: Command) -> None:
-    """The form in which broker and client exchange it, and what only a log knows besides."""
-    client.publish("shape", b"\xff", {"a": "b"}, key=b"\xfe", to="email")
+def test_the_shape_of_a_line(client: BrokerClient, headrace: Command) -> None:
+    """Text and base64 for values, milliseconds for times, and what only a log knows besides."""
+    receipt = client.publish("shape", b'"1"', {"a": "b"}, key=b"\xfe", to="email", timestamp=7)
     [line] = headrace("export", "shape").json_lines
-    [message] = client.fetch("shape")
-    assert line == {**documents.message(message), "to": "email"}
+    assert line == {
+        **{"id": str(receipt.id), "topic": "shape", "partition": 0, "offset": 0, "timestamp": 7},
+        **{"key": {"data": "/g==", "encoding": "base64"}, "headers": {"a": "b"}, "attempt": 1},
+        **{"data": '"1"', "to": "email"},
+    }
 
 
 def test_a_part_of_a_topic(client: BrokerClient, headrace: Command) -> None:
@@ -178,18 +180,35 @@ def test_without_a_topic_it_is_that_of_the_lines(
     assert headrace("import", "both", path, "--json").json["imported"] == 2
 
 
+def test_what_other_commands_print_can_be_imported(
+    tmp_path: Path, client: BrokerClient, headrace: Command
+) -> None:
+    """The JSON of ``fetch --json`` and of HTTP: JSON values keep every byte, times and keys are read."""
+    values = [b'{"a":  1.0, "b": 123456789012345678901234567890}', b"[]", b"null", b"text", BINARY]
+    for value in values:
+        client.publish("shown", value, key=value[:9])
+    path = tmp_path / "lines.jsonl"
+    path.write_text("".join(line + "\n" for line in headrace("fetch", "shown", "--json").lines))
+    assert headrace("import", "again", path).code == 0
+    original, again = client.fetch("shown"), client.fetch("again")
+    assert [each.value for each in again] == values
+    assert [(m.key, m.timestamp) for m in again] == [(m.key, m.timestamp) for m in original]
+
+
 @pytest.mark.parametrize(
     ("line", "why"),
     [
         ("{", "it is not JSON"),
         ("[1]", "it is not a JSON object"),
         ("{}", 'the message has no "data"'),
-        ('{"data": 3}', 'the message has no "data"'),
+        ('{"data": 3, "encoding": "hex"}', "the encoding is base64"),
         ('{"data": "%", "encoding": "base64"}', 'the message has no "data"'),
         ('{"data": "x", "encoding": "hex"}', "the encoding is base64"),
         ('{"data": "x", "key": 3}', 'key has no "data"'),
         ('{"data": "x", "headers": {"a": 1}}', "header"),
-        ('{"data": "x", "timestamp": "now"}', "timestamp is a whole number"),
+        ('{"data": "x", "timestamp": "now"}', "timestamp: 'now' is not a time"),
+        ('{"data": "x", "timestamp": 1.5}', "timestamp is a whole number"),
+        ('{"data": "x", "key64": "%"}', 'key has no "data"'),
         ('{"data": "x", "partition": -1}', "partition is a whole number"),
         ('{"data": "x", "id": "seven"}', "id is a UUID"),
         ('{"data": "x", "to": "a b"}', "subscription"),

@@ -1,7 +1,8 @@
 """``headrace export`` and ``import``: messages of a topic as JSON lines.
 
-A line is a message as broker and client exchange it (``operations/documents.py``), and ``to`` and ``expires``
-where a message has them: every byte, and times in milliseconds. (``--json`` is for reading, and shows JSON as JSON.) So a topic goes to another broker, another name or another program and back without a
+An exported line loses nothing (``operations/documents.py``): its ``data`` is always a text, so that the value is known
+byte by byte, and it has ``to`` and ``expires`` where a message has them. The import also reads messages as HTTP and
+``--json`` show them (``operations/views.py``). So a topic goes to another broker, another name or another program and back without a
 loss, except for one thing: times never run backwards in a partition. A message that is older than the last one
 of its partition gets that one's time, and its own in the header ``headrace-time``, in milliseconds.
 
@@ -32,6 +33,7 @@ from pathlib import Path
 from typing import Annotated, Any, BinaryIO, NamedTuple
 from uuid import UUID
 
+import msgspec
 import orjson
 import typer
 
@@ -58,6 +60,7 @@ from headrace.model import (
     parse_position,
     topic_hash,
 )
+from headrace.notation import parse_time
 from headrace.operations import documents
 from headrace.partitioning import partition_of_key
 
@@ -68,7 +71,7 @@ TIME_HEADER = "headrace-time"
 FIELDS = frozenset(
     {
         *("id", "topic", "partition", "offset", "timestamp", "key", "headers", "attempt", "data"),
-        *("encoding", "to", "expires"),
+        *("encoding", "to", "expires", "key64", "retryCount"),
     }
 )
 FROM = Annotated[
@@ -335,7 +338,7 @@ class _Import:
             self._file,
             number,
             f"partition {partition} does not exist: {self._topic} has 0 to {self._partitions - 1}. Add "
-            f"partitions (headrace alter-topic {self._topic} --partitions {partition + 1}), or let keys "
+            f"partitions (headrace alter-topic {self._topic} --set partitions={partition + 1}), or let keys "
             "decide (--repartition)",
         )
 
@@ -474,32 +477,45 @@ def _line(file: str, number: int, raw: bytes) -> Line:
         document = orjson.loads(raw)
         if not isinstance(document, dict):
             raise InvalidArgument("it is not a JSON object")
-        return _read(document)
+        return _read(document, raw)
     except orjson.JSONDecodeError as error:
         raise _bad(file, number, f"it is not JSON: {error}") from None
     except HeadraceError as error:
         raise _bad(file, number, error.message) from None
 
 
-def _read(document: dict[str, Any]) -> Line:
+class _Exact(msgspec.Struct):
+    """The part of a line whose bytes count."""
+
+    data: msgspec.Raw
+
+
+def _read(document: dict[str, Any], raw: bytes) -> Line:
     unknown = document.keys() - FIELDS
     if unknown:
         raise InvalidArgument(
             f"{', '.join(sorted(unknown))} is not known; a message has {', '.join(sorted(FIELDS))}"
         )
     key = document.get("key")
+    if "key64" in document:
+        key = {"data": document["key64"], "encoding": "base64"}
     if key is not None:
         key = check_key(key if isinstance(key, str) else _bytes("key", key))
+    data = document.get("data", "")
+    if not isinstance(data, str) and "encoding" not in document:  # JSON, byte for byte
+        value = bytes(msgspec.json.decode(raw, type=_Exact).data)
+    else:
+        value = _bytes("the message", document)
     headers = document.get("headers")
     if headers is not None:
         headers = dict(check_headers(headers))
     target, topic = document.get("to"), document.get("topic")
     return Line(
         None if topic is None else check_topic_name(topic, internal=True),
-        _bytes("the message", document),
+        value,
         key,
         headers or None,
-        _number(document, "timestamp"),
+        _time(document, "timestamp"),
         _number(document, "partition"),
         _own_id(document),
         b"" if target is None else check_subscription_name(target).encode(),
@@ -515,8 +531,13 @@ def _bytes(what: str, document: Any) -> bytes:
         return b64decode(text, validate=True) if document.get("encoding") else text.encode()
     except (AttributeError, KeyError, TypeError, ValueError):
         raise InvalidArgument(
-            f'{what} has no "data": a text, with "encoding": "base64" for binary data'
+            f'{what} has no "data": a text, or base64 with "encoding": "base64"'
         ) from None
+
+
+def _time(document: dict[str, Any], name: str) -> int | None:
+    found = document.get(name)
+    return parse_time(name, found) if isinstance(found, str) else _number(document, name)
 
 
 def _number(document: dict[str, Any], name: str) -> int | None:
