@@ -287,7 +287,7 @@ def test_options(tmp_path: Path, kind: str) -> None:
     for name, value, message in (
         ("colour", "red", "no option colour"),
         ("compact_every", "-1", "whole number from 0"),
-        ("target_file_bytes", "small", "a size in bytes"),
+        ("target_file_bytes", "small", "a size is a number of bytes"),
         ("compression", "rar", "one of gzip, lz4, none, snappy, zstd"),
         ("offsets", "yes", "true or false"),
         ("partition_by", "a,a", "twice"),
