@@ -478,7 +478,8 @@ def _catches(pid: int, number: int) -> bool:
 def test_a_program_keeps_its_own_handlers(api: Api) -> None:
     """A handler that the program has set is not replaced, and the default ones are back afterwards."""
     before = signal.signal(signal.SIGTERM, own := lambda number, frame: None)
-    interrupt = signal.getsignal(signal.SIGINT)
+    interrupt = signal.default_int_handler  # a program in the background may begin without it
+    ignored = signal.signal(signal.SIGINT, interrupt)
     seen: list[Any] = []
 
     def handle(message: Message) -> None:
@@ -493,6 +494,7 @@ def test_a_program_keeps_its_own_handlers(api: Api) -> None:
         assert signal.getsignal(signal.SIGINT) is interrupt
     finally:
         signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGINT, ignored)
 
 
 def start(program: str, server: RunningServer) -> subprocess.Popen[str]:
