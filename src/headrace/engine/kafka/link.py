@@ -1,0 +1,613 @@
+"""The connections to Kafka: sending, reading what was sent back, fetching old records, and asking the cluster.
+
+    loop, workers ──send──▶ producer (librdkafka's threads)          Kafka
+                                                                       │
+    loop ◀── call_soon_threadsafe ── Tail "logs"      ◀── every record of the partitions of topics
+    the tail's own thread ────────── Tail "journals"  ◀── every record of the journals
+    loop ◀── call_soon_threadsafe ── Fetcher          ◀── a range of old records, on request
+    the caller's thread ──────────── open             ◀── from the checkpoint to the end, then our claims
+
+Rules:
+- ``send`` never blocks and never gives up: librdkafka sends again until Kafka has it. The rule makes copies void,
+  so the producer needs neither idempotence nor an order between requests.
+- A tail gives the loop a few chunks and then waits until the loop has read them: memory is bounded.
+- Journals have a tail of their own, which needs no loop: a start and a change of topics wait for a journal on the loop.
+- Everything else waits at most ``timeout`` seconds, and raises ``TimeoutError`` (an ``OSError``) with a sentence.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, NamedTuple
+
+from confluent_kafka import (
+    OFFSET_INVALID,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Producer,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+from headrace.clock import Loop
+from headrace.engine.kafka.replica import Replica
+from headrace.errors import StorageFailed
+
+logger = logging.getLogger("headrace.kafka")
+RECORD_BYTES_MAX = 64 << 20
+"""The largest record: a commit, which has 16 MB, or one larger publish."""
+CHUNK_RECORDS = 500
+CHUNKS_IN_FLIGHT = 4
+QUEUE_KBYTES = 32 << 10
+"""What librdkafka may fetch ahead."""
+POLL_S = 0.05
+FETCH_WAIT_MS = 25
+"""A partition that a consumer gets is read only after the request that waits has come back."""
+CLAIMS_MAX = 20
+METADATA_S = 2.0
+SAID_AGAIN_S = 60.0
+SAID_MAX = 1000
+COMMIT_EVERY_S = 1.0
+LAST_COMMIT_S = 2.0
+TOPICS_ASKED_SINGLY = 10
+RETRY_S = 0.2
+NOT_READY = (
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+)
+
+FORBIDDEN = (
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+)
+REACH_S = 0.5
+
+librdkafka = logging.getLogger("headrace.kafka.client")
+
+
+class _Seldom(logging.Filter):
+    """Lets a message pass once a minute: while Kafka is away, each client says so several times a second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        text = re.sub(r"\[.*?\]|\(after .*?\)", "", record.getMessage())
+        now = time.monotonic()
+        if now - self._said.get(text, -SAID_AGAIN_S) < SAID_AGAIN_S:
+            return False
+        if len(self._said) >= SAID_MAX:
+            self._said.clear()
+        self._said[text] = now
+        return True
+
+
+librdkafka.addFilter(_Seldom())
+
+Found = tuple[int, bytes | None, bytes | None]
+"""Kafka's offset, key, value."""
+
+
+class Timeout(TimeoutError):
+    """Kafka did not answer in time. Whoever asked may ask again."""
+
+    def __init__(self, what: str):
+        super().__init__(errno.ETIMEDOUT, what)
+
+
+def failure_of(error: KafkaException, what: str) -> Timeout | StorageFailed:
+    """What to raise: a definite error if Kafka refuses, else one after which the same may be tried again."""
+    found = error.args[0]
+    if found.code() in FORBIDDEN:
+        return forbidden(f"{what}: {found.str()}")
+    return Timeout(f"Kafka: {what}: {found.str()}")
+
+
+def forbidden(what: str) -> StorageFailed:
+    return StorageFailed(
+        f"Kafka's access rules do not allow it: {what}. Give the user of kafka_config the rights that docs/cluster.md lists",
+        code="kafka_forbidden",
+        retryable=False,
+    )
+
+
+class FetchOrder(NamedTuple):
+    topic: str
+    number: int
+    position: int
+    stop: int
+    """Kafka's offset at which to stop."""
+    bytes_max: int
+    done: Callable[[list[Found], str | None], None]
+
+
+class KafkaLink:
+    def __init__(
+        self,
+        servers: str,
+        node: str,
+        loop: Loop,
+        *,
+        cluster: str,
+        options: dict[str, str] | None = None,
+        timeout: float = 10.0,
+    ):
+        self.node, self.cluster, self.timeout = node, cluster, timeout
+        self._loop = loop
+        self._common: dict[str, Any] = {
+            "bootstrap.servers": servers,
+            "client.id": f"headrace-{cluster}",
+            "socket.keepalive.enable": True,
+            "receive.message.max.bytes": 3 * RECORD_BYTES_MAX,
+            "reconnect.backoff.max.ms": 1000,
+            **(options or {}),
+        }
+        self._closing = threading.Event()
+        self._trouble: KafkaError | None = None
+        """The last one with the connection."""
+        self.producer = Producer(
+            {
+                **self._common,
+                "error_cb": self._note,
+                "acks": "all",
+                "linger.ms": 0,
+                "message.max.bytes": RECORD_BYTES_MAX + (1 << 20),
+                "message.timeout.ms": 0,
+                "queue.buffering.max.kbytes": 1 << 20,
+                "delivery.report.only.error": True,
+            },
+            logger=librdkafka,
+        )
+        self.admin = AdminClient(self._common, logger=librdkafka)
+        self._opener = self._consumer()
+        self._opening = threading.Lock()
+        self.progress = 0, 0
+        """Of the partitions that were opened last: records read, and how many there are to read."""
+        self.logs = Tail(self._consumer, self._closing, self._on_loop)
+        self.journals = Tail(self._consumer, self._closing, lambda work: work())
+        self._fetches: SimpleQueue[FetchOrder | None] = SimpleQueue()
+        self._fetcher = self._consumer()
+        self._learned: set[str] = set()
+        self._threads = [
+            threading.Thread(target=target, name=f"headrace-kafka-{name}", daemon=True)
+            for name, target in (
+                ("send", self._poll),
+                ("logs", self.logs.run),
+                ("journals", self.journals.run),
+                ("fetch", self._fetch),
+            )
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    # --- reaching Kafka -----------------------------------------------------------------------
+    def _note(self, error: KafkaError) -> None:
+        if error.code() != KafkaError._ALL_BROKERS_DOWN:  # the others say why
+            self._trouble = error
+
+    def reach(self) -> None:
+        """Wait until Kafka answers. Raises what is wrong with the login or the certificates, if that is why it does not. Blocks."""
+        deadline = time.monotonic() + self.timeout
+        while True:
+            try:
+                self.admin.list_topics(timeout=min(REACH_S, self.timeout))
+                return
+            except KafkaException as error:
+                trouble = self._trouble
+                if trouble is not None and trouble.code() == KafkaError._AUTHENTICATION:
+                    raise StorageFailed(
+                        f"Kafka refuses the login: {trouble.str()}; check sasl.mechanism, sasl.username and sasl.password "
+                        "in the file of kafka_config",
+                        code="kafka_login_failed",
+                        retryable=False,
+                    ) from None
+                if trouble is not None and trouble.code() == KafkaError._SSL:
+                    raise StorageFailed(
+                        f"the TLS connection to Kafka fails: {trouble.str()}; check security.protocol and "
+                        "ssl.ca.location in the file of kafka_config, and Kafka's certificate",
+                        code="kafka_tls_failed",
+                        retryable=False,
+                    ) from None
+                if time.monotonic() > deadline:
+                    why = error.args[0] if trouble is None else trouble
+                    raise Timeout(f"Kafka cannot be reached: {why.str()}") from None
+
+    def learn(self, topics: set[str]) -> None:
+        """Know the leaders of topics that are new. Blocks."""
+        _learn(self.producer, topics, self.timeout)
+
+    def _consumer(self, **more: Any) -> Consumer:
+        return Consumer(
+            {
+                **self._common,
+                "group.id": self.group,
+                "enable.auto.commit": False,
+                "enable.auto.offset.store": False,
+                "auto.offset.reset": "error",
+                "check.crcs": True,
+                "fetch.message.max.bytes": 4 << 20,
+                "queued.max.messages.kbytes": QUEUE_KBYTES,
+                "fetch.queue.backoff.ms": 5,
+                "fetch.error.backoff.ms": 100,
+                "fetch.wait.max.ms": FETCH_WAIT_MS,
+                **more,
+            },
+            logger=librdkafka,
+        )
+
+    def member(self, group: str, session_s: float, heartbeat_s: float | None = None) -> Consumer:
+        """A consumer that is a member of a group; whoever gets it closes it."""
+        return self._consumer(
+            **{
+                "group.id": group,
+                "client.id": self.node,
+                "partition.assignment.strategy": "cooperative-sticky",
+                "session.timeout.ms": int(session_s * 1000),
+                "heartbeat.interval.ms": int((heartbeat_s or session_s / 4) * 1000),
+            }
+        )
+
+    @property
+    def group(self) -> str:
+        """Its committed offsets are the last checkpoints of the partitions: hints, where to begin."""
+        return f"{self.cluster}.checkpoints"
+
+    # --- sending ------------------------------------------------------------------------------
+    def send(
+        self, topic: str, number: int, key: bytes, value: bytes, again: Callable[[], None]
+    ) -> None:
+        """``again`` is called later, in any thread, if Kafka did not take it."""
+
+        def failed(error: KafkaError | None, _message: object) -> None:
+            if error is not None and not self._closing.is_set():
+                logger.warning("Kafka did not take a record of %s/%d: %s", topic, number, error)
+                threading.Timer(RETRY_S, again).start()
+
+        try:
+            self.producer.produce(topic, value, key, number, on_delivery=failed)
+        except (BufferError, KafkaException) as error:
+            # The queue is full, or librdkafka does not know the topic yet, or not any more.
+            logger.info("a record of %s/%d waits: %s", topic, number, error)
+            if not self._closing.is_set():
+                threading.Timer(RETRY_S, again).start()
+
+    def _poll(self) -> None:
+        while not self._closing.is_set():
+            self.producer.poll(POLL_S)
+
+    # --- opening ------------------------------------------------------------------------------
+    def open(
+        self, replicas: Sequence[Replica], tail: Tail, *, new: bool = False, claim: bool = True
+    ) -> None:
+        """Read each from its checkpoint to the end, claim it, read the claim back, and follow it from there.
+
+        ``new``: their topic was just created, so there is nothing to look up. Without ``claim``, somebody else owns them.
+        """
+        if not replicas:
+            return
+        places = {(each.topic, each.number): each for each in replicas}
+        with self._opening:
+            ends = dict.fromkeys(places, 0) if new else self._look_up(places)
+            consumer = self._opener
+            topics = {each.topic for each in replicas}
+            for client in (self.producer, consumer):
+                _learn(client, topics, self.timeout)
+            consumer.assign(
+                [TopicPartition(*place, each.position) for place, each in places.items()]
+            )
+            left = sum(max(ends[place] - each.position, 0) for place, each in places.items())
+            self.progress = 0, left
+            try:
+                self._read(
+                    consumer, places, lambda place, each: each.position >= ends[place], "the end"
+                )
+                for _ in range(CLAIMS_MAX):
+                    wanting = {
+                        place: each
+                        for place, each in places.items()
+                        if claim and each.seat.owned != each.seat.ownership.epoch
+                    }
+                    if not wanting:
+                        break
+                    before = {place: each.seat.ownership.epoch for place, each in wanting.items()}
+                    for each in wanting.values():
+                        each.claim()
+                    self._read(consumer, places, partial(_has_changed, before), "its claims")
+                else:
+                    raise StorageFailed(
+                        "other nodes claim the same partitions again and again; start again",
+                        code="cluster_busy",
+                    )
+            finally:
+                consumer.unassign()
+        tail.follow(replicas)
+
+    def _look_up(self, places: dict[tuple[str, int], Replica]) -> dict[tuple[str, int], int]:
+        """Set where each begins to read; returns where each ends."""
+        partitions = [TopicPartition(*place) for place in places]
+        try:
+            first = self.offsets(places, OffsetSpec.earliest())
+            last = self.offsets(places, OffsetSpec.latest())
+            committed = self._opener.committed(partitions, timeout=self.timeout)
+        except KafkaException as error:
+            raise failure_of(error, "it does not say where partitions begin and end") from None
+        hints = {(each.topic, each.partition): each.offset for each in committed}
+        for place, replica in places.items():
+            begins, hint = first[place], hints[place]
+            usable = hint != OFFSET_INVALID and begins <= hint < last[place]
+            replica.begin(hint if usable else begins, begins)
+        return last
+
+    def offsets(
+        self, places: Iterable[tuple[str, int]], spec: OffsetSpec
+    ) -> dict[tuple[str, int], int]:
+        """The first or last offsets of partitions, in one request to each of Kafka's nodes."""
+        deadline = time.monotonic() + self.timeout
+        partitions = {TopicPartition(*place): spec for place in places}
+        while True:
+            asked = self.admin.list_offsets(partitions, request_timeout=self.timeout)
+            try:
+                return {
+                    (each.topic, each.partition): future.result(self.timeout + 1).offset
+                    for each, future in asked.items()
+                }
+            except KafkaException as error:
+                # The leader of a new partition is known before it is ready.
+                if error.args[0].code() not in NOT_READY or time.monotonic() > deadline:
+                    raise
+                time.sleep(POLL_S)
+
+    def _read(
+        self,
+        consumer: Consumer,
+        places: dict[tuple[str, int], Replica],
+        is_done: Callable[[tuple[str, int], Replica], bool],
+        what: str,
+    ) -> None:
+        left = {place for place, each in places.items() if not is_done(place, each)}
+        deadline = time.monotonic() + self.timeout
+        while left:
+            found = _some(consumer)
+            for message in found:
+                place = message.topic(), message.partition()
+                replica = places[place]
+                replica.read(message.offset(), message.key(), message.value())
+                if place in left and is_done(place, replica):
+                    left.discard(place)
+            self.progress = self.progress[0] + len(found), self.progress[1]
+            if found:
+                deadline = time.monotonic() + self.timeout
+            elif time.monotonic() > deadline:
+                topic, number = next(iter(left))
+                raise Timeout(
+                    f"Kafka has not answered for {self.timeout:g} seconds: {len(left)} partitions have not "
+                    f"read {what}, for example {topic}/{number}"
+                )
+
+    # --- fetching -----------------------------------------------------------------------------
+    def fetch(self, request: FetchOrder) -> None:
+        """``done`` runs on the loop, with the records or with a reason why there are none."""
+        self._fetches.put(request)
+
+    def _fetch(self) -> None:
+        while (request := self._fetches.get()) is not None:
+            found: list[Found] = []
+            why = None
+            try:
+                found = self._fetched(request)
+            except (KafkaException, OSError) as error:
+                why = str(error)
+                self._closing.wait(RETRY_S)
+            try:
+                self._loop.call_soon_threadsafe(request.done, found, why)
+            except RuntimeError:
+                return
+
+    def _fetched(self, request: FetchOrder) -> list[Found]:
+        consumer = self._fetcher
+        if request.topic not in self._learned:
+            _learn(consumer, {request.topic}, METADATA_S)
+            self._learned.add(request.topic)
+        consumer.assign([TopicPartition(request.topic, request.number, request.position)])
+        found: list[Found] = []
+        size = 0
+        deadline = time.monotonic() + self.timeout
+        try:
+            while size < request.bytes_max and not self._closing.is_set():
+                for message in _some(consumer):
+                    found.append((message.offset(), message.key(), message.value()))
+                    size += len(message)
+                    if message.offset() + 1 >= request.stop:
+                        return found
+                if not found and time.monotonic() > deadline:
+                    raise Timeout(f"Kafka has not answered for {self.timeout:g} seconds")
+        finally:
+            consumer.unassign()
+        return found
+
+    # --- checkpoints and deletion -----------------------------------------------------------------
+    def remember(self, replica: Replica, position: int) -> None:
+        """Commit where the next start may begin. It is a hint: nothing depends on its success."""
+        self.logs.remember(replica, position)
+
+    def delete_before(self, replica: Replica, position: int) -> None:
+        """Delete the records before a checkpoint, some time. A later deletion includes this one."""
+        try:
+            self.admin.delete_records([TopicPartition(replica.topic, replica.number, position)])
+        except KafkaException as error:
+            logger.warning("records of %s/%d: %s", replica.topic, replica.number, error)
+
+    # --- ending -------------------------------------------------------------------------------
+    def _on_loop(self, work: Callable[[], None]) -> None:
+        self._loop.call_soon_threadsafe(work)
+
+    def close(self) -> None:
+        """Let go of Kafka. What was sent and not read back is not waited for."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        self._fetches.put(None)
+        self.logs.wake()
+        for thread in self._threads:
+            thread.join(2 * self.timeout)
+        self.producer.flush(1.0)
+        for consumer in (self.logs.consumer, self.journals.consumer, self._opener, self._fetcher):
+            consumer.close()
+
+
+class Tail:
+    """Reads every new record of the partitions that it follows, in a thread of its own.
+
+    ``run_there`` runs the reading where the replicas belong: on the loop, or at once.
+    """
+
+    def __init__(
+        self,
+        make_consumer: Callable[..., Consumer],
+        closing: threading.Event,
+        run_there: Callable[[Callable[[], None]], None],
+    ):
+        self.consumer = make_consumer(on_commit=self.committed)
+        self._closing = closing
+        self._run_there = run_there
+        self._replicas: dict[tuple[str, int], Replica] = {}
+        self._room = threading.Semaphore(CHUNKS_IN_FLIGHT)
+        self._orders: SimpleQueue[Callable[[], object]] = SimpleQueue()
+        """For the consumer: only its own thread may call it, else it may block for ever."""
+        self._hints: dict[tuple[str, int], int] = {}
+        self._committing = False
+        self._committed = time.monotonic()
+        self.on_read: Callable[[], None] = lambda: None
+        """Called after some records were read, where they are read."""
+
+    def follow(self, replicas: Iterable[Replica]) -> None:
+        replicas = [each for each in replicas if (each.topic, each.number) not in self._replicas]
+        for each in replicas:
+            self._replicas[each.topic, each.number] = each
+        places = [TopicPartition(each.topic, each.number, each.position) for each in replicas]
+
+        def assign() -> None:
+            _learn(self.consumer, {place.topic for place in places}, METADATA_S)
+            self.consumer.incremental_assign(places)
+
+        self._orders.put(assign)
+
+    def leave(self, replica: Replica) -> None:
+        if self._replicas.pop((replica.topic, replica.number), None) is not None:
+            place = TopicPartition(replica.topic, replica.number)
+            self._orders.put(lambda: self.consumer.incremental_unassign([place]))
+
+    def remember(self, replica: Replica, position: int) -> None:
+        self._hints[replica.topic, replica.number] = position
+
+    def _commit(self) -> None:
+        """Commit the hints, if there are new ones: all together, once in a while, because nothing waits for them."""
+        if self._hints and time.monotonic() - self._committed >= COMMIT_EVERY_S:
+            hints, self._hints = self._hints, {}
+            places = [TopicPartition(*place, position) for place, position in hints.items()]
+            self._committing = True
+            self._committed = time.monotonic()
+            self.consumer.commit(offsets=places, asynchronous=True)
+
+    def _finish(self) -> None:
+        """The last hints; Kafka has a moment to answer."""
+        self._committed = -COMMIT_EVERY_S
+        deadline = time.monotonic() + LAST_COMMIT_S
+        try:
+            self._commit()
+            while self._committing and time.monotonic() < deadline:
+                self.consumer.poll(POLL_S)
+        except KafkaException as error:
+            logger.info("the last checkpoints are not remembered: %s", error)
+
+    def committed(self, error: KafkaError | None, _places: object) -> None:
+        """Called by the consumer."""
+        self._committing = False
+        if error is not None:
+            logger.info("checkpoints are not remembered: %s", error)
+
+    def wake(self) -> None:
+        self._room.release()
+
+    def run(self) -> None:
+        while not self._closing.is_set():
+            try:
+                while not self._orders.empty():
+                    self._orders.get()()
+                self._commit()
+                found = _some(self.consumer, self._failed)
+            except KafkaException as error:
+                logger.warning("Kafka: %s", error)
+                self._closing.wait(RETRY_S)
+                continue
+            if not found:
+                continue
+            self._room.acquire()
+            try:
+                self._run_there(partial(self._read, found))
+            except RuntimeError:
+                break  # the loop is closed
+        self._finish()
+
+    def _read(self, found: list[Any]) -> None:
+        self._room.release()
+        for message in found:
+            replica = self._replicas.get((message.topic(), message.partition()))
+            if replica is not None:
+                try:
+                    replica.read(message.offset(), message.key(), message.value())
+                except Exception:  # the other records must be read all the same
+                    logger.exception("%s/%d", replica.topic, replica.number)
+        self.on_read()
+
+    def _failed(self, message: Any) -> None:
+        """Records that were not read yet are deleted: only a later owner can have done that."""
+        replica = self._replicas.get((message.topic(), message.partition()))
+        if message.error().code() == KafkaError._AUTO_OFFSET_RESET and replica is not None:
+            self._run_there(replica.overtaken)
+
+
+def _has_changed(
+    before: dict[tuple[str, int], int], place: tuple[str, int], replica: Replica
+) -> bool:
+    return place not in before or replica.seat.ownership.epoch > before[place]
+
+
+def _learn(client: Consumer | Producer, topics: set[str], timeout: float) -> None:
+    """Ask for the topics' leaders: librdkafka itself looks only once a second for topics that are new to it."""
+    try:
+        if len(topics) > TOPICS_ASKED_SINGLY:
+            client.list_topics(timeout=timeout)
+            return
+        for topic in topics:
+            client.list_topics(topic, timeout=timeout)
+    except KafkaException as error:
+        logger.info("Kafka does not tell the leaders of %d topics yet: %s", len(topics), error)
+
+
+def _some(consumer: Consumer, failed: Callable[[Any], None] = lambda message: None) -> list[Any]:
+    """What has arrived; waits a moment for the first record. ``KafkaException`` for what cannot be read on."""
+    first = consumer.poll(POLL_S)
+    if first is None:
+        return []
+    found = [first, *consumer.consume(CHUNK_RECORDS, 0)]
+    good = [message for message in found if message.error() is None]
+    for message in found:
+        error = message.error()
+        if error is not None:
+            logger.info("Kafka: %s/%s: %s", message.topic(), message.partition(), error)
+            failed(message)
+            if not good and not error.retriable():
+                raise KafkaException(error)
+    return good

@@ -1,0 +1,80 @@
+"""Topics in Kafka: their names, and settings that would lose messages."""
+
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourceType,
+)
+
+from headrace.engine.kafka.topics import NAME_CHARS_MAX, KafkaTopics
+from headrace.errors import HeadraceError
+from headrace.log.interface import TopicRecord
+from headrace.model import TopicSettings
+from headrace.testing import running_server, wait_until
+
+kafka_test = pytest.mark.xdist_group("kafka")
+
+
+def record(name: str, incarnation: int) -> TopicRecord:
+    return TopicRecord(name, TopicSettings(), incarnation, 0)
+
+
+def test_names_fit_into_kafka_and_do_not_collide() -> None:
+    """The longest name is cut, and the incarnation keeps two topics apart."""
+    topics = KafkaTopics(None, "c" * 40, 1.0, unsafe=False)  # type: ignore[arg-type]
+    long = record("x" * 249, 1)
+    assert len(topics.name_of(long)) == NAME_CHARS_MAX
+    assert topics.name_of(long) != topics.name_of(record("x" * 249, 2))
+    assert topics.name_of(record("orders", 0x1F)) == f"{'c' * 40}.orders.0000000000001f"
+
+
+def change(servers: str, topic: str, name: str, value: str) -> None:
+    entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+    admin = AdminClient({"bootstrap.servers": servers})
+    for future in admin.incremental_alter_configs([resource]).values():
+        future.result(10)
+
+
+@kafka_test
+def test_settings_that_lose_messages_are_refused(cluster: dict[str, Any]) -> None:
+    """A node does not start over such a topic, says which it is, and starts when it is told to."""
+    state = f"{cluster['cluster']}.state"
+    with running_server(**cluster) as server, server.client() as client:
+        client.publish("orders", b"one")
+    wrong = {
+        "cleanup.policy": "compact",
+        "retention.ms": "3600000",
+        "unclean.leader.election.enable": "true",
+    }
+    for name, value in wrong.items():
+        change(cluster["kafka_servers"], state, name, value)
+    with pytest.raises(HeadraceError) as caught, running_server(**cluster):
+        pass
+    assert caught.value.code == "kafka_topic_unsafe"
+    for name, value in wrong.items():
+        assert f"{state} has {name}={value}" in caught.value.message
+    with running_server(**cluster, kafka_unsafe=True) as server, server.client() as client:
+        assert client.fetch("orders")[0].value == b"one"
+
+
+@kafka_test
+def test_a_topic_that_was_deleted_in_kafka_is_missed(cluster: dict[str, Any]) -> None:
+    """What it held is gone, messages or positions or definitions, so the node does not go on as if it were empty."""
+    with running_server(**cluster) as server, server.client() as client:
+        client.publish("orders", b"one")
+    admin = AdminClient({"bootstrap.servers": cluster["kafka_servers"]})
+    for topic in ("orders.", "state", "definitions"):
+        first = f"{cluster['cluster']}.{topic}"
+        [name] = [n for n in admin.list_topics(timeout=10).topics if n.startswith(first)]
+        admin.delete_topics([name], operation_timeout=10)[name].result(10)
+        wait_until(lambda name=name: name not in admin.list_topics(timeout=10).topics)  # type: ignore[misc]
+        with pytest.raises(HeadraceError) as caught, running_server(**cluster):
+            pass
+        assert caught.value.code == "kafka_topic_missing"
+        assert name in caught.value.message
