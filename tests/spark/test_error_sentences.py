@@ -80,7 +80,7 @@ def test_some_errors_do_not_go_away() -> None:
     assert is_definite(TopicNotFound("there is no topic"))
     assert is_definite(Exception(WORKER.format(error="headrace.errors.TopicNotFound: there")))
     assert is_definite(Exception(WORKER.format(error=gone)))
-    assert not is_definite(Exception(WORKER.format(error=lost)))
+    assert is_definite(Exception(WORKER.format(error=lost)))
     assert not is_definite(Exception(WORKER.format(error="ConnectFailed: no broker answers")))
     assert not is_definite(Exception("Python worker failed to connect back."))
 
@@ -125,3 +125,28 @@ def test_an_error_of_others_is_one_sentence() -> None:
 def test_what_is_ours_already_stays_as_it_is() -> None:
     error = RequestTimeout("late")
     assert error_of(error) is error
+
+
+FAILED = """[STREAM_FAILED] Query [id = 3d0d393f, runId = c5a0abf9] terminated with exception: {error} SQLSTATE: XXKST
+=== Streaming Query ===
+Identifier: copy"""
+
+
+@pytest.mark.parametrize(
+    ("error", "definite"),
+    [
+        ("[DIVIDE_BY_ZERO] Division by zero. SQLSTATE: 22012", True),
+        (
+            "[STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE] Provided key schema does not match. SQLSTATE: 42K06",
+            True,
+        ),
+        ("There are [1] sources in the checkpoint offsets and now there are [2] sources", True),
+        ("[CANNOT_LOAD_STATE_STORE.UNCATEGORIZED] An error occurred. SQLSTATE: 58030", False),
+        ("Job aborted due to stage failure: Task 0 in stage 1.0 failed 4 times", False),
+    ],
+)
+def test_failures_of_spark_that_cannot_heal(error: str, definite: bool) -> None:
+    """Its codes tell values and queries that cannot be computed from machines that were busy."""
+    from pyspark.errors import StreamingQueryException
+
+    assert is_definite(StreamingQueryException(FAILED.format(error=error))) is definite

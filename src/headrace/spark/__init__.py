@@ -9,6 +9,9 @@
     pipelines/             queries that a file declares
     builtin/               archive and replay
     sql/                   topics as views
+    history/               a log and its archive as one table
+    letters                dead letters as a table, and back
+    report/                what a broker did, as a page with plots
     sessions/              a tuned session in one line, and the Java it needs
     options  connection    options by name, and how a broker is reached
     notation               how users write times, durations, ranges and schemas

@@ -1,4 +1,4 @@
-"""Syncing a checkpoint's files about a batch before the batch is committed to a sink.
+"""What Headrace reads of a checkpoint, and syncs before a batch is committed to a sink.
 
 Spark writes the offsets of batch 7 into ``offsets/7`` of the checkpoint, by rename and *without a sync*,
 then runs the batch, then asks the sink to commit it. If the power fails after the commit, that file may be
@@ -15,8 +15,12 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlparse
 
+import orjson
+
+from headrace.errors import InvalidArgument
 from headrace.spark.durable import sync
 
 
@@ -46,3 +50,38 @@ def local_path(location: str | None) -> Path | None:
     if location.startswith("file:"):
         return Path(unquote(urlparse(location).path))
     return None if "://" in location else Path(location)
+
+
+def has_begun(home: Path) -> bool:
+    """Whether a query has planned a batch here, so that another one would continue from it."""
+    return _last(home / "offsets") is not None
+
+
+def committed_offsets(home: Path) -> tuple[list[Any], bool]:
+    """The offsets of each source after the last finished batch, and whether another batch was begun."""
+    done, begun = _last(home / "commits"), _last(home / "offsets")
+    if done is None:
+        raise InvalidArgument(
+            f"the checkpoint {home} has no finished batch to continue from",
+            code="invalid_checkpoint",
+        )
+    try:
+        version, _, *sources = (home / "offsets" / str(done)).read_text().splitlines()
+        if version != "v1":
+            raise ValueError(f"its format is {version}")
+        found = [None if each == "-" else orjson.loads(each) for each in sources]
+    except (OSError, ValueError) as error:
+        raise InvalidArgument(
+            f"the offsets of batch {done} in {home} cannot be read: {error}",
+            code="invalid_checkpoint",
+        ) from None
+    return found, begun is not None and begun > done
+
+
+def _last(directory: Path) -> int | None:
+    """The greatest number among the files of a directory."""
+    if not directory.is_dir():
+        return None
+    return max(
+        (int(each.name) for each in directory.iterdir() if each.name.isdigit()), default=None
+    )

@@ -53,24 +53,23 @@ _FIRST_LINE_ONLY = ("INVALID_IDENTIFIER", "TABLE_OR_VIEW_NOT_FOUND")
 _DEFINITE = (
     Conflict, DataCorrupt, Forbidden, InvalidArgument, NotFound, OffsetOutOfRange, Unauthenticated,
 )  # fmt: skip
+_STATE = re.compile(r"SQLSTATE: (\w{2})\w{3}")
+_DEFINITE_STATES = ("0A", "21", "22", "42")
+"""Classes of Spark's errors that every repetition of the batch would have: unsupported features, values that
+cannot be computed (a division by zero), queries and state that do not fit each other."""
+_OTHER_SOURCES = re.compile(r"There are \[\d+\] sources in the checkpoint offsets")
 
 
-class InvalidSql(HeadraceError):
+class InvalidSql(HeadraceError, code="invalid_sql"):
     """The query cannot be parsed, or names something that does not exist."""
 
-    code = "invalid_sql"
 
-
-class QueryFailed(HeadraceError):
+class QueryFailed(HeadraceError, code="query_failed"):
     """The query is valid, and could not be answered."""
 
-    code = "query_failed"
 
-
-class QueryCancelled(HeadraceError):
+class QueryCancelled(HeadraceError, code="cancelled"):
     """A user cancelled the query."""
-
-    code = "cancelled"
 
 
 # --- for callers --------------------------------------------------------------------------------------
@@ -102,8 +101,15 @@ def sentence(error: BaseException) -> str:
 
 
 def is_definite(error: BaseException) -> bool:
-    """Whether a retry cannot help, as far as that can be told: an error of ours that says so."""
-    return isinstance(error_of(error), _DEFINITE)
+    """Whether a retry cannot help, as far as that can be told by our errors and by Spark's codes."""
+    found = error_of(error)
+    if isinstance(found, _DEFINITE) or found.code == "data_loss":
+        return not found.retryable
+    text = str(error)
+    if not _is_sparks(error) or _TRACEBACK in text:
+        return isinstance(found, InvalidSql)
+    states = {each[1] for each in _STATE.finditer(text)}
+    return not states.isdisjoint(_DEFINITE_STATES) or _OTHER_SOURCES.search(text) is not None
 
 
 @contextmanager

@@ -5,8 +5,8 @@ a misspelt option that is silently ignored is how a job reads the wrong thing fo
 
 So that jobs written for Kafka port by changing the format's name, ``subscribe`` is ``topic`` and
 ``kafka.bootstrap.servers`` is ``servers``. Other options that begin with ``kafka.``, or only tune Kafka's
-consumers, have no meaning here and are named in a warning. Where an option of Kafka's means something,
-the error says what to write instead.
+consumers, have no meaning here and are named in a warning. Kafka's options for security are an error that
+says what to write instead: a job must not connect with less protection than it asked for.
 """
 
 from __future__ import annotations
@@ -31,18 +31,11 @@ ValueFormat = Literal["binary", "text", "json"]
 ALIASES = {"subscribe": "topic", "kafka.bootstrap.servers": "servers"}
 MEANINGLESS = {
     "kafkaconsumer.polltimeoutms", "fetchoffset.numretries", "fetchoffset.retryintervalms",
-    "groupidprefix", "maxtriggerdelay",
+    "groupidprefix",
 }  # fmt: skip
 """Of Kafka's source: they change no row."""
-INSTEAD = {
-    "subscribepattern": "topic takes wildcards (orders.*  orders.>) instead of a regular expression",
-    "assign": "topic reads all partitions; filter by the column partition",
-    "startingoffsetsbytimestamp": "startingTimestamp is one time for all partitions",
-    "endingoffsetsbytimestamp": "endingTimestamp is one time for all partitions",
-    "startingoffsetsbytimestampstrategy": "where nothing is newer, reading begins at the end",
-    "minoffsetspertrigger": "a longer trigger gathers more (trigger(processingTime=…))",
-}
-"""Of Kafka's source: they would change which rows there are, and when."""
+SECURITY = ("kafka.security.", "kafka.sasl.", "kafka.ssl.")
+"""How the names of Kafka's options for TLS and logins begin."""
 
 
 def wrong(name: str, why: str) -> InvalidArgument:
@@ -70,12 +63,14 @@ class Given:
         """Every name is one of ``known``, or the error says which was meant."""
         names = {name.lower() for name in known}
         for given in self._values:
+            if given.startswith(SECURITY):
+                raise InvalidArgument(
+                    f"option {given} is for Kafka's security. Here servers with tls:// (tls://host:9999) "
+                    "is TLS, ca is the certificate to trust, and token, or user and password, log in",
+                    code="unknown_option",
+                )
             if given.startswith("kafka.") or given in MEANINGLESS:
                 logger.warning("option %s is for Kafka and has no meaning here", given)
-            elif given in INSTEAD:
-                raise InvalidArgument(
-                    f"option {given} is Kafka's; {INSTEAD[given]}", code="unknown_option"
-                )
             elif given not in names:
                 hint = suggestion(given, known)
                 raise InvalidArgument(f"there is no option {given}; {hint}", code="unknown_option")

@@ -107,7 +107,7 @@ def test_a_table_that_was_deleted(tmp_path: Path) -> None:
     ):
         (checkpoint / name).parent.mkdir(parents=True)
         (checkpoint / name).write_text(text)
-    arguments = ({"topic": "orders"}, str(tmp_path / "t"), "delta", str(checkpoint))
+    arguments = ({"topic": "orders"}, lake.Options(str(tmp_path / "t")), str(checkpoint))
     assert archive.starting_offsets(*arguments) == "earliest"
     (checkpoint / "offsets" / "1").write_text('v1\n{}\n{"@topics":{"orders":1},"orders":{"0":9}}')
     (checkpoint / "commits" / "1").write_text("v1\n{}")
@@ -129,4 +129,4 @@ def test_the_wrong_log(server: RunningServer, client: BrokerClient, tmp_path: Pa
     append(rows, path=str(tmp_path), app_id="a", number=0, offsets=True)
     source = {"servers": f"{server.host}:{server.port}", "topic": "orders"}
     with pytest.raises(Conflict, match="holds orders/0 up to offset 2, and the log ends at 1"):
-        archive.starting_offsets(source, str(tmp_path), "delta", str(tmp_path / "checkpoint"))
+        archive.starting_offsets(source, lake.Options(str(tmp_path)), str(tmp_path / "checkpoint"))

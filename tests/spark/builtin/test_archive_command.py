@@ -79,7 +79,7 @@ def test_mistakes(headrace: Command, client: BrokerClient, tmp_path: Path) -> No
     client.publish("orders", b"x")
     for arguments, message in (
         (["run", "nowhere", "--to", tmp_path / "t"], "there is no topic 'nowhere'"),
-        (["run", "orders", "--to", "s3://bucket/x"], "is not a directory"),
+        (["run", "orders", "--to", "ftp://host/x"], "is not a directory"),
         (["run", "orders", "--to", tmp_path / "t", "--format", "parquet"], "use delta, or iceberg"),
         (["run", "orders", "--to", tmp_path / "t", "--format", "xls"], "one of delta, iceberg"),
         (["verify", tmp_path / "t"], "there is no table at"),

@@ -18,6 +18,7 @@ from headrace.spark.builtin import archive, archive_verify
 from headrace.spark.builtin.archive_source import ARCHIVE, with_date
 from headrace.spark.builtin.archive_verify import Difference, verify
 from headrace.spark.lake import Offsets, Span, schemas
+from headrace.spark.lake.tables import find_table
 from headrace.testing import RunningServer, running_server
 from tests.spark.lake.rig import append
 
@@ -187,3 +188,38 @@ def test_not_an_archive(spark: SparkSession, tmp_path: Path) -> None:
     append(pa.table({"n": [1]}), path=str(tmp_path), app_id="x", number=0)
     with pytest.raises(InvalidArgument, match="keeps no offset ranges"):
         verify(spark, str(tmp_path), {"servers": "127.0.0.1:1"})
+
+
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+def test_files_that_cannot_be_read(
+    spark: SparkSession, log: RunningServer, tmp_path: Path, kind: str
+) -> None:
+    """Each is named with the offsets that it held; the rest is compared, and good."""
+    rows = rows_of(log)
+    for number in range(4):
+        inside = pa.compute.equal(pa.compute.divide(rows["offset"], 40), number)
+        options = {"offsets": True, "partition_by": "topic,date", "compact_every": 0}
+        append(
+            rows.filter(inside), path=str(tmp_path), kind=kind, app_id="q", number=number, **options
+        )
+    missing, footer, inner = (Path(each) for each in sorted(find_table(str(tmp_path)).paths())[:3])
+    held = {
+        each: pq.read_table(each, partitioning=None).to_pylist()
+        for each in (missing, footer, inner)
+    }
+    missing.unlink()
+    footer.write_bytes(footer.read_bytes()[:-20])
+    raw = inner.read_bytes()
+    inner.write_bytes(raw[:20] + bytes(1000) + raw[1020:])
+    verdict = verify(spark, str(tmp_path), where(log))
+    assert {file.path: file.why for file in verdict.files} == {
+        str(missing): "is missing", str(footer): "is damaged", str(inner): "is damaged",
+    }  # fmt: skip
+    for file in verdict.files:
+        found = {(span.partition, n) for span in file.offsets for n in range(span.start, span.end)}
+        assert found == {(row["partition"], row["offset"]) for row in held[Path(file.path)]}
+    assert (verdict.differences, verdict.is_good) == ([], False)
+    assert verdict.records == RECORDS - sum(map(len, held.values()))
+    [first] = [file for file in verdict.files if file.path == str(missing)]
+    assert str(first).startswith(f"{missing} is missing; it held orders/0@")
+    assert {each["why"] for each in verdict.as_document()["files"]} == {"is missing", "is damaged"}

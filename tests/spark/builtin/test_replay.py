@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
 # --- what users write -----------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("source", "to"),
-    [("orders", "no topic"), ("orders", "copies.*"), ("two words", "copy"), ("s3://a/b", "copy")],
+    [("orders", "no topic"), ("orders", "copies.*"), ("two words", "copy"), ("ftp://a/b", "copy")],
 )
 def test_what_cannot_be_asked_for(source: str, to: str) -> None:
     with pytest.raises(InvalidArgument):

@@ -66,8 +66,8 @@ def append(
     table = open_table(Options.of({"path": path, "kind": kind, **options}))
     schema = schemas.to_spark(added.schema)
     table.prepare(schema)
-    files = [sink.write_files(table, schema, iter(added.to_batches()), f"{number:09d}")]
-    if is_new := table.commit(app_id, number, files):
+    files = sink.write_files(table, schema, iter(added.to_batches()), f"{number:09d}")
+    if is_new := sink.commit_files(table, app_id, number, files):
         sink.upkeep(table, number)
     else:
         table.forget(files)
@@ -76,7 +76,8 @@ def append(
 
 def written(table: Table, *batches: pa.RecordBatch) -> WrittenFiles:
     """Files of a task, not committed."""
-    return sink.write_files(table, SCHEMA, iter(batches), "part")
+    [found] = sink.write_files(table, SCHEMA, iter(batches), "part")
+    return found
 
 
 def offsets_in(paths: Sequence[str | Path]) -> list[int]:

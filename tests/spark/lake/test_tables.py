@@ -12,7 +12,7 @@ from headrace.errors import Conflict, HeadraceError, InvalidArgument, NotFound
 from headrace.spark import lake
 from headrace.spark.lake import Options, Span, schemas
 from headrace.spark.lake import table as table_module
-from headrace.spark.lake.tables import find_table, kind_of
+from headrace.spark.lake.tables import find_table, kind_of, open_table
 from tests.spark.lake.rig import SCHEMA, add, append, offsets_of, rows, table_at, written
 
 pytestmark = pytest.mark.parametrize("kind", lake.KINDS)
@@ -33,6 +33,8 @@ def test_commits_add_up(tmp_path: Path, kind: str) -> None:
     ]
     assert found.schema == SCHEMA
     assert found.files == len(table.paths()) == 3
+    names = {table.store().name(path) for path in table.paths()}
+    assert names == {name for name, _ in table.sizes()}
     json.dumps(found.as_document())
     assert len(offsets_of(table)) == 37
 
@@ -278,10 +280,16 @@ def test_a_few_rows_without_spark(tmp_path: Path, kind: str) -> None:
 def test_options(tmp_path: Path, kind: str) -> None:
     """Spelled as in Python or as in Spark, and back; a mistake is named."""
     given = {"path": str(tmp_path), "kind": kind, "partitionBy": "a, b", "merge_schema": "true"}
-    options = Options.of({**given, "catalog.uri": "sqlite://", "checkpointLocation": "x"})
+    secrets = {"catalog.uri": "sqlite://:very-secret@/"}
+    if kind == "delta":
+        secrets["storage.AWS_SECRET_ACCESS_KEY"] = "very-secret"
+    options = Options.of({**given, **secrets, "checkpointLocation": "x"})
     assert options.partition_by == ("a", "b")
     assert options.merge_schema
-    assert options.catalog == (("uri", "sqlite://"),)
+    assert options.catalog_properties == (("uri", "sqlite://:very-secret@/"),)
+    assert "very-secret" not in repr(options)
+    told = options.as_options()
+    assert [name for name, value in told.items() if "very-secret" in value] == ["lakeSecrets"]
     assert options.checkpoint_location == "x"
     assert Options.of(options.as_options()) == options
     for name, value, message in (
@@ -292,11 +300,19 @@ def test_options(tmp_path: Path, kind: str) -> None:
         ("offsets", "yes", "true or false"),
         ("partition_by", "a,a", "twice"),
         ("app_id", "a b", "not valid"),
-        ("path", "s3://bucket/x", "not a directory"),
+        ("path", "ftp://bucket/x", "not in an object store that Headrace knows"),
+        ("path", "s3://bucket", "write s3://BUCKET/PATH"),
+        ("path", "s3://bucket/x?sig=very", "put keys and tokens into the environment"),
         ("kind", "orc", "format of a table is one of delta, iceberg"),
     ):
         with pytest.raises(HeadraceError, match=message):
-            Options.of({**given, name: value}).directory  # noqa: B018
+            Options.of({**given, name: value}).place  # noqa: B018
+    if kind == "iceberg":
+        with pytest.raises(InvalidArgument, match=r"use catalog\.s3\.endpoint"):
+            Options.of({**given, "storage.aws_region": "x"})
+        with pytest.raises(InvalidArgument, match="needs a catalog") as caught:
+            open_table(Options.of({"path": "s3://bucket/x", "kind": kind}))
+        assert caught.value.code == "catalog_missing"
 
 
 def test_bare_parquet_files_are_refused(tmp_path: Path, kind: str) -> None:

@@ -94,7 +94,7 @@ def test_a_python_file_has_settings_and_modules_beside_it(tmp_path: Path) -> Non
         ("a.toml", "[pipelines.x]\nfrom='a'", "declares no pipeline"),
         ("a.toml", "pipeline = 3", "pipeline: it is a table, not 3"),
         ("a.toml", "sevrers='x'\n[pipeline.p]\nfrom='a'\nto='b'", "is it servers?"),
-        ("a.toml", "[pipeline.p]\nfrom='a'", "a.toml, pipeline p: to: say where"),
+        ("a.toml", "[pipeline.p]\nfrom='a'", "a.toml:1, pipeline p: to: say where"),
         ("a.py", "1 +\n", "failed: line 1: invalid syntax"),
         ("a.py", "x = 1\nraise ValueError('no')", "failed: line 2: ValueError: no"),
         ("a.py", "import nothing_of_this_name", "failed: line 1: ModuleNotFoundError"),
@@ -121,6 +121,74 @@ def test_what_is_wrong_is_said(tmp_path: Path, name: str, text: str, complaint: 
         load(path)
     assert complaint in caught.value.message
     assert name in caught.value.message
+
+
+def test_all_mistakes_at_once(tmp_path: Path) -> None:
+    """Each on a line of its own, with file, line, pipeline and key; a pipeline hides no other."""
+    path = written(
+        tmp_path,
+        "a.toml",
+        """
+        sevrers = "x"  # 2
+        [pipeline.one]
+        from = "a b"
+        tigger = "1 s"
+        restarts = -1
+        sql = '''
+          SELECT [pipeline.none]
+          FROM x = 3
+        '''
+        to = { topic = "b", kee = "c" }  # 11
+        ensure = [
+          "x > 0",
+        ]
+        [pipeline.two]
+        to = "c"
+        [pipeline.two.inputs.x]  # 17
+        from = "a"
+
+        watermark = "at soon"
+        """,
+    )
+    with pytest.raises(InvalidPipeline) as caught:
+        load(path)
+    found = [each.removeprefix(f"{path}:").split(": ")[:2] for each in caught.value.mistakes]
+    assert found == [
+        ["4, pipeline one", "from"],
+        ["11, pipeline one", "to.kee"],
+        ["6, pipeline one", "restarts"],
+        ["5, pipeline one", "tigger"],
+        ["12, pipeline one", "ensure"],
+        ["20, pipeline two", "inputs.x.watermark"],
+        ["2", "sevrers"],
+    ]
+
+
+def test_the_lines_of_a_python_file(tmp_path: Path) -> None:
+    """The keyword of the decorator, or the key of a dictionary in it."""
+    path = written(
+        tmp_path,
+        "a.py",
+        """
+        from headrace.spark.pipelines import pipeline
+
+        @pipeline(
+            from_="a",
+            to={
+                "topic": "b",
+                "kee": "x",
+            },
+        )
+        def one(rows): ...
+
+        @pipeline(name="second", from_="a b", to="c")
+        def two(rows): ...
+        """,
+    )
+    with pytest.raises(InvalidPipeline) as caught:
+        load(path)
+    found = [each.removeprefix(f"{path}:").split(": ")[:2] for each in caught.value.mistakes]
+    assert found == [["8, pipeline one", "to.kee"], ["13, pipeline second", "from"]]
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

@@ -83,6 +83,23 @@ def test_what_a_watch_adds_up() -> None:
     assert restarted.document()["input_rows_total"] == 12
 
 
+def test_watermark_and_state() -> None:
+    """Of all stateful operators together; a watermark that no row has set is none."""
+    watch = Watch(Query(), "out", interval="5 minutes")  # type: ignore[arg-type]
+    operators = [
+        {"numRowsTotal": 3, "memoryUsedBytes": 100},
+        {"numRowsTotal": 4, "memoryUsedBytes": 50},
+    ]
+    more = {"eventTime": {"watermark": "2026-01-01T08:00:00.500Z"}, "stateOperators": operators}
+    watch.took(progress(0, None, "1", "1", **more))
+    found = watch.document()
+    assert (found["state_rows"], found["state_bytes"]) == (7, 150)
+    assert (found["watermark"], found["interval_ms"]) == (1_767_254_400_500, 300_000)
+    watch.took(progress(1, None, "1", "1", eventTime={"watermark": "1970-01-01T00:00:00.000Z"}))
+    found = watch.document()
+    assert (found["watermark"], found["state_rows"]) == (None, None)
+
+
 def test_rates_that_are_none() -> None:
     """Spark knows rates that no JSON can carry."""
     watch = Watch(Query(), "out")  # type: ignore[arg-type]
@@ -94,6 +111,7 @@ class Reported:
     def __init__(self) -> None:
         self.name = "revenue"
         self.state = "running"
+        self.watches: list[Watch] = []
         self.stopped = threading.Event()
 
     def document(self) -> dict[str, Any]:
@@ -110,12 +128,17 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("quick")
 def test_the_broker_hears_and_answers(server: RunningServer, client: BrokerClient) -> None:
-    """Reports arrive, a wish to stop comes back, and the end is told."""
+    """Reports arrive, a wish to stop comes back, the age of unread records is asked for, the end is told."""
+    client.create_subscription("revenue", "orders")
+    client.publish("orders", b"1")
     job = Reported()
+    groups = [("revenue", "orders"), ("other", "orders")]
+    job.watches.append(Watch(Query(), "out", groups=groups))  # type: ignore[arg-type]
     reporter = Reporter(lambda: server.client().connect())
     reporter.start([job])
     wait_until(lambda: [each["name"] for each in client.pipelines()] == ["revenue"])
     assert not job.stopped.is_set()
+    assert job.watches[0].oldest_unread_at == client.fetch("orders")[0].timestamp
     client.stop_pipeline("revenue")
     assert job.stopped.wait(10)
     job.state = "stopped"

@@ -198,11 +198,39 @@ def test_strings_and_all_their_relatives_are_values() -> None:
     assert by_place(found) == {("out", None): [b"a", b"b"]}
 
 
-def test_rows_without_a_value_are_an_error() -> None:
-    """Not an empty message that nobody wrote."""
+def test_rows_without_a_value_and_a_key_are_an_error() -> None:
+    """Not an empty message that nobody wrote, nor a tombstone of nothing."""
     with pytest.raises(InvalidArgument, match="'value' is null") as refused:
         pieces(VALUE, batch(value=[b"a", None]))
     assert refused.value.code == "null_value"
+
+
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+
+
+def test_rows_without_a_value_are_tombstones() -> None:
+    """Of their key. A row that was read as a tombstone stays one, also without a key."""
+    marked = [{"key": "kafka-tombstone", "value": b"true"}, {"key": "a", "value": b"b"}]
+    rows = pa.record_batch(
+        {
+            "value": pa.array([b"x", None, None, b"", None], pa.binary()),
+            "key": pa.array([b"1", b"2", None, b"4", b"5"], pa.binary()),
+            "headers": pa.array([None, None, marked, None, [marked[1]]], HEADERS),
+        }
+    )
+    [piece] = pieces(layout("key", "headers"), rows)
+    tombstone = {"kafka-tombstone": "true"}
+    assert piece.batch.nullable() == [b"x", None, None, b"", None]
+    assert piece.batch.values() == [b"x", b"", b"", b"", b""]
+    assert piece.batch.headers() == [
+        None,
+        tombstone,
+        {**tombstone, "a": "b"},
+        None,
+        {**tombstone, "a": "b"},
+    ]
+    [piece] = pieces(layout("key", "headers"), rows.slice(1, 1))  # no row has headers
+    assert piece.batch.headers() == [tombstone]
 
 
 keys = st.none() | st.binary(max_size=3)

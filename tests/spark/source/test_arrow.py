@@ -252,3 +252,16 @@ def test_columns_that_are_not_there_are_named(
         column_of(name, type_)
     assert complaint in str(failed.value)
     assert failed.value.code == "invalid_schema"
+
+
+@pytest.mark.parametrize("count", [3, 3000])
+def test_a_null_value_is_null(count: int) -> None:
+    """In small batches and large ones, and only where the value is empty."""
+    tombstone = {"kafka-tombstone": "true"}
+    values = [b"x", b"", b""] * (count // 3)
+    headers = [tombstone, tombstone, None] * (count // 3)
+    found = [stamped(Columns(values, headers=headers), 0), stamped(Columns(values), count)]
+    rows = [row["value"] for row in rows_of(found, 1, 2 * count, {"value": pa.binary()})]
+    assert rows == ([b"x", None, b""] * (count // 3))[1:] + values
+    texts = [row["value"] for row in rows_of(found, 1, count, {"value": pa.string()})]
+    assert texts == (["x", None, ""] * (count // 3))[1:]

@@ -95,7 +95,8 @@ def test_ranges_and_tasks(spark: SparkSession, server: RunningServer, client: Br
         endingOffsets="@1700000000999",
     )
     assert offsets(timed.load()) == [(0, 997), (0, 998)]
-    assert reading(spark, server, "nothing.*").load().count() == 0
+    with pytest.raises(Exception, match="no topic matches"):
+        reading(spark, server, "nothing.*").load().count()
 
 
 def test_json(spark: SparkSession, server: RunningServer, client: BrokerClient) -> None:

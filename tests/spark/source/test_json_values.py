@@ -210,3 +210,12 @@ def test_a_schema_that_json_cannot_have_is_refused(field: pa.Field) -> None:
     with pytest.raises(InvalidArgument, match="'a") as failed:
         JsonValues([field])
     assert failed.value.code == "invalid_schema"
+
+
+@pytest.mark.parametrize("type_", [pa.int64(), pa.decimal128(5, 2)])
+def test_a_null_value_is_not_bad(type_: pa.DataType) -> None:
+    """Its fields are null, and so is its text."""
+    fields = JsonValues([pa.field("a", type_)])
+    [column], corrupt = fields.decode(pa.array([b'{"a": 1}', None, b"{"], pa.binary()))
+    assert [None if each is None else int(each) for each in column.to_pylist()] == [1, None, None]
+    assert corrupt.to_pylist() == [None, None, "{"]

@@ -7,7 +7,6 @@ import pytest
 
 from headrace.errors import InvalidArgument
 from headrace.spark.connection import ConnectionOptions
-from headrace.spark.options import INSTEAD
 from headrace.spark.source.options import Place, SourceOptions, parse_place
 
 
@@ -83,12 +82,31 @@ def test_a_job_for_kafka_needs_few_changes(caplog: pytest.LogCaptureFixture) -> 
     assert "kafkaconsumer.polltimeoutms" in caplog.text
 
 
-@pytest.mark.parametrize("name", [*INSTEAD, "subscribePattern"])
-def test_what_kafka_has_and_we_have_not(name: str) -> None:
-    """An option that would change which rows there are is not left out in silence."""
-    with pytest.raises(InvalidArgument, match="is Kafka's; ") as failed:
+@pytest.mark.parametrize(
+    "name", ["kafka.security.protocol", "kafka.sasl.jaas.config", "kafka.ssl.truststore.location"]
+)
+def test_the_security_of_kafka_is_not_left_out_in_silence(name: str) -> None:
+    """A job that asked for TLS or a login does not run without; the error says what to write."""
+    with pytest.raises(
+        InvalidArgument, match=r"tls://.* ca .* token, or user and password"
+    ) as failed:
         SourceOptions.of({"topic": "a", name: "x"})
     assert failed.value.code == "unknown_option"
+
+
+def test_what_is_read_may_be_said_as_kafka_says_it() -> None:
+    """A regular expression, partitions, times of partitions, and the least records of a batch."""
+    found = SourceOptions.of({"subscribePattern": "a|b", "minOffsetsPerTrigger": "5"})
+    assert (found.topics, found.subscribe_pattern, found.min_offsets_per_trigger) == ((), "a|b", 5)
+    assert found.max_trigger_delay == 900
+    assert SourceOptions.of({"topic": "a", "maxTriggerDelay": "90s"}).max_trigger_delay == 90
+    found = SourceOptions.of({"assign": '{"a": [0, 2], "b": [1]}'})
+    assert (found.topics, found.assigned) == (("a", "b"), {"a": {0, 2}, "b": {1}})
+    times = SourceOptions.of(
+        {"topic": "a", "startingOffsetsByTimestamp": '{"a": {"0": 5}}'}
+    ).starting
+    assert times == Place("times", "startingOffsetsByTimestamp", times={"a": {0: 5}})
+    assert pickle.loads(pickle.dumps(found)) == found
 
 
 def test_the_environment_of_the_driver_goes_along(
@@ -166,6 +184,15 @@ def test_a_user_logs_in_with_a_password(monkeypatch: pytest.MonkeyPatch) -> None
         ({"startingTimestamp": "soon"}, "option startingTimestamp: 'soon' is not a time"),
         ({"startingOffsets": "@1960-01-01"}, "is before 1970"),
         ({"startingTimestamp": "5", "startingOffsets": "earliest"}, "give this or startingOffsets"),
+        ({"startingOffsets": "[1]"}, "option startingOffsets: it is earliest"),
+        ({"endingOffsetsByTimestamp": "[1]"}, "it is a JSON object with the names of topics"),
+        ({"startingOffsetsByTimestamp": '{"a": {"0": -1}}'}, "-1 for a/0 is not a time"),
+        ({"subscribePattern": "x"}, "option topic: give this, subscribePattern or assign"),
+        ({"topic": "", "subscribePattern": "("}, "option subscribePattern: '(' is no regular"),
+        ({"topic": "", "assign": '{"a": 5}'}, "option assign: 'a' needs a list of partitions"),
+        ({"topic": "", "assign": '{"a": [-1]}'}, "option assign: 'a' needs a list of partitions"),
+        ({"topic": "", "assign": '{"a": []}'}, "option assign: it names no partition"),
+        ({"topic": "", "assign": '{"a": [0]}', "group": "g"}, "cannot go with assign"),
     ],
 )
 def test_what_cannot_be_is_named(options: dict[str, str], complaint: str) -> None:

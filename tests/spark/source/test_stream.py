@@ -6,26 +6,37 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
 from headrace import BrokerClient
 from headrace.errors import InvalidArgument
+from headrace.spark.source import stream
 from headrace.spark.source.data_source import SpanPartition
 from headrace.spark.source.options import SourceOptions
 from headrace.spark.source.positions import DataLoss
 from headrace.spark.source.stream import HeadraceStreamReader
+from headrace.spark.versions import (
+    HAS_ADMISSION_CONTROL,
+    ReadAllAvailable,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+)
 from headrace.testing import RunningServer, wait_until
 
 pytestmark = pytest.mark.xdist_group("spark")
 SCHEMA = StructType([StructField("value", BinaryType()), StructField("offset", LongType())])
 ALL = ReadAllAvailable()
+needs_admission_control = pytest.mark.skipif(
+    not HAS_ADMISSION_CONTROL, reason="it is new in Spark 4.2"
+)
 Open = Callable[..., HeadraceStreamReader]
 
 
@@ -138,6 +149,7 @@ def test_where_a_query_began_is_kept_though_nothing_came(
     assert read_range(again, end, again.latestOffset(end, ALL)) == {"orders/0": 4}
 
 
+@needs_admission_control
 def test_limits(opened: Open, client: BrokerClient) -> None:
     """Rows, bytes, or both; not when Spark asks for everything."""
     client.create_topic("orders", partitions=2)
@@ -158,6 +170,73 @@ def test_limits(opened: Open, client: BrokerClient) -> None:
     assert opened().getDefaultReadLimit() == ALL
 
 
+@needs_admission_control
+def test_a_batch_waits_until_it_is_large_enough(
+    opened: Open, client: BrokerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one does not; a later one does, until there are enough records or it has waited long."""
+    now = 0.0
+    monkeypatch.setattr(
+        stream, "time", SimpleNamespace(monotonic=lambda: now, sleep=lambda _: None)
+    )
+    fill(client, "orders", 3)
+    reader = opened(startingOffsets="earliest", minOffsetsPerTrigger="10", maxTriggerDelay="60s")
+    limit = reader.getDefaultReadLimit()
+    assert limit == ReadMinRows(10)
+    first = reader.latestOffset(travelled(reader.initialOffset()), limit)
+    assert first["orders"] == {"0": 3}
+    fill(client, "orders", 9)
+    assert reader.latestOffset(travelled(first), limit) == first
+    assert reader.latestOffset(travelled(first), ALL)["orders"] == {"0": 12}  # Trigger.Once
+    now = 59.0
+    assert reader.latestOffset(travelled(first), limit) == first
+    fill(client, "orders", 1)
+    second = reader.latestOffset(travelled(first), limit)
+    assert second["orders"] == {"0": 13}
+    fill(client, "orders", 2)
+    assert reader.latestOffset(travelled(second), limit) == second
+    now = 119.0
+    third = reader.latestOffset(travelled(second), limit)
+    assert third["orders"] == {"0": 15}
+    fill(client, "orders", 2)
+    reader.prepareForTriggerAvailableNow()
+    assert reader.latestOffset(travelled(third), limit)["orders"] == {"0": 17}
+
+
+def test_topics_that_come_to_match_a_regular_expression(
+    opened: Open, client: BrokerClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A query may begin before there are any; each topic has its own subscription of the group."""
+    reader = opened("", subscribePattern="ord.*", startingOffsets="earliest", group="billing")
+    start = travelled(reader.initialOffset())
+    assert "nothing to read yet: no topic matches the regular expression" in caplog.text
+    assert travelled(reader.latestOffset(start, ALL)) == start
+    fill(client, "orders", 4)
+    fill(client, "others", 4)
+    end = travelled(reader.latestOffset(start, ALL))
+    assert read_range(reader, start, end) == {"orders/0": 4}
+    reader.commit(end)
+    assert client.subscription_stats("billing", "orders")["lag"] == 0
+    again = opened("", subscribePattern="ord.*", startingOffsets="group", group="billing")
+    assert again.initialOffset()["orders"] == {"0": 4}
+
+
+def test_partitions_that_are_not_assigned_are_no_news(opened: Open, client: BrokerClient) -> None:
+    """Neither when they grow nor when they are added."""
+    client.create_topic("orders", partitions=2)
+    reader = opened("", assign='{"orders": [1]}', startingOffsets="earliest")
+    start = travelled(reader.initialOffset())
+    assert start["orders"] == {"1": 0}
+    fill(client, "orders", 4, 0)
+    assert travelled(reader.latestOffset(start, ALL)) == start
+    fill(client, "orders", 5, 1)
+    client.change_topic("orders", partitions=3)
+    fill(client, "orders", 6, 2)
+    end = travelled(reader.latestOffset(start, ALL))
+    assert read_range(reader, start, end) == {"orders/1": 5}
+
+
+@needs_admission_control
 def test_what_is_available_now(opened: Open, client: BrokerClient) -> None:
     """What was there at the beginning, in batches; then nothing, whatever comes."""
     client.create_topic("orders.eu")
@@ -381,6 +460,7 @@ def run(spark: SparkSession, server: RunningServer, tmp_path: Path) -> Run:
     return Run(spark, server, tmp_path / "checkpoint")
 
 
+@needs_admission_control
 def test_available_now_in_batches_and_again(run: Run, client: BrokerClient) -> None:
     """With limits, over restarts, while partitions and topics are added; every record once."""
     client.create_topic("orders.eu", partitions=2)

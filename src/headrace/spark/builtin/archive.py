@@ -34,12 +34,14 @@ import orjson
 from headrace.errors import Conflict, InvalidArgument
 from headrace.spark import lake
 from headrace.spark.builtin.archive_source import ARCHIVE, FORMAT
-from headrace.spark.lake.table import directory_of
-from headrace.spark.lake.tables import kind_of, open_table
+from headrace.spark.checkpoints import committed_offsets, has_begun, local_path
+from headrace.spark.history.archives import SINK
+from headrace.spark.lake.stores import TablePlace, place_of
+from headrace.spark.lake.tables import open_table
 from headrace.spark.sessions.active_session import active, start_query
+from headrace.spark.source.chosen import topics_of
 from headrace.spark.source.options import SourceOptions
 from headrace.spark.source.positions import Known, Positions
-from headrace.spark.source.stores import topics_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -70,7 +72,7 @@ def start(
 
     ``source`` are options of ``format("headrace")``: ``servers``, ``token``, ``maxBytesPerTrigger``…
     ``options`` are those of :class:`headrace.spark.lake.Options`. By default the checkpoint lies in the
-    table's directory.
+    table's directory; for a table in an object store it must be given.
     """
     checkpoint = checkpoint or default_checkpoint(path, group)
     given: dict[str, Any] = {
@@ -79,33 +81,42 @@ def start(
         "maxBytesPerTrigger": BATCH_BYTES,
         **(source or {}),
     }
-    given["startingOffsets"] = starting_offsets(given, path, kind, checkpoint)
     table = {**(options or {}), "path": path, "kind": kind, "partition_by": ",".join(partition_by)}
     chosen = lake.Options.of({"offsets": True, **table})
+    given["startingOffsets"] = starting_offsets(given, chosen, checkpoint)
     open_table(chosen).prepare(ARCHIVE)
     with active(spark):
         options = chosen.as_options() | {"source": orjson.dumps(given).decode()}
         records = spark.readStream.format(FORMAT).option("source", options["source"]).load()
-    name = f"{group}-{directory_of(path).name}"
+    name = f"{group}-{chosen.place.name}"
     trigger = trigger or {"processingTime": TRIGGER}
     return start_query(records, FORMAT, options, checkpoint, name=name, trigger=trigger)
 
 
 def default_checkpoint(path: str, group: str) -> str:
-    return str(directory_of(path) / "_headrace" / "checkpoints" / group)
+    """In the table's directory. Spark cannot write a checkpoint into an object store without jars of its own."""
+    place = place_of(path)
+    if not isinstance(place, Path):
+        raise InvalidArgument(
+            f"{path} is in an object store: give the checkpoint a directory of its own",
+            code="invalid_option",
+        )
+    return str(place / "_headrace" / "checkpoints" / group)
 
 
-def starting_offsets(source: Mapping[str, Any], path: str, kind: str, checkpoint: str) -> str:
+def starting_offsets(source: Mapping[str, Any], table: lake.Options, checkpoint: str) -> str:
     """Where a query without a checkpoint begins: after the table's offsets, else at the earliest.
 
     A query with a checkpoint continues there, whatever this returns.
     """
-    directory = directory_of(path)
+    directory = table.place
     held = lake.Offsets()
-    if kind_of(directory) is not None:
-        held = lake.describe(path, kind).offsets
-    if _has_begun(checkpoint):
-        if not held and _has_read(checkpoint):
+    found = open_table(table)
+    if found.exists():
+        held = found.describe().offsets
+    home = local_path(checkpoint)  # elsewhere, only Spark can look
+    if home is not None and has_begun(home):
+        if not held and _has_read(home):
             raise Conflict(
                 f"the checkpoint {checkpoint} is of a table that held records, and {directory} holds "
                 "none: the records archived before would be missing. Restore the table, or remove the "
@@ -119,24 +130,17 @@ def starting_offsets(source: Mapping[str, Any], path: str, kind: str, checkpoint
     return orjson.dumps(_ends(held, known, directory)).decode()
 
 
-def _has_begun(checkpoint: str) -> bool:
-    offsets = Path(directory_of(checkpoint)) / "offsets"
-    return offsets.is_dir() and any(each.name.isdigit() for each in offsets.iterdir())
-
-
-def _has_read(checkpoint: str) -> bool:
+def _has_read(checkpoint: Path) -> bool:
     """Whether a batch with records was committed, according to Spark's last commit."""
-    directory = directory_of(checkpoint)
     try:
-        done = [int(each.name) for each in (directory / "commits").iterdir() if each.name.isdigit()]
-        last = (directory / "offsets" / str(max(done))).read_text().splitlines()[-1]
-        positions = Positions.of(orjson.loads(last))
-    except (OSError, ValueError, InvalidArgument):
+        sources, _ = committed_offsets(checkpoint)
+        positions = Positions.of(sources[0])
+    except (IndexError, InvalidArgument):
         return False
     return positions.since(positions.begin or {}) > 0
 
 
-def _ends(held: lake.Offsets, known: Known, directory: Path) -> dict[str, dict[str, int]]:
+def _ends(held: lake.Offsets, known: Known, directory: TablePlace) -> dict[str, dict[str, int]]:
     """The end of the table's offsets, for each partition that exists; others begin at their earliest."""
     found: dict[str, dict[str, int]] = {}
     for topic, ends in held.ends().items():
@@ -174,4 +178,15 @@ class ArchiveJob:
         if once:
             arguments["trigger"] = {"availableNow": True}
         query = start(self._spark, self._topics, **arguments)
-        return [Watch(query, f"table {arguments['path']}", self._topics)]
+        group = arguments.get("group", GROUP)
+        interval = (arguments.get("trigger") or {"processingTime": TRIGGER}).get("processingTime")
+        return [
+            Watch(
+                query,
+                # Whoever reads log and archive as one finds the table by this report, from wherever it is.
+                SINK + str(place_of(arguments["path"])),
+                self._topics,
+                interval=interval,
+                groups=[(group, topic) for topic in self._topics],
+            )
+        ]

@@ -29,7 +29,7 @@ from headrace.spark.lake.sink import LakeStreamWriter
 from headrace.spark.lake.table import Options
 from headrace.spark.source.data_source import SpanPartition, read_span
 from headrace.spark.source.options import SourceOptions
-from headrace.spark.source.positions import Positions, TaskSpan, spans, split
+from headrace.spark.source.positions import TaskSpan, split
 from headrace.spark.source.rows import RECORD, BatchMaker
 from headrace.spark.source.stores import open_store
 from headrace.spark.source.stream import HeadraceStreamReader
@@ -74,7 +74,7 @@ class SpanReader(HeadraceStreamReader):
         super().__init__(options, RECORDS)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        found = spans(Positions.of(start), Positions.of(end))
+        found = self._planned(start, end)
         size = sum(self._weight(span) * span.rows for span in found)
         at_least = max(self._options.min_partitions or 1, round(size / SPLIT_BYTES))
         return [SpanPartition(span) for span in split(found, at_least)]
@@ -96,6 +96,7 @@ class SpanWriter(LakeStreamWriter):
 
     def __init__(self, options: Options, source: SourceOptions):
         super().__init__(options, ARCHIVE)
+        self.incoming = _SPANS
         self._source = source
 
     def rows(self, iterator: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -15,29 +15,40 @@ Per partition, the records from the first offset in the log to the last one in t
 Retention has deleted the records before these from the log: of those the count and the offsets are
 checked against the manifest. Records after these are not archived yet: that is the lag, not a difference.
 
+A file of the table that is missing or damaged is named with the offsets that it held: those that the manifest lists,
+that its statistics allow, and that no other file has. The rest of the table is compared without it. The footers of all
+files are looked at before; damage behind a footer is looked for when Spark cannot read the table.
+
 Rejected: comparing with the checksums of batches in the log (they are over bytes as stored, which another
 compression changes); a hash in the table itself (a person who can change a row can change that, too).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import pyarrow as pa
 from pyspark.sql import functions as F
 
-from headrace.errors import InvalidArgument
+from headrace.errors import HeadraceError, InvalidArgument
 from headrace.spark import lake
 from headrace.spark.builtin.offset_ranges import is_within, topic_rows
+from headrace.spark.error_sentences import error_of
+from headrace.spark.history.archives import offsets_of
+from headrace.spark.history.files import why_unreadable
 from headrace.spark.lake import Offsets, Span
+from headrace.spark.lake.table import Table, TableSnapshot
+from headrace.spark.lake.tables import find_table, open_table
+from headrace.spark.sessions.connect import cores_of
 from headrace.spark.source.options import SourceOptions
 from headrace.spark.source.positions import Known
 from headrace.spark.source.stores import existing_topics, open_store
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 BUCKET = 10_000
 LOOKED_INTO_MAX = 50
@@ -66,6 +77,22 @@ KINDS = {
 }
 
 
+class LostFile(NamedTuple):
+    """A file of the table that cannot be read."""
+
+    path: str
+    why: str
+    offsets: Offsets
+    """What it held."""
+
+    def __str__(self) -> str:
+        spans = list(self.offsets)
+        more = f" and {len(spans) - 20} more ranges" if len(spans) > 20 else ""
+        return (
+            f"{self.path} {self.why}; it held {', '.join(map(str, spans[:20])) or 'nothing'}{more}"
+        )
+
+
 @dataclass
 class Verdict:
     """The result of a comparison."""
@@ -82,6 +109,8 @@ class Verdict:
     """Topics of the table that the log does not have any more."""
     offsets: dict[str, Offsets] = field(default_factory=dict)
     """The offsets that differ, by the kind of difference."""
+    files: list[LostFile] = field(default_factory=list)
+    """The files that cannot be read."""
 
     def add(self, kind: str, spans: Iterable[Span]) -> None:
         for span in spans:
@@ -93,7 +122,7 @@ class Verdict:
 
     @property
     def is_good(self) -> bool:
-        return not self.offsets
+        return not self.offsets and not self.files
 
     def as_document(self) -> dict[str, Any]:
         return {
@@ -104,6 +133,10 @@ class Verdict:
             "waiting": self.waiting.as_document(),
             "gone": self.gone,
             "differences": [{"kind": kind, **span._asdict()} for kind, span in self.differences],
+            "files": [
+                {"path": each.path, "why": each.why, "offsets": each.offsets.as_document()}
+                for each in self.files
+            ],
         }
 
 
@@ -114,30 +147,86 @@ def verify(
     *,
     kind: str | None = None,
     topics: Sequence[str] | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Verdict:
     """Compare the table at ``path`` with the log.
 
     ``source`` says where the log is: ``servers`` (and ``token``, ``ca``), or ``path`` for a data
-    directory. ``topics`` (names): only these of the table.
+    directory. ``topics`` (names): only these of the table. ``options``: those of :class:`lake.Options`.
     """
-    table = lake.describe(path, kind)
-    held = _only(table.offsets, topics, path)
+    table = find_table(path, kind, **(options or {}))
+    snapshot, store = table.snapshot(), table.store()
+    _only(snapshot.offsets, topics, path)
+    broken = {
+        file.name: why
+        for file in snapshot.files
+        if (why := why_unreadable(store, file.name, footer=True)) is not None
+    }
+    try:
+        return _verify(spark, table, source, topics, snapshot, broken)
+    except HeadraceError:
+        raise
+    except Exception as error:  # of Spark
+        left = [file.name for file in snapshot.files if file.name not in broken]
+        damaged = _unreadable(spark, table.options, left)
+        if not damaged:
+            raise error_of(error) from error
+    return _verify(spark, table, source, topics, snapshot, broken | damaged)
+
+
+def _unreadable(spark: SparkSession, options: lake.Options, names: Sequence[str]) -> dict[str, str]:
+    """The files that cannot be read to their end, and why."""
+
+    def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        store = open_table(options).store()
+        for batch in batches:
+            found = [(name, why_unreadable(store, name)) for name in batch.column(0).to_pylist()]
+            yield pa.RecordBatch.from_pylist(
+                [{"name": name, "why": why} for name, why in found if why is not None],
+                schema=pa.schema([("name", pa.string()), ("why", pa.string())]),
+            )
+
+    files = spark.createDataFrame([(name,) for name in names], "name string")
+    found = files.repartition(max(1, min(len(names), 100))).mapInArrow(
+        look, "name string, why string"
+    )
+    return {row["name"]: row["why"] for row in found.collect()}
+
+
+def _verify(
+    spark: SparkSession,
+    table: Table,
+    source: Mapping[str, Any],
+    topics: Sequence[str] | None,
+    snapshot: TableSnapshot,
+    broken: Mapping[str, str],
+) -> Verdict:
+    held = _only(snapshot.offsets, topics, str(table.path))
     names = sorted({topic for topic, _ in held.partitions()})
     known = _known(source, names)
     verdict = Verdict(gone=[name for name in names if name not in known])
+    lost = [file for file in snapshot.files if file.name in broken]
+    verdict.files = [
+        LostFile(f"{table.files_root}/{file.name}", broken[file.name], found)
+        for file, found in zip(lost, offsets_of(lost, snapshot, table.store()), strict=True)
+    ]
+    absent = Offsets(span for each in verdict.files for span in each.offsets)
     windows = _windows(held, known, verdict)
-    rows = lake.read(spark, path, kind)
+    verdict.compared = verdict.compared.without(absent)
+    verdict.only_in_table = verdict.only_in_table.without(absent)
+    held = held.without(absent)
+    rows = lake.read(spark, without=broken, **table.options.as_options())
     if topics is not None:
         rows = rows.where(rows.topic.isin(names))
     in_table = _buckets(rows, windows)
     in_log = {}
     if windows:
-        in_log = _buckets(_records(spark, source, windows), windows)
+        in_log = _buckets(_records(spark, source, windows, absent), windows)
         verdict.records = sum(bucket.inside for bucket in in_log.values())
     unclear = _compare(in_table, in_log, held, verdict)
     if unclear:
         asked = Offsets(key.span for key in unclear[:LOOKED_INTO_MAX])
-        _look_into(spark, rows, source, windows, asked, held, verdict)
+        _look_into(spark, rows, source, windows, absent, asked, held, verdict)
         verdict.add("differs", [key.span for key in unclear[LOOKED_INTO_MAX:]])
     return verdict
 
@@ -183,16 +272,19 @@ def _windows(held: Offsets, known: Known, verdict: Verdict) -> Offsets:
     return windows
 
 
-def _records(spark: SparkSession, source: Mapping[str, Any], windows: Offsets) -> DataFrame:
-    """The log's records in the windows."""
+def _records(
+    spark: SparkSession, source: Mapping[str, Any], windows: Offsets, absent: Offsets
+) -> DataFrame:
+    """The log's records in the windows, but not those of files that cannot be read."""
     known = _known(source, sorted({topic for topic, _ in windows.partitions()}))
     stored = Offsets(  # retention may have deleted more since
         Span(topic, number, extent.start, extent.end)
         for topic, state in known.items()
         for number, extent in state.partitions.items()
     )
-    tasks = {"minPartitions": spark.sparkContext.defaultParallelism}
-    return topic_rows(spark, {**source, **tasks}, known, windows.common(stored))
+    tasks = {"minPartitions": cores_of(spark)}
+    rows = topic_rows(spark, {**source, **tasks}, known, windows.common(stored))
+    return rows.where(~is_within(absent)) if absent else rows
 
 
 # --- buckets --------------------------------------------------------------------------------------
@@ -230,7 +322,7 @@ def _buckets(rows: DataFrame, windows: Offsets) -> dict[Key, Bucket]:
     inside = (F.col("offset") >= F.col("first")) & (F.col("offset") < F.col("end"))
     found = (
         rows.join(F.broadcast(bounds), ["topic", "partition"], "left")
-        .withColumn("hash", F.when(inside, F.xxhash64(*HASHED)))
+        .withColumn("hash", F.when(inside, _hash()))
         .groupBy("topic", "partition", F.expr(f"offset div {BUCKET}").alias("bucket"))
         .agg(
             F.count("hash").alias("inside"),
@@ -290,13 +382,14 @@ def _look_into(
     rows: DataFrame,
     source: Mapping[str, Any],
     windows: Offsets,
+    absent: Offsets,
     asked: Offsets,
     held: Offsets,
     verdict: Verdict,
 ) -> None:
     mine = _hashes(rows, asked)
     shared = asked.hull().common(windows)
-    theirs = _hashes(_records(spark, source, shared), asked) if shared else {}
+    theirs = _hashes(_records(spark, source, shared, absent), asked) if shared else {}
     in_table, in_log = _places(mine), _places(theirs)
     verdict.add("doubled", _places(place for place, hashes in mine.items() if len(hashes) > 1))
     verdict.add("unlisted", in_table.without(held))
@@ -307,10 +400,16 @@ def _look_into(
     verdict.add("lost", asked.common(held).without(in_table).without(in_log))
 
 
+def _hash() -> Column:
+    """Older archives hold an empty value for a null one; the headers tell them apart."""
+    columns = (F.coalesce(name, F.lit(b"")) if name == "value" else F.col(name) for name in HASHED)
+    return F.xxhash64(*columns)
+
+
 def _hashes(rows: DataFrame, asked: Offsets) -> dict[tuple[str, int, int], list[int]]:
     """The hashes of the records at these offsets."""
     found: dict[tuple[str, int, int], list[int]] = {}
-    columns = ("topic", "partition", "offset", F.xxhash64(*HASHED))
+    columns = ("topic", "partition", "offset", _hash())
     for *place, hashed in rows.where(is_within(asked)).select(*columns).toLocalIterator():
         found.setdefault(tuple(place), []).append(hashed)
     return found

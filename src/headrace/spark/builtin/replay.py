@@ -37,7 +37,6 @@ from headrace.errors import (
     DataCorrupt,
     HeadraceError,
     InvalidArgument,
-    TopicNotFound,
     refused_by_disk,
 )
 from headrace.files import Files
@@ -48,16 +47,16 @@ from headrace.spark.connection import ConnectionOptions, connect
 from headrace.spark.durable import locked
 from headrace.spark.error_sentences import in_words
 from headrace.spark.lake import Span
-from headrace.spark.lake.table import directory_of
+from headrace.spark.lake.stores import place_of
 from headrace.spark.notation import RecordRange
 from headrace.spark.options import Given
 from headrace.spark.record_headers import with_headers
 from headrace.spark.sessions.arrow_batches import unmeasured
 from headrace.spark.sessions.stop_flag import StopFlag
+from headrace.spark.source.chosen import topics_of
 from headrace.spark.source.data_source import HeadraceReader, SpanPartition
 from headrace.spark.source.options import SourceOptions
 from headrace.spark.source.positions import Known
-from headrace.spark.source.stores import topics_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -88,7 +87,7 @@ class ReplayRequest:
     def __post_init__(self) -> None:
         check_topic_name(self.to)
         if self.is_table:  # from wherever it is run again, it is the same table
-            object.__setattr__(self, "source", str(directory_of(self.source)))
+            object.__setattr__(self, "source", str(place_of(self.source)))
         else:
             SourceOptions.of({"topic": self.source})
 
@@ -241,10 +240,8 @@ class Replay:
         return plan
 
     def _known(self) -> Known:
-        found = topics_of(SourceOptions.of({**self._connection, "topic": self._request.source}))
-        if not found:
-            raise TopicNotFound(f"no topic matches {self._request.source}")
-        return found
+        options = SourceOptions.of({**self._connection, "topic": self._request.source})
+        return topics_of(options, some=True)
 
     def _look_at_topics(self, spark: SparkSession) -> tuple[list[Span], float]:
         """The offsets that a read of Spark over this range would plan; and the size of the largest records."""

@@ -6,10 +6,15 @@ writer) and ``headrace.offsets`` (the ranges that the table holds), so idempoten
 atomic with the files and outlive expired snapshots. The snapshot's own summary says them too, for
 people.
 
-The catalog is a SQLite file beside the data (``catalog.db``), so that a table needs no service; any
-other is taken with ``catalog.*`` options and ``table``. It is open only while it is used
-(:meth:`IcebergLakeTable._opened`), so no connection to its database is ever left over. Manifests and
-metadata are synced before the catalog points to them (:class:`DurableFileIO`); SQLite syncs by itself.
+The catalog of a table on a disk is a SQLite file beside the data (``catalog.db``), so that a table needs no
+service. Any other (REST, SQL, Glue, Unity, …) is chosen by pyiceberg's own configuration: the option ``catalog``
+names it, ``catalog.*`` are its properties, and ``table`` is the table's name there. A table in an object store needs
+one. A catalog is open only while it is used (:meth:`IcebergLakeTable._opened`), so no connection to its database
+is ever left over. Manifests and metadata on a disk are synced before the catalog points to them
+(:class:`DurableFileIO`); SQLite syncs by itself.
+
+pyiceberg repeats a commit that lost against another one, without a look at our numbers and offsets. So that is
+switched off (:data:`NO_RETRIES`), and the whole commit begins anew, here.
 
 pyiceberg cannot join files yet, so it is done here: small files of a partition become one, in one
 overwrite commit. The commit fails, and is given up, if another writer changed those files meanwhile.
@@ -18,38 +23,67 @@ overwrite commit. The commit fails, and is given up, if another writer changed t
 from __future__ import annotations
 
 import logging
+import os
 import re
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
+from pyarrow.fs import FSSpecHandler, PyFileSystem
 from pyiceberg.catalog import Catalog, load_catalog
-from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, ValidationException
+from pyiceberg.conversions import from_bytes
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    ForbiddenError,
+    NoSuchNamespaceError,
+    NoSuchTableError,
+    NotInstalledError,
+    RESTError,
+    UnauthorizedError,
+    ValidationException,
+)
 from pyiceberg.io.pyarrow import (
     PyArrowFile,
     PyArrowFileIO,
     parquet_file_to_data_file,
 )
 from pyiceberg.table import Table as IcebergTable
+from pyiceberg.types import TimestamptzType
+from pyiceberg.utils.config import Config
 from pyspark.sql.types import StructType
+from requests import RequestException
+from sqlalchemy.exc import ArgumentError, OperationalError
 
-from headrace.errors import Conflict, InvalidArgument, NotFound, refused_by_disk
+from headrace.errors import (
+    Forbidden,
+    HeadraceError,
+    InvalidArgument,
+    NotFound,
+    StorageFailed,
+    refused_by_disk,
+)
+from headrace.files import SharedFiles
 from headrace.spark.durable import sync
 from headrace.spark.lake import schemas
 from headrace.spark.lake.offsets import Offsets
+from headrace.spark.lake.stores import FileStore, TablePlace, explained
 from headrace.spark.lake.table import (
     Compacted,
+    DataFile,
     Description,
     Options,
+    Overtaken,
+    StoredFile,
     Table,
+    TableSnapshot,
     WrittenFiles,
     check_offsets,
 )
@@ -58,6 +92,17 @@ from headrace.spark.lake.writing import encodings
 OFFSETS = "headrace.offsets"
 WRITER = "headrace.writer."
 NAMESPACE = "headrace"
+NO_RETRIES = {"commit.retry.num-retries": "0"}
+PATIENCE = {"s3.connect-timeout": "10", "s3.request-timeout": "60"}
+"""Seconds, unless the catalog's properties say more. A slow store is not a failure: pyarrow's own are 1 and 3."""
+
+
+class CatalogUnavailable(StorageFailed, code="catalog_unavailable", retryable=True):
+    """The Iceberg catalog does not answer."""
+
+
+class CatalogForbidden(Forbidden, code="catalog_forbidden"):
+    """The Iceberg catalog refuses the credentials."""
 
 
 class IcebergLakeTable(Table):
@@ -68,6 +113,13 @@ class IcebergLakeTable(Table):
 
     def __init__(self, options: Options):
         super().__init__(options)
+        if not self.is_local and not options.has_catalog:
+            raise InvalidArgument(
+                f"an Iceberg table in an object store ({self.path}) needs a catalog: configure one for "
+                "pyiceberg (.pyiceberg.yaml, or PYICEBERG_CATALOG__NAME__URI), and name it with the option "
+                "catalog",
+                code="catalog_missing",
+            )
         if set("?#%") & set(str(self.path)):
             raise InvalidArgument(
                 f"an Iceberg table cannot lie at {self.path}: its path has '?', '#' or '%'",
@@ -77,29 +129,82 @@ class IcebergLakeTable(Table):
         self._name = name if "." in name else f"{NAMESPACE}.{name}"
 
     @property
-    def files_root(self) -> Path:
+    def files_root(self) -> TablePlace:
         return self.path / "data"
+
+    def _store_at(self, place: TablePlace) -> FileStore:
+        """With the file system of the table's own FileIO: a catalog may hand out credentials for a table."""
+        if isinstance(place, Path):
+            return FileStore(place)
+        with self._catalog() as catalog:
+            try:
+                io = catalog.load_table(self._name).io
+            except (NoSuchTableError, NoSuchNamespaceError):
+                io = catalog._load_file_io(location=str(place))
+            filesystem: Any
+            if isinstance(io, PyArrowFileIO):
+                scheme, bucket, _ = io.parse_location(str(place), io.properties)
+                filesystem = io.fs_by_scheme(scheme, bucket)
+            else:  # pyiceberg takes fsspec for Azure where adlfs is installed
+                filesystem = PyFileSystem(
+                    FSSpecHandler(cast(Any, io).get_fs(urlsplit(str(place)).scheme))
+                )
+            return FileStore(place, filesystem, place.key)
+
+    @property
+    def _has_own_catalog(self) -> bool:
+        """Whether the catalog is the file beside the table."""
+        return self.is_local and not self.options.has_catalog
 
     @contextmanager
     def _catalog(self) -> Iterator[Catalog]:
         """The only place that opens a catalog; its database connections end with the block."""
-        properties = dict(self.options.catalog)
-        if not properties:
-            self._disk.make_directory(self.path)
-            properties = {
+        name = self.options.catalog or NAMESPACE
+        if self._has_own_catalog:
+            assert isinstance(self.path, Path)
+            SharedFiles().make_directory(self.path)
+            properties: dict[str, Any] = {
                 "type": "sql",
                 "uri": f"sqlite:///{self.path / 'catalog.db'}",
                 "warehouse": f"file://{self.path}",
                 "py-io-impl": f"{__name__}.DurableFileIO",
             }
+        else:
+            configured = Config().get_catalog_config(name) or {}
+            given = dict(self.options.catalog_properties)
+            properties = {**PATIENCE, **_from_environment(), **configured, **given}
+        with explained(self.path), self._explained(name):
+            with self._opening(name):
+                catalog = load_catalog(name, **properties)
+            with catalog:
+                yield catalog
+
+    @contextmanager
+    def _opening(self, name: str) -> Iterator[None]:
         try:
-            catalog = load_catalog("headrace", **properties)
-        except Exception as error:
+            yield
+        except (ValueError, ImportError, NotInstalledError, ArgumentError) as error:
             raise InvalidArgument(
-                f"the Iceberg catalog cannot be opened: {error}", code="invalid_option"
-            ) from error
-        with catalog:
-            yield catalog
+                f"the Iceberg catalog {name} cannot be opened ({type(error).__name__}): check its type, uri "
+                "and other properties (pyiceberg's configuration, or the options catalog.*)",
+                code="invalid_option",
+            ) from None
+
+    @contextmanager
+    def _explained(self, name: str) -> Iterator[None]:
+        """Errors of a catalog as sentences, without its properties: they may hold a password."""
+        try:
+            yield
+        except (UnauthorizedError, ForbiddenError) as error:
+            raise CatalogForbidden(
+                f"the Iceberg catalog {name} refuses the credentials ({type(error).__name__}): check its "
+                "token or credential in pyiceberg's configuration"
+            ) from None
+        except (RESTError, RequestException, OperationalError) as error:
+            raise CatalogUnavailable(
+                f"the Iceberg catalog {name} does not answer ({type(error).__name__}): see whether its uri "
+                "is right and whether it runs, and try again"
+            ) from None
 
     @contextmanager
     def _opened(self) -> Iterator[IcebergTable]:
@@ -112,12 +217,27 @@ class IcebergLakeTable(Table):
         with self._catalog() as catalog:
             try:
                 table = catalog.load_table(self._name)
-            except NoSuchTableError:
+            except (NoSuchTableError, NoSuchNamespaceError):
                 raise missing from None
+            except (OSError, ValueError) as error:
+                raise self._unreadable(error) from error
+            kept = {**table.metadata.properties, **NO_RETRIES}  # in this process, not in the table
+            table.metadata = table.metadata.model_copy(update={"properties": kept})
             yield table
 
+    def _unreadable(self, error: Exception) -> HeadraceError:
+        """Its metadata is damaged or gone; or the table was moved: metadata names files by their full paths."""
+        return HeadraceError(
+            f"the metadata of {self.path} cannot be read ({str(error).splitlines()[0]}). If the table was moved, "
+            "put a symbolic link at its old path",
+            code="table_unreadable",
+        )
+
     def _has_catalog(self) -> bool:
-        return bool(self.options.catalog) or (self.path / "catalog.db").exists()
+        if not self._has_own_catalog:
+            return True
+        assert isinstance(self.path, Path)
+        return (self.path / "catalog.db").exists()
 
     def exists(self) -> bool:
         if not self._has_catalog():
@@ -146,7 +266,7 @@ class IcebergLakeTable(Table):
             "write.metadata.previous-versions-max": "20",
             **unmeasured,
         }
-        location = f"file://{self.path}"
+        location = self._uri_of(self.path)
         try:
             with self._catalog() as catalog:
                 catalog.create_namespace_if_not_exists(self._name.rsplit(".", 1)[0])
@@ -163,9 +283,9 @@ class IcebergLakeTable(Table):
                 f"Iceberg cannot hold these columns: {error}", code="invalid_schema"
             ) from error
 
-    def commit(self, app_id: str, number: int, written: Sequence[WrittenFiles]) -> bool:
-        with self.locked(), self._opened() as table:
-            if int(table.properties.get(WRITER + app_id, -1)) >= number:
+    def _commit(self, app_id: str, number: int, written: Sequence[WrittenFiles]) -> bool:
+        with self._opened() as table:
+            if _last_number(table, app_id) >= number:
                 return False
             summary = {"headrace.app": app_id, "headrace.number": str(number)}
             properties = {WRITER + app_id: str(number)}
@@ -183,22 +303,34 @@ class IcebergLakeTable(Table):
                 )
         return True
 
+    @contextmanager
+    def _merge_base(self) -> Iterator[IcebergMergeBase]:
+        with self._opened() as table:
+            yield IcebergMergeBase(self, table)
+
     def _uri(self, path: str) -> str:
-        return f"file://{self.files_root / path}"  # pyiceberg takes it as it is, unescaped
+        return f"{self._uri_of(self.files_root)}/{path}"  # pyiceberg takes it as it is, unescaped
+
+    def _uri_of(self, place: TablePlace) -> str:
+        return f"file://{place}" if isinstance(place, Path) else str(place)
 
     @contextmanager
     def _conflicts(self) -> Iterator[None]:
         try:
             yield
         except (CommitFailedException, ValidationException) as error:
-            raise Conflict(
-                f"another writer changed {self.path} at the same time: {error}", retryable=True
+            raise Overtaken(
+                f"another writer changed {self.path} at the same time: try again"
             ) from error
 
     # --- reading --------------------------------------------------------------------------------
     def _data_files(self, table: IcebergTable) -> list[Any]:
         found = []
-        for task in table.scan().plan_files():
+        try:
+            tasks = list(table.scan().plan_files())
+        except (OSError, ValueError) as error:
+            raise self._unreadable(error) from error
+        for task in tasks:
             if task.delete_files:
                 raise InvalidArgument(
                     f"rows of {self.path} were deleted by another engine; read it with one that "
@@ -210,7 +342,15 @@ class IcebergLakeTable(Table):
 
     def paths(self) -> list[str]:
         with self._opened() as table:
-            return [str(_path_of(each)) for each in self._data_files(table)]
+            return [each.file_path.removeprefix("file://") for each in self._data_files(table)]
+
+    def sizes(self) -> list[tuple[str, int]]:
+        root = f"{self._uri_of(self.files_root)}/"
+        with self._opened() as table:
+            found = self._data_files(table)
+        return sorted(
+            (each.file_path.removeprefix(root), each.file_size_in_bytes) for each in found
+        )
 
     def shape(self) -> tuple[StructType, tuple[str, ...]]:
         with self._opened() as table:
@@ -232,38 +372,71 @@ class IcebergLakeTable(Table):
                 schema,
             )
 
+    def snapshot(self) -> TableSnapshot:
+        with self._opened() as table:
+            columns = {each.field_id: each for each in table.schema().fields}
+
+            def values(bounds: Mapping[int, bytes] | None) -> dict[str, Any]:
+                return {
+                    columns[number].name: _value(columns[number].field_type, bound)
+                    for number, bound in (bounds or {}).items()
+                    if number in columns
+                }
+
+            root = f"{self._uri_of(self.files_root)}/"
+            files = [
+                StoredFile(
+                    each.file_path.removeprefix(root),
+                    each.record_count,
+                    each.file_size_in_bytes,
+                    {},
+                    values(each.lower_bounds),
+                    values(each.upper_bounds),
+                )
+                for each in self._data_files(table)
+            ]
+            return TableSnapshot(files, _offsets(table))
+
     # --- upkeep ---------------------------------------------------------------------------------
     def _compact(self, target_bytes: int) -> Compacted:
         removed = added = 0
         with self._opened() as table:
             groups = small_files(self._data_files(table), target_bytes)
             schema = schemas.to_arrow(schemas.to_spark(table.schema().as_arrow()))
+        store = self.store()
         for group in groups:
             try:
-                joined = self._join(group, schema)
+                joined = self._join(store, group, schema)
             except OSError as error:
-                raise refused_by_disk(error) from error
+                if self.is_local:
+                    raise refused_by_disk(error) from error
+                raise
             if not self._exchange(group, joined):
-                joined.unlink(missing_ok=True)
+                store.delete(joined)
                 break
             removed, added = removed + len(group), added + 1
         return Compacted(removed, added)
 
-    def _join(self, files: Sequence[Any], schema: pa.Schema) -> Path:
-        """One file with all rows of these, which are of one partition."""
-        paths = sorted(map(_path_of, files))  # about the order in which they were written
-        target = paths[0].with_name(f"{paths[0].name[:9]}-joined-{uuid.uuid4().hex}.parquet")
-        rows = ds.dataset([str(path) for path in paths], schema, format="parquet")
+    def _join(self, store: FileStore, files: Sequence[Any], schema: pa.Schema) -> str:
+        """One file with all rows of these, which are of one partition; its name."""
+        names = sorted(store.name(each.file_path) for each in files)  # about as they were written
+        folder, _, first = names[0].rpartition("/")
+        target = f"{folder}/{first[:9]}-joined-{uuid.uuid4().hex}.parquet".lstrip("/")
+        paths = [store.path(name) for name in names]
+        rows = ds.dataset(paths, schema, format="parquet", filesystem=store.filesystem)
         with pq.ParquetWriter(
-            target, schema, compression=self.options.compression, **encodings(schema)
+            store.path(target),
+            schema,
+            filesystem=store.filesystem,
+            compression=self.options.compression,
+            **encodings(schema),
         ) as writer:
             for batch in rows.to_batches():
                 writer.write_batch(batch)
-        sync(target)
-        sync(target.parent)
+        store.settle([target])
         return target
 
-    def _exchange(self, old: Sequence[Any], new: Path) -> bool:
+    def _exchange(self, old: Sequence[Any], new: str) -> bool:
         """In one commit; False when another writer changed some of the old files meanwhile."""
         with self.locked(), self._opened() as table:
             current = {each.file_path: each for each in self._data_files(table)}
@@ -278,30 +451,85 @@ class IcebergLakeTable(Table):
             ):
                 for each in old:
                     update.delete_data_file(current[each.file_path])
-                uri = self._uri(new.relative_to(self.files_root).as_posix())
-                update.append_data_file(parquet_file_to_data_file(table.io, table.metadata, uri))
+                added = parquet_file_to_data_file(table.io, table.metadata, self._uri(new))
+                update.append_data_file(added)
         return True
 
     def vacuum(self, keep_s: float) -> int:
-        """Expires old snapshots, then deletes the data files that no snapshot names."""
+        """Expires old snapshots, then deletes the data files that no snapshot names.
+
+        The snapshot that was current at that moment is kept, whatever its age: a reader may use it.
+        """
         oldest = time.time() - keep_s
         with self.locked():
             with self._opened() as table:
-                moment = datetime.fromtimestamp(oldest, UTC)
-                table.maintenance.expire_snapshots().older_than(moment).commit()
+                made_ms = [each.timestamp_ms for each in table.snapshots()]
+                current_ms = max((each for each in made_ms if each <= oldest * 1000), default=0)
+                moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=current_ms)
+                with self._conflicts():
+                    table.maintenance.expire_snapshots().older_than(moment).commit()
+            store = self.store()
             with self._opened() as table:
                 named = {
-                    _path_of(entry.data_file)
+                    store.name(entry.data_file.file_path)
                     for snapshot in table.snapshots()
                     for manifest in snapshot.manifests(table.io)
                     for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True)
                 }
             deleted = 0
-            for path in self.files_root.rglob("*.parquet"):
-                if path not in named and path.stat().st_mtime < oldest:
-                    path.unlink()
+            for name, written in store.files():
+                if name.endswith(".parquet") and name not in named and written < oldest:
+                    store.delete(name)
                     deleted += 1
         return deleted
+
+
+class IcebergMergeBase:
+    """The table as it was when it was opened; a commit fails if it has changed since."""
+
+    def __init__(self, home: IcebergLakeTable, table: IcebergTable):
+        self._home = home
+        self._table = table
+        root = home._uri("x").removesuffix("x")
+        self._files = {each.file_path.removeprefix(root): each for each in home._data_files(table)}
+
+    def last_number(self, app_id: str) -> int:
+        return _last_number(self._table, app_id)
+
+    def names(self) -> list[str]:
+        return list(self._files)
+
+    def replace(
+        self, app_id: str, number: int, removed: Sequence[str], added: Sequence[DataFile]
+    ) -> None:
+        table = self._table
+        summary = {"headrace.app": app_id, "headrace.number": str(number)}
+        with _quiet(), self._home._conflicts(), table.transaction() as transaction:
+            transaction.set_properties({WRITER + app_id: str(number)})
+            with transaction.update_snapshot(snapshot_properties=summary).overwrite() as update:
+                for name in removed:
+                    update.delete_data_file(self._files[name])
+                for file in added:
+                    uri = self._home._uri(file.path)
+                    update.append_data_file(
+                        parquet_file_to_data_file(table.io, table.metadata, uri)
+                    )
+
+
+def _last_number(table: IcebergTable, app_id: str) -> int:
+    return int(table.properties.get(WRITER + app_id, -1))
+
+
+def _from_environment() -> dict[str, str]:
+    """Of the usual variables, those that pyiceberg does not read. Without a region it would ask Amazon for one."""
+    names = {
+        "s3.region": ("AWS_REGION", "AWS_DEFAULT_REGION"),
+        "s3.endpoint": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
+    }
+    found = {
+        name: next(filter(None, map(os.environ.get, tried)), None) for name, tried in names.items()
+    }
+    return {name: value for name, value in found.items() if value}
 
 
 def small_files(files: Sequence[Any], target_bytes: int) -> list[list[Any]]:
@@ -321,8 +549,12 @@ def small_files(files: Sequence[Any], target_bytes: int) -> list[list[Any]]:
     return [group for group in groups if len(group) > 1]
 
 
-def _path_of(file: Any) -> Path:
-    return Path(file.file_path.removeprefix("file://"))
+def _value(kind: Any, bound: bytes) -> Any:
+    """A bound as Python has it; times as Delta's statistics have them."""
+    value: Any = from_bytes(kind, bound)
+    if isinstance(kind, TimestamptzType):
+        return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=value)
+    return value
 
 
 def _shape(table: IcebergTable) -> tuple[StructType, tuple[str, ...]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pyarrow as pa
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import (
     BooleanType,
     ByteType,
@@ -20,6 +20,7 @@ from pyspark.sql.types import (
 
 from headrace.errors import InvalidArgument
 from headrace.spark.lake.table import Options
+from headrace.spark.versions import to_utc_schema
 
 PARTITION_TYPES = (
     StringType, DateType, BooleanType, ByteType, ShortType, IntegerType, LongType,
@@ -29,7 +30,7 @@ PARTITION_TYPES = (
 
 def to_arrow(schema: StructType) -> pa.Schema:
     """Times are UTC, and everything may be null: a table outlives the query that made it."""
-    return to_arrow_schema(all_nullable(schema), timezone="UTC")
+    return to_utc_schema(all_nullable(schema))
 
 
 def to_spark(schema: pa.Schema) -> StructType:
@@ -88,7 +89,7 @@ def new_columns(
     table: StructType, table_partition_by: tuple[str, ...], new: StructType, options: Options
 ) -> list[str]:
     """The columns that rows of ``new`` add to a table; or an error says why the rows cannot be added."""
-    path, partition_by = options.directory, options.partition_by
+    path, partition_by = options.place, options.partition_by
     if table_partition_by != partition_by:
         raise InvalidArgument(
             f"{path} is partitioned by {', '.join(table_partition_by) or 'nothing'}, not by "

@@ -11,6 +11,7 @@ does not name.
 
 from __future__ import annotations
 
+import json
 import logging
 import uuid
 from collections.abc import Iterator, Sequence
@@ -21,7 +22,6 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
-    DataSourceStreamArrowWriter,
     WriterCommitMessage,
 )
 from pyspark.sql.types import StructType
@@ -29,9 +29,11 @@ from pyspark.sql.types import StructType
 from headrace.errors import HeadraceError, InvalidArgument, refused_by_disk
 from headrace.spark.checkpoints import sync_offsets
 from headrace.spark.lake import schemas
+from headrace.spark.lake.merging import DELETED, write_changes
+from headrace.spark.lake.scan import LakeReader
 from headrace.spark.lake.table import KEEP_S, Options, Table, WrittenFiles
 from headrace.spark.lake.tables import open_table
-from headrace.spark.lake.writing import FileWriter
+from headrace.spark.versions import StreamArrowWriter
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -51,7 +53,8 @@ class TaskFiles(WriterCommitMessage):
     """What a task wrote, and for which query."""
 
     query_id: str | None
-    written: WrittenFiles
+    written: list[WrittenFiles]
+    """In the order of the rows."""
 
 
 class LakeSource(DataSource):
@@ -61,12 +64,22 @@ class LakeSource(DataSource):
     def name(cls) -> str:
         return FORMAT
 
+    def schema(self) -> StructType:
+        return open_table(Options.of(self.options)).shape()[0]
+
+    def reader(self, schema: StructType) -> LakeReader:
+        given = dict(self.options)
+        without = json.loads(given.pop("without", "[]"))
+        return LakeReader(Options.of(given), schema, without)
+
     def streamWriter(self, schema: StructType, overwrite: bool) -> LakeStreamWriter:
-        if overwrite:
+        options = Options.of(self.options)
+        if overwrite and not options.merge_on:
             raise InvalidArgument(
-                "a lake table is appended to: use outputMode('append')", code="invalid_option"
+                "a lake table is appended to: use outputMode('append'), or mergeOn",
+                code="invalid_option",
             )
-        return LakeStreamWriter(Options.of(self.options), schema)
+        return LakeStreamWriter(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> LakeWriter:
         if overwrite:
@@ -74,26 +87,39 @@ class LakeSource(DataSource):
                 "a lake table is appended to: use mode('append')", code="invalid_option"
             )
         options = Options.of(self.options)
-        open_table(options).prepare(schema)
+        open_table(options).prepare(table_schema(options, schema))
         return LakeWriter(options, schema)
+
+
+def table_schema(options: Options, schema: StructType) -> StructType:
+    """The columns of the table: all but the mark of rows that are deleted."""
+    if not options.merge_on:
+        return schema
+    return StructType([field for field in schema.fields if field.name != DELETED])
 
 
 def write_files(
     table: Table, schema: StructType, batches: Iterator[pa.RecordBatch], label: str
-) -> WrittenFiles:
+) -> list[WrittenFiles]:
     """Write all rows into files of the table's directory. They are not in the table yet."""
     options = table.options
-    writer = FileWriter(
-        table.files_root,
-        schemas.to_arrow(schema),
-        options.partition_by,
-        label=label,
-        keep_partition_columns=table.keeps_partition_columns,
-        offsets=options.offsets,
-        target_file_bytes=options.target_file_bytes,
-        compression=options.compression,
+    arrow = schemas.to_arrow(table_schema(options, schema))
+    if not options.merge_on:
+        return [table.file_writer(arrow, label).write_all(batches)]
+    return write_changes(
+        batches,
+        options.rule,
+        arrow,
+        lambda rows: table.file_writer(arrow, label).write_all(rows),
+        lambda keys: table.write_keys(keys, label),
     )
-    return writer.write_all(batches)
+
+
+def commit_files(table: Table, app_id: str, number: int, written: Sequence[WrittenFiles]) -> bool:
+    """Make these files part of the table; False when this number was committed before."""
+    if table.options.merge_on:
+        return table.merge(app_id, number, written)
+    return table.commit(app_id, number, written)
 
 
 class _Writing:
@@ -101,7 +127,7 @@ class _Writing:
 
     def __init__(self, options: Options, schema: StructType):
         self.options = options
-        self.schema = schema
+        self.schema = self.incoming = schema
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskFiles:
         """On an executor."""
@@ -122,9 +148,11 @@ class _Writing:
     def _written(self, messages: Sequence[WriterCommitMessage | None]) -> list[WrittenFiles]:
         """Of each task that wrote any rows."""
         return [
-            message.written
+            written
             for message in messages
-            if isinstance(message, TaskFiles) and message.written.files
+            if isinstance(message, TaskFiles)
+            for written in message.written
+            if written.paths
         ]
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int = 0) -> None:
@@ -132,7 +160,7 @@ class _Writing:
             open_table(self.options).forget(written)
 
 
-class LakeStreamWriter(_Writing, DataSourceStreamArrowWriter):
+class LakeStreamWriter(_Writing, StreamArrowWriter):
     """Of a streaming query."""
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
@@ -148,7 +176,7 @@ class LakeStreamWriter(_Writing, DataSourceStreamArrowWriter):
         table = open_table(self.options)
         try:
             sync_offsets(self.options.checkpoint_location, batchId)
-            is_new = table.commit(app_id, batchId, written)
+            is_new = commit_files(table, app_id, batchId, written)
         except OSError as error:
             raise refused_by_disk(error) from error
         if is_new:
@@ -160,7 +188,8 @@ class LakeWriter(_Writing, DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         if written := self._written(messages):
-            open_table(self.options).commit(self.options.app_id or uuid.uuid4().hex, 0, written)
+            table = open_table(self.options)
+            commit_files(table, self.options.app_id or uuid.uuid4().hex, 0, written)
 
 
 def upkeep(table: Table, number: int) -> None:
@@ -173,8 +202,10 @@ def upkeep(table: Table, number: int) -> None:
     try:
         table.compact(table.options.target_file_bytes // tier)
         # Delta's history is left to its users: 'headrace archive compact --vacuum' deletes it. Iceberg
-        # writes all snapshots with every commit, so they must not become many.
-        if table.kind == "iceberg" and times % VACUUM_EVERY == 0:
+        # writes all snapshots with every commit, so they must not become many; and every merge leaves the
+        # files that it replaced.
+        keeps_less = table.kind == "iceberg" or table.options.merge_on
+        if keeps_less and times % VACUUM_EVERY == 0:
             table.vacuum(KEEP_S)
     except (HeadraceError, OSError) as error:
         logger.warning("%s was not compacted: %s", table.path, error)

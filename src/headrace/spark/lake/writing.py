@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, timedelta
 from functools import reduce
 from operator import and_
@@ -30,10 +31,9 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from headrace.errors import refused_by_disk
-from headrace.files import SharedFiles
-from headrace.spark.durable import sync
+from headrace.errors import HeadraceError, refused_by_disk
 from headrace.spark.lake.offsets import Offsets
+from headrace.spark.lake.stores import FileStore, explained
 from headrace.spark.lake.table import DataFile, WrittenFiles
 
 ROW_GROUP_BYTES = 32 * 1024 * 1024
@@ -52,7 +52,7 @@ class FileWriter:
 
     def __init__(
         self,
-        root: Path,
+        store: FileStore | Path,
         schema: pa.Schema,
         partition_by: Sequence[str] = (),
         *,
@@ -62,7 +62,7 @@ class FileWriter:
         target_file_bytes: int,
         compression: str = "zstd",
     ):
-        self._root = root
+        self._store = FileStore(store) if isinstance(store, Path) else store
         self._schema = schema
         self._partition_by = tuple(partition_by)
         # write_dataset takes the columns that it names directories by out of the files. Where the
@@ -101,11 +101,10 @@ class FileWriter:
                     self._write(gathered)
                     gathered, size = [], 0
             self._write(gathered)
-        except OSError as error:
+        except BaseException as error:
             self._discard()
-            raise refused_by_disk(error) from error
-        except BaseException:
-            self._discard()
+            if isinstance(error, OSError) and not isinstance(error, HeadraceError):
+                raise refused_by_disk(error) from error
             raise
         return self._written
 
@@ -123,36 +122,35 @@ class FileWriter:
             for directory, name in self._directories.items()
         }
         rows = rows.select(self._file_schema.names)
-        home, partitioning = self._root / self._only_directory(values), None
-        if home == self._root:
+        home, partitioning = self._only_directory(values), None
+        if not home:
             for directory, column in values.items():
                 rows = rows.append_column(directory, column)
             partitioning = self._partitioning
         group_rows = max(1, rows.num_rows * ROW_GROUP_BYTES // max(rows.nbytes, ROW_GROUP_BYTES))
         are_small = rows.num_rows < BATCH_ROWS_ENOUGH * len(batches)
-        SharedFiles().make_directory(self._root)
+        self._store.make_root()
         done: list[ds.WrittenFile] = []
-        ds.write_dataset(
-            rows,
-            home,
-            basename_template=f"{self._name}-{self._pieces}-{{i}}.parquet",
-            format=self._format,
-            file_options=self._encodings,
-            partitioning=partitioning,
-            use_threads=False,  # rows stay in their order, and a task has one core
-            max_partitions=PARTITIONS_MAX,
-            max_open_files=OPEN_FILES_MAX,
-            min_rows_per_group=group_rows if are_small else 0,
-            max_rows_per_group=group_rows,
-            file_visitor=done.append,
-            existing_data_behavior="overwrite_or_ignore",
-        )
+        with explained(self._store.place):
+            ds.write_dataset(
+                rows,
+                self._store.path(home),
+                filesystem=self._store.filesystem,
+                create_dir=self._store.is_local,
+                basename_template=f"{self._name}-{self._pieces}-{{i}}.parquet",
+                format=self._format,
+                file_options=self._encodings,
+                partitioning=partitioning,
+                use_threads=False,  # rows stay in their order, and a task has one core
+                max_partitions=PARTITIONS_MAX,
+                max_open_files=OPEN_FILES_MAX,
+                min_rows_per_group=group_rows if are_small else 0,
+                max_rows_per_group=group_rows,
+                file_visitor=done.append,
+                existing_data_behavior="overwrite_or_ignore",
+            )
         self._pieces += 1
-        for file in done:
-            sync(Path(file.path))
-        for parent in {each for file in done for each in Path(file.path).parents}:
-            if parent.is_relative_to(self._root):
-                sync(parent)
+        self._store.settle([self._store.name(file.path) for file in done])
         self._written.files.extend(map(self._described, done))
 
     def _only_directory(self, values: dict[str, pa.ChunkedArray]) -> str:
@@ -169,7 +167,7 @@ class FileWriter:
         return str(self._partitioning.format(reduce(and_, terms))[0]) if terms else ""
 
     def _described(self, file: ds.WrittenFile) -> DataFile:
-        relative = Path(file.path).relative_to(self._root).as_posix()
+        relative = self._store.name(file.path)
         values = ds.get_partition_keys(self._partitioning.parse(relative))
         partition = {
             name: partition_text(values.get(each)) for each, name in self._directories.items()
@@ -178,8 +176,14 @@ class FileWriter:
         return DataFile(relative, file.metadata.num_rows, file.size, partition, stats)
 
     def _discard(self) -> None:
-        for path in self._root.rglob(f"{self._name}-*"):
-            path.unlink(missing_ok=True)
+        """What is not found here (a store does not list a file that was not finished) is left to ``vacuum``."""
+        if isinstance(self._store.place, Path):
+            for path in self._store.place.rglob(f"{self._name}-*"):
+                path.unlink(missing_ok=True)
+            return
+        with suppress(HeadraceError):  # the error that brought us here is the one to tell
+            for file in self._written.files:
+                self._store.delete(file.path)
 
 
 # --- rows -----------------------------------------------------------------------------------------

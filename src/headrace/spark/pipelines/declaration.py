@@ -114,6 +114,12 @@ class TableOutput:
     section: Section = field(repr=False, compare=False)
     format: str = KINDS[0]
     partition_by: Texts = ()
+    merge_on: Texts = ()
+    """The key: a row replaces the row of the table with the same values of these columns."""
+    order_by: Text | None = None
+    """Of rows with the same key, the one with the greatest value of this column stays."""
+    delete: Text | bool | None = None
+    """Which rows delete: a condition; False: none. None: as a column ``_deleted`` says, or tombstones."""
     options: Settings = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -145,6 +151,11 @@ class Pipeline:
     @property
     def topics(self) -> tuple[TopicInput, ...]:
         return tuple(each for each in self.inputs if isinstance(each, TopicInput))
+
+    @property
+    def merge_on(self) -> tuple[str, ...]:
+        """The key of the table's rows; empty if rows are only added."""
+        return self.to.merge_on if isinstance(self.to, TableOutput) else ()
 
     @property
     def is_once(self) -> bool:
@@ -189,23 +200,30 @@ def read_pipeline(
     _check_transformation(pipeline, [pipeline.sql, named, function])
     _check_failing(pipeline)
     _check_loops(pipeline)
-    if pipeline.mode == "complete" and isinstance(pipeline.to, TableOutput):
-        raise section.wrong("mode", "a table is only ever appended to; complete is for topics")
+    if (
+        pipeline.mode == "complete"
+        and isinstance(pipeline.to, TableOutput)
+        and not pipeline.to.merge_on
+    ):
+        section.note(
+            "mode", "a table is only ever appended to; complete is for topics, or with to.merge_on"
+        )
+    section.finish()
     return pipeline
 
 
 def _check_transformation(pipeline: Pipeline, ways: list[object]) -> None:
     section = pipeline.section
     if sum(way is not None for way in ways) > 1:
-        raise section.wrong("sql", "give sql or a function, not both")
-    if not pipeline.topics:
-        raise section.wrong("inputs", "at least one of them reads a topic ('from')")
+        section.note("sql", "give sql or a function, not both")
+    if pipeline.inputs and not pipeline.topics:
+        section.note("inputs", "at least one of them reads a topic ('from')")
     if pipeline.sql is None and pipeline.function is None and len(pipeline.inputs) > 1:
-        raise section.wrong("sql", "several inputs need sql or a function that joins them")
+        section.note("sql", "several inputs need sql or a function that joins them")
     if isinstance(pipeline.function, str) and not re.fullmatch(
         r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", pipeline.function
     ):
-        raise section.wrong("function", f"it is 'module:function', not {pipeline.function!r}")
+        section.note("function", f"it is 'module:function', not {pipeline.function!r}")
 
 
 def _check_failing(pipeline: Pipeline) -> None:
@@ -213,12 +231,10 @@ def _check_failing(pipeline: Pipeline) -> None:
         return
     section = pipeline.section
     if pipeline.ensure:
-        raise section.wrong("ensure", "say where rows go that fail it: failed = true, or a topic")
+        section.note("ensure", "say where rows go that fail it: failed = true, or a topic")
     for each in pipeline.topics:
         if each.expect:
-            raise each.section.wrong(
-                "expect", "say where rows go that fail it: failed = true, or a topic"
-            )
+            each.section.note("expect", "say where rows go that fail it: failed = true, or a topic")
 
 
 def _check_loops(pipeline: Pipeline) -> None:
@@ -227,12 +243,12 @@ def _check_loops(pipeline: Pipeline) -> None:
     if isinstance(pipeline.to, TopicOutput):
         written["to"] = pipeline.to.topic
         if pipeline.failed is not None and pipeline.failed == pipeline.to.topic:
-            raise pipeline.section.wrong("failed", "rows that failed need a topic of their own")
+            pipeline.section.note("failed", "rows that failed need a topic of their own")
     for key, topic in written.items():
         for each in pipeline.topics:
             for pattern in each.topics:
                 if topic is not None and pattern_matches(pattern, topic):
-                    raise pipeline.section.wrong(
+                    pipeline.section.note(
                         key, f"{topic!r} is read by this pipeline ({pattern}): it would never end"
                     )
 
@@ -242,21 +258,28 @@ def _inputs(pipeline: str, section: Section, folder: Path) -> tuple[TopicInput |
     named = section.sections("inputs")
     if not named:
         if "from" not in section:
-            raise section.wrong("from", "say which topics are read (or several 'inputs')")
+            section.note("from", "say which topics are read (or several 'inputs')")
+            for key in _INPUT_KEYS:
+                section.take(key)
+            return ()
         return (_topic_input(INPUT, section, pipeline),)
     for key in _INPUT_KEYS:
         if key in section:
-            raise section.wrong(key, "with 'inputs', this stands in each of them")
+            section.note(key, "with 'inputs', this stands in each of them")
+            section.take(key)
     found: list[TopicInput | TableInput] = []
     for name, inner in named.items():
         if not _VIEW.match(name):
-            raise inner.wrong("", f"{name!r} becomes the name of a view: letters, digits and '_'")
+            section.note(
+                f"inputs.{name}", f"{name!r} becomes the name of a view: letters, digits and '_'"
+            )
         if ("from" in inner) == ("table" in inner):
-            raise inner.wrong("from", "an input reads topics ('from') or a 'table'")
+            inner.note("from", "an input reads topics ('from') or a 'table'")
+            continue
         if "from" in inner:
             found.append(_topic_input(name, inner, f"{pipeline}.{name}"))
         else:
-            path = path_from(folder, inner.text("table"))
+            path = path_from(folder, inner.text("table", "."))
             found.append(inner.read(TableInput, name=name, path=path))
         inner.end()
     return tuple(found)
@@ -275,7 +298,7 @@ def _topic_input(name: str, section: Section, group: str) -> TopicInput:
         group=_group(section, group),
     )
     if (found.format == "json") != (found.schema is not None):
-        raise section.wrong(
+        section.note(
             "schema",
             "JSON needs one, such as 'id STRING, amount DOUBLE'"
             if found.schema is None
@@ -283,7 +306,7 @@ def _topic_input(name: str, section: Section, group: str) -> TopicInput:
         )
     if found.deduplicate and found.watermark is None:
         time = "_timestamp" if found.format == "json" else "timestamp"
-        raise section.wrong(
+        section.note(
             "deduplicate",
             "without a watermark every id would be kept for ever; add, for example, "
             f"watermark = '{time} 1 hour'",
@@ -308,7 +331,8 @@ def _watermark(section: Section) -> Watermark | None:
         assert inner is not None
         column, delay = inner.text("column"), inner.text("delay")
         if column is None or delay is None:
-            raise section.wrong("watermark", "it has a column and a delay")
+            section.note("watermark", "it has a column and a delay")
+            return None
         found = Watermark(column, inner.duration("delay", delay))
         inner.end()
         return found
@@ -317,27 +341,36 @@ def _watermark(section: Section) -> Watermark | None:
         return None
     column, _, delay = given.partition(" ")
     if not delay.strip():
-        raise section.wrong(
+        section.note(
             "watermark", f"it is a column and a duration, as 'at 10 minutes', not {given!r}"
         )
+        return None
     return Watermark(column, section.duration("watermark", delay.strip()))
 
 
 def _output(section: Section, folder: Path) -> TopicOutput | TableOutput:
     given = section.take("to")
     if given is None:
-        raise section.wrong("to", "say where the rows go: a topic, or { table = 'path' }")
+        section.note("to", "say where the rows go: a topic, or { table = 'path' }")
+        return TopicOutput(None, section)
     if isinstance(given, str):
         return TopicOutput(section.checked("to", check_topic_name, given), section)
     inner = section.section("to")
-    assert inner is not None
+    if inner is None:
+        return TopicOutput(None, section)
     if sum(key in inner for key in ("topic", "topic_from", "table")) != 1:
-        raise section.wrong("to", "it has a topic, a topic_from (a column), or a table")
+        section.note("to", "it has a topic, a topic_from (a column), or a table")
+        return TopicOutput(None, section)
     found: TopicOutput | TableOutput
     if "table" in inner:
-        path = path_from(folder, inner.text("table"))
+        path = path_from(folder, inner.text("table", "."))
         kind = inner.checked("format", check_kind, inner.text("format", KINDS[0]))
         found = inner.read(TableOutput, path=path, format=kind)
+        for key in ("order_by", "delete"):
+            if key in inner and not found.merge_on:
+                inner.note(key, "it is for upserts: give merge_on, the columns of the key")
+        if found.delete is True:
+            inner.note("delete", "it is a condition, such as \"op = 'd'\", or false")
     else:
         columns = {key: inner.text(key) for key in MESSAGE_KEYS}
         topic = inner.text("topic")

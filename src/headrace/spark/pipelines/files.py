@@ -21,7 +21,8 @@ from typing import Any
 from headrace.errors import HeadraceError
 from headrace.spark.pipelines.declaration import Pipeline, path_from, read_pipeline
 from headrace.spark.pipelines.functions import DECLARED
-from headrace.spark.pipelines.sections import InvalidPipeline, Section
+from headrace.spark.pipelines.lines import python_lines, toml_lines
+from headrace.spark.pipelines.sections import InvalidPipeline, Section, gathered, raise_all
 
 SETTINGS = "SETTINGS"
 """In a Python file, a dictionary of this name holds the keys at the head of a TOML file."""
@@ -60,7 +61,7 @@ class PipelineFile:
 
 
 def load(path: str | Path) -> PipelineFile:
-    """Read a file; :class:`InvalidPipeline` names a mistake and its place."""
+    """Read a file; :class:`InvalidPipeline` names all mistakes and their places."""
     path = Path(path)
     if path.suffix not in (".toml", ".py"):
         raise InvalidPipeline(f"{path} is neither a .toml nor a .py file")
@@ -70,18 +71,21 @@ def load(path: str | Path) -> PipelineFile:
         raise InvalidPipeline(f"{path} cannot be read: {_reason(error)}") from None
     where = str(path)
     path = path.absolute()
-    if path.suffix == ".py":
-        head, pipelines = _from_python(path, where)
-    else:
-        head, pipelines = _from_toml(path, where, content)
-    if not pipelines:
-        raise InvalidPipeline(
-            f"{where} declares no pipeline: write [pipeline.NAME], or @pipeline(…) in Python"
+    mistakes: list[InvalidPipeline] = []
+    read = _from_python if path.suffix == ".py" else _from_toml
+    head, pipelines = read(path, where, content, mistakes)
+    if not pipelines and not mistakes:
+        mistakes.append(
+            InvalidPipeline(
+                f"{where} declares no pipeline: write [pipeline.NAME], or @pipeline(…) in Python"
+            )
         )
     names = [each.name for each in pipelines]
-    for name in names:
-        if names.count(name) > 1:
-            raise InvalidPipeline(f"{where} has two pipelines {name!r}")
+    mistakes += [
+        InvalidPipeline(f"{where} has two pipelines {name!r}")
+        for name in dict.fromkeys(names)
+        if names.count(name) > 1
+    ]
     given_dir = head.text("checkpoint_dir")
     found = PipelineFile(
         path,
@@ -91,6 +95,9 @@ def load(path: str | Path) -> PipelineFile:
         head.options("spark", "spark."),
     )
     head.end()
+    with gathered(mistakes):
+        head.finish()
+    raise_all(mistakes)
     return found
 
 
@@ -99,31 +106,38 @@ def _reason(error: Exception) -> str:
 
 
 # --- TOML -----------------------------------------------------------------------------------------
-def _from_toml(path: Path, where: str, content: str) -> tuple[Section, list[Pipeline]]:
+def _from_toml(
+    path: Path, where: str, content: str, mistakes: list[InvalidPipeline]
+) -> tuple[Section, list[Pipeline]]:
     try:
         document = tomllib.loads(content)
     except tomllib.TOMLDecodeError as error:
         raise InvalidPipeline(f"{where} is no TOML: {error}") from None
-    head = Section(document, where)
+    head = Section(document, where, lines=toml_lines(content))
     found = []
     for name, section in head.sections("pipeline").items():
-        own = Section(section._values, f"{where}, pipeline {name}")
-        found.append(read_pipeline(name, own, path.parent))
+        with gathered(mistakes):
+            found.append(read_pipeline(name, section.labelled(f"pipeline {name}"), path.parent))
     return head, found
 
 
 # --- Python ---------------------------------------------------------------------------------------
-def _from_python(path: Path, where: str) -> tuple[Section, list[Pipeline]]:
+def _from_python(
+    path: Path, where: str, content: str, mistakes: list[InvalidPipeline]
+) -> tuple[Section, list[Pipeline]]:
     module = run_python(path, where)
     head = module.__dict__.get(SETTINGS, {})
     if not isinstance(head, Mapping):
         raise InvalidPipeline(f"{where}: {SETTINGS} is a dictionary, not {head!r}")
+    lines = python_lines(content)
     found = []
     for value in list(module.__dict__.values()):
         for name, declaration in getattr(value, DECLARED, ()):
-            section = Section(declaration, f"{where}, pipeline {name}")
-            found.append(read_pipeline(name, section, path.parent, value))
-    return Section(head, f"{where}, {SETTINGS}"), found
+            keys = ("pipeline", name)
+            section = Section(declaration, where, f"pipeline {name}", lines=lines, keys=keys)
+            with gathered(mistakes):
+                found.append(read_pipeline(name, section, path.parent, value))
+    return Section(head, where, SETTINGS), found
 
 
 def run_python(path: Path, where: str) -> ModuleType:

@@ -60,15 +60,16 @@ def each_row(rows: DataFrame, function: RowFunction, schema: str) -> DataFrame:
     import pyarrow as pa
     from pyspark.sql import functions as F
     from pyspark.sql.pandas.functions import arrow_udf
-    from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import ArrayType, BinaryType, StringType, StructType
+
+    from headrace.spark.versions import to_utc_schema
 
     wanted = parse_schema(schema)
     whole = (
         StructType(list(wanted.fields)).add(FAILED, StringType()).add(FAILED_VALUE, BinaryType())
     )
-    fields = to_arrow_schema(wanted, timezone="UTC")
-    output = to_arrow_schema(whole, timezone="UTC")
+    fields = to_utc_schema(wanted)
+    output = to_utc_schema(whole)
 
     def run(given: pa.Array) -> pa.Array:
         return _called(given, function, fields, output)

@@ -5,6 +5,10 @@ pipeline says where rows go that fail, a column with the reason. ``good`` are th
 watermark and deduplication; ``bad`` are the others, as they came. Both come from the same source of the
 same query, so one batch holds the good and the bad rows of the same offsets.
 
+A record without a value (a tombstone) deletes a row of a table with ``merge_on``. It has no fields, so the columns
+of the key are read from the record's key: its text, or for several columns its JSON. No condition of ``expect``
+applies to it.
+
 A table is read as it is when the query starts. Spark keeps the list of its files from then on, so
 what is added later is seen by the next start.
 """
@@ -21,7 +25,13 @@ from pyspark.sql.types import StringType, StructField, StructType
 from headrace.spark.lake.table import KINDS
 from headrace.spark.notation import parse_schema
 from headrace.spark.pipelines.declaration import TableInput, TopicInput
-from headrace.spark.pipelines.sections import Section, analysed
+from headrace.spark.pipelines.sections import (
+    InvalidPipeline,
+    Section,
+    analysed,
+    gathered,
+    raise_all,
+)
 from headrace.spark.source.options import SourceOptions, parse_place
 from headrace.spark.source.rows import CORRUPT, PREFIX, RECORD
 
@@ -29,6 +39,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 REASON = "_reason"
+MERGED_BYTES = "256MB"
+"""Of the log, in one batch that is merged into a table: the driver holds the keys of a batch."""
 NO_JSON = "the value is not JSON of the schema"
 
 
@@ -48,15 +60,23 @@ def read_topic(
     *,
     sets_apart: bool,
     columns: set[str] | None = None,
+    merge_on: tuple[str, ...] = (),
     is_empty: bool = False,
 ) -> Read:
     """The rows of topics, with these columns of the record (None: all). ``is_empty``: without rows."""
-    rows = _stream(spark, given, connection, columns, is_empty)
-    reasons = _reasons(given) if sets_apart else []
+    limits = {"maxBytesPerTrigger": MERGED_BYTES} if merge_on else {}
+    rows = _stream(spark, given, connection, columns, is_empty, limits)
+    if merge_on and given.format == "json":
+        rows = _with_keys_of_tombstones(rows, merge_on)
+    reasons = _reasons(given, skips_tombstones=bool(merge_on)) if sets_apart else []
     bad = None
     if reasons:
-        with analysed(given.section, "expect"):
-            rows = rows.withColumn(REASON, F.coalesce(*reasons))
+        mistakes: list[InvalidPipeline] = []
+        for reason in reasons:
+            with gathered(mistakes), analysed(given.section, "expect"):
+                rows.select(reason)
+        raise_all(mistakes)
+        rows = rows.withColumn(REASON, F.coalesce(*reasons))
         before = prefix_of(given)
         own = [F.col(before + name).alias(name) for name in RECORD if before + name in rows.columns]
         bad = rows.where(F.col(REASON).isNotNull()).select(*own, REASON)
@@ -68,6 +88,26 @@ def read_topic(
         with analysed(given.section, "deduplicate"):
             rows = rows.dropDuplicatesWithinWatermark(list(given.deduplicate))
     return Read(rows, bad)
+
+
+def _with_keys_of_tombstones(rows: DataFrame, merge_on: tuple[str, ...]) -> DataFrame:
+    names = [name for name in merge_on if name in rows.columns]
+    if len(names) < len(merge_on):
+        return rows  # the key is made by the transformation
+    text = F.col(PREFIX + "key").cast("string")
+    types = {name: rows.schema[name].dataType for name in names}
+    if len(names) > 1:
+        parsed = F.from_json(text, StructType([StructField(n, types[n]) for n in names]))
+        keys = {name: parsed[name] for name in names}
+    else:
+        keys = {name: text.try_cast(types[name]) for name in names}
+    is_tombstone = F.col(PREFIX + "value").isNull()
+    return rows.withColumns(
+        {
+            name: F.when(is_tombstone, key).otherwise(F.col(f"`{name}`"))
+            for name, key in keys.items()
+        }
+    )
 
 
 def as_messages(given: TopicInput, rows: DataFrame) -> DataFrame:
@@ -86,22 +126,28 @@ def _stream(
     connection: Mapping[str, str],
     columns: set[str] | None,
     is_empty: bool,
+    limits: Mapping[str, str],
 ) -> DataFrame:
     options = {
         **connection,
         "topic": ",".join(given.topics),
         "startingOffsets": _starting(given.starting),
         "valueFormat": given.format,
+        **limits,
         **given.options,
     }
     if given.group is not None:
         options["group"] = given.group
-    with analysed(given.section, "starting"):
+    mistakes: list[InvalidPipeline] = []
+    schema = StructType()
+    with gathered(mistakes), analysed(given.section, "starting"):
         parse_place("startingOffsets", options["startingOffsets"])
-    with analysed(given.section, "options"):
-        SourceOptions.of(options)  # Spark would only ask when the query starts
-    with analysed(given.section, "schema"):
+    with gathered(mistakes), analysed(given.section, "options"):
+        # Spark would only ask when the query starts.
+        SourceOptions.of({**options, "startingOffsets": "earliest"})
+    with gathered(mistakes), analysed(given.section, "schema"):
         schema = schema_of(given, columns)
+    raise_all(mistakes)
     if is_empty:
         nothing = spark.readStream.format("rate").load().where("false")
         return nothing.select(*[_null(field) for field in schema_of(given).fields])
@@ -148,12 +194,16 @@ def _starting(text: str) -> str:
     return f"@{text}" if is_time else text
 
 
-def _reasons(given: TopicInput) -> list[Column]:
+def _reasons(given: TopicInput, *, skips_tombstones: bool) -> list[Column]:
     """Why a row fails, the first that holds; null if it does not."""
     found = []
     if given.format == "json":
         found.append(F.when(F.col(CORRUPT).isNotNull(), F.lit(NO_JSON)))
-    return found + [unless(each, "expected") for each in given.expect]
+    found += [unless(each, "expected") for each in given.expect]
+    if skips_tombstones:
+        has_value = F.col(prefix_of(given) + "value").isNotNull()
+        found = [F.when(has_value, reason) for reason in found]
+    return found
 
 
 def unless(condition: str, word: str) -> Column:

@@ -10,16 +10,27 @@ that is null or too large, an invalid topic. Its dead letter holds the beginning
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
-from pyspark.sql.types import BinaryType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    MapType,
+    NumericType,
+    StringType,
+    StructType,
+)
 
 from headrace import limits
+from headrace.spark.lake.merging import DELETED
 from headrace.spark.pipelines.dead_letters import letter_headers
 from headrace.spark.pipelines.declaration import Pipeline, TableOutput, TopicOutput
 from headrace.spark.pipelines.functions import FAILED, FAILED_VALUE
-from headrace.spark.pipelines.inputs import unless
+from headrace.spark.pipelines.inputs import prefix_of, unless
 from headrace.spark.pipelines.sections import analysed
 from headrace.spark.record_headers import HEADERS
 from headrace.spark.source.rows import RECORD
@@ -40,13 +51,41 @@ _TOPIC_NAME = r"^(?!__)[A-Za-z0-9._-]{1,249}$"
 
 # --- for both -------------------------------------------------------------------------------------
 def with_reasons(pipeline: Pipeline, rows: DataFrame) -> DataFrame:
-    """Add the conditions of ``ensure`` to the transformation's own reasons in ``_failed``."""
-    if not pipeline.ensure:
+    """Add the conditions of ``ensure``, and that a key is not null, to the reasons in ``_failed``."""
+    keys = pipeline.merge_on if pipeline.failed is not None else ()
+    if not pipeline.ensure and not keys:
         return rows
     own = [F.col(FAILED).cast("string")] if FAILED in rows.columns else []
+    own += [
+        F.when(F.col(f"`{name}`").isNull(), F.lit(f"the key {name} is null"))
+        for name in keys
+        if name in rows.columns
+    ]
     with analysed(pipeline.section, "ensure"):
         reasons = [unless(each, "not ensured:") for each in pipeline.ensure]
+        if DELETED in rows.columns:  # a row that deletes need not hold values
+            is_kept = ~F.coalesce(F.col(DELETED), F.lit(False))
+            reasons = [F.when(is_kept, reason) for reason in reasons]
         return rows.withColumn(FAILED, F.coalesce(*own, *reasons))
+
+
+def with_deletions(pipeline: Pipeline, rows: DataFrame) -> DataFrame:
+    """Of a pipeline that merges: mark the rows that delete, in the column ``_deleted``."""
+    output = pipeline.to
+    if not isinstance(output, TableOutput) or not output.merge_on or output.delete is False:
+        return rows.drop(DELETED) if pipeline.merge_on else rows
+    condition = output.delete
+    if condition is None and DELETED not in rows.columns:
+        if pipeline.sql is not None or pipeline.function is not None:
+            raise output.section.wrong(
+                "delete",
+                "say which rows delete: a column _deleted of the result (for tombstones: _value IS NULL "
+                "AS _deleted), a condition here, or false if no row does",
+            )
+        condition = f"{prefix_of(pipeline.topics[0])}value IS NULL"
+    with analysed(output.section, "delete"):
+        found = F.col(DELETED) if condition is None else F.expr(f"({condition})")
+        return rows.withColumn(DELETED, found.cast("boolean"))
 
 
 def can_fail(pipeline: Pipeline, rows: DataFrame) -> bool:
@@ -65,17 +104,23 @@ def kept(rows: DataFrame) -> list[str]:
 
 # --- a table --------------------------------------------------------------------------------------
 def table_rows(pipeline: Pipeline, rows: DataFrame) -> DataFrame:
-    """The rows that are appended to a table."""
+    """The rows that are added to a table, or merged into it."""
     output = pipeline.to
     assert isinstance(output, TableOutput)
     columns = kept(rows)
     if not columns:
         raise pipeline.section.wrong("to", "no column is left that could be written")
-    for name in output.partition_by:
-        if name not in columns:
-            raise output.section.wrong(
-                "partition_by", f"there is no column {name!r}; there are {', '.join(columns)}"
-            )
+    named = {"partition_by": output.partition_by, "merge_on": output.merge_on}
+    if output.order_by is not None:
+        named["order_by"] = (output.order_by,)
+    for key, names in named.items():
+        for name in names:
+            if name not in columns:
+                raise output.section.wrong(
+                    key, f"there is no column {name!r}; there are {', '.join(columns)}"
+                )
+    if output.merge_on and DELETED in rows.columns:
+        columns = [*columns, DELETED]
     if can_fail(pipeline, rows):
         rows = rows.where(F.col(FAILED).isNull())
     return rows.select(*[f"`{name}`" for name in columns])
@@ -120,6 +165,42 @@ def messages(pipeline: Pipeline, rows: DataFrame, max_message_size: int) -> Data
     return shaped.select(*[column.alias(name) for name, column in columns.items()])
 
 
+def message_parts(pipeline: Pipeline, rows: DataFrame) -> dict[str, str]:
+    """The parts of a message and what they will hold, in words: the fields of JSON, or a column."""
+    output = pipeline.to
+    assert isinstance(output, TopicOutput)
+    meanings = _meanings(pipeline, output, rows)
+    found = {
+        meaning: f"column {name} ({rows.schema[name].dataType.simpleString()})"
+        for meaning, name in meanings.items()
+    }
+    if "value" not in found:
+        fields = [rows.schema[name] for name in _json_columns(rows, meanings)]
+        found["value"] = f"JSON {json_type(StructType(fields))}"
+    return found
+
+
+def json_type(kind: DataType) -> str:
+    """How Spark's ``to_json`` writes a type: ``{"id": string, "at": string (timestamp)}``."""
+    if isinstance(kind, StructType):
+        return "{" + ", ".join(f'"{f.name}": {json_type(f.dataType)}' for f in kind.fields) + "}"
+    if isinstance(kind, ArrayType):
+        return f"[{json_type(kind.elementType)}, …]"
+    if isinstance(kind, MapType):
+        return f"{{string: {json_type(kind.valueType)}, …}}"
+    name = kind.simpleString()
+    if isinstance(kind, (StringType, BooleanType)):
+        return name
+    written = "number" if isinstance(kind, NumericType) else "string"
+    return f"{written} ({'base64' if isinstance(kind, BinaryType) else name})"
+
+
+def _json_columns(rows: DataFrame, meanings: Mapping[str, str]) -> list[str]:
+    """The columns that become fields: all that leave, but for those that say where to."""
+    hidden = {name for meaning, name in meanings.items() if meaning != "key"}
+    return [name for name in kept(rows) if name not in hidden]
+
+
 def _refusals(output: TopicOutput, max_message_size: int) -> list[Column]:
     """The first reason for which the broker would refuse a message."""
     size = F.octet_length("value")
@@ -151,8 +232,7 @@ def _shaped(pipeline: Pipeline, output: TopicOutput, rows: DataFrame) -> DataFra
         else:
             columns[meaning] = F.col(f"`{name}`")
     if "value" not in columns:
-        hidden = {name for meaning, name in meanings.items() if meaning != "key"}
-        columns["value"] = _json([name for name in kept(rows) if name not in hidden])
+        columns["value"] = _json(_json_columns(rows, meanings))
     columns.setdefault("key", F.lit(None).cast("binary"))
     columns["headers"] = columns.get("headers", F.lit(None)).cast(HEADERS)
     if output.topic is not None:

@@ -12,6 +12,8 @@ It is built twice. The first time is a rehearsal: topics are streams without row
 each query, so that an operation that streams do not support is found before anything runs. So a pipeline's
 function is called twice; it describes the work, it does not do it.
 
+A query that continues from a checkpoint is compared with the query that wrote it (``identity``).
+
 Columns of a record that the SQL does not mention are not read (``mentioned_columns``).
 
 Each pipeline has a Spark session of its own (views and settings of one do not meet those of
@@ -23,7 +25,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
@@ -31,9 +33,10 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from headrace import limits
-from headrace.spark.lake import Options
+from headrace.spark.lake import Options, schemas
+from headrace.spark.lake.sink import table_schema
 from headrace.spark.mentioned_columns import mentioned_columns
-from headrace.spark.pipelines import inputs, outputs
+from headrace.spark.pipelines import identity, inputs, outputs
 from headrace.spark.pipelines.dead_letters import letters_of_input
 from headrace.spark.pipelines.declaration import (
     Pipeline,
@@ -42,8 +45,9 @@ from headrace.spark.pipelines.declaration import (
     TopicOutput,
 )
 from headrace.spark.pipelines.files import importing_from
+from headrace.spark.pipelines.identity import QueryIdentity
 from headrace.spark.pipelines.outputs import DEAD
-from headrace.spark.pipelines.sections import analysed
+from headrace.spark.pipelines.sections import InvalidPipeline, analysed, gathered, raise_all
 from headrace.spark.sessions.active_session import start_query
 from headrace.spark.sink.writers import SinkOptions
 from headrace.spark.source.rows import RECORD
@@ -55,6 +59,8 @@ if TYPE_CHECKING:
 OBSERVED = "headrace"
 """Under this name a query counts, and its progress tells."""
 FAILED_SUFFIX = ".failed"
+PLAN_FIELDS_MAX = 10_000
+"""The most columns of an operator in the text of a plan; Spark leaves out those after the 25th."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +82,13 @@ class PlannedQuery:
     mode: str
     checkpoint: str
     options: Mapping[str, str]
+    parts: Mapping[str, str] = field(default_factory=dict)
+    """What it writes, in words: the parts of a message, or the columns of a table."""
+    identity: QueryIdentity | None = None
 
     def start(self, trigger: Mapping[str, Any]) -> StreamingQuery:
+        if self.identity is not None:
+            identity.store(self.rows.sparkSession, self.checkpoint, self.identity)
         if isinstance(self.to, TableOutput):
             from headrace.spark import lake
 
@@ -89,7 +100,8 @@ class PlannedQuery:
                 partition_by=list(self.to.partition_by),
                 checkpoint=self.checkpoint,
                 trigger=trigger,
-                options=dict(self.to.options),
+                mode=self.mode,
+                options=table_options(self.to),
             )
         where = self.options, self.checkpoint
         return start_query(
@@ -97,24 +109,50 @@ class PlannedQuery:
         )
 
 
+def table_options(to: TableOutput) -> dict[str, str]:
+    """The options of a table, as :mod:`headrace.spark.lake` takes them."""
+    found = {"merge_on": ",".join(to.merge_on), "order_by": to.order_by or ""}
+    return {**to.options, **{name: value for name, value in found.items() if value}}
+
+
 @dataclass(frozen=True)
 class PipelinePlan:
     pipeline: Pipeline
     queries: tuple[PlannedQuery, ...]
+    changed: tuple[str, ...] = ()
+    """The keys that have changed since the checkpoint was written, if the query continues from it."""
 
 
 def plan(
-    pipeline: Pipeline, spark: SparkSession, checkpoint: str, setting: PipelineSetting | None = None
+    pipeline: Pipeline,
+    spark: SparkSession,
+    checkpoint: str,
+    setting: PipelineSetting | None = None,
+    *,
+    begins_anew: bool = False,
 ) -> PipelinePlan:
-    """Plan a pipeline; :class:`InvalidPipeline` says what is wrong, and where."""
+    """Plan a pipeline; :class:`InvalidPipeline` says what is wrong, and where.
+
+    A query that cannot continue from its checkpoint is refused, unless it ``begins_anew``.
+    """
     setting = setting or PipelineSetting()
     session = spark.newSession()
+    session.conf.set("spark.sql.debug.maxToStringFields", PLAN_FIELDS_MAX)
     with analysed(pipeline.section, "spark"):
         for name, value in pipeline.spark.items():
             session.conf.set(name, value)
     for query in _built(pipeline, session, checkpoint, setting, rehearses=True):
         _rehearse(pipeline, query)
-    return PipelinePlan(pipeline, tuple(_built(pipeline, session, checkpoint, setting)))
+    queries: list[PlannedQuery] = []
+    changed: dict[str, None] = {}
+    for query in _built(pipeline, session, checkpoint, setting):
+        new = identity.identify(pipeline, query.rows)
+        queries.append(replace(query, identity=new))
+        old = None if begins_anew else identity.stored(session, query.checkpoint)
+        if old is not None:
+            found = identity.check_continues(pipeline, query.checkpoint, old, new)
+            changed |= dict.fromkeys(found)
+    return PipelinePlan(pipeline, tuple(queries), tuple(changed))
 
 
 def _rehearse(pipeline: Pipeline, query: PlannedQuery) -> None:
@@ -135,23 +173,40 @@ def _built(
     """The queries. In a rehearsal, topics are streams without rows, and no broker is asked."""
     bad: list[DataFrame] = []
     frames: dict[str, DataFrame] = {}
+    mistakes: list[InvalidPipeline] = []
     for each in pipeline.inputs:
-        if not isinstance(each, TopicInput):
-            frames[each.name] = inputs.read_table(spark, each)
-            continue
-        read = inputs.read_topic(
-            spark,
-            each,
-            setting.connection,
-            sets_apart=pipeline.failed is not None,
-            columns=_used(pipeline, each),
-            is_empty=rehearses,
-        )
-        frames[each.name] = read.good
-        if read.bad is not None and pipeline.failed is not None:
-            bad.append(letters_of_input(read.bad, each.group or pipeline.name, pipeline.failed))
-    rows = outputs.with_reasons(pipeline, _transformed(pipeline, spark, frames))
+        with gathered(mistakes):
+            if not isinstance(each, TopicInput):
+                frames[each.name] = inputs.read_table(spark, each)
+                continue
+            read = inputs.read_topic(
+                spark,
+                each,
+                setting.connection,
+                sets_apart=pipeline.failed is not None,
+                columns=_used(pipeline, each),
+                merge_on=pipeline.merge_on if len(pipeline.topics) == 1 else (),
+                is_empty=rehearses,
+            )
+            frames[each.name] = read.good
+            if read.bad is not None and pipeline.failed is not None:
+                group = each.group or pipeline.name
+                bad.append(letters_of_input(read.bad, group, pipeline.failed))
+    with gathered(mistakes):
+        _check_options(pipeline, setting)
+    raise_all(mistakes)
+    rows = outputs.with_deletions(pipeline, _transformed(pipeline, spark, frames))
+    rows = outputs.with_reasons(pipeline, rows)
     return _queries(pipeline, rows, bad, checkpoint, setting)
+
+
+def _check_options(pipeline: Pipeline, setting: PipelineSetting) -> None:
+    """Of the output; Spark would only ask when the query starts."""
+    with analysed(pipeline.to.section, "options"):
+        if isinstance(pipeline.to, TableOutput):
+            Options.of({**table_options(pipeline.to), "path": pipeline.to.path})
+        else:
+            SinkOptions.of({**setting.connection, **pipeline.to.options})
 
 
 def _used(pipeline: Pipeline, given: TopicInput) -> set[str] | None:
@@ -160,6 +215,8 @@ def _used(pipeline: Pipeline, given: TopicInput) -> set[str] | None:
         return None  # dead letters are whole records; a function may use any column
     before = inputs.prefix_of(given)
     texts = [*given.expect, *given.deduplicate]
+    if pipeline.merge_on:  # of tombstones
+        texts.append(f"SELECT {before}key, {before}value")
     if given.watermark is not None:
         texts.append(given.watermark.column)
     if pipeline.sql is None:
@@ -237,18 +294,25 @@ def _queries(
             assert pipeline.failed is not None
             bad = [*bad, outputs.failed_rows(pipeline, rows, pipeline.failed)]
         main = outputs.table_rows(pipeline, rows)
-        with analysed(pipeline.to.section, "options"):
-            Options.of({**pipeline.to.options, "path": pipeline.to.path})
+        chosen = Options.of({**table_options(pipeline.to), "path": pipeline.to.path})
+        if chosen.merge_on:
+            with analysed(pipeline.to.section, "merge_on"):
+                chosen.rule.check(schemas.to_arrow(table_schema(chosen, main.schema)))
     else:
         options |= pipeline.to.options
-        with analysed(pipeline.to.section, "options"):
-            SinkOptions.of(options)
         main = outputs.messages(pipeline, rows, setting.max_message_size)
     letters = [each.withColumn(DEAD, F.lit(True)) for each in bad]
     if isinstance(pipeline.to, TopicOutput) and pipeline.mode == "append":  # in one commit
         main, letters = reduce(_union, letters, main), []
+    if isinstance(pipeline.to, TopicOutput):
+        parts = outputs.message_parts(pipeline, rows)
+    else:
+        parts = {"columns": ", ".join(each.simpleString() for each in main.schema.fields)}
+    mode = pipeline.mode
     found = [
-        PlannedQuery(pipeline.name, _counted(main), pipeline.to, pipeline.mode, checkpoint, options)
+        PlannedQuery(
+            pipeline.name, _counted(main), pipeline.to, mode, checkpoint, options, parts=parts
+        )
     ]
     if letters:
         found.append(

@@ -14,12 +14,14 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from headrace import limits
 from headrace.client.threads import BrokerClient
-from headrace.errors import HeadraceError, InvalidArgument
+from headrace.errors import Forbidden, HeadraceError, InvalidArgument, NotFound
+from headrace.notation import duration_ms, parse_time
 from headrace.operations.results import PipelineReport
 from headrace.spark.pipelines.planning import OBSERVED
 from headrace.spark.source.positions import Positions, texts_of
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("headrace.spark")
 INTERVAL_S = 1.0
+AGES_S = 5.0
+"""Between two questions about the oldest unread record."""
 LAST_WORDS_S = 5.0
 """How long the end of a run may wait for the broker."""
 POSITIONS_MAX = 200
@@ -41,8 +45,23 @@ POSITIONS_MAX = 200
 class Watch:
     """The progress of one query."""
 
-    def __init__(self, query: StreamingQuery, sink: str, sources: tuple[str, ...] = ()):
+    def __init__(
+        self,
+        query: StreamingQuery,
+        sink: str,
+        sources: tuple[str, ...] = (),
+        *,
+        interval: str | None = None,
+        groups: Sequence[tuple[str, str]] = (),
+    ):
+        """``interval``: of its trigger. ``groups``: the subscriptions that follow it, with their topics."""
         self.query = query
+        self.groups = tuple(groups)
+        self.oldest_unread_at: int | None = None
+        """Set by the :class:`Reporter`."""
+        self._interval_ms = None if interval is None else duration_ms(interval)
+        self._is_active: bool | None = None
+        self._looked_at = 0.0
         self._id = str(query.id)
         self.name: str = query.name or self._id
         self.failure: Exception | None = None
@@ -60,6 +79,10 @@ class Watch:
 
     def look(self) -> None:
         """Add the batches since the last look."""
+        if time.monotonic() - self._looked_at >= INTERVAL_S:
+            self._looked_at = time.monotonic()
+            status = self.query.status
+            self._is_active = status["isTriggerActive"] and status["isDataAvailable"]
         last = self.query.lastProgress
         if last is None or last["timestamp"] == self._seen:
             return
@@ -86,6 +109,8 @@ class Watch:
             "input_rows_per_second": factor * _number(progress.get("inputRowsPerSecond")),
             "processed_rows_per_second": factor * _number(progress.get("processedRowsPerSecond")),
             "trigger_ms": _number(progress.get("durationMs", {}).get("triggerExecution")),
+            "watermark": watermark_of(progress),
+            **state_of(progress),
             "sources": [
                 _source(source, name)
                 for source, name in _named(progress.get("sources", ()), self._sources)
@@ -129,6 +154,9 @@ class Watch:
             "input_rows_total": self._rows,
             "dead_letters": self._dead_letters,
             "lag": self.lag,
+            "oldest_unread_at": self.oldest_unread_at,
+            "interval_ms": self._interval_ms,
+            "active": self._is_active,
             "sink": self._sink,
             "error": None,
         }
@@ -169,6 +197,24 @@ def lag_of(source: Mapping[str, Any]) -> int | None:
     return None if end is None or latest is None else latest.since(end.offsets)
 
 
+def watermark_of(progress: Mapping[str, Any]) -> int | None:
+    """In milliseconds; None without one, or before the first row has set it."""
+    text = progress.get("eventTime", {}).get("watermark")
+    found = 0 if text is None else parse_time("watermark", text)
+    return found or None
+
+
+def state_of(progress: Mapping[str, Any]) -> dict[str, int | None]:
+    """The size of the state of all operators; None for a query without state."""
+    operators = progress.get("stateOperators") or ()
+    if not operators:
+        return {"state_rows": None, "state_bytes": None}
+    return {
+        "state_rows": sum(int(each.get("numRowsTotal") or 0) for each in operators),
+        "state_bytes": sum(int(each.get("memoryUsedBytes") or 0) for each in operators),
+    }
+
+
 def rows_of(progress: Mapping[str, Any]) -> int:
     """How many records a batch has read."""
     total = 0
@@ -191,6 +237,8 @@ class Reporter:
         self._jobs: list[RunningJob] = []
         self._over = threading.Event()
         self._lock = threading.Lock()
+        self._ages_at = 0.0
+        """When the ages of unread records are asked for again."""
         self._thread: threading.Thread | None = None
         self.failure: str | None = None
         """Why the last report failed."""
@@ -213,6 +261,8 @@ class Reporter:
         try:
             if self._client is None:
                 self._client = self._connect()
+            if time.monotonic() >= self._ages_at:
+                self._find_ages(self._client)
             answer = self._client.report_pipeline(job.name, cast(PipelineReport, job.document()))
         except HeadraceError as error:
             if self.failure != error.message:
@@ -222,6 +272,20 @@ class Reporter:
         self.failure = None
         if answer.get("stop"):
             job.wish_to_stop()
+
+    def _find_ages(self, client: BrokerClient) -> None:
+        """Ask when the oldest record was published that each query has not processed."""
+        self._ages_at = time.monotonic() + AGES_S
+        for watch in [watch for job in self._jobs for watch in job.watches]:
+            found: list[int] = []
+            for group, topic in watch.groups:
+                try:
+                    oldest = client.explain_subscription(group, topic)["oldest"]
+                except (NotFound, Forbidden):
+                    continue  # it has not begun, or may not see its subscription
+                found.append(0 if oldest is None else oldest["timestamp"])
+            waiting = [each for each in found if each]
+            watch.oldest_unread_at = min(waiting, default=0) if found else None
 
     def close(self) -> None:
         """Report the end of the run; do not wait for a broker that does not answer."""

@@ -77,12 +77,21 @@ class PipelineJob:
 
     def start(self, once: bool) -> list[Watch]:
         pipeline = self._plan.pipeline
-        trigger = {"availableNow": True} if once else dict(pipeline.trigger)
+        trigger: dict[str, Any] = {"availableNow": True} if once else dict(pipeline.trigger)
         sources = tuple(str(each) for each in pipeline.topics)
+        groups = [
+            (each.group, topic)
+            for each in pipeline.topics
+            for topic in each.topics
+            if each.group is not None
+        ]
+        interval = trigger.get("processingTime")
         found: list[Watch] = []
         try:
             for query in self._plan.queries:
-                found.append(Watch(query.start(trigger), str(query.to), sources))
+                started = query.start(trigger)
+                watch = Watch(started, str(query.to), sources, interval=interval, groups=groups)
+                found.append(watch)
         except BaseException:
             for watch in found:
                 watch.query.stop()
@@ -100,6 +109,7 @@ class RunningJob:
         self.state = RUNNING
         self.error: str | None = None
         """The last one, until a batch succeeds."""
+        self._last_error: dict[str, Any] = {}
         self.watches: list[Watch] = []
         self.is_stopping = False
         self._run_id, self._started_at = str(uuid.uuid4()), Clock().now_ms()
@@ -180,6 +190,7 @@ class RunningJob:
     def _failed(self, error: Exception) -> None:
         """Restart later, or give up."""
         self.error = sentence(error)
+        self._last_error = {"last_error": self.error, "last_error_at": Clock().now_ms()}
         if self.is_stopping:  # it was being stopped; its batch is repeated at the next start
             self.state = STOPPED
             return
@@ -232,6 +243,8 @@ class RunningJob:
         if self.error is not None:
             queries = queries or [{"name": self.name}]
             queries[0]["error"] = self.error
+        if queries:
+            queries[0] |= self._last_error
         document = {
             "state": self.state,
             "run_id": self._run_id,

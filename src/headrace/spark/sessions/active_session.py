@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from headrace.spark.sessions.arrow_batches import unmeasured
+from headrace.spark.sessions.connect import is_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -22,11 +23,11 @@ if TYPE_CHECKING:
 @contextmanager
 def active(spark: SparkSession) -> Iterator[None]:
     """On entry, make the session the active one of this thread; on exit, the one before it again."""
-    jvm = getattr(spark, "_jvm", None)
-    if jvm is None:
+    if is_connect(spark):
         yield
         return
-    sessions = jvm.org.apache.spark.sql.classic.SparkSession
+    assert spark._jvm is not None
+    sessions = spark._jvm.org.apache.spark.sql.classic.SparkSession
     before = sessions.getActiveSession()
     sessions.setActiveSession(spark._jsparkSession)
     try:

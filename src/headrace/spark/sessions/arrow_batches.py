@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _BYTES_DEFAULT = 64 << 20
+_UNKNOWN = "1"
 UNMEASURED = (1 << 31) - 1
 ROWS_MAX = 4_000
 
@@ -26,7 +27,8 @@ ROWS_MAX = 4_000
 @contextmanager
 def unmeasured(spark: SparkSession) -> Iterator[None]:
     """For queries that start inside. A query keeps its settings, so the session gets its own back."""
-    before = {name: str(spark.conf.get(name)) for name in (BYTES, ROWS)}
+    # Spark 4.0 does not know the bytes; Spark Connect checks the default as if it were set.
+    before = {name: str(spark.conf.get(name, _UNKNOWN)) for name in (BYTES, ROWS)}
     if before[BYTES].rstrip("b") == str(_BYTES_DEFAULT):
         spark.conf.set(BYTES, UNMEASURED)
         if not 0 < int(before[ROWS]) <= ROWS_MAX:
@@ -35,4 +37,5 @@ def unmeasured(spark: SparkSession) -> Iterator[None]:
         yield
     finally:
         for name, value in before.items():
-            spark.conf.set(name, value)
+            if value != _UNKNOWN:
+                spark.conf.set(name, value)

@@ -5,6 +5,7 @@
     spark = session()                                              # all cores of this machine
     spark = session("nightly", master="spark://10.0.0.5:7077")     # a cluster
     spark = session(ui=True, **{"spark.sql.shuffle.partitions": 8})
+    spark = session(master="sc://10.0.0.5:15002")                  # a server of Spark Connect
 
 What it does, beyond ``SparkSession.builder.getOrCreate()``:
 
@@ -59,6 +60,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,6 +68,7 @@ from typing import TYPE_CHECKING, Any
 from headrace import limits
 from headrace.errors import HeadraceError, InvalidArgument
 from headrace.spark.sessions import arrow_batches
+from headrace.spark.sessions.connect import connected
 from headrace.spark.sessions.java import use_java
 from headrace.spark.sessions.shell_scripts import kept
 
@@ -77,14 +80,16 @@ PACKAGES = ("headrace", *FORMATS)
 TASK_FAILURES_MAX = 4
 DRIVER_MEMORY_MAX_MB = 4096
 DRIVER_MEMORY_MIN_MB = 1024
-_CHECKPOINTING = "org.apache.spark.sql.execution.streaming.checkpointing"
+_STREAMING = "org.apache.spark.sql.execution.streaming"
+_CHECKPOINT_MANAGERS = (
+    f"{_STREAMING}.checkpointing.FileSystemBasedCheckpointFileManager",
+    f"{_STREAMING}.FileSystemBasedCheckpointFileManager",  # in Spark 4.0
+)
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
-class NoSpark(HeadraceError):
+class NoSpark(HeadraceError, code="no_spark"):
     """PySpark is not installed, or it could not be started."""
-
-    code = "no_spark"
 
 
 def session(
@@ -110,6 +115,12 @@ def session(
             f"PySpark cannot be imported ({error}): pip install 'headrace[spark]', or make spark in a checkout"
         ) from None
     given = {_key(name): _text(value) for name, value in conf.items()}
+    remote = master or os.environ.get("SPARK_REMOTE", "")
+    if remote.startswith("sc://"):
+        try:
+            return connected(remote, settings(app_name=app_name) | given)
+        except ImportError as error:
+            raise NoSpark(f"{error}: pip install 'pyspark[connect]'") from None
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # the JVM runs already
     if is_active():
         spark = SparkSession.builder.getOrCreate()
@@ -161,8 +172,12 @@ def is_active() -> bool:
     """Whether this process has a session."""
     try:
         from pyspark import SparkContext
+        from pyspark.sql import SparkSession
+        from pyspark.sql.utils import is_remote
     except ImportError:
         return False
+    if is_remote():  # Spark Connect
+        return SparkSession.getActiveSession() is not None
     return SparkContext._active_spark_context is not None
 
 
@@ -250,12 +265,27 @@ def settings(
             "spark.driver.memory": f"{_driver_memory_mb()}m",
             # Small batches are shuffled, and state is kept, in as many parts as there are cores.
             "spark.sql.shuffle.partitions": str(max(cores, 2)),
-            "spark.sql.streaming.checkpointFileManagerClass": (
-                f"{_CHECKPOINTING}.FileSystemBasedCheckpointFileManager"
-            ),
             "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
         }
+        manager = _checkpoint_manager()
+        if manager is not None:
+            found["spark.sql.streaming.checkpointFileManagerClass"] = manager
     return found
+
+
+@cache
+def _checkpoint_manager() -> str | None:
+    """The class that this Spark has; None if its jars are not found."""
+    import pyspark
+
+    home = Path(os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent)
+    for jar in home.glob("jars/spark-sql_*.jar"):
+        with zipfile.ZipFile(jar) as archive:
+            names = set(archive.namelist())
+        for name in _CHECKPOINT_MANAGERS:
+            if f"{name.replace('.', '/')}.class" in names:
+                return name
+    return None
 
 
 def is_local(master: str) -> bool:

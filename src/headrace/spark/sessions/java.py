@@ -44,10 +44,8 @@ exec {java} "$@"
 """
 
 
-class NoJava(HeadraceError):
+class NoJava(HeadraceError, code="no_java"):
     """There is no Java on this machine that Spark runs on."""
-
-    code = "no_java"
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ Where a row goes:
 
 Nothing here works record by record but the hash of each *distinct* key.
 
-Rejected: a null value as an empty one. Headrace has no deleted records that a null could stand for, and
-an empty value that the job did not write would be wrong; so it is an error that names the column.
+A null value with a key is a tombstone (``contents.py``). Without a key it says nothing, and is more likely a
+mistake of the query: it is an error that names the column.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace import limits
+from headrace.contents import TOMBSTONE_HEADER, TOMBSTONE_TEXT
 from headrace.errors import InvalidArgument, TooLarge
 from headrace.log.batch import Batch
 from headrace.model import check_topic_name
@@ -41,6 +42,7 @@ from headrace.partitioning import partition_of_key
 from headrace.spark import json_texts
 from headrace.spark.sink import encoding
 
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.string())]))
 PIECE_BYTES = limits.BATCH_BYTES_TARGET
 ENOUGH_BYTES = PIECE_BYTES * 3 // 4
 """A lane of this size is sent and does not wait for more: joining two parts copies both."""
@@ -261,13 +263,6 @@ class Outgoing:
         else:
             values = self._column(batch, "value")
         assert values is not None
-        if values.null_count:
-            name = self._layout.columns["value"]
-            raise InvalidArgument(
-                f"{values.null_count} of {len(values)} rows have no value (column {name!r} is null), and "
-                "a message must have one; filter them out, or give them one with coalesce",
-                code="null_value",
-            )
         columns = {"value": _as_binary(values)}
         keys = self._column(batch, "key")
         if keys is not None and keys.null_count < len(keys):
@@ -275,12 +270,41 @@ class Outgoing:
         headers = self._column(batch, "headers")
         if headers is not None and headers.null_count < len(headers):
             columns["headers"] = _as_headers(self._layout.columns["headers"], headers)
+        if values.null_count:
+            columns |= self._tombstones(columns)
         times = self._column(batch, "timestamp")
         if times is not None and times.null_count < len(times):
             now = pa.scalar(time.time_ns() // 1_000_000, pa.int64())
             milliseconds = _as_milliseconds(self._layout.columns["timestamp"], times)
             columns["time"] = pc.fill_null(milliseconds, now)
         return pa.record_batch(columns)
+
+    def _tombstones(self, columns: dict[str, pa.Array]) -> dict[str, pa.Array]:
+        """Values and headers of rows of which some have no value."""
+        values, keys = columns["value"], columns.get("key")
+        headers = columns.get("headers")
+        if headers is None:
+            headers = pa.nulls(len(values), HEADERS)
+        rows = pc.indices_nonzero(values.is_null())
+        order, keyless = list(range(len(values))), 0
+        marked: list[list[dict[str, str]]] = []
+        for at, own in zip(rows.to_pylist(), headers.take(rows).to_pylist(), strict=True):
+            order[at] = len(values) + len(marked)
+            named = {each["key"]: each["value"] for each in own or ()}
+            if TOMBSTONE_HEADER not in named and (keys is None or not keys[at].is_valid):
+                keyless += 1
+            named[TOMBSTONE_HEADER] = TOMBSTONE_TEXT
+            marked.append([{"key": name, "value": text} for name, text in named.items()])
+        if keyless:
+            name = self._layout.columns["value"]
+            raise InvalidArgument(
+                f"{keyless} of {len(values)} rows have no value (column {name!r} is null) and no key. A "
+                "null value is a tombstone, which needs a key; filter such rows out, or give them a "
+                "value with coalesce",
+                code="null_value",
+            )
+        both = pa.concat_arrays([headers, pa.array(marked, headers.type)])
+        return {"value": pc.fill_null(values, b""), "headers": both.take(pa.array(order))}
 
     # --- where to ---------------------------------------------------------------------------
     def _split_topics(

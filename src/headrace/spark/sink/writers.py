@@ -45,9 +45,9 @@ from msgspec import Meta
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
-    DataSourceStreamArrowWriter,
     WriterCommitMessage,
 )
+from pyspark.sql.types import StructType
 
 from headrace import limits
 from headrace.client.threads import BrokerClient
@@ -58,6 +58,7 @@ from headrace.spark.checkpoints import sync_offsets
 from headrace.spark.connection import CONNECTION, ConnectionOptions, connect
 from headrace.spark.options import Given, ValueFormat, wrong
 from headrace.spark.sink.outgoing import Layout, Outgoing, OutgoingPiece, layout_of
+from headrace.spark.versions import StreamArrowWriter
 
 logger = logging.getLogger("headrace.spark")
 UNDER_WAY_BYTES_MAX = 16 << 20
@@ -68,7 +69,7 @@ COMMIT_BYTES_PER_S = 10 << 20
 """The least speed at which a broker stores a commit: a large commit gets more time."""
 WRITING = (
     *CONNECTION, "topic", "deliveryGuarantee", "appId", "batchId", "valueFormat", "keyColumn",
-    "checkpointLocation", "queryName",
+    "checkpointLocation", "queryName", "redrive", "redriveTo",
 )  # fmt: skip
 
 
@@ -91,6 +92,9 @@ class SinkOptions:
         if given.text("path") is not None:
             raise wrong("path", "a topic has no path; name it with .option('topic', …)")
         given.check_names(WRITING)
+        for name in ("redrive", "redriveTo"):
+            if given.text(name) is not None:
+                raise wrong(name, "it is for df.write; in a stream use foreachBatch")
         values = given.read(cls)
         if "app_id" in values:
             check_subscription_name(values["app_id"])
@@ -134,7 +138,7 @@ def stream_writer(options: Mapping[str, Any], schema: Any, overwrite: bool) -> S
     found = SinkOptions.of(options)
     if found.batch_id is not None:
         raise wrong("batchId", "it is for batch writes; a stream numbers its batches itself")
-    return StreamSink(found, _layout(found, schema))
+    return StreamSink(found, _layout(found, schema), schema)
 
 
 def _layout(options: SinkOptions, schema: Any) -> Layout:
@@ -321,8 +325,12 @@ class BatchSink(_Sink, DataSourceArrowWriter):
         _commit(self._options, self._name, self._number, _answers(messages))
 
 
-class StreamSink(_Sink, DataSourceStreamArrowWriter):
+class StreamSink(_Sink, StreamArrowWriter):
     """``df.writeStream.format("headrace")``."""
+
+    def __init__(self, options: SinkOptions, layout: Layout, incoming: StructType):
+        super().__init__(options, layout)
+        self.incoming = incoming
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         query_id = _local_property("sql.streaming.queryId")

@@ -12,11 +12,12 @@ builtins, because wrapping it for Arrow would cost more than its records.
 The columns, and the types in which they may be asked for::
 
     key        binary, string                  null: the record has none
-    value      binary, string
+    value      binary, string                  null: it is a tombstone
     topic      string
     partition  int, bigint
     offset     bigint
     timestamp  timestamp, bigint (milliseconds)
+    timestampType  int                         always 1, as Kafka says it: the log decides on the time
     headers    array<struct<key: string, value: binary>>, map<string, string>     null: none
     id         string                          the record's UUID
 
@@ -152,10 +153,15 @@ def binary_values(parts: list[Part], origin: Origin) -> pa.Array:
     def large(part: Part) -> pa.Array:
         plain = pa.py_buffer(part.batch.plain())
         found = _binary_at(plain, 0, part.batch.count, pa.binary())[0]
-        return found.slice(part.start, part.rows)
+        found = found.slice(part.start, part.rows)
+        nulls = part.batch.nulls(part.start, part.stop)
+        if not nulls:
+            return found
+        is_null = pc.is_in(pa.arange(0, part.rows), pa.array(nulls, pa.int64()))
+        return pc.if_else(is_null, pa.scalar(None, pa.binary()), found)
 
     return _collect(
-        parts, pa.binary(), large, lambda part: part.batch.values()[part.start : part.stop]
+        parts, pa.binary(), large, lambda part: part.batch.nullable(part.start, part.stop)
     )
 
 
@@ -280,10 +286,15 @@ def _rows(parts: list[Part]) -> int:
     return sum(part.rows for part in parts)
 
 
-def _partitions(type_: pa.DataType, packed: struct.Struct) -> Column:
+LOG_APPEND_TIME = 1
+
+
+def _constant(type_: pa.DataType, packed: struct.Struct, number: Callable[[Origin], int]) -> Column:
+    """A number that is the same in all rows."""
+
     def column(parts: list[Part], origin: Origin) -> pa.Array:
         rows = _rows(parts)
-        raw = _repeated(packed.pack(origin.partition), _room(rows))
+        raw = _repeated(packed.pack(number(origin)), _room(rows))
         return pa.Array.from_buffers(type_, rows, [None, pa.py_buffer(raw)])
 
     return column
@@ -423,13 +434,17 @@ _MAKERS: dict[str, list[tuple[pa.DataType, Column]]] = {
     "value": [(pa.binary(), binary_values), (pa.string(), _text_of(binary_values))],
     "topic": [(pa.string(), topics)],
     "partition": [
-        (each, _partitions(each, p)) for each, p in ((pa.int32(), _INT), (pa.int64(), _LONG))
+        (each, _constant(each, packed, lambda origin: origin.partition))
+        for each, packed in ((pa.int32(), _INT), (pa.int64(), _LONG))
     ],
     "offset": [(pa.int64(), offsets)],
     "timestamp": [(_TIMESTAMP, timestamps), (pa.int64(), millis)],
     "id": [(pa.string(), ids)],
+    "timestampType": [(pa.int32(), _constant(pa.int32(), _INT, lambda origin: LOG_APPEND_TIME))],
 }
 NAMES = ("key", "value", "topic", "partition", "offset", "timestamp", "headers", "id")
+TIMESTAMP_TYPE = "timestampType"
+"""A column of Kafka's source that only those get who ask for it."""
 
 
 def column_of(name: str, type_: pa.DataType) -> Column:

@@ -26,16 +26,18 @@ from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from headrace import limits
 from headrace.spark.options import wrong
+from headrace.spark.source.chosen import ChosenTopics
 from headrace.spark.source.filters import Narrowing
 from headrace.spark.source.options import Place, SourceOptions
-from headrace.spark.source.positions import Known, Positions, TaskSpan, ends, resolve, spans, split
+from headrace.spark.source.positions import TaskSpan, spans, split
 from headrace.spark.source.rows import BatchMaker, default_schema
 from headrace.spark.source.stores import Store, open_store, records
+from headrace.spark.versions import Filter
 
 _PUSHDOWN = "pyspark.sql.worker.data_source_pushdown_filters"
 
@@ -45,11 +47,23 @@ class HeadraceDataSource(DataSource):
     def name(cls) -> str:
         return "headrace"
 
-    def schema(self) -> str:
+    def schema(self) -> str | StructType:
+        if "deadLetters" in self.options:
+            from headrace.spark.letters import LetterOptions
+
+            return LetterOptions.of(self.options).schema()
         return default_schema(SourceOptions.of(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        if "deadLetters" in self.options:
+            from headrace.spark.letters import LetterOptions, LetterReader
+
+            return LetterReader(LetterOptions.of(self.options), schema)
         options = SourceOptions.of(self.options)
+        if options.history is not None:
+            from headrace.spark.history import reader
+
+            return reader.of(options, schema, filtering=_filters_are_pushed())
         kind = FilteringReader if _filters_are_pushed() else HeadraceReader
         return kind(options, schema)
 
@@ -59,6 +73,10 @@ class HeadraceDataSource(DataSource):
         return HeadraceStreamReader(SourceOptions.of(self.options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> Any:
+        if "redrive" in self.options:
+            from headrace.spark.letters import redrive_writer
+
+            return redrive_writer(self.options, schema, overwrite)
         from headrace.spark.sink import writers
 
         return writers.batch_writer(self.options, schema, overwrite)
@@ -101,6 +119,7 @@ class HeadraceReader(DataSourceReader):
         self._options = options
         self._rows = BatchMaker(schema, options.value_format)
         self._store = open_store(options)
+        self._chosen = ChosenTopics(options, self._store)
         self._narrowing = Narrowing("_" if options.value_format == "json" else "")
         starting, ending = options.starting, options.ending
         if starting is not None and starting.kind in ("latest", "group"):
@@ -108,6 +127,7 @@ class HeadraceReader(DataSourceReader):
         if ending is not None and ending.kind == "earliest":
             raise wrong(ending.option, "a batch cannot end at earliest")
         for name, value in (
+            ("minOffsetsPerTrigger", options.min_offsets_per_trigger),
             ("maxOffsetsPerTrigger", options.max_offsets_per_trigger),
             ("maxBytesPerTrigger", options.max_bytes_per_trigger),
             ("group", options.group),
@@ -117,40 +137,23 @@ class HeadraceReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         try:
-            found = self._plan()
+            return self._tasks(self._plan())
         finally:
             self._store.close()
-        return [SpanPartition(span) for span in found]
+
+    def _tasks(self, found: list[TaskSpan]) -> list[InputPartition]:
+        return [SpanPartition(span) for span in split(found, self._options.min_partitions)]
 
     def _plan(self) -> list[TaskSpan]:
-        options, store = self._options, self._store
+        options, chosen = self._options, self._chosen
         starting = options.starting or Place("earliest", "startingOffsets")
         ending = options.ending or Place("latest", "endingOffsets")
-        known = store.topics(options.topics)
-        begin = self._resolve(starting, known)
+        known = chosen.some()
+        begin = chosen.resolve(starting, known)
         # Both ends come from one look at the log: a record is in the range or it is not.
-        end = self._resolve(ending, known)
-        found = self._narrowing.narrow(spans(begin, end), self._at)
-        return split(found, options.min_partitions)
-
-    def _resolve(self, place: Place, known: Known) -> Positions:
-        if place.time_ms is None:
-            return resolve(place, known, {})
-        at = self._at(place.time_ms)
-        found = ends(known)
-        for topic, some in found.offsets.items():
-            for number, end in some.items():
-                found.put(topic, number, min(at.get((topic, number), 0), end))
-        return found
-
-    def _at(self, time_ms: int) -> dict[tuple[str, int], int]:
-        """The first offset at or after a time, of every partition."""
-        found = self._store.topics(self._options.topics, time_ms)
-        return {
-            (topic, number): extent.at or 0
-            for topic, state in found.items()
-            for number, extent in state.partitions.items()
-        }
+        end = chosen.resolve(ending, known)
+        topics = set(known)
+        return self._narrowing.narrow(spans(begin, end), lambda at: chosen.at(at, topics))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_span(self._store, self._options, self._rows, partition)

@@ -243,16 +243,14 @@ class DirectoryStore:
     def wait(self, known: Known, wanted: Sequence[str], seconds: float) -> bool:
         deadline = time.monotonic() + seconds
         while True:
-            now = self.topics(wanted)
+            now = self.topics(wanted or list(known))
             for topic, state in now.items():
                 before = known.get(topic)
                 if before is None or state.incarnation != before.incarnation:
                     return True
                 for number, extent in state.partitions.items():
-                    if (
-                        number not in before.partitions
-                        or extent.end > before.partitions[number].end
-                    ):
+                    seen = before.partitions.get(number)
+                    if extent.end > seen.end if seen is not None else wanted:
                         return True
             left = deadline - time.monotonic()
             if left <= 0:

@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, cast
 
-from pyspark.sql.datasource import (
+from headrace.limits import OFFSET_MAX
+from headrace.spark.source.positions import TaskSpan
+from headrace.spark.versions import (
     EqualNullSafe,
     EqualTo,
     Filter,
@@ -22,9 +24,6 @@ from pyspark.sql.datasource import (
     LessThan,
     LessThanOrEqual,
 )
-
-from headrace.limits import OFFSET_MAX
-from headrace.spark.source.positions import TaskSpan
 
 Times = Callable[[int], Mapping[tuple[str, int], int]]
 """The first offset at or after a time, by topic and partition."""

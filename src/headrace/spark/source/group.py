@@ -5,7 +5,7 @@ and so that retention keeps the query's unread records (``retain_unread``). Spar
 truth; the subscription follows it, never ahead, never back.
 
 There is one subscription of the group's name for each topic or wildcard that the query reads, as the
-broker identifies them. It is created at the earliest record, before the query's first batch: the records
+broker identifies them; with a regular expression, one for each topic that matches it. It is created at the earliest record, before the query's first batch: the records
 before the query's start are unread, too.
 """
 
@@ -42,10 +42,10 @@ class ProgressGroup:
             self._store.client.create_subscription(self._name, pattern, start="earliest")
             self._made.add(pattern)
 
-    def positions(self) -> Mapping[str, Mapping[int, int]]:
+    def positions(self, known: Known) -> Mapping[str, Mapping[int, int]]:
         """The group's offsets, of the partitions that it knows."""
         found: Offsets = {}
-        for pattern in self._patterns:
+        for pattern in self._patterns or known:
             try:
                 stats = self._store.client.subscription_stats(self._name, pattern)
             except SubscriptionNotFound:
@@ -56,7 +56,7 @@ class ProgressGroup:
 
     def advance(self, done: Positions, known: Known) -> None:
         """Everything before these positions is done."""
-        for pattern in self._patterns:
+        for pattern in self._patterns or known:
             self._make(pattern)
             positions = {
                 topic: {

@@ -5,8 +5,8 @@ looked at as a set. Where they match the schema, as they nearly always do, Arrow
 list at once. Only a column with other values is looked at value by value.
 
 A record is *bad* when it is not a JSON object in UTF-8, or when a field does not match its type. Its
-text is then in ``_corrupt``, and all of its fields are null: half a record is worse than none. A
-field that is missing or ``null`` is null and not bad; a field that the schema does not name is left out.
+text is then in ``_corrupt``, and all of its fields are null: half a record is worse than none. A record
+whose value is null has null fields and is not bad. A field that is missing or ``null`` is null and not bad; a field that the schema does not name is left out.
 
 The values that a type takes, as in Spark's own ``from_json`` with the differences noted here::
 
@@ -317,7 +317,7 @@ class JsonValues:
         with no_collection(len(raw)):
             return self._decode(raw)
 
-    def _decode(self, raw: list[bytes]) -> tuple[list[pa.Array], pa.Array]:
+    def _decode(self, raw: list[bytes | None]) -> tuple[list[pa.Array], pa.Array]:
         documents = self._parse(raw)
         bad: set[int] = set()
         columns = self._columns(documents, bad)
@@ -328,17 +328,17 @@ class JsonValues:
         if None not in documents:
             return columns, pa.nulls(len(raw), pa.string())
         texts = [
-            value.decode(errors="replace") if document is None else None
+            value.decode(errors="replace") if document is None and value is not None else None
             for value, document in zip(raw, documents, strict=True)
         ]
         return columns, pa.array(texts, pa.string())
 
-    def _parse(self, raw: list[bytes]) -> list[Any]:
-        """The objects; None for a value that is not an object."""
+    def _parse(self, raw: list[bytes | None]) -> list[Any]:
+        """The objects; None for a value that is null or not an object."""
         try:
-            documents = list(map(self._load, raw))
-        except (ValueError, RecursionError):
-            documents = [self._parse_one(value) for value in raw]
+            documents = list(map(self._load, raw))  # type: ignore[arg-type]
+        except (ValueError, TypeError, AttributeError, RecursionError):
+            documents = [None if value is None else self._parse_one(value) for value in raw]
         if set(map(type, documents)) <= {dict, _NONE}:
             return documents
         return [each if isinstance(each, dict) else None for each in documents]

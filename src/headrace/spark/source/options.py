@@ -6,6 +6,7 @@ describes each option.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +21,14 @@ from headrace.spark.connection import CONNECTION, TIMEOUT_S_DEFAULT, ConnectionO
 from headrace.spark.options import ByteCount, Count, Given, Seconds, ValueFormat, parse_time, wrong
 
 READING = (
-    *CONNECTION, "path", "topic", "startingOffsets", "endingOffsets", "startingTimestamp",
-    "endingTimestamp", "maxOffsetsPerTrigger", "maxBytesPerTrigger", "minPartitions",
-    "failOnDataLoss", "group", "valueFormat", "schema", "columns", "includeHeaders",
-    "directReads",
+    *CONNECTION, "path", "topic", "subscribePattern", "assign", "startingOffsets", "endingOffsets",
+    "startingTimestamp", "endingTimestamp", "startingOffsetsByTimestamp",
+    "endingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy", "minOffsetsPerTrigger",
+    "maxTriggerDelay", "maxOffsetsPerTrigger", "maxBytesPerTrigger", "minPartitions", "failOnDataLoss", "group", "valueFormat", "schema", "columns", "includeHeaders",
+    "directReads", "history", "deadLetters",
 )  # fmt: skip
+MAX_TRIGGER_DELAY_S_DEFAULT = 900.0
+"""As long as with Kafka's source."""
 
 
 # --- where to begin and to end --------------------------------------------------------------------
@@ -32,11 +36,19 @@ READING = (
 class Place:
     """A position as a user says it, not yet offsets."""
 
-    kind: Literal["earliest", "latest", "group", "offsets", "time"]
+    kind: Literal["earliest", "latest", "group", "offsets", "time", "times"]
     option: str
     """The option that said so, for errors."""
     offsets: Mapping[str, Mapping[int, int]] | None = None
     time_ms: int | None = None
+    times: Mapping[str, Mapping[int, int]] | None = None
+    """In milliseconds, by partition."""
+
+    def time_of(self, topic: str, partition: int) -> int | None:
+        """The time that stands for an offset, if one does."""
+        if self.times is None:
+            return self.time_ms
+        return self.times.get(topic, {}).get(partition)
 
 
 EARLIEST_OFFSET = -2
@@ -53,7 +65,7 @@ def parse_place(option: str, text: str) -> Place:
     if text.startswith("@"):
         return Place("time", option, time_ms=parse_time(option, text[1:]))
     if text.startswith("{"):
-        return Place("offsets", option, offsets=_parse_offsets(option, text))
+        return Place("offsets", option, offsets=_parse_offsets(option, text, "offset"))
     raise wrong(
         option,
         f"it is earliest, latest, a time (@2026-01-31T12:00:00Z) or JSON such as "
@@ -61,37 +73,55 @@ def parse_place(option: str, text: str) -> Place:
     )
 
 
-def _parse_offsets(option: str, text: str) -> dict[str, dict[int, int]]:
+_RANGES = {
+    "offset": (EARLIEST_OFFSET, limits.OFFSET_MAX, "an offset (-2 is earliest, -1 latest)"),
+    "time": (0, limits.TIMESTAMP_MS_MAX, "a time in milliseconds since 1970"),
+}
+
+
+def _parse_offsets(option: str, text: str, what: str) -> dict[str, dict[int, int]]:
+    """A number for each partition: ``{"orders": {"0": 23}}``."""
+    lowest, highest, meaning = _RANGES[what]
+    found: dict[str, dict[int, int]] = {}
+    for topic, partitions in _parse_object(option, text).items():
+        if not isinstance(partitions, dict):
+            raise wrong(option, f'{topic!r} needs {what}s by partition, such as {{"0": 23}}')
+        found[topic] = {}
+        for number, value in partitions.items():
+            if not number.isascii() or not number.isdigit():
+                raise wrong(option, f"{number!r} of {topic!r} is not the number of a partition")
+            if type(value) is not int or not lowest <= value <= highest:
+                raise wrong(option, f"{value!r} for {topic}/{number} is not {meaning}")
+            found[topic][int(number)] = value
+    return found
+
+
+def _parse_object(option: str, text: str) -> dict[str, Any]:
     try:
         document = orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise wrong(option, f"this is not JSON ({error}): {text[:80]}") from None
-    found: dict[str, dict[int, int]] = {}
-    for topic, partitions in document.items():
-        if not isinstance(partitions, dict):
-            raise wrong(option, f'{topic!r} needs offsets by partition, such as {{"0": 23}}')
-        found[topic] = {}
-        for number, offset in partitions.items():
-            if not number.isascii() or not number.isdigit():
-                raise wrong(option, f"{number!r} of {topic!r} is not the number of a partition")
-            if type(offset) is not int or not EARLIEST_OFFSET <= offset <= limits.OFFSET_MAX:
-                raise wrong(
-                    option,
-                    f"{offset!r} for {topic}/{number} is not an offset (-2 is earliest, -1 latest)",
-                )
-            found[topic][int(number)] = offset
-    return found
+    if not isinstance(document, dict):
+        raise wrong(option, f"it is a JSON object with the names of topics, not {text[:80]}")
+    return document
 
 
 # --- all options of reading -------------------------------------------------------------------------
 @dataclass(frozen=True)
 class SourceOptions:
     topics: tuple[str, ...]
+    """Names and wildcards; empty with a pattern."""
+    subscribe_pattern: str | None = None
+    assigned: Mapping[str, frozenset[int]] | None = None
+    """Only these partitions (option ``assign``)."""
     connection: ConnectionOptions | None = None
     path: str | None = None
     starting: Place | None = None
     """None: earliest for a batch, latest for a stream, as Kafka's source has it."""
     ending: Place | None = None
+    starting_offsets_by_timestamp_strategy: Literal["latest", "error"] = "latest"
+    min_offsets_per_trigger: Count | None = None
+    max_trigger_delay: Seconds = MAX_TRIGGER_DELAY_S_DEFAULT
     max_offsets_per_trigger: Count | None = None
     max_bytes_per_trigger: ByteCount | None = None
     min_partitions: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
@@ -103,6 +133,10 @@ class SourceOptions:
     include_headers: bool = True
     direct_reads: bool = True
     timeout: Seconds = TIMEOUT_S_DEFAULT
+    kafka_columns: bool = False
+    """Whether the columns are Kafka's: ``timestampType``, too."""
+    history: str | None = None
+    """The archive whose records are read, too: its name, or its table's path."""
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> SourceOptions:
@@ -116,15 +150,52 @@ class SourceOptions:
             values["path"] = str(Path(values["path"].removeprefix("file://")).absolute())
         else:
             values["connection"] = ConnectionOptions.of(given)
+        if "/" in values.get("history", "") and "://" not in values["history"]:
+            values["history"] = str(Path(values["history"]).absolute())
         if "group" in values:
             check_subscription_name(values["group"])
         if "schema" in values and values.get("value_format") != "json":
             raise wrong("schema", "it is for valueFormat=json; use .schema(…) to choose columns")
         values |= {"starting": _place(given, "starting"), "ending": _place(given, "ending")}
-        return cls(topics=_topics(given), **values)
+        values |= _choice(given)
+        values["kafka_columns"] = any(str(name).lower() in _KAFKA_CHOICES for name in options)
+        return cls(**values)
+
+
+_KAFKA_CHOICES = ("subscribe", "subscribepattern", "assign")
+
+
+def _choice(given: Given) -> dict[str, Any]:
+    """What is read: topics, topics that match a regular expression, or partitions."""
+    topics, pattern, assign = map(given.text, ("topic", "subscribePattern", "assign"))
+    if (topics is not None) + (pattern is not None) + (assign is not None) > 1:
+        raise wrong("topic", "give this, subscribePattern or assign, only one of them")
+    if pattern is not None:
+        try:
+            re.compile(pattern)
+        except (re.error, RecursionError, OverflowError) as error:
+            raise wrong(
+                "subscribePattern", f"{pattern[:80]!r} is no regular expression: {error}"
+            ) from None
+        return {"topics": ()}
+    if assign is None:
+        return {"topics": _topics(given)}
+    assigned = {}
+    for topic, numbers in _parse_object("assign", assign).items():
+        check_topic_name(topic, internal=True)
+        if not isinstance(numbers, list) or not all(type(n) is int and n >= 0 for n in numbers):
+            raise wrong("assign", f"{topic!r} needs a list of partitions, such as [0, 1]")
+        assigned[topic] = frozenset(numbers)
+    if not any(assigned.values()):
+        raise wrong("assign", 'it names no partition; write {"orders": [0, 1]}')
+    if given.text("group") is not None:
+        raise wrong("group", "a subscription is of whole topics, so it cannot go with assign")
+    return {"topics": tuple(assigned), "assigned": assigned}
 
 
 def _topics(given: Given) -> tuple[str, ...]:
+    if given.text("deadLetters") is not None:
+        raise wrong("deadLetters", "it is for a batch (spark.read); a stream reads topics")
     topics = given.names("topic")
     if topics is None:
         raise wrong("topic", "say what to read: a name, several with commas, or orders.*")
@@ -137,10 +208,15 @@ def _topics(given: Given) -> tuple[str, ...]:
 
 
 def _place(given: Given, which: str) -> Place | None:
-    by_offset, by_time = f"{which}Offsets", f"{which}Timestamp"
-    offsets, time = given.text(by_offset), given.text(by_time)
-    if offsets is not None and time is not None:
-        raise wrong(by_time, f"give this or {by_offset}, not both")
-    if time is not None:
-        return Place("time", by_time, time_ms=parse_time(by_time, time))
-    return None if offsets is None else parse_place(by_offset, offsets)
+    names = [f"{which}Timestamp", f"{which}OffsetsByTimestamp", f"{which}Offsets"]
+    found = {name: text for name in names if (text := given.text(name)) is not None}
+    if len(found) > 1:
+        first, second, *_ = found
+        raise wrong(first, f"give this or {second}, not both")
+    for name, text in found.items():
+        if name == f"{which}Timestamp":
+            return Place("time", name, time_ms=parse_time(name, text))
+        if name == f"{which}OffsetsByTimestamp":
+            return Place("times", name, times=_parse_offsets(name, text, "time"))
+        return parse_place(name, text)
+    return None

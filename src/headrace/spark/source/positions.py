@@ -33,10 +33,8 @@ BEGIN = "@begin"
 Offsets = dict[str, dict[int, int]]
 
 
-class DataLoss(HeadraceError):
+class DataLoss(HeadraceError, code="data_loss"):
     """Records that a query was to read are gone."""
-
-    code = "data_loss"
 
 
 @dataclass(frozen=True)
@@ -138,10 +136,13 @@ def _numbers(document: Mapping[str, Any]) -> Offsets:
 
 # --- where to begin and to end --------------------------------------------------------------------
 def resolve(place: Place, known: Known, group: Mapping[str, Mapping[int, int]]) -> Positions:
-    """The offsets of a place that a user named. ``group``: the positions of the subscription."""
+    """The offsets of a place that a user named. ``group``: the positions of the subscription.
+
+    Where the place is a time, ``known`` says which offset that is (``Extent.at``).
+    """
     positions = Positions()
     offsets = place.offsets or {}
-    _check_named(place, offsets, known)
+    _check_named(place, place.times or offsets, known)
     beginning = place.option.startswith("starting")
     for topic, state in known.items():
         positions.incarnations[topic] = state.incarnation
@@ -151,9 +152,8 @@ def resolve(place: Place, known: Known, group: Mapping[str, Mapping[int, int]]) 
                 offset = extent.start
             elif place.kind == "latest":
                 offset = extent.end
-            elif place.kind == "time":
-                assert extent.at is not None
-                offset = extent.at
+            elif extent.at is not None and place.time_of(topic, number) is not None:
+                offset = min(extent.at, extent.end)
             elif place.kind == "group":
                 offset = group.get(topic, {}).get(number, extent.start)
             else:

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -22,6 +21,7 @@ from headrace.errors import InvalidArgument
 from headrace.spark.options import ValueFormat, wrong
 from headrace.spark.source.arrow import (
     NAMES,
+    TIMESTAMP_TYPE,
     Column,
     Origin,
     Part,
@@ -30,6 +30,7 @@ from headrace.spark.source.arrow import (
     grouped,
 )
 from headrace.spark.source.options import SourceOptions
+from headrace.spark.versions import to_utc_schema
 
 CORRUPT = "_corrupt"
 PREFIX = "_"
@@ -59,6 +60,8 @@ def default_schema(options: SourceOptions) -> str:
         if not options.include_headers:
             del types["headers"]
         fields = {name: f"{name} {type_.simpleString()}" for name, type_ in types.items()}
+        if options.kafka_columns or TIMESTAMP_TYPE in (options.columns or ()):
+            fields[TIMESTAMP_TYPE] = f"{TIMESTAMP_TYPE} int"
     if options.columns is not None:
         for name in options.columns:
             if name not in fields:
@@ -84,6 +87,7 @@ def _json_fields(options: SourceOptions) -> dict[str, str]:
     if options.columns is not None:  # a record's own columns need not be declared to be chosen
         for name, type_ in RECORD.items():
             fields.setdefault(PREFIX + name, f"{PREFIX}{name} {type_.simpleString()}")
+        fields.setdefault(PREFIX + TIMESTAMP_TYPE, f"{PREFIX}{TIMESTAMP_TYPE} int")
     return fields
 
 
@@ -115,7 +119,7 @@ class BatchMaker:
             raise InvalidArgument("a schema has at least one column", code="invalid_schema")
         self._struct = schema
         self._value_format = value_format
-        self._schema: pa.Schema = to_arrow_schema(self._struct, timezone="UTC")
+        self._schema: pa.Schema = to_utc_schema(self._struct)
         self._columns: list[Column | None] = []
         """None: a field of the JSON value."""
         for field in self._schema:
@@ -143,7 +147,7 @@ class BatchMaker:
                 raise InvalidArgument(f"column {CORRUPT} is a string", code="invalid_schema")
             return None
         own = name.removeprefix(PREFIX)
-        if own != name and own in NAMES:
+        if own != name and own in (*NAMES, TIMESTAMP_TYPE):
             return column_of(own, field.type)
         return None
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.client.reader import BatchReader
 from headrace.client.threads import BrokerClient
-from headrace.errors import DataCorrupt, NotFound, OffsetOutOfRange
+from headrace.errors import DataCorrupt, HeadraceError, NotFound, OffsetOutOfRange
 from headrace.log.batch import LOST, Batch
 from headrace.spark.connection import ConnectionOptions, connect
 from headrace.spark.source.arrow import Part
@@ -34,15 +34,24 @@ from headrace.spark.source.positions import (
     loss_error,
 )
 
+if TYPE_CHECKING:
+    from headrace.spark.history.store import HistoryStore
+
 logger = logging.getLogger("headrace.spark")
 
 
 class Store(Protocol):
+    def names(self) -> list[str]:
+        """All topics."""
+
     def topics(self, wanted: Sequence[str], at_ms: int | None = None) -> Known:
         """The topics that match, and their partitions; with a time, also the first offset after it."""
 
     def wait(self, known: Known, wanted: Sequence[str], seconds: float) -> bool:
-        """Wait for records that ``known`` does not have; False when the time is up."""
+        """Wait for records that ``known`` does not have; False when the time is up.
+
+        Partitions of ``wanted`` that are not in ``known`` are news, too.
+        """
 
     def read(self, span: TaskSpan) -> Iterator[list[Batch]]:
         """The batches that hold the span's offsets, in order, some at a time."""
@@ -53,28 +62,38 @@ class Store(Protocol):
     def close(self) -> None: ...
 
 
-def open_store(options: SourceOptions) -> BrokerStore | DirectoryStore:
+def open_store(options: SourceOptions) -> BrokerStore | DirectoryStore | HistoryStore:
+    if options.history is not None:
+        from headrace.spark.history.store import HistoryStore
+
+        return HistoryStore(_open_log(options), options.history)
+    return _open_log(options)
+
+
+def _open_log(options: SourceOptions) -> BrokerStore | DirectoryStore:
     if options.path is not None:
         return DirectoryStore(Path(options.path))
     assert options.connection is not None
     return BrokerStore(options.connection, direct=options.direct_reads)
 
 
-def topics_of(options: SourceOptions) -> Known:
-    """The topics of these options, from a store that is opened for this question."""
-    with closing(open_store(options)) as store:
-        return store.topics(options.topics)
-
-
-def existing_topics(store: Store, wanted: Sequence[str]) -> Known:
-    """The topics that match; those that were deleted are left out."""
+def existing_topics(
+    store: Store,
+    wanted: Sequence[str],
+    at_ms: int | None = None,
+    *,
+    unless: tuple[type[HeadraceError], ...] = (NotFound,),
+) -> Known:
+    """The topics that match; those for which the store raises such an error are left out."""
+    found: dict[str, TopicExtents] = {}
+    if not wanted:
+        return found
     try:
-        return store.topics(wanted)
-    except NotFound:
-        found: dict[str, TopicExtents] = {}
+        return store.topics(wanted, at_ms)
+    except unless:
         for each in wanted:
-            with suppress(NotFound):
-                found |= store.topics([each])
+            with suppress(*unless):
+                found |= store.topics([each], at_ms)
         return found
 
 
@@ -124,7 +143,8 @@ class BrokerStore:
         }
 
     def wait(self, known: Known, wanted: Sequence[str], seconds: float) -> bool:
-        return self.client.wait_for(ends(known).offsets, topics=list(wanted), timeout=seconds)
+        topics = list(wanted) or None
+        return self.client.wait_for(ends(known).offsets, topics=topics, timeout=seconds)
 
     # --- an executor's part -----------------------------------------------------------------
     @property
@@ -231,5 +251,4 @@ __all__ = [
     "existing_topics",
     "open_store",
     "records",
-    "topics_of",
 ]

@@ -24,43 +24,61 @@ Spark asks in this order, always in one process beside the driver, never at the 
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxBytes,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
 from pyspark.sql.types import StructType
 
 from headrace.errors import HeadraceError, NotFound, OffsetOutOfRange
 from headrace.spark.options import wrong
+from headrace.spark.source.chosen import ChosenTopics
 from headrace.spark.source.data_source import SpanPartition, read_span
 from headrace.spark.source.group import ProgressGroup
 from headrace.spark.source.options import Place, SourceOptions
 from headrace.spark.source.positions import (
     Known,
     Positions,
+    TaskSpan,
     ends,
     find_losses,
     limited,
     loss_error,
-    resolve,
     spans,
     split,
     waiting,
 )
 from headrace.spark.source.rows import BatchMaker
-from headrace.spark.source.stores import existing_topics, open_store
+from headrace.spark.source.stores import open_store
+from headrace.spark.versions import (
+    HAS_ADMISSION_CONTROL,
+    VERSION,
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
 
 logger = logging.getLogger("headrace.spark")
 WAIT_S = (0.0, 0.05, 0.1, 0.25)
 """How long to wait for new records, the first, second, … time that there are none."""
+GATHER_S = 0.1
+"""How often to look whether minOffsetsPerTrigger is reached."""
+
+
+def refuse_limits(options: SourceOptions) -> None:
+    for name, value in (
+        ("minOffsetsPerTrigger", options.min_offsets_per_trigger),
+        ("maxOffsetsPerTrigger", options.max_offsets_per_trigger),
+        ("maxBytesPerTrigger", options.max_bytes_per_trigger),
+    ):
+        if value is not None:
+            raise wrong(name, f"it needs Spark 4.2 or newer, and this is Spark {VERSION}")
 
 
 class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -71,22 +89,34 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise wrong(
                 options.starting.option, "to begin where a group is, name it (option group)"
             )
+        if not HAS_ADMISSION_CONTROL:
+            refuse_limits(options)
+        if options.history is not None:
+            raise wrong("history", "it is for a batch (spark.read); a stream reads the log")
         self._options = options
         self._rows = BatchMaker(schema, options.value_format)
         self._store = open_store(options)
+        self._chosen = ChosenTopics(options, self._store)
         self._known: Known = {}
         self._initial: dict[str, Any] | None = None
         self._idle = 0
+        self._last_batch = -math.inf
+        """When records were last let through, on the clock of :func:`time.monotonic`."""
         self._target: Positions | None = None
+        self._done: dict[str, Any] | None = None
+        """The end of the last batch, where Spark does not say it (before 4.2)."""
         self._group = ProgressGroup.of(options, self._store)
 
     # --- where it begins --------------------------------------------------------------------
     def initialOffset(self) -> dict[str, Any]:
         if self._initial is None:  # Spark asks twice, and means the same place
             place = self._place
-            self._known = self._store.topics(self._options.topics, place.time_ms)
-            group = self._group.positions() if self._group and place.kind == "group" else {}
-            self._initial = resolve(place, self._known, group).as_dict()
+            self._known = self._chosen.known()
+            if not self._known:
+                logger.warning("nothing to read yet: %s", self._chosen.nothing_matches())
+            by_group = self._group if place.kind == "group" else None
+            group = by_group.positions(self._known) if by_group else None
+            self._initial = self._chosen.resolve(place, self._known, group).as_dict()
         return self._initial
 
     @property
@@ -95,6 +125,8 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # --- how far it may go --------------------------------------------------------------------
     def getDefaultReadLimit(self) -> ReadLimit:
+        if self._options.min_offsets_per_trigger is not None:
+            return ReadMinRows(self._options.min_offsets_per_trigger)
         if self._options.max_offsets_per_trigger is not None:
             return ReadMaxRows(self._options.max_offsets_per_trigger)
         if self._options.max_bytes_per_trigger is not None:
@@ -102,16 +134,27 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._known = self._store.topics(self._options.topics)
+        self._known = self._chosen.known()
         self._target = ends(self._known)
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+    def latestOffset(
+        self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
+    ) -> dict[str, Any]:
+        if start is None:  # Spark before 4.2 asks without
+            start = self._done or self._initial
+        if start is None:  # a query that goes on; its next batch says from where
+            self._known = self._chosen.existing()
+            return ends(self._known).as_dict()
+        limit = limit or ReadAllAvailable()
         read = Positions.of(start)
         self._look(read)
         self._tell(read)
         if self._target is None and ends(self._known).offsets == read.offsets:
             self._wait(read)
         target = self._reachable(read)
+        if not isinstance(limit, ReadAllAvailable) and self._is_too_little(read, target):
+            time.sleep(GATHER_S)
+            return start
         for maximum, by_bytes in self._limits(limit):
             parts = waiting(read, target, self._known, by_bytes=by_bytes)
             target = limited(target, parts, maximum)
@@ -120,12 +163,25 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._idle += 1
             if not is_first or self._place.kind != "latest":
                 return start
+        self._last_batch = time.monotonic()
         target.begin = read.offsets if is_first else None
         return target.as_dict()
 
+    def _is_too_little(self, read: Positions, target: Positions) -> bool:
+        """Whether to wait for more records (``minOffsetsPerTrigger``). The first batch does not wait."""
+        least = self._options.min_offsets_per_trigger
+        if least is None or self._target is not None:  # AvailableNow reads what there is
+            return False
+        if time.monotonic() - self._last_batch >= self._options.max_trigger_delay:
+            return False
+        parts = waiting(read, target, self._known, by_bytes=False)
+        return 0 < sum(part.total for part in parts) < least
+
     def _look(self, read: Positions) -> None:
         """The topics as they are now. Records that are gone are an error, or a warning."""
-        self._known = existing_topics(self._store, self._options.topics)
+        self._known = self._chosen.existing()
+        if self._options.fail_on_data_loss:
+            self._chosen.check_same(read)
         losses = find_losses(read, self._known)
         if losses and self._options.fail_on_data_loss:
             raise loss_error(losses)
@@ -135,7 +191,7 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _wait(self, read: Positions) -> None:
         seconds = WAIT_S[min(self._idle, len(WAIT_S) - 1)]
         try:
-            if not seconds or not self._store.wait(self._known, self._options.topics, seconds):
+            if not seconds or not self._chosen.wait(self._known, seconds):
                 return
         except NotFound:
             pass  # a topic was deleted while it waited: that is a change
@@ -179,8 +235,15 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # --- tasks --------------------------------------------------------------------------------
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        found = spans(Positions.of(start), Positions.of(end))
+        found = self._planned(start, end)
         return [SpanPartition(span) for span in split(found, self._options.min_partitions)]
+
+    def _planned(self, start: dict[str, Any], end: dict[str, Any]) -> list[TaskSpan]:
+        """The spans of a batch."""
+        if not HAS_ADMISSION_CONTROL:  # then nobody has looked yet whether it can be read
+            self._look(Positions.of(start))
+            self._done = end
+        return spans(Positions.of(start), Positions.of(end))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_span(self._store, self._options, self._rows, partition)

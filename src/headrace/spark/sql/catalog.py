@@ -14,6 +14,7 @@ from pyspark.sql.types import StructField
 from headrace.errors import InvalidArgument, TopicNotFound
 from headrace.model import INTERNAL_PREFIX, check_pattern, check_topic_name, is_pattern
 from headrace.spark.error_sentences import sentence
+from headrace.spark.history.store import HistoryStore
 from headrace.spark.notation import parse_schema
 from headrace.spark.source.options import SourceOptions
 from headrace.spark.source.positions import Known
@@ -53,9 +54,8 @@ class Catalog:
     @property
     def place(self) -> str:
         """Where the topics are, for people."""
-        if isinstance(self._store, DirectoryStore):
-            return str(self._store.path)
-        return str(self._store.connection)
+        log = self._store.log if isinstance(self._store, HistoryStore) else self._store
+        return str(log.path) if isinstance(log, DirectoryStore) else str(log.connection)
 
     # --- names ------------------------------------------------------------------------------
     def names(self) -> list[str]:

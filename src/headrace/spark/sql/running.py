@@ -19,6 +19,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from pyspark.sql import SparkSession
 
 from headrace.spark.error_sentences import QueryCancelled, error_of
+from headrace.spark.sessions.connect import is_connect
 
 Result = TypeVar("Result")
 LOOK_S = 0.1
@@ -45,7 +46,10 @@ class _Work(threading.Thread, Generic[Result]):
 
     def run(self) -> None:
         try:
-            self._spark.sparkContext.setJobGroup(self._group, "headrace sql", True)
+            if is_connect(self._spark):
+                self._spark.addTag(self._group)
+            else:
+                self._spark.sparkContext.setJobGroup(self._group, "headrace sql", True)
             self.result = self._work()
         except BaseException as error:
             self.error = error
@@ -91,7 +95,10 @@ def run(
 def _cancel(spark: SparkSession, thread: _Work[Any], group: str, seen: list[int]) -> None:
     """Cancel until it has ended, or Ctrl-C comes again. A job may begin after the first time."""
     for _ in range(int(GRACE_S / LOOK_S)):
-        spark.sparkContext.cancelJobGroup(group)
+        if is_connect(spark):
+            spark.interruptTag(group)
+        else:
+            spark.sparkContext.cancelJobGroup(group)
         thread.join(LOOK_S)
         if not thread.is_alive() or len(seen) > 1:
             break
@@ -99,6 +106,8 @@ def _cancel(spark: SparkSession, thread: _Work[Any], group: str, seen: list[int]
 
 
 def _progress(spark: SparkSession, group: str) -> TaskProgress:
+    if is_connect(spark):
+        return TaskProgress()  # its tasks are not known here
     tracker = spark.sparkContext.statusTracker()
     done = active = total = 0
     for job_id in tracker.getJobIdsForGroup(group):

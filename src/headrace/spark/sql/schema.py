@@ -36,6 +36,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
+from headrace.contents import is_text
 from headrace.spark.source.arrow import NAMES
 from headrace.spark.source.positions import Known, TaskSpan
 from headrace.spark.source.rows import CORRUPT, PREFIX, RECORD
@@ -90,7 +91,8 @@ def take_sample(store: Store, known: Known, count: int = SAMPLE_RECORDS) -> Samp
             ]
         for piece in pieces:
             for part in records(store, piece, fail_on_data_loss=False):
-                values = part.batch.values()[part.start : part.stop]
+                found = part.batch.nullable(part.start, part.stop)
+                values = [value for value in found if value is not None]
                 keys = part.batch.keys()
                 sample.values += values
                 if keys is not None:
@@ -202,10 +204,10 @@ class Shape:
 def infer(sample: Sample) -> Shape:
     """The shape of a topic, inferred from some of its records."""
     seen, total = len(sample.values), sample.total
-    key_is_text = all(map(_is_text, sample.keys))
+    key_is_text = all(map(is_text, sample.keys))
     objects = [each for each in map(_object_of, sample.values) if each is not None]
     if 2 * len(objects) < seen or not objects:
-        values: Any = "text" if all(map(_is_text, sample.values)) else "binary"
+        values: Any = "text" if all(map(is_text, sample.values)) else "binary"
         return Shape(values, (), key_is_text, seen=seen, total=total)
     kind = Kind()
     for each in objects:
@@ -237,14 +239,6 @@ def _object_of(value: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     return found if isinstance(found, dict) else None
-
-
-def _is_text(value: bytes) -> bool:
-    try:
-        value.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 # --- columns ------------------------------------------------------------------------------------------

@@ -31,17 +31,17 @@ import re
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from pyspark.errors import AnalysisException, PySparkAttributeError
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession, is_remote
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from headrace import limits
 from headrace.clock import Clock
 from headrace.model import is_pattern
 from headrace.spark.error_sentences import InvalidSql, be_quiet, in_words
 from headrace.spark.mentioned_columns import mentioned_columns
 from headrace.spark.notation import RecordRange
+from headrace.spark.sessions.connect import cores_of
 from headrace.spark.source.positions import Known
 from headrace.spark.source.rows import CORRUPT, PREFIX
 from headrace.spark.sql.catalog import Catalog
@@ -251,7 +251,7 @@ class TopicSql:
         reader = reader.options(**self._bounds.options(view.known, self._clock.now_ms()))
         records = sum(state.records for state in view.known.values())
         if records > SMALL:
-            tasks = max(_cores(self.spark), records // TASK_RECORDS)
+            tasks = max(cores_of(self.spark), records // TASK_RECORDS)
             reader = reader.option("minPartitions", tasks)
         chosen = [each for each in view.columns.fields if each.name in wanted]
         if not chosen:  # count(*)
@@ -273,13 +273,6 @@ class TopicSql:
                 for each in view.columns.fields
             )
         )
-
-
-def _cores(spark: SparkSession) -> int:
-    try:
-        return spark.sparkContext.defaultParallelism
-    except PySparkAttributeError:  # Spark Connect does not say
-        return limits.cores()
 
 
 __all__ = ["RecordRange", "Schemas", "TopicSql"]
