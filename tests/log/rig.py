@@ -9,7 +9,7 @@ from headrace.files import Files
 from headrace.log.batch import Batch
 from headrace.log.cache import BatchCache
 from headrace.log.columns import Columns
-from headrace.log.interface import Append
+from headrace.log.interface import Append, LastStop
 from headrace.log.partition import PartitionLog
 from headrace.log.rewriting import Rewriter
 from headrace.log.segment import Readers
@@ -63,7 +63,7 @@ class Rig:
             cache=self.cache,
             on_failure=self.failures.append,
             rewriter=self.rewriter,
-            suspect=suspect,
+            stop=LastStop(suspect),
         )
         self._log.on_advance = lambda: self.advanced.append(self.log.end_offset)
         return self._log

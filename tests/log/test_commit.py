@@ -52,6 +52,26 @@ def test_whole_batches_stay_whole_and_in_their_place() -> None:
     assert [entry.first_offset for entry in entries] == [0, 1, 3, 4]
 
 
+def test_a_copied_batch_is_not_changed() -> None:
+    """A batch of another log keeps its offset, times, producer and flags; at another offset it is refused."""
+    gone = lost(40, 3, 7)
+    whole = encode(Columns([b"x"], times=[NOW + 5]))
+    whole.base_offset, whole.base_timestamp, whole.max_timestamp = 43, NOW + 5, NOW + 5
+    whole.producer_id, whole.producer_epoch, whole.first_sequence = 9, 2, 17
+    wrong = encode(Columns([b"y"]))
+    wrong.base_offset = 43
+    entries = [Append(None, batch, lambda _: None, copied=True) for batch in (gone, whole, wrong)]
+    group = commit(entries, end=40, last=8)
+    assert [(each.base_offset, each.base_timestamp) for each in group.batches] == [
+        (40, 7),
+        (43, NOW + 5),
+    ]
+    assert (group.batches[0].flags, group.batches[1].first_sequence) == (LOST, 17)
+    assert (group.offset, group.timestamp) == (44, NOW + 5)
+    assert [entry.first_offset for entry in entries] == [40, 43, -1]
+    assert entries[2].error is not None
+
+
 def test_only_the_broker_says_after_sync_or_lost() -> None:
     """Flags that belong to the broker are taken off a batch that brings them."""
     whole = encode(Columns([b"x"]))

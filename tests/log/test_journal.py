@@ -138,6 +138,37 @@ def test_a_torn_tail_is_cut_at_every_byte(fill: bytes) -> None:
         assert reopened(files)[1] == [*expected, b"new"]
 
 
+def test_a_power_cut_in_the_last_append_is_no_damage() -> None:
+    """Whichever sectors of the last write reach the disk: all of its entries are there, or none."""
+    seen = set()
+    for seed in range(300):
+        disk = SimulatedFiles()
+        journal, _ = fresh([b"kept"], FaultyFiles(disk))
+        last = [b"%d" % number * 9 for number in range(6)]
+        files = FaultyFiles(disk)
+        journal = journal_on(files)
+        journal.open()
+        files.fail("sync")
+        with pytest.raises(SyncFailed):
+            journal.append(last)
+        disk.crash(Random(seed), sector=8)
+        journal, entries = reopened(disk)
+        assert journal.damaged == 0
+        assert entries in ([b"kept"], [b"kept", *last])
+        seen.add(len(entries))
+        journal.append([b"new"])
+        assert reopened(disk)[1] == [*entries, b"new"]
+    assert 1 in seen
+
+
+def test_appends_beyond_the_largest_frame_are_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.log.journal.TOGETHER_BYTES_MAX", 40)
+    journal, files = fresh([])
+    entries = [bytes([number]) * (number * 7) for number in range(1, 12)]
+    journal.append(entries)
+    assert reopened(files)[1] == entries
+
+
 def test_reserved_zeros_are_no_tail() -> None:
     """Zeros behind the last entry are space, not a torn write: nothing is cut."""
     files = FaultyFiles(on_disk(raw_journal() + bytes(4096)))
@@ -317,7 +348,13 @@ def test_synced_entries_survive_a_crash(seed: int, script: list[int]) -> None:
 
 # --- for ever -------------------------------------------------------------------------------------
 def test_entries_are_as_documented() -> None:
-    """An entry is its length, its checksum, its bytes, and zeros up to a multiple of eight."""
+    """A frame is its length, its checksum, its bytes, and zeros up to a multiple of eight. Entries that
+    were appended together are one, with their lengths."""
+    journal, files = fresh([])
+    empty = len(content(files))
+    journal.append([b"a", b"bc"])
+    several = b"\0" + struct.pack("<I", 1) + b"a" + struct.pack("<I", 2) + b"bc"
+    assert files.read_file(PATH)[(empty + 7) // 8 * 8 :].startswith(frame(several))
     assert frame(b"hello") == struct.pack("<II", 5, crc32c(b"hello")) + b"hello\0\0\0"
     assert len(frame(b"12345678")) == 16
 

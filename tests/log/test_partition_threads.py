@@ -15,11 +15,18 @@ from headrace.log.cache import BatchCache
 from headrace.log.interface import Append
 from headrace.log.partition import PartitionLog
 from headrace.log.segment import Readers
-from headrace.log.workers import Workers
+from headrace.log.uring import open_workers
 from headrace.model import TopicSettings
 from tests.log.rig import entry_of, values
 
 COMMITS = 150
+DISK = "auto"
+
+
+@pytest.fixture(autouse=True, params=["threads", "auto"])
+def _disk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commits by threads, and by io_uring where that is permitted."""
+    monkeypatch.setattr(f"{__name__}.DISK", request.param)
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +45,7 @@ def value_of(offset: int) -> bytes:
 async def with_log(directory: Path, main: Callable[[PartitionLog], object]) -> object:
     """Run something with a real partition on a real loop, and close it."""
     loop, files = asyncio.get_running_loop(), Files()
-    workers = Workers(loop, 2)  # type: ignore[arg-type]
+    workers = open_workers(loop, files, DISK)  # type: ignore[arg-type]
     log = PartitionLog(
         directory,
         TopicSettings(segment_bytes=4096),

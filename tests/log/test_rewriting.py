@@ -390,6 +390,27 @@ def test_a_close_waits_for_a_worker() -> None:
     assert not [name for name in names(rig) if name.endswith(".tmp")]
 
 
+def test_a_segment_that_is_closed_while_the_log_closes_is_not_offered() -> None:
+    """A roll that was on its way when the log was closed leaves no timer."""
+    rig = plain_rig()
+    rig.close()
+    rig.rewrite = True
+    rig.open()
+    rewritten(rig)
+    rig.publish(b"x")
+    rig.workers.hold = True
+    rig.log.roll_soon(1)
+    rig.loop.run_until_idle()  # the worker has it
+    closed: list[bool] = []
+    rig.log.close(lambda: closed.append(True))
+    rig.workers.hold = False
+    rig.workers.release()
+    rig.loop.run_until_idle()
+    assert closed
+    assert rig.rewriter is not None
+    assert (rig.loop.timers, rig.rewriter.pending) == (0, 0)
+
+
 def test_retention_may_delete_it_meanwhile() -> None:
     """A segment that is gone does not come back; one that is being renamed is deleted later."""
     for steps in range(60):

@@ -19,7 +19,7 @@ class Bench:
     def __init__(self, *, at_once: int = 1_000) -> None:
         self.loop = FakeLoop()
         self.workers = InlineWorkers(self.loop, hold=True)
-        self.lane: Lane[int] = Lane(self.loop, self.workers, self.take, self.finish)
+        self.lane: Lane[int] = Lane(self.loop, self.workers.submit, self.take, self.finish)
         self.at_once = at_once
         self.jobs: list[list[int]] = []
         self.finished: list[tuple[Any, BaseException | None]] = []
@@ -50,6 +50,23 @@ def test_what_is_put_in_one_turn_goes_together() -> None:
     bench.loop.run_until_idle()
     assert bench.jobs == [[1, 2, 3]]
     assert not bench.lane.idle
+
+
+def test_what_was_gathered_already_does_not_wait_for_the_end_of_the_turn() -> None:
+    """It begins at once, unless a job runs or is about to."""
+    bench = Bench()
+    bench.lane.put(1, at_once=True)
+    assert bench.jobs == [[1]]
+    bench.lane.put(2, at_once=True)
+    assert bench.jobs == [[1]]
+    bench.turn()
+    assert bench.jobs == [[1], [2]]
+    bench.turn()
+    bench.lane.put(3)
+    bench.lane.put(4, at_once=True)
+    assert bench.jobs == [[1], [2]]
+    bench.loop.run_until_idle()
+    assert bench.jobs == [[1], [2], [3, 4]]
 
 
 def test_what_is_put_while_busy_goes_into_the_next_job() -> None:
@@ -275,7 +292,7 @@ def test_a_lane_over_real_threads_keeps_its_order() -> None:
             if len(done) == 1_000:
                 all_done.set_result(None)
 
-        lane: Lane[int] = Lane(loop, workers, take, finish)  # type: ignore[arg-type]
+        lane: Lane[int] = Lane(loop, workers.submit, take, finish)  # type: ignore[arg-type]
         for number in range(1_000):
             lane.put(number)
             if number % 100 == 99:

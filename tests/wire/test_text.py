@@ -70,6 +70,10 @@ COMPLETE: dict[str, tuple[bytes, list[Any]]] = {
         b"PUB a 1\nxPUB b 1\nyPUB b 2\nzz",
         [pub("a", b"x"), pub("b", b"y"), pub("b", b"zz")],
     ),
+    "a run with another topic of the same length in the middle": (
+        b"PUB a 1\nxPUB b 1\nyPUB a 1\nzPUB a 1\nw",
+        [pub("a", b"x"), pub("b", b"y"), pub("a", b"z"), pub("a", b"w")],
+    ),
     "a run of which each payload looks like the next first line": (
         b"PUB a 8\nPUB a 8\nPUB a 8\nPUB a 8\n",
         [pub("a", b"PUB a 8\n"), pub("a", b"PUB a 8\n")],

@@ -21,6 +21,7 @@ class BaseLog:
 
     start_offset: int
     end_offset: int
+    owned = True
 
     def __init__(self, clock: Clock, loop: Loop, producers: Producers):
         self._clock, self._loop = clock, loop

@@ -61,7 +61,6 @@ import gc
 import struct
 import sys
 from array import array
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -72,6 +71,7 @@ import google_crc32c
 import zstandard
 
 from headrace import limits
+from headrace.contents import TOMBSTONE_HEADER, is_tombstone
 from headrace.errors import DataCorrupt, TooLarge
 from headrace.log import body as bodies
 from headrace.log.body import COMPRESSION as COMPRESSION
@@ -281,12 +281,14 @@ class Batch:
     @property
     def memory_bytes(self) -> int:
         """The most memory that this batch holds, now or after its columns were read."""
-        plain = self.plain_bytes
-        size = len(self._body) + (plain if self.flags & COMPRESSION else 0) + _OBJECT_BYTES
-        if self._keeps_decoded:
-            columns = 2 if self.flags & HAS_KEYS else 1
-            size += plain + columns * self.count * _ITEM_BYTES
-        return size
+        size = plain = len(self._body)
+        flags = self.flags
+        if flags & COMPRESSION:
+            plain = self.plain_bytes
+            size += plain
+        if self.count <= _DECODED_RECORDS_MAX and plain <= _DECODED_BYTES_MAX:  # _keeps_decoded
+            size += plain + (2 if flags & HAS_KEYS else 1) * self.count * _ITEM_BYTES
+        return size + _OBJECT_BYTES
 
     @property
     def _keeps_decoded(self) -> bool:
@@ -353,6 +355,22 @@ class Batch:
         start, high = self.column(HAS_HEADERS), self.count if high is None else high
         return cast(list[Headers], bodies.headers(self.plain(), start, self.count, low, high))
 
+    def nulls(self, low: int = 0, high: int | None = None) -> list[int]:
+        """Which of the values ``low:high`` are null (``contents.py``), counted from ``low``. Most batches have none."""
+        if not self.flags & HAS_HEADERS:
+            return []
+        if self.plain().find(TOMBSTONE_HEADER.encode(), self.column(HAS_HEADERS)) < 0:
+            return []
+        pairs = zip(self.values(low, high), self.headers(low, high) or (), strict=True)
+        return [at for at, (value, own) in enumerate(pairs) if own and is_tombstone(value, own)]
+
+    def nullable(self, low: int = 0, high: int | None = None) -> list[bytes | None]:
+        """The values, with None for those that are null."""
+        found: list[bytes | None] = list(self.values(low, high))
+        for at in self.nulls(low, high):
+            found[at] = None
+        return found
+
     def header_count(self) -> int:
         """Of all records together."""
         if not self.flags & HAS_HEADERS:
@@ -406,15 +424,6 @@ class Batch:
                 return None
             found += one
         return found
-
-    def index_at(self, timestamp_ms: int) -> int:
-        """The first record that is not older than the time, which the batch reaches."""
-        if self.flags & (HAS_TIMES | STAGED) != HAS_TIMES:
-            return 0
-        start = self.column(HAS_TIMES)
-        times = memoryview(self.plain())[start : start + 8 * self.count].cast("q")
-        at = bisect_left(times, timestamp_ms)
-        return at if at < self.count else 0
 
     def value_bytes(self, low: int, high: int) -> int:
         """The size of the values ``low:high``; for a packed batch that nobody has unpacked, on average."""
@@ -497,8 +506,10 @@ class Batch:
         if not indexes:
             return []
         some = self.some
-        keys, headers = some(self.keys, indexes), some(self.headers, indexes)
-        times, ids = some(self.times, indexes), some(self.ids, indexes)
+        keys = headers = times = ids = None
+        if self.flags & COLUMNS:  # most batches that hold one message have values alone
+            keys, headers = some(self.keys, indexes), some(self.headers, indexes)
+            times, ids = some(self.times, indexes), some(self.ids, indexes)
         return list(
             map(
                 Message,

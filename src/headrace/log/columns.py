@@ -13,7 +13,7 @@ from itertools import chain, repeat
 from typing import Any
 
 from headrace import limits
-from headrace.contents import check_headers, check_key, check_value
+from headrace.contents import check_headers, check_key, check_value, null_headers
 from headrace.errors import InvalidArgument, TooLarge
 from headrace.model import (
     PUBLISH_MANY_OPTIONS,
@@ -61,6 +61,8 @@ def cut(columns: Columns, start: int, stop: int) -> Columns:
 def pieces(columns: Columns) -> list[Columns]:
     """The columns, cut into parts if one batch would be too large for readers."""
     count = len(columns.values)
+    if count == 1:
+        return [columns]
     size = sum(map(len, columns.values)) + 1
     most = limits.BATCH_RECORDS_TARGET
     if columns.headers is not None:  # a broker takes no batch with more than BATCH_HEADERS_MAX
@@ -109,6 +111,8 @@ def record(
     now_ms: int,
 ) -> Columns:
     """One message with the options of a publish, checked."""
+    if value is None:
+        value, headers = b"", null_headers(headers, options.get("key"))
     checked = check_value(value, bytes_max)
     if not options and not headers:
         return Columns([checked])
@@ -148,7 +152,7 @@ def records(
             f"publish_many takes a list of messages, not {type(values).__name__}",
             code="invalid_value",
         )
-    checked: Sequence[bytes] = list(values)  # type: ignore[arg-type]
+    checked: Sequence[Any] = list(values)
     count = len(checked)
     if not count:
         raise InvalidArgument("there is nothing to publish: the list is empty", code="empty_batch")
@@ -157,7 +161,11 @@ def records(
             f"{count} messages at once are more than {limits.BATCH_RECORDS_MAX}; publish fewer",
             code="batch_too_large",
         )
-    if set(map(type, checked)) != {bytes} or max(map(len, checked)) > bytes_max:
+    kinds = set(map(type, checked))
+    if type(None) in kinds:
+        headers = _with_nulls(checked, headers, options.get("keys"))
+        checked = [b"" if value is None else value for value in checked]
+    if kinds != {bytes} or max(map(len, checked)) > bytes_max:
         checked = [check_value(value, bytes_max) for value in checked]
     columns = Columns(checked)
     keys, ids, timestamps = options.get("keys"), options.get("ids"), options.get("timestamps")
@@ -186,6 +194,23 @@ def records(
     if target is not None:
         columns.targets = [check_subscription_name(target).encode()] * count
     return columns
+
+
+def _with_nulls(
+    values: Sequence[object],
+    headers: Sequence[Mapping[str, str] | None] | Mapping[str, str] | None,
+    keys: Sequence[Any] | None,
+) -> list[Mapping[str, str] | None]:
+    """The headers of messages of which some have no value."""
+    count = len(values)
+    each = [headers] * count if headers is None or isinstance(headers, Mapping) else headers
+    named = [None] * count if keys is None else keys
+    _same_length("headers", each, count)
+    _same_length("keys", named, count)
+    return [
+        null_headers(own, key) if value is None else own
+        for value, own, key in zip(values, each, named, strict=True)
+    ]
 
 
 def _same_length(name: str, column: Sequence[Any], count: int) -> None:

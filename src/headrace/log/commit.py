@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, repeat
 
 from headrace import limits
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, InvalidArgument
 from headrace.log.batch import (
     AFTER_SYNC,
     COMPRESSION,
@@ -53,6 +53,20 @@ class CommitGroup:
             entry.timestamp = timestamp
             offset += entry.count
         assert offset == self.offset
+
+    def keep(self, entry: Append, batch: Batch) -> None:
+        """Place a batch of another log at its own offset, with its own times, producer and flags."""
+        if batch.base_offset != self.offset:
+            entry.error = InvalidArgument(
+                f"a copied batch begins at offset {batch.base_offset}, and the log ends at {self.offset}",
+                code="invalid_offset",
+            )
+            return
+        batch.flags &= ~AFTER_SYNC
+        entry.first_offset, entry.timestamp = batch.base_offset, batch.base_timestamp
+        self.batches.append(batch)
+        self.offset += batch.count
+        self.timestamp = max(self.timestamp, batch.max_timestamp)
 
     def _stamp(self, batch: Batch, now_ms: int) -> None:
         now_ms = max(now_ms, self.timestamp)
@@ -114,6 +128,10 @@ def gather(
             run.add(entry)
             continue
         run.close()
+        if entry.copied:
+            assert entry.batch is not None
+            group.keep(entry, entry.batch)
+            continue
         if entry.producer_id and not _is_new(entry, new, producers):
             continue
         if entry.refusal is not None:
@@ -164,10 +182,8 @@ class _Run:
         if not entries:
             return
         try:
-            batches = [
-                encode(part)
-                for part in pieces(concat([e.columns for e in entries if e.columns is not None]))
-            ]
+            columns = concat([e.columns for e in entries if e.columns is not None])
+            batches = list(map(encode, pieces(columns)))
         except HeadraceError as error:
             for entry in entries:
                 entry.error = error

@@ -9,8 +9,7 @@ grows with it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
-from operator import lt
+from operator import add, lt, sub
 
 from headrace import limits
 from headrace.errors import DataCorrupt, InvalidArgument, TooLarge
@@ -48,10 +47,11 @@ def check_texts(
         )
     most = limits.HEADER_BYTES_MAX
     if len(name_bytes) + len(text_bytes) > most:
-        sizes = [names[b] - names[a] + texts[b] - texts[a] for a, b in pairwise(lists)]
-        if max(sizes) > most:
+        begins = list(map(add, map(names.__getitem__, lists), map(texts.__getitem__, lists)))
+        largest = max(map(sub, begins[1:], begins))
+        if largest > most:
             raise TooLarge(
-                f"the headers of a message have {max(sizes)} bytes, the limit is {most}",
+                f"the headers of a message have {largest} bytes, the limit is {most}",
                 code="headers_too_large",
             )
 

@@ -59,8 +59,12 @@ class Append:
     """Stored after a held end; shown when the log is released."""
     refusal: HeadraceError | None = None
     """Of an idempotent entry: why it is not stored if it is new. A repetition is answered all the same."""
+    at_once: bool = False
+    """Its commit need not wait for others of this turn of the loop: they are gathered in it already."""
     staged: bool = False
     """A whole batch that waits here for its commit: its times are not changed."""
+    copied: bool = False
+    """A whole batch of another log, which goes to the same offset here: nothing of it is changed."""
     count: int = 0
     bytes: int = 0
     first_offset: int = -1
@@ -155,6 +159,8 @@ class Log(Protocol):
     raise :class:`ReadPending`."""
     read_only: str | None
     """Why publishes are refused, or None."""
+    owned: bool
+    """Whether this node serves the partition. If not, it can be read here, and ``append`` passes entries on."""
     on_advance: Callable[[], None]
     """Called on the loop whenever ``end_offset`` has grown."""
 
@@ -241,6 +247,8 @@ class TopicRecord(NamedTuple):
     created_ms: int
     owner: str | None = None
     """The principal that created it; None: an administrator, the broker itself, or an older version."""
+    adopted: bool = False
+    """Its settings were lost, and nobody has set them since."""
 
 
 class Deletion(NamedTuple):
@@ -252,11 +260,27 @@ class Deletion(NamedTuple):
     """Why the topic may exist again after a crash; None if it cannot."""
 
 
+class LastStop(NamedTuple):
+    """How the last owner of a log stopped, and how far the log had come."""
+
+    suspect: bool = False
+    """It stopped because a sync failed; unsynced bytes are not trusted."""
+    unclean: bool = False
+    """It did not stop cleanly, and why is unknown."""
+    reached: int = 0
+    """All offsets before this one were once on disk, so what is missing of them is damage."""
+
+
+CLEAN = LastStop()
+
+
 class Storage(Protocol):
     """Creates, lists, opens and deletes the topics of one broker. Only a storage knows the engines."""
 
     durable: bool
     """False: nothing survives the end of the process, so every topic is in memory."""
+    slot_of: Callable[[str, int], int] | None
+    """With several nodes: the slot of a topic's partition. Whoever owns a slot owns its partitions, and their state."""
     on_sync: Callable[[float], None]
     """Called after each sync with its duration in seconds."""
     on_commit: Callable[[float, int], None]
@@ -278,21 +302,36 @@ class Storage(Protocol):
     def save(self, topic: TopicRecord) -> None:
         """Store changed settings. Raises OSError if that fails."""
 
-    def open(
-        self,
-        topic: TopicRecord,
-        number: int,
-        *,
-        suspect: bool = False,
-        unclean: bool = False,
-        reached: int = 0,
-    ) -> Log:
-        """The log of a partition, created if it does not exist.
-
-        ``suspect``: the last owner stopped because a sync failed; unsynced bytes are not trusted.
-        ``unclean``: it did not stop cleanly, and why is unknown. ``reached``: all offsets before it were
-        once on disk, so what is missing of them is damage.
-        """
+    def open(self, topic: TopicRecord, number: int, stop: LastStop = CLEAN) -> Log:
+        """The log of a partition, created if it does not exist."""
 
     def delete(self, topic: TopicRecord) -> Deletion:
         """Delete the topic, so that the next start does not find it. If it raises, nothing has changed."""
+
+    def close(self) -> None:
+        """Release what the storage itself holds; its logs are closed. May block for a moment."""
+
+
+class StateLog(Protocol):
+    """The journal of the broker's own state: a file (``journal.Journal``), or what another engine offers.
+
+    All methods block; one at a time. They raise OSError if nothing was stored, or if the caller has to write
+    everything again, and SyncFailed if the broker must stop.
+    """
+
+    damaged: int
+    """Entries that could not be read."""
+    size: int
+
+    def open(self) -> list[bytes] | None:
+        """All entries, oldest first; None if there never was a journal."""
+
+    def append(self, payloads: list[bytes]) -> None: ...
+
+    def rewrite(self, payloads: list[bytes]) -> None:
+        """Replace everything by these."""
+
+    @property
+    def wants_rewrite(self) -> bool: ...
+
+    def close(self) -> None: ...

@@ -1,11 +1,14 @@
 """A small checksummed journal of the broker's own state: one file, appended and sometimes rewritten.
 
-Entry: ``u32 length, u32 crc32c of the payload``, payload, zeros up to a multiple of 8. A length of
-zero ends the journal (preallocated space is zeros). The first entry is the format's name.
+Frame: ``u32 length, u32 crc32c of the payload``, payload, zeros up to a multiple of 8. A length of
+zero ends the journal (preallocated space is zeros). The payload is one entry, or several that were
+appended together: a zero byte, and ``u32 length`` before each. The first entry is the format's name.
 
 Rules:
-- A torn last entry is cut off. A damaged entry in the middle is skipped if the next one can be found
-  (entries begin at multiples of 8); it is counted in ``damaged``, and a copy of the file is kept. So damage
+- What is appended together has one checksum. So a power cut, which may keep the end of a write and not its
+  beginning, leaves a torn end and nothing that looks like damage.
+- A torn last frame is cut off. A damaged frame in the middle is skipped if the next one can be found
+  (frames begin at multiples of 8); it is counted in ``damaged``, and a copy of the file is kept. So damage
   can make the state older, never newer, and the caller decides what older means.
 - ``rewrite`` replaces the file by a snapshot, completely or not at all.
 - Space is preallocated, so acks and positions can still be written when the disk is full for publishes.
@@ -26,7 +29,10 @@ from headrace.log.workers import SyncFailed
 
 logger = logging.getLogger("headrace.log")
 _HEAD = struct.Struct("<II")
-ENTRY_BYTES_MAX = 64 << 20
+_LENGTH = struct.Struct("<I")
+_SEVERAL = b"\0"
+FRAME_BYTES_MAX = 64 << 20
+TOGETHER_BYTES_MAX = 32 << 20
 RESERVE_BYTES = 1 << 20
 
 
@@ -35,11 +41,36 @@ def frame(payload: bytes) -> bytes:
     return _HEAD.pack(len(payload), crc32c(payload)) + payload + pad
 
 
-def _entry_at(raw: bytes, at: int) -> bytes | None:
+def _together(entries: list[bytes]) -> list[bytes]:
+    """One frame for all entries, so that all are there or none; more only beyond ``TOGETHER_BYTES_MAX``."""
+    if len(entries) == 1 and not entries[0].startswith(_SEVERAL):
+        return [frame(entries[0])]
+    frames, parts, size = [], [_SEVERAL], 0
+    for entry in entries:
+        if size + len(entry) > TOGETHER_BYTES_MAX and size:
+            frames.append(frame(b"".join(parts)))
+            parts, size = [_SEVERAL], 0
+        parts += (_LENGTH.pack(len(entry)), entry)
+        size += len(entry) + 4
+    return [*frames, frame(b"".join(parts))]
+
+
+def _apart(payload: bytes) -> list[bytes]:
+    if not payload.startswith(_SEVERAL):
+        return [payload]
+    entries, at = [], 1
+    while at < len(payload):
+        (length,) = _LENGTH.unpack_from(payload, at)
+        at += 4 + length
+        entries.append(payload[at - length : at])
+    return entries
+
+
+def _frame_at(raw: bytes, at: int) -> bytes | None:
     if at + 8 > len(raw):
         return None
     length, crc = _HEAD.unpack_from(raw, at)
-    if not 0 < length <= ENTRY_BYTES_MAX or at + 8 + length > len(raw):
+    if not 0 < length <= FRAME_BYTES_MAX or at + 8 + length > len(raw):
         return None
     payload = raw[at + 8 : at + 8 + length]
     return payload if crc32c(payload) == crc else None
@@ -50,13 +81,13 @@ def entries_in(raw: bytes) -> tuple[list[bytes], int, int]:
     entries: list[bytes] = []
     at = end = damaged = 0
     while at + 8 <= len(raw):
-        payload = _entry_at(raw, at)
+        payload = _frame_at(raw, at)
         if payload is not None:
-            entries.append(payload)
+            entries += _apart(payload)
             at += 8 + len(payload) + (-len(payload) & 7)
             end = at
             continue
-        following = _next_entry(raw, at)
+        following = _next_frame(raw, at)
         if following is None:
             break
         damaged += 1
@@ -64,19 +95,19 @@ def entries_in(raw: bytes) -> tuple[list[bytes], int, int]:
     return entries, damaged, end
 
 
-def _next_entry(raw: bytes, at: int) -> int | None:
-    """The next place after ``at`` with a valid entry."""
+def _next_frame(raw: bytes, at: int) -> int | None:
+    """The next place after ``at`` with a valid frame."""
     limit = len(raw.rstrip(b"\0"))
     at += 8
     while at < limit:
-        if _entry_at(raw, at) is not None:
+        if _frame_at(raw, at) is not None:
             return at
         at += 8
     return None
 
 
 class Journal:
-    """Blocking; the caller runs ``append`` and ``rewrite`` in a worker, one at a time."""
+    """Blocking; the caller runs ``append`` and ``rewrite`` in a worker, one at a time. See ``interface.StateLog``."""
 
     def __init__(self, files: Files, path: Path, magic: bytes):
         self._files = files
@@ -126,7 +157,7 @@ class Journal:
     def append(self, payloads: list[bytes]) -> None:
         """Write and sync. An ``OSError`` leaves the journal as it was; ``SyncFailed`` is final."""
         handle = self._writer()
-        frames = [frame(payload) for payload in payloads]
+        frames = _together(payloads)
         size = sum(map(len, frames))
         try:
             if self.size + size > self._allocated:

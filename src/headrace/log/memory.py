@@ -12,7 +12,7 @@ from collections.abc import Callable
 from headrace import limits
 from headrace.budget import Budget, Share
 from headrace.clock import Clock, Loop
-from headrace.errors import Closed, MemoryFull
+from headrace.errors import Closed
 from headrace.log.base import BaseLog, out_of_range
 from headrace.log.batch import Batch
 from headrace.log.interface import Append, ClosedSegment
@@ -47,21 +47,24 @@ class MemoryLog(BaseLog):
         if self._closed:
             entry.fail(Closed("the log is closed"))
             return
-        try:
-            # A batch counts as it is when it is decoded, which is how readers keep it here.
-            batch = entry.batch
-            size = entry.bytes if batch is None else batch.memory_bytes
-            self._held_memory.check(size)
-        except MemoryFull as error:
-            entry.fail(error)
+        # A batch counts as it is when it is decoded, which is how readers keep it here.
+        batch = entry.batch
+        size = entry.bytes if batch is None else batch.memory_bytes
+        refusal = self._held_memory.refusal(size)
+        if refusal is not None:
+            entry.fail(refusal)
             return
         self._put(entry)
 
     def _enqueue(self, entry: Append) -> None:
-        if not self._waiting:
-            self._first_arrival = self._clock.seconds()
-            self._loop.call_soon(self._commit)
+        is_first = not self._waiting
         self._waiting.append(entry)
+        if is_first:
+            self._first_arrival = self._clock.seconds()
+            if entry.at_once:
+                self._commit()
+            else:
+                self._loop.call_soon(self._commit)
 
     def hold(self) -> None:
         self._commit()  # entries that were appended earlier become visible as usual
@@ -72,7 +75,9 @@ class MemoryLog(BaseLog):
         arrived = self._first_arrival
         while entries:
             group, entries = self._gather(entries)
+            count = 0
             for batch in group.batches:
+                count += batch.count
                 self._producers.add_batch(batch)
                 self._batches.append(batch)
                 if len(self._batches) > DECODED_KEPT:
@@ -85,8 +90,7 @@ class MemoryLog(BaseLog):
             if not self._held:
                 self.end_offset = group.offset
             self._answer(group.entries, shown=not self._held)
-            if group.batches:
-                count = sum(batch.count for batch in group.batches)
+            if count:
                 self.on_commit(self._clock.seconds() - arrived, count)
 
     def read(self, offset: int, max_bytes: int = limits.READ_BYTES_DEFAULT) -> list[Batch]:

@@ -33,19 +33,19 @@ from headrace.errors import (
     ReadOnly,
     refused_by_disk,
 )
-from headrace.files import Files, Handle
+from headrace.files import IOV_MAX, Files, Handle
 from headrace.log.base import BaseLog, out_of_range
 from headrace.log.batch import AFTER_SYNC, COMPRESSION, Batch
 from headrace.log.cache import BatchCache
 from headrace.log.commit import CommitGroup
 from headrace.log.index import Index
-from headrace.log.interface import Append, ClosedSegment, ReadPending, Whereabouts
+from headrace.log.interface import CLEAN, Append, ClosedSegment, LastStop, ReadPending, Whereabouts
 from headrace.log.producers import Producers
 from headrace.log.recovery import Recovered, recover
 from headrace.log.rewriting import Rewrite, Rewriter
 from headrace.log.run import is_small, merge
 from headrace.log.segment import Readers, Segment, log_name, offset_at_time
-from headrace.log.workers import Lane, SyncFailed, Workers
+from headrace.log.workers import Lane, SyncFailed, Workers, Write
 from headrace.model import TopicSettings
 
 logger = logging.getLogger("headrace.log")
@@ -84,6 +84,18 @@ class _DiskCommit:
             partition.sync()
             self.synced = True
 
+    def request(self) -> Write | None:
+        plain = self.batches and not self.roll
+        return self.partition.plain_write(self.batches, self.sync) if plain else None
+
+    def stored(self, seconds: float) -> None:
+        self.synced = self.sync
+        self.partition.was_written(self.batches, seconds if self.sync else None)
+
+
+def _buffers(batches: list[Batch]) -> list[bytes]:
+    return [part for batch in batches for part in (batch.header(), batch.body)]
+
 
 class PartitionLog(BaseLog):
     """See :class:`headrace.log.interface.Log`."""
@@ -105,15 +117,14 @@ class PartitionLog(BaseLog):
         on_failure: Callable[[HeadraceError], None],
         rewriter: Rewriter | None = None,
         is_new: bool = False,
-        suspect: bool = False,
-        unclean: bool = False,
-        reached: int = 0,
+        stop: LastStop = CLEAN,
     ):
-        unclean = unclean and settings.durability != "never"  # there nothing was ever promised
+        if settings.durability == "never":  # there nothing was ever promised
+            stop = stop._replace(unclean=False)
         if is_new:  # its directory was just made
             found = Recovered([], None, Producers())
         else:
-            found = recover(files, directory, suspect=suspect, unclean=unclean, reached=reached)
+            found = recover(files, directory, stop)
         super().__init__(clock, loop, found.producers)
         self.directory = directory
         self.settings = settings
@@ -127,7 +138,7 @@ class PartitionLog(BaseLog):
         self._on_failure = on_failure
         self.number = next(_numbers)
         self.on_sync: Callable[[float], None] = lambda seconds: None
-        self._lane: Lane[Append | str] = Lane(loop, workers, self._prepare, self._finish)
+        self._lane: Lane[Append | str] = Lane(loop, workers.commit, self._prepare, self._finish)
         self._waiting_bytes = 0
         self._commit: _DiskCommit | None = None
         self.first_arrival = 0.0
@@ -160,8 +171,8 @@ class PartitionLog(BaseLog):
                 self._segment_started_ms = last.index.times[0]
             if not self._last_timestamp and found.closed:
                 self._last_timestamp = segments[-2].index().max_timestamp
-        elif reached:
-            self.damage = [(0, reached)]
+        elif stop.reached:
+            self.damage = [(0, stop.reached)]
         if self.damage:
             ranges = ", ".join(f"{low} to {high - 1}" for low, high in self.damage)
             self.read_only = (
@@ -170,7 +181,7 @@ class PartitionLog(BaseLog):
             )
             logger.error("%s opens read-only: %s", directory, self.read_only)
         self._segments: tuple[Segment, ...] = tuple(segments)
-        self.end_offset = found.last.end_offset if found.last is not None else reached
+        self.end_offset = found.last.end_offset if found.last is not None else stop.reached
         self.start_offset = segments[0].base_offset if segments else self.end_offset
         self._next_offset = self.end_offset
         self._rewriter = rewriter
@@ -183,7 +194,7 @@ class PartitionLog(BaseLog):
         self._is_left = rewriter is None
         """Whether the rewriter has nothing of it under way, and will not begin."""
         if rewriter is not None and found.closed:
-            loop.call_soon_threadsafe(rewriter.offer, self)  # this may run in any thread
+            loop.call_soon_threadsafe(self._offer)  # this may run in any thread
 
     # --- writing: on the loop ---------------------------------------------------------------
     def append(self, entry: Append) -> None:
@@ -197,7 +208,7 @@ class PartitionLog(BaseLog):
         self._put(entry)
 
     def _enqueue(self, entry: Append) -> None:
-        self._lane.put(entry)
+        self._lane.put(entry, entry.at_once)
 
     def _refusal(self, entry: Append) -> HeadraceError | None:
         if self.failed is not None:
@@ -216,24 +227,26 @@ class PartitionLog(BaseLog):
             )
         return None
 
-    def _prepare(self, items: list[Append | str]) -> Callable[[], None]:
+    def _prepare(self, items: list[Append | str]) -> _DiskCommit:
         """Turn the waiting entries into one commit."""
         commands = {item for item in items if isinstance(item, str)}
         entries = [item for item in items if isinstance(item, Append)]
-        kinds = [entry.hidden for entry in entries]
         # Entries that become visible at once get a commit of their own.
-        if any(kinds) and not kinds[0]:
+        kinds = [entry.hidden for entry in entries]
+        if True in kinds and not kinds[0]:
             first = kinds.index(True)
             self._lane.waiting[:0] = entries[first:]
             entries = entries[:first]
         group, left = self._gather(entries)
-        self._lane.waiting[:0] = left
-        self._waiting_bytes -= sum(entry.bytes for entry in entries[: len(entries) - len(left)])
+        if left:
+            self._lane.waiting[:0] = left
+            entries = entries[: len(entries) - len(left)]
+        self._waiting_bytes -= sum([entry.bytes for entry in entries])
         if group.batches and self._synced_position == self._position:
             group.batches[0].flags |= AFTER_SYNC
         sync = bool(commands) or self.settings.durability == "always"
         self._commit = _DiskCommit(self, group, roll="roll" in commands, sync=sync)
-        return self._commit.run
+        return self._commit
 
     # --- writing: in the worker -------------------------------------------------------------
     def writer_is_full(self) -> bool:
@@ -281,10 +294,7 @@ class PartitionLog(BaseLog):
         return self._writer
 
     def write(self, batches: list[Batch]) -> None:
-        buffers: list[bytes] = []
-        for batch in batches:
-            buffers.append(batch.header())
-            buffers.append(batch.body)
+        buffers = _buffers(batches)
         size = sum(map(len, buffers))
         handle = self._open_writer()
         position = self._position
@@ -336,6 +346,27 @@ class PartitionLog(BaseLog):
 
     sync_seconds = 0.0
 
+    # --- writing: by a ring -------------------------------------------------------------------
+    def plain_write(self, batches: list[Batch], sync: bool) -> Write | None:
+        """The batches, if there is nothing else to do than to write them."""
+        size = sum(batch.stored_bytes for batch in batches)
+        if (
+            self._writer is None
+            or self._position + size > self._allocated
+            or self.settings.compression != "none"
+            or 2 * len(batches) > IOV_MAX
+            or self.writer_is_full()
+        ):
+            return None
+        return Write(self._writer, self._position, _buffers(batches), sync)
+
+    def was_written(self, batches: list[Batch], seconds: float | None) -> None:
+        """``seconds``: how long it took with its sync; None if it was not synced."""
+        self._position += sum(batch.stored_bytes for batch in batches)
+        if seconds is not None:
+            self._synced_position = self._position
+            self.sync_seconds = seconds
+
     # --- finishing: on the loop -------------------------------------------------------------
     def _finish(self, _result: None, error: BaseException | None) -> None:
         commit, self._commit = self._commit, None
@@ -346,8 +377,7 @@ class PartitionLog(BaseLog):
                 self._segments[-1].held = None
             self._segments = (*self._segments, commit.rolled)
             self._segment_started_ms = self._clock.now_ms()
-            if self._rewriter is not None and len(self._segments) > 1:
-                self._rewriter.offer(self)
+            self._offer()
         if error is not None:
             self._fail(commit, error)
         elif commit.batches:
@@ -364,10 +394,12 @@ class PartitionLog(BaseLog):
         segment = self._segments[-1]
         index = segment.index()
         position = segment.size
+        count = 0
         for batch in commit.batches:
             size = batch.stored_bytes
             index.add(batch, position, size)
             position += size
+            count += batch.count
             self._producers.add_batch(batch)
             self._cache.put(self.number, batch)
         segment.size = position
@@ -382,7 +414,6 @@ class PartitionLog(BaseLog):
                 self.settings.sync_interval_ms / 1000, self.flush
             )
         self._answer(commit.entries, shown=not hidden)
-        count = sum(batch.count for batch in commit.batches)
         self.on_commit(self._clock.seconds() - commit.started, count)
 
     def flush(self) -> None:
@@ -557,6 +588,11 @@ class PartitionLog(BaseLog):
                     self._files.remove(path)
 
     # --- rewriting: see ``rewriting.py`` ------------------------------------------------------
+    def _offer(self) -> None:
+        """Not a log that has left: nobody would tell the rewriter again, and its timer would outlive the broker."""
+        if self._rewriter is not None and len(self._segments) > 1 and self._is_writable:
+            self._rewriter.offer(self)
+
     def next_rewrite(self) -> Rewrite | None:
         segments = self._segments
         at = bisect_left(segments, self._rewritten_to, key=lambda segment: segment.base_offset)

@@ -35,6 +35,7 @@ from headrace.errors import DataCorrupt
 from headrace.files import Files, Handle
 from headrace.log.batch import AFTER_SYNC, HEADER_BYTES, is_newer, parse_header
 from headrace.log.index import Index
+from headrace.log.interface import CLEAN, LastStop
 from headrace.log.producers import Producers
 from headrace.log.segment import Damage, Found, base_offset_of, log_name, scan
 
@@ -82,18 +83,8 @@ def segments_of(files: Files, directory: Path) -> list[tuple[int, int]]:
     return sorted(found)
 
 
-def recover(
-    files: Files,
-    directory: Path,
-    *,
-    suspect: bool = False,
-    unclean: bool = False,
-    reached: int = 0,
-) -> Recovered:
-    """Read the partition's directory and cut off a torn tail; change nothing else.
-
-    ``reached``: all offsets before it were once on disk.
-    """
+def recover(files: Files, directory: Path, stop: LastStop = CLEAN) -> Recovered:
+    """Read the partition's directory and cut off a torn tail; change nothing else."""
     for name in files.names(directory):
         if name.endswith(".tmp"):
             files.remove(directory / name)
@@ -106,8 +97,8 @@ def recover(
         return Recovered([], None, Producers())
     base, _ = segments[-1]
     producers = producers_before(files, directory, segments)
-    last = _open_last(files, directory / log_name(base), base, producers, unclean, reached)
-    if suspect:
+    last = _open_last(files, directory / log_name(base), base, producers, stop)
+    if stop.suspect:
         _rewrite(files, last)
     return Recovered(segments[:-1], last, producers)
 
@@ -135,14 +126,14 @@ def _is_stray(files: Files, directory: Path, segments: list[tuple[int, int]]) ->
 
 
 def _open_last(
-    files: Files, path: Path, base: int, producers: Producers, unclean: bool, reached: int
+    files: Files, path: Path, base: int, producers: Producers, stop: LastStop
 ) -> LastSegment:
     handle = files.open(path, write=True)
     try:
-        last, torn, unsynced = read_last(files, handle, path, base, producers, reached)
+        last, torn, unsynced = read_last(files, handle, path, base, producers, stop.reached)
         if torn:
             last.torn_bytes = _cut(files, handle, path, last.size, files.size(handle))
-        if unclean:
+        if stop.unclean:
             _write_again(files, handle, unsynced - unsynced % PAGE_BYTES, last.size)
         # Records that were written but not synced before a crash become visible now.
         files.sync(handle)

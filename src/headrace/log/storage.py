@@ -2,7 +2,8 @@
 
 On disk a topic is a directory with ``topic.json`` and one directory per partition. The directories
 decide which topics exist: a topic whose ``topic.json`` is lost or damaged gets default settings without
-retention, because missing metadata must never cause the loss of data. A topic that is not durable has its settings there and its
+retention, because missing metadata must never cause the loss of data. It is marked as adopted until somebody sets its
+settings again, and the damaged file is kept as ``topic.json.damaged``. A topic that is not durable has its settings there and its
 records in memory.
 
 To create a topic, or to add partitions, takes a few syncs and a directory for each partition: up to seconds.
@@ -32,7 +33,7 @@ from headrace.errors import (
 from headrace.files import Files
 from headrace.log.cache import BatchCache
 from headrace.log.directory import DELETED, TOPIC_SETTINGS
-from headrace.log.interface import Deletion, Log, TopicRecord
+from headrace.log.interface import CLEAN, Deletion, LastStop, Log, TopicRecord
 from headrace.log.memory import MemoryLog
 from headrace.log.partition import PartitionLog
 from headrace.log.rewriting import Rewriter
@@ -56,21 +57,24 @@ def parse_settings(name: str, raw: bytes) -> TopicRecord:
         owner = meta.get("owner")
         if not isinstance(owner, str | None):
             raise TypeError("an owner is a name")
-        return TopicRecord(name, settings, int(meta["incarnation"]), meta["created_ms"], owner)
+        incarnation, adopted = int(meta["incarnation"]), meta.get("adopted") is True
+        return TopicRecord(name, settings, incarnation, meta["created_ms"], owner, adopted)
     except (AttributeError, KeyError, TypeError, ValueError, InvalidArgument) as error:
         raise DataCorrupt(f"it makes no sense: {error}") from None
 
 
 def settings_content(topic: TopicRecord) -> bytes:
     """What ``topic.json`` holds."""
-    owner = {} if topic.owner is None else {"owner": topic.owner}
+    more: dict[str, Any] = {} if topic.owner is None else {"owner": topic.owner}
+    if topic.adopted:
+        more["adopted"] = True
     return seal(
         {
             "name": topic.name,
             "incarnation": topic.incarnation,
             "created_ms": topic.created_ms,
             "settings": topic.settings.as_dict(),
-            **owner,
+            **more,
         }
     )
 
@@ -80,6 +84,7 @@ class MemoryStorage:
 
     durable = False
     rewriter: Rewriter | None = None
+    slot_of: Callable[[str, int], int] | None = None
 
     def __init__(self, *, clock: Clock, loop: Loop, budget: Budget | None = None):
         self._clock, self._loop = clock, loop
@@ -99,21 +104,16 @@ class MemoryStorage:
     def save(self, topic: TopicRecord) -> None:
         pass
 
-    def open(
-        self,
-        topic: TopicRecord,
-        number: int,
-        *,
-        suspect: bool = False,
-        unclean: bool = False,
-        reached: int = 0,
-    ) -> Log:
+    def open(self, topic: TopicRecord, number: int, stop: LastStop = CLEAN) -> Log:
         log = MemoryLog(clock=self._clock, loop=self._loop, budget=self.budget)
         log.on_commit = lambda seconds, count: self.on_commit(seconds, count)
         return log
 
     def delete(self, topic: TopicRecord) -> Deletion:
         return Deletion(lambda done: done())
+
+    def close(self) -> None:
+        pass
 
 
 class DiskStorage(MemoryStorage):
@@ -175,6 +175,8 @@ class DiskStorage(MemoryStorage):
             why = "has no topic.json"
         except DataCorrupt as error:
             why = f"has a damaged topic.json ({error})"
+            aside = path / f"{TOPIC_SETTINGS}.damaged"
+            self._files.replace(aside, [self._files.read_file(path / TOPIC_SETTINGS)])
         names = self._files.names(path)
         numbers = [int(n) for n in names if n.isascii() and n.isdigit() and len(n) <= 4]
         if not numbers:
@@ -185,7 +187,8 @@ class DiskStorage(MemoryStorage):
             name, why, extra={"topic": name},
         )  # fmt: skip
         settings = defaults.but({"partitions": max(numbers) + 1, "durable": True, **_KEEP_ALL})
-        topic = TopicRecord(name, settings, self._random.getrandbits(53), self._clock.now_ms())
+        incarnation, now_ms = self._random.getrandbits(53), self._clock.now_ms()
+        topic = TopicRecord(name, settings, incarnation, now_ms, adopted=True)
         self.save(topic)
         return topic
 
@@ -214,21 +217,13 @@ class DiskStorage(MemoryStorage):
         content = settings_content(topic)
         self._files.replace(self._directory / topic.name / TOPIC_SETTINGS, [content])
 
-    def open(
-        self,
-        topic: TopicRecord,
-        number: int,
-        *,
-        suspect: bool = False,
-        unclean: bool = False,
-        reached: int = 0,
-    ) -> Log:
-        if unclean and number == 0:  # the names of topic.json and of the partitions, likewise
+    def open(self, topic: TopicRecord, number: int, stop: LastStop = CLEAN) -> Log:
+        if stop.unclean and number == 0:  # the names of topic.json and of the partitions, likewise
             self._files.sync_directory(self._directory / topic.name)
         if not topic.settings.durable:
             return super().open(topic, number)
         self._files.make_directory(self._directory / topic.name / str(number))
-        return self._open(topic, number, suspect=suspect, unclean=unclean, reached=reached)
+        return self._open(topic, number, stop=stop)
 
     def _open(self, topic: TopicRecord, number: int, **how: Any) -> Log:
         log = PartitionLog(

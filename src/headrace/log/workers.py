@@ -16,9 +16,10 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from headrace.clock import Loop
+from headrace.files import Handle
 
 Item = TypeVar("Item")
 Done = Callable[[Any, BaseException | None], None]
@@ -28,8 +29,32 @@ class SyncFailed(Exception):
     """Raised in a worker when bytes may or may not have reached the disk. Never tried again."""
 
 
+class Write(NamedTuple):
+    """Bytes for a place in an open file that has room for them."""
+
+    handle: Handle
+    position: int
+    buffers: list[bytes]
+    sync: bool
+
+
+class CommitJob(Protocol):
+    """A commit. Either ``run`` carries it out, in a thread, or a ring writes its ``request`` (``uring.py``)."""
+
+    def run(self) -> None: ...
+
+    def request(self) -> Write | None:
+        """On the loop: all that there is to do, if that is one plain write; else None."""
+
+    def stored(self, seconds: float) -> None:
+        """On the loop: the request was carried out."""
+
+
 class Workers:
     """A small pool of daemon threads, started when first needed."""
+
+    method = "threads"
+    """How commits reach the disk."""
 
     def __init__(self, loop: Loop, count: int = 8):
         self._loop = loop
@@ -47,6 +72,9 @@ class Workers:
             self._threads.append(thread)
             thread.start()
         self._queue.put((work, done))
+
+    def commit(self, job: CommitJob, done: Done) -> None:
+        self.submit(job.run, done)
 
     def _run(self) -> None:
         while (job := self._queue.get()) is not None:
@@ -78,8 +106,9 @@ class Lane(Generic[Item]):
     """One writer at a time; the next job takes all items that waited."""
 
     _loop: Loop
-    _workers: Workers
-    _take: Callable[[list[Item]], Callable[[], Any] | None]
+    _submit: Callable[[Any, Done], None]
+    """``submit`` or ``commit`` of the workers, for what ``take`` returns."""
+    _take: Callable[[list[Item]], Any]
     _finish: Done
     waiting: list[Item] = field(default_factory=list)
     _busy: bool = False
@@ -88,12 +117,15 @@ class Lane(Generic[Item]):
     def idle(self) -> bool:
         return not self._busy and not self.waiting
 
-    def put(self, item: Item) -> None:
+    def put(self, item: Item, at_once: bool = False) -> None:
+        """As a rule not ``at_once``: everything that arrives in this turn of the loop joins the commit."""
         self.waiting.append(item)
         if not self._busy:
             self._busy = True
-            # Not at once: everything that arrives in this turn of the loop joins the commit.
-            self._loop.call_soon(self._start)
+            if at_once:
+                self._start()
+            else:
+                self._loop.call_soon(self._start)
 
     def _start(self) -> None:
         while self.waiting:
@@ -101,7 +133,7 @@ class Lane(Generic[Item]):
             # May put items that do not fit back to the front of ``waiting``.
             work = self._take(items)
             if work is not None:
-                self._workers.submit(work, self._done)
+                self._submit(work, self._done)
                 return
         self._busy = False
 

@@ -114,9 +114,16 @@ def encode_start(
 ) -> bytes:
     """A frame without its body, for a large body that is sent without a copy."""
     raw = encode_properties(properties) if properties else b""
-    total = FRAME_BYTES_MIN + len(raw) + body_bytes
-    head = _HEAD.pack(total, type, sequence, timestamp, len(raw))
-    return b"".join((head, raw, _LENGTH.pack(body_bytes)))
+    return start(type, sequence, raw, body_bytes, timestamp)
+
+
+def start(
+    type: int, sequence: int, properties: bytes, body_bytes: int, timestamp: int = 0
+) -> bytes:
+    """The same with properties that are encoded."""
+    total = FRAME_BYTES_MIN + len(properties) + body_bytes
+    head = _HEAD.pack(total, type, sequence, timestamp, len(properties))
+    return b"".join((head, properties, _LENGTH.pack(body_bytes)))
 
 
 def encode(

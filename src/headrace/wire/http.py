@@ -11,7 +11,7 @@ request's ``refusal``: it can be answered, and the rest of its body is never rea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import formatdate
 from http import HTTPStatus
@@ -428,6 +428,8 @@ class Answer:
     headers: Mapping[str, str] | None = None
     endless: bool = False
     """More content follows until the connection closes."""
+    more: Sequence[bytes] = ()
+    """The rest of a large content, which is sent without a copy."""
 
     def encode(
         self,
@@ -435,16 +437,21 @@ class Answer:
         keep_alive: bool = True,
         head_only: bool = False,
     ) -> bytes:
-        """The bytes, with ``extra`` headers for the connection (not for the content)."""
+        """The bytes, with ``extra`` headers for the connection (not for the content); ``more`` follows them."""
         content = self.content
+        size = len(content) + sum(map(len, self.more))
         if not (extra or self.headers or head_only) and self.content_type is JSON and content:
             end = b"\r\n\r\n" if keep_alive else b"\r\nConnection: close\r\n\r\n"
-            return b"%b%d%b%b" % (_json_head(self.status), len(content), end, content)
+            return b"%b%d%b%b" % (_json_head(self.status), size, end, content)
         lines = [_status_line(self.status)]
+        if (
+            self.headers and "Cache-Control" in self.headers
+        ):  # of the console, which says it all itself
+            lines[0] = lines[0].replace(_FOR_BROWSERS, "")
         if self.endless:
             lines.append(f"Content-Type: {self.content_type}")
         elif content or self.status not in (204, 304):
-            lines += [f"Content-Type: {self.content_type}", f"Content-Length: {len(content)}"]
+            lines += [f"Content-Type: {self.content_type}", f"Content-Length: {size}"]
         for headers in (self.headers, extra):
             if headers:
                 lines += [f"{name}: {value}" for name, value in headers.items()]

@@ -3,7 +3,7 @@ r"""The text protocol, for people with netcat and for simple clients.
 ::
 
     PUB <topic> <size> [name=value ...]\r\n<payload>      ->  OK <offset>\r\n
-    FETCH <topic> <offset> [name=value ...]\r\n           ->  MSG <offset> <size>\r\n<payload>
+    FETCH <topic> <position> [name=value ...]\r\n         ->  MSG <offset> <size>\r\n<payload>
     <VERB> <word> ... [name=value ...]\r\n                ->  as docs/protocol.md says
                                           any failure     ->  ERR <code> <sentence>\r\n
 
@@ -144,6 +144,12 @@ class TextParser:
         width = len(head)
         append = values.append
         starts_with = buffer.startswith
+        count = (end - at) // step
+        if count > 1 and starts_with(head, at) and starts_with(head, at + (count - 1) * step):
+            places = range(at, at + count * step, step)
+            if b"".join([buffer[place : place + width] for place in places]) == head * count:
+                values += [buffer[place + width : place + step] for place in places]
+                at += count * step
         while at + step <= end:
             if starts_with(head, at):
                 append(buffer[at + width : at + step])
@@ -239,6 +245,11 @@ def error_run(failure: HeadraceError, count: int) -> bytes:
 
 def message(offset: int, value: bytes) -> bytes:
     return b"MSG %d %d\r\n%b" % (offset, len(value), value)
+
+
+def merged(offset: int, value: bytes, topic: str, partition: int) -> bytes:
+    """A message of a FETCH of all partitions: ``MSG`` with its topic and partition."""
+    return f"MSG {offset} {len(value)} {topic} {partition}\r\n".encode() + value
 
 
 def delivered(
