@@ -135,8 +135,8 @@ def test_a_token_is_found_by_its_hash(access: AccessControl, directory: AccessDi
     assert caller.name == "token:ci"
     assert caller.may("publish", "builds.main")
     assert not caller.may("publish", "orders")
-    assert secret not in Path(str(access._file.path)).read_text()
-    assert token_hash(secret) in Path(str(access._file.path)).read_text()
+    assert secret not in Path(str(access.store.path)).read_text()
+    assert token_hash(secret) in Path(str(access.store.path)).read_text()
 
 
 def test_a_token_of_a_user_is_the_user(access: AccessControl, directory: AccessDirectory) -> None:
@@ -297,7 +297,7 @@ def test_a_file_that_breaks_changes_nothing(
         path.write_bytes(b"" if how == "empty" else good[:-20])
     with caplog.at_level(logging.ERROR, "headrace.access"):
         loop.advance(5.0)
-    assert len(caplog.records) == 1
+    assert [record.levelno for record in caplog.records].count(logging.ERROR) == 1
     assert access.problem is not None
     assert access.is_on
     assert caller is not None

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from headrace import limits
 from headrace.model import DeadLetter, Message, Receipt, Scheduled
-from headrace.operations import documents
+from headrace.operations import documents, views
+from headrace.server.views import value_of
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 VALUES = st.one_of(st.binary(max_size=40), TEXT.map(str.encode))
@@ -126,3 +127,16 @@ def test_documents_are_plain_json() -> None:
     """Nothing in them needs more than the standard library to be read."""
     message = Message("orders", 0, 1, 2, b"k", b"\xff", {"a": "b"})
     assert json.loads(json.dumps(documents.message(message)))["encoding"] == "base64"
+
+
+def test_a_null_value_is_shown_as_null() -> None:
+    """And what is shown can be published again; the JSON text ``null`` is another value."""
+    headers = {"kafka-tombstone": "true"}
+    message = Message("orders", 0, 7, 1, b"k", b"", headers)
+    assert message.value is None
+    shown = json.loads(views.dumps(message))
+    assert (shown["data"], shown["headers"]) == (None, headers)
+    assert value_of(shown["data"], None, shown["headers"]) == b""
+    assert value_of(None, None, {}) == b"null"
+    assert documents.to_message(json.loads(documents.dumps(message))).value is None
+    assert Message("orders", 0, 7, 1, b"k", b"x", headers).value == b"x"

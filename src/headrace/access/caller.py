@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from headrace.access.rights import RIGHTS, Grant, Right, is_allowed, is_within
+from headrace.access.rights import EVERYTHING, RIGHTS, Grant, Right, is_allowed, is_within
 from headrace.access.rules import Quotas
 from headrace.errors import Forbidden, HeadraceError, Unauthenticated
 
@@ -102,6 +102,11 @@ class Caller:
         """Nothing, or :class:`Forbidden`."""
         if not self.may(right, topic, name):
             raise self.refusal(right, topic, name)
+
+    def need_everything(self) -> None:
+        """Nothing, or :class:`Forbidden` unless it is an administrator of the whole broker."""
+        if not self.unlimited:
+            raise self.refusal("admin", EVERYTHING)
 
     def refusal(
         self, right: str, topic: str | None = None, name: str | None = None

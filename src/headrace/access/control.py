@@ -1,8 +1,8 @@
 """Access control of one broker: who a client is, and rules that change while it runs.
 
-The rules come from the access file. It is looked at twice a second, so a change by a command (or by a
-restored backup) reaches a running broker within a second, like a change by an operation. The same look
-ends what has expired.
+The rules come from the access file, or from the cluster that the broker is a node of. The file is looked at
+twice a second, so a change by a command (or by a restored backup) reaches a running broker within a second,
+like a change by an operation. The same look ends what has expired.
 
 A file that breaks while the broker runs changes nothing: the last good rules stay, and ``problem`` says
 so (log, metric, readiness). So does a file that disappears.
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from headrace.access.caller import Caller
-from headrace.access.file import AccessFile, Change, Stamp
+from headrace.access.file import AccessFile, Change, RuleStore
 from headrace.access.hashing import hash_password, is_password, token_hash
 from headrace.access.quotas import Meter, Meters
 from headrace.access.rights import Grant, is_allowed
@@ -56,7 +56,7 @@ class AccessControl:
         files: Files | None = None,
         clock: Clock | None = None,
     ):
-        self._file = AccessFile(data_dir, files)
+        self.store: RuleStore = AccessFile(data_dir, files)
         self._loop, self._clock = loop, clock or Clock()
         self.rules: AccessRules | None = None
         self.problem: str | None = None
@@ -76,7 +76,7 @@ class AccessControl:
         self._certificates: dict[str, User] = {}
         self._owners: dict[str, tuple[Grant, ...]] = {}
         """Principal -> its grants."""
-        self._stamp: Stamp | None = None
+        self._stamp: object = None
         self._timer: Timer | None = None
         self._key = secrets.token_bytes(32)
         self._remembered: dict[bytes, str] = {}
@@ -101,8 +101,8 @@ class AccessControl:
     # --- the file -------------------------------------------------------------------------------
     def open(self) -> None:
         """Read the file. Raises if it cannot be trusted: a broker must not start then."""
-        self._stamp = self._file.stamp()
-        self.rules = self._file.read()
+        self._stamp = self.store.stamp()
+        self.rules = self.store.read()
         self._changed()
 
     def watch(self) -> None:
@@ -126,12 +126,12 @@ class AccessControl:
     def look(self) -> None:
         """Read the file if it has changed, and end what has expired."""
         try:
-            stamp = self._file.stamp()
+            stamp = self.store.stamp()
             if stamp != self._stamp:
                 self._stamp = stamp
-                rules = self._file.read()
-                if rules is None and self._file.path is not None and self.rules is not None:
-                    raise DataCorrupt(f"the access file {self._file.path} is gone")
+                rules = self.store.read()
+                if rules is None and self.rules is not None:
+                    raise DataCorrupt("the access file is gone")
                 self.problem = None
                 self._take(rules)
             elif self._has_expired():
@@ -257,6 +257,22 @@ class AccessControl:
         text = f"{len(name)}:{name}{password}".encode()
         return hashlib.blake2b(text, key=self._key, digest_size=32).digest()
 
+    def login_of(self, caller: Caller, mark: str) -> Caller | None:
+        """Another caller with the same credential, which ``log_out`` ends alone; None if it has ended."""
+        for credential, known in self._callers.items():
+            if known is caller:
+                return self._caller((*credential, mark), caller.name)
+        return None
+
+    def log_out(self, caller: Caller) -> None:
+        """End a caller of ``login_of``, and what is open in its name."""
+        for credential, known in list(self._callers.items()):
+            if known is caller:
+                del self._callers[credential]
+        caller.revoke()
+        for listener in tuple(self.listeners):
+            listener()
+
     async def in_thread(self, work: Callable[..., Result], *args: object) -> Result:
         """Run slow work in one of our threads; :class:`QueueFull` if too many wait."""
         if self._waiting >= WAITING_MAX:
@@ -271,20 +287,24 @@ class AccessControl:
 
     async def file_content(self) -> bytes:
         """The access file as it is, for a backup; empty if there is none."""
-        return await self.in_thread(self._file.content)
+        return await self.in_thread(self.store.content)
 
     # --- changing the rules -----------------------------------------------------------------------
     async def change(self, change: Change) -> AccessRules:
         """Write a change of the rules and put it in force."""
-        rules = await self.in_thread(self._file.change, change)
-        if self._file.path is None:
-            self._take(rules)
-        else:
-            self.look()
+        rules = await self.store.change_in(self.in_thread, change)
+        self.look()
         return rules
 
     async def hashed(self, password: str) -> str:
         return await self.in_thread(hash_password, password)
+
+    def principal(self, name: str) -> Caller:
+        """What somebody may do who has logged in at another node of the cluster."""
+        if not self.is_on or name in (SETTING, "owner", "anyone"):
+            return Caller(name, unlimited=True)
+        grants = self._owners.get(name, ())
+        return Caller(name, grants, unlimited=any(grant.is_whole for grant in grants))
 
     # --- seals ------------------------------------------------------------------------------------
     def seal(self, text: str, topic: str) -> str:

@@ -6,19 +6,17 @@ those of a client. A broker that runs on the directory takes a change over withi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from headrace.access import management
 from headrace.access.caller import OWNER
-from headrace.access.file import AccessFile, Change
+from headrace.access.file import AccessFile
 from headrace.access.hashing import hash_password, new_token, token_hash
-from headrace.access.management import Authority
+from headrace.access.management import Authority, TokenFields, UserFields
 from headrace.access.rules import AccessRules
 from headrace.clock import Clock
-
-QuotaMap = Mapping[str, float | None]
 
 
 class AccessDirectory:
@@ -27,8 +25,8 @@ class AccessDirectory:
         self._clock = clock or Clock()
         self._by = Authority.of(OWNER, has_setting=False)
 
-    def _change(self, change: Change) -> AccessRules:
-        return self._file.change(change)
+    def _change(self, change: Callable[..., AccessRules], *args: Any, **given: Any) -> AccessRules:
+        return self._file.change(lambda rules: change(rules, self._by, *args, **given))
 
     def _rules(self) -> AccessRules:
         return self._file.read() or AccessRules()
@@ -37,52 +35,24 @@ class AccessDirectory:
         return management.users(self._rules(), self._by)
 
     def create_user(
-        self,
-        user: str,
-        *,
-        password: str | None = None,
-        grants: Iterable[str] | None = None,
-        certificates: Iterable[str] | None = None,
-        quotas: QuotaMap | None = None,
+        self, user: str, *, password: str | None = None, **given: Unpack[UserFields]
     ) -> dict[str, Any]:
         hashed = None if password is None else hash_password(password)
-        rules = self._change(
-            lambda rules: management.create_user(
-                rules,
-                self._by,
-                user,
-                now_ms=self._clock.now_ms(),
-                password=hashed,
-                grants=grants or (),
-                certificates=certificates or (),
-                quotas=quotas,
-            )
-        )
-        return self._user(rules, user)
+        now = self._clock.now_ms()
+        create = management.create_user
+        return self._user(self._change(create, user, now_ms=now, password=hashed, **given), user)
 
     def change_user(
         self,
         user: str,
         *,
         password: str | None = None,
-        grants: Iterable[str] | None = None,
-        certificates: Iterable[str] | None = None,
-        quotas: QuotaMap | None = None,
         disabled: bool | None = None,
+        **given: Unpack[UserFields],
     ) -> dict[str, Any]:
         hashed = None if password is None else hash_password(password)
-        rules = self._change(
-            lambda rules: management.change_user(
-                rules,
-                self._by,
-                user,
-                password=hashed,
-                grants=grants,
-                certificates=certificates,
-                quotas=quotas,
-                disabled=disabled,
-            )
-        )
+        change = management.change_user
+        rules = self._change(change, user, password=hashed, disabled=disabled, **given)
         return self._user(rules, user)
 
     @staticmethod
@@ -92,37 +62,18 @@ class AccessDirectory:
         return management.user_info(rules, found)
 
     def delete_user(self, user: str) -> None:
-        self._change(lambda rules: management.delete_user(rules, self._by, user))
+        self._change(management.delete_user, user)
 
     def tokens(self) -> list[dict[str, Any]]:
         return management.tokens(self._rules(), self._by, self._clock.now_ms())
 
-    def create_token(
-        self,
-        token: str,
-        *,
-        user: str | None = None,
-        grants: Iterable[str] | None = None,
-        expires: int | None = None,
-        quotas: QuotaMap | None = None,
-    ) -> dict[str, Any]:
+    def create_token(self, token: str, **given: Unpack[TokenFields]) -> dict[str, Any]:
         secret = new_token()
-        rules = self._change(
-            lambda rules: management.create_token(
-                rules,
-                self._by,
-                token,
-                now_ms=self._clock.now_ms(),
-                sha256=token_hash(secret),
-                user=user,
-                grants=grants or (),
-                expires=expires,
-                quotas=quotas,
-            )
-        )
+        now, sha256 = self._clock.now_ms(), token_hash(secret)
+        rules = self._change(management.create_token, token, now_ms=now, sha256=sha256, **given)
         made = rules.token(token)
         assert made is not None
-        return {**management.token_info(made, self._clock.now_ms()), "secret": secret}
+        return {**management.token_info(made, now), "secret": secret}
 
     def revoke_token(self, token: str) -> None:
-        self._change(lambda rules: management.revoke_token(rules, self._by, token))
+        self._change(management.revoke_token, token)

@@ -20,9 +20,10 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, Protocol
 
 import msgspec
 
@@ -38,6 +39,24 @@ FORMAT = 1
 Stamp = tuple[int, int, int]
 """(inode, size, time of change): differs when the file was replaced."""
 Change = Callable[[AccessRules], AccessRules]
+InThread = Callable[..., Awaitable[Any]]
+"""Runs a function with its arguments in a thread."""
+
+
+class RuleStore(Protocol):
+    """Where the rules of a broker are kept: in a file, or in a cluster (``cluster/access.py``)."""
+
+    def stamp(self) -> object:
+        """Differs when the rules have changed; None if there are none."""
+
+    def read(self) -> AccessRules | None:
+        """:class:`DataCorrupt` if they cannot be trusted."""
+
+    def content(self) -> bytes:
+        """As an access file; empty if there are none."""
+
+    async def change_in(self, in_thread: InThread, change: Change) -> AccessRules:
+        """Change the rules; what takes long is done in threads."""
 
 
 class _Envelope(msgspec.Struct, forbid_unknown_fields=True):
@@ -57,7 +76,7 @@ class AccessFile:
     def stamp(self) -> Stamp | None:
         """None if there is no file."""
         if self.path is None:
-            return None
+            return None if self._memory is None else (0, 0, self._memory.version)
         try:
             status = os.stat(self.path)
         except FileNotFoundError:
@@ -88,6 +107,10 @@ class AccessFile:
         return (
             b"" if self.stamp() is None or self.path is None else self._files.read_file(self.path)
         )
+
+    async def change_in(self, in_thread: InThread, change: Change) -> AccessRules:
+        rules: AccessRules = await in_thread(self.change, change)
+        return rules
 
     def change(self, change: Change) -> AccessRules:
         """Read, change and write the rules; nobody else can in between. Blocks: call it in a thread."""
@@ -138,7 +161,7 @@ class AccessFile:
         )
         _give_to_owner(handle)
         handle.close()
-        self._files.replace(self.path, [_encode(rules)])
+        self._files.replace(self.path, [encode_file(rules)])
 
 
 def _give_to_owner(handle: Handle) -> None:
@@ -148,7 +171,8 @@ def _give_to_owner(handle: Handle) -> None:
         os.fchown(handle.fd, owner.st_uid, owner.st_gid)
 
 
-def _encode(rules: AccessRules) -> bytes:
+def encode_file(rules: AccessRules) -> bytes:
+    """The content of an access file."""
     content = msgspec.json.format(msgspec.json.encode(rules), indent=1)
     envelope = _Envelope(FORMAT, hashlib.sha256(content).hexdigest(), msgspec.Raw(content))
     return msgspec.json.encode(envelope) + b"\n"

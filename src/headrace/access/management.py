@@ -11,7 +11,7 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, TypeVar, Unpack
 
 import msgspec
 
@@ -27,6 +27,23 @@ from headrace.access.rights import (
 from headrace.access.rules import QUOTAS, AccessRules, AccessToken, Quotas, User
 from headrace.checking import check
 from headrace.errors import Conflict, Forbidden, InvalidArgument, NotFound
+
+Principal = TypeVar("Principal")
+
+
+class UserFields(TypedDict, total=False):
+    """What a user has besides its password. None: nothing for a new user, no change for another."""
+
+    grants: Iterable[str] | None
+    certificates: Iterable[str] | None
+    quotas: Mapping[str, float | None] | None
+
+
+class TokenFields(TypedDict, total=False):
+    user: str | None
+    grants: Iterable[str] | None
+    expires: int | None
+    quotas: Mapping[str, float | None] | None
 
 
 class Authority(NamedTuple):
@@ -153,22 +170,21 @@ def create_user(
     *,
     now_ms: int,
     password: str | None = None,
-    grants: Iterable[str] = (),
-    certificates: Iterable[str] = (),
-    quotas: Mapping[str, float | None] | None = None,
+    **given: Unpack[UserFields],
 ) -> AccessRules:
     """``password`` is its hash."""
     by.need(name)
     if rules.user(name) is not None:
         raise Conflict(f"there is a user {name!r} already; change it", code="user_exists")
+    certificates = given.get("certificates") or ()
     _check_certificates(by, certificates)
     user = User(
         name=name,
         created=now_ms,
         password=password,
         certificates=tuple(certificates),
-        grants=by.given(grants),
-        quotas=by.bounded(parse_quotas(quotas or {})),
+        grants=by.given(given.get("grants") or ()),
+        quotas=by.bounded(parse_quotas(given.get("quotas") or {})),
     )
     return _kept(by, rules.with_user(user))
 
@@ -179,12 +195,12 @@ def change_user(
     name: str,
     *,
     password: str | None = None,
-    grants: Iterable[str] | None = None,
-    certificates: Iterable[str] | None = None,
-    quotas: Mapping[str, float | None] | None = None,
     disabled: bool | None = None,
+    **given: Unpack[UserFields],
 ) -> AccessRules:
     user = _user(rules, by, name)
+    grants, certificates = given.get("grants"), given.get("certificates")
+    quotas = given.get("quotas")
     _check_certificates(by, certificates)
     changed = msgspec.structs.replace(
         user,
@@ -203,10 +219,9 @@ def delete_user(rules: AccessRules, by: Authority, name: str) -> AccessRules:
 
 
 def _user(rules: AccessRules, by: Authority, name: str) -> User:
-    user = rules.user(name)
-    if user is None:
-        by.need(name)
-        raise NotFound(f"there is no user {name!r}", code="user_not_found")
+    user = _known(
+        by, name, rules.user(name), NotFound(f"there is no user {name!r}", code="user_not_found")
+    )
     by.need(name, user.grants)
     return user
 
@@ -224,10 +239,7 @@ def create_token(
     *,
     now_ms: int,
     sha256: str,
-    user: str | None = None,
-    grants: Iterable[str] = (),
-    expires: int | None = None,
-    quotas: Mapping[str, float | None] | None = None,
+    **fields: Unpack[TokenFields],
 ) -> AccessRules:
     by.need(name)
     if rules.token(name) is not None:
@@ -235,7 +247,8 @@ def create_token(
             f"there is a token {name!r} already; revoke it, or choose another name",
             code="token_exists",
         )
-    given = tuple(grants)
+    user, expires = fields.get("user"), fields.get("expires")
+    given = tuple(fields.get("grants") or ())
     if user is not None:
         _user(rules, by, user)
         if given:
@@ -249,16 +262,15 @@ def create_token(
         user=user,
         expires=expires,
         grants=by.given(given),
-        quotas=by.bounded(parse_quotas(quotas or {})),
+        quotas=by.bounded(parse_quotas(fields.get("quotas") or {})),
     )
     return _kept(by, rules.with_token(token))
 
 
 def revoke_token(rules: AccessRules, by: Authority, name: str) -> AccessRules:
-    token = rules.token(name)
-    if token is None:
-        by.need(name)
-        raise NotFound(f"there is no token {name!r}", code="token_not_found")
+    token = _known(
+        by, name, rules.token(name), NotFound(f"there is no token {name!r}", code="token_not_found")
+    )
     by.need(name, token_grants(rules, token))
     return _kept(by, rules.without_token(name))
 
@@ -283,6 +295,13 @@ def change_quotas(
         addresses=rules.addresses if addresses is None else parse_quotas(addresses),
         default=rules.default if default is None else parse_quotas(default),
     )
+
+
+def _known(by: Authority, name: str, found: Principal | None, missing: NotFound) -> Principal:
+    if found is None:
+        by.need(name)
+        raise missing
+    return found
 
 
 def _kept(by: Authority, rules: AccessRules) -> AccessRules:

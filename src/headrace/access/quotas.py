@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from headrace.access.rules import QUOTAS, Quotas
-from headrace.budget import Part
+from headrace.budget import BudgetPart
 from headrace.clock import Loop
 from headrace.errors import QueueFull
 
@@ -59,7 +59,7 @@ class Meter:
     def __init__(self, loop: Loop):
         self._loop = loop
         self.quotas = Quotas()
-        self.memory = Part()
+        self.memory = BudgetPart()
         self._holders: set[object] = set()
         self._bytes: RateBucket | None = None
         self._requests: RateBucket | None = None

@@ -19,7 +19,6 @@ class AccessOperations:
 
     @operation(
         permission="none",
-        runs="any node",
         http=Http("GET", "/access/whoami", "Show your own rights"),
     )
     async def whoami(self) -> CallerInfo:
@@ -32,7 +31,6 @@ class AccessOperations:
 
     @operation(
         permission="admin",
-        runs="any node",
         http=Http("GET", "/access/users", "List users"),
     )
     async def users(self) -> list[UserInfo]:
@@ -47,7 +45,6 @@ class AccessOperations:
     @operation(
         permission="admin",
         about="user",
-        runs="every node",
         repeatable=False,
         errors=(
             "user_exists",
@@ -80,7 +77,6 @@ class AccessOperations:
     @operation(
         permission="admin",
         about="user",
-        runs="every node",
         errors=(
             "user_not_found",
             "grant_exceeded",
@@ -114,7 +110,6 @@ class AccessOperations:
     @operation(
         permission="admin",
         about="user",
-        runs="every node",
         repeatable=False,
         answer="deleted",
         errors=("user_not_found", "no_administrator"),
@@ -130,7 +125,6 @@ class AccessOperations:
 
     @operation(
         permission="admin",
-        runs="any node",
         http=Http("GET", "/access/tokens", "List tokens"),
     )
     async def tokens(self) -> list[TokenInfo]:
@@ -145,7 +139,6 @@ class AccessOperations:
     @operation(
         permission="admin",
         about="token",
-        runs="every node",
         repeatable=False,
         errors=("token_exists", "user_not_found", "grant_exceeded", "no_administrator"),
         http=Http("POST", "/access/tokens/{token}", "Create a token"),
@@ -169,7 +162,6 @@ class AccessOperations:
     @operation(
         permission="admin",
         about="token",
-        runs="every node",
         repeatable=False,
         answer="revoked",
         errors=("token_not_found", "no_administrator"),
@@ -185,7 +177,6 @@ class AccessOperations:
 
     @operation(
         permission="admin",
-        runs="every node",
         http=Http("PATCH", "/access/quotas", "Change the quotas of addresses and principals"),
     )
     async def change_quotas(

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from msgspec import Meta
 
@@ -110,6 +110,41 @@ def _payload(value: object) -> bytes:
         ) from None
 
 
+class Correction(NamedTuple):
+    """New contents of a dead letter; None: as it is."""
+
+    value: bytes | None = None
+    key: bytes | None = None
+    headers: Mapping[str, str] | None = None
+
+
+def _corrections(value: object) -> dict[int, Correction]:
+    """By the letters' offsets."""
+    if not isinstance(value, (list, tuple)) or len(value) > limits.OFFSETS_PER_REQUEST_MAX:
+        raise InvalidArgument(
+            f"corrections are a list of at most {limits.OFFSETS_PER_REQUEST_MAX} objects"
+        )
+    found: dict[int, Correction] = {}
+    for each in value:
+        names = each.keys() if isinstance(each, dict) else set()
+        offset = each["offset"] if "offset" in names else None
+        if type(offset) is not int or offset in found or not names <= _CORRECTED:
+            raise InvalidArgument(
+                "a correction has the offset of one dead letter, and its new value, key or headers: "
+                f"{each!r:.80} is none, or the second one of its letter"
+            )
+        value, key, headers = each.get("value"), each.get("key"), each.get("headers")
+        found[offset] = Correction(
+            None if value is None else _payload(value),
+            None if key is None else _payload(key),
+            None if headers is None else check_headers(headers),
+        )
+    return found
+
+
+_CORRECTED = {"offset", "value", "key", "headers"}
+
+
 def _time_ms(value: object) -> int:
     at = parse_position(value) if isinstance(value, str) else value
     if isinstance(at, datetime):
@@ -158,6 +193,28 @@ Headers = Annotated[
     Reader(check_headers, {"type": "object", "additionalProperties": {"type": "string"}}),
 ]
 Payload = Annotated[bytes | str, Reader(_payload, {"type": "object"})]
+Corrections = Annotated[
+    Sequence[Mapping[str, Any]],
+    Reader(
+        _corrections,
+        {
+            "type": "array",
+            "maxItems": limits.OFFSETS_PER_REQUEST_MAX,
+            "items": {
+                "type": "object",
+                "required": ["offset"],
+                "properties": {
+                    "offset": OFFSET,
+                    "value": {"type": "object"},
+                    "key": {"type": "object"},
+                    "headers": {"type": "object", "additionalProperties": {"type": "string"}},
+                },
+                "additionalProperties": False,
+            },
+        },
+    ),
+]
+"""``{"offset": 3, "value": …, "key": …, "headers": …}`` for each dead letter; what is left out stays as it is."""
 Partition = Annotated[int, Meta(ge=0, le=limits.PARTITIONS_PER_TOPIC_MAX)]
 Offset = Annotated[int, Meta(ge=0, le=limits.OFFSET_MAX)]
 AfterOffset = Annotated[int, Meta(ge=-1, le=limits.OFFSET_MAX)]

@@ -56,7 +56,7 @@ class BackupOperations:
     async def _operate(self, operation: Operation, arguments: dict[str, Any]) -> Any:
         raise NotImplementedError
 
-    @operation(permission="admin", runs="owner", repeatable=False, errors=("backup_running",))
+    @operation(permission="admin", runs="leader", repeatable=False, errors=("backup_running",))
     async def begin_backup(self, *, access: bool = True) -> BackupBegun:
         """Fix a point in time of the whole broker, and keep its messages until the backup ends.
 
@@ -68,7 +68,7 @@ class BackupOperations:
             backup = (await client.begin_backup())["backup"]
         """
 
-    @operation(permission="admin", runs="owner", errors=("backup_not_found",))
+    @operation(permission="admin", runs="leader", errors=("backup_not_found",))
     async def read_backup(self, backup: BackupId, page: Page | None = None) -> BackupPage:
         """A page of the topics, journal and access file of a backup. Without ``page``, only renew its lease.
 
@@ -80,7 +80,7 @@ class BackupOperations:
     @operation(
         permission="admin",
         about="topic",
-        runs="owner",
+        runs="leader",
         errors=("backup_not_found", "topic_not_found"),
     )
     async def read_backup_partition(
@@ -98,7 +98,7 @@ class BackupOperations:
             producers = (await client.read_backup_partition(backup, "orders", 0))["producers"]
         """
 
-    @operation(permission="admin", runs="owner", answer="ended")
+    @operation(permission="admin", runs="leader", answer="ended")
     async def end_backup(self, backup: BackupId) -> None:
         """End a backup: retention deletes messages again.
 

@@ -13,7 +13,6 @@ from headrace.model import (
     DeadLetter,
     Message,
     ProducerIdentity,
-    Scheduled,
     SubscriptionOptions,
     SubscriptionSettings,
     TopicOptions,
@@ -23,6 +22,7 @@ from headrace.operations.access_catalog import AccessOperations
 from headrace.operations.arguments import (
     AfterOffset,
     AliasOf,
+    Corrections,
     ExistingSubscription,
     ExistingTopic,
     Headers,
@@ -45,7 +45,9 @@ from headrace.operations.arguments import (
     Topics,
 )
 from headrace.operations.backups import BackupOperations
+from headrace.operations.cluster_catalog import ClusterOperations
 from headrace.operations.declaring import Http, Operation, operation, table_of
+from headrace.operations.delayed import DelayedOperations
 from headrace.operations.pipeline_catalog import PipelineOperations
 from headrace.operations.requesting import Requesting
 from headrace.operations.results import (
@@ -60,9 +62,18 @@ from headrace.operations.results import (
     SubscriptionStats,
     TopicStats,
 )
+from headrace.operations.watching import Transform, WatchingOperations
 
 
-class Operations(AccessOperations, BackupOperations, PipelineOperations, Requesting):
+class Operations(
+    AccessOperations,
+    BackupOperations,
+    ClusterOperations,
+    DelayedOperations,
+    PipelineOperations,
+    Requesting,
+    WatchingOperations,
+):
     """The operations of a broker: callable by name over every protocol, and as methods in process."""
 
     async def _operate(self, operation: Operation, arguments: dict[str, Any]) -> Any:
@@ -73,7 +84,6 @@ class Operations(AccessOperations, BackupOperations, PipelineOperations, Request
     @operation(
         permission="manage",
         about="topic",
-        runs="every node",
         settings=TopicSettings,
         errors=("topic_exists", "too_many_partitions"),
         http=Http("PUT", "/topics/{topic}", "Create a topic with settings"),
@@ -94,7 +104,6 @@ class Operations(AccessOperations, BackupOperations, PipelineOperations, Request
     @operation(
         permission="manage",
         about="topic",
-        runs="every node",
         settings=TopicSettings,
         errors=("topic_not_found", "too_many_partitions"),
         http=Http("PATCH", "/topics/{topic}", "Change settings"),
@@ -114,7 +123,6 @@ class Operations(AccessOperations, BackupOperations, PipelineOperations, Request
     @operation(
         permission="manage",
         about="topic",
-        runs="every node",
         repeatable=False,
         answer="deleted",
         errors=("topic_not_found",),
@@ -131,7 +139,7 @@ class Operations(AccessOperations, BackupOperations, PipelineOperations, Request
     @operation(
         name="topics",
         permission="see",
-        runs="any node",
+        runs="every node",
         http=Http("GET", "/topics", "List topics"),
     )
     async def list_topics(self) -> list[TopicStats]:
@@ -156,7 +164,7 @@ class Operations(AccessOperations, BackupOperations, PipelineOperations, Request
         name="topic",
         permission="see",
         about="topic",
-        runs="owner",
+        runs="every node",
         errors=("topic_not_found",),
         http=(
             Http("GET", "/topics/{topic}", "Describe a topic"),
@@ -173,7 +181,7 @@ class Operations(AccessOperations, BackupOperations, PipelineOperations, Request
             print((await client.topic_stats("orders"))["backlog"])
         """
 
-    @operation(permission="browse", about="topic", runs="owner", answer="offset")
+    @operation(permission="browse", about="topic", answer="offset")
     async def offset_at(
         self, topic: ExistingTopic, at: Position, *, partition: Partition = 0
     ) -> int:
@@ -184,7 +192,7 @@ class Operations(AccessOperations, BackupOperations, PipelineOperations, Request
             offset = await client.offset_at("orders", datetime.now(UTC) - timedelta(hours=1))
         """
 
-    @operation(permission="browse", runs="owner", errors=("message_not_found",))
+    @operation(permission="browse", errors=("message_not_found",))
     async def find(self, id: MessageId) -> Message:
         """The message that an id from a receipt belongs to.
 
@@ -197,7 +205,6 @@ class Operations(AccessOperations, BackupOperations, PipelineOperations, Request
     @operation(
         permission="consume",
         about="subscription",
-        runs="every node",
         settings=SubscriptionSettings,
         errors=("subscription_busy", "too_many_subscriptions", "topic_not_found"),
         http=Http(
@@ -232,7 +239,6 @@ class Operations(AccessOperations, BackupOperations, PipelineOperations, Request
     @operation(
         permission="manage",
         about="subscription",
-        runs="every node",
         repeatable=False,
         answer="deleted",
         errors=("subscription_not_found", "ambiguous_subscription"),
@@ -250,7 +256,7 @@ class Operations(AccessOperations, BackupOperations, PipelineOperations, Request
 
     @operation(
         permission="see",
-        runs="any node",
+        runs="every node",
         http=Http("GET", "/subscriptions", "List subscriptions"),
     )
     async def subscriptions(self, topic: TopicFilter | None = None) -> list[SubscriptionStats]:
@@ -265,7 +271,7 @@ class Operations(AccessOperations, BackupOperations, PipelineOperations, Request
         name="subscription",
         permission="see",
         about="subscription",
-        runs="owner",
+        runs="every node",
         errors=("subscription_not_found", "ambiguous_subscription"),
         http=Http("GET", "/subscriptions/{subscription}", "Describe a subscription"),
     )
@@ -282,7 +288,7 @@ class Operations(AccessOperations, BackupOperations, PipelineOperations, Request
     @operation(
         permission="consume",
         about="subscription",
-        runs="owner",
+        runs="every node",
         errors=("subscription_not_found", "ambiguous_subscription", "offset_out_of_range"),
         http=Http("POST", "/subscriptions/{subscription}/seek", "Replay, or skip"),
     )
@@ -304,7 +310,7 @@ class Operations(AccessOperations, BackupOperations, PipelineOperations, Request
     @operation(
         permission="consume",
         about="subscription",
-        runs="owner",
+        runs="every node",
         answer="advanced",
         patient=True,
         errors=("subscription_not_found", "ambiguous_subscription", "offset_out_of_range"),
@@ -326,7 +332,6 @@ class Operations(AccessOperations, BackupOperations, PipelineOperations, Request
     @operation(
         permission="manage",
         about="subscription",
-        runs="every node",
         errors=("subscription_not_found", "ambiguous_subscription"),
         http=Http("POST", "/subscriptions/{subscription}/pause", "Pause a subscription"),
     )
@@ -345,7 +350,6 @@ class Operations(AccessOperations, BackupOperations, PipelineOperations, Request
     @operation(
         permission="manage",
         about="subscription",
-        runs="every node",
         errors=("subscription_not_found", "ambiguous_subscription"),
         http=Http("POST", "/subscriptions/{subscription}/resume", "Resume a subscription"),
     )
@@ -360,7 +364,7 @@ class Operations(AccessOperations, BackupOperations, PipelineOperations, Request
         """
 
     # --- jobs of many tasks -------------------------------------------------------------------
-    @operation(permission="browse", about="topics", runs="owner", patient=True)
+    @operation(permission="browse", about="topics", patient=True)
     async def positions(
         self, topics: Topics, *, at: Time | None = None
     ) -> dict[str, list[PartitionPosition]]:
@@ -374,7 +378,7 @@ class Operations(AccessOperations, BackupOperations, PipelineOperations, Request
             ends = [place["end"] for place in (await client.positions("orders"))["orders"]]
         """
 
-    @operation(permission="browse", about="topics", runs="owner", answer="news", patient=True)
+    @operation(permission="browse", about="topics", answer="news", patient=True)
     async def wait_for(
         self,
         positions: Positions,
@@ -395,7 +399,7 @@ class Operations(AccessOperations, BackupOperations, PipelineOperations, Request
 
     @operation(
         permission="publish",
-        runs="owner",
+        runs="leader",
         answer="committed",
         patient=True,
         errors=("piece_not_found", "stale_commit"),
@@ -412,7 +416,7 @@ class Operations(AccessOperations, BackupOperations, PipelineOperations, Request
             await client.commit_staged("job-1", 5, [piece])
         """
 
-    @operation(permission="publish", runs="owner", answer="number", patient=True)
+    @operation(permission="publish", runs="leader", answer="number", patient=True)
     async def last_commit(self, name: str) -> int:
         """The number of the last commit of staged batches under a name; -1 if the broker knows none.
 
@@ -421,7 +425,7 @@ class Operations(AccessOperations, BackupOperations, PipelineOperations, Request
             done = await client.last_commit("job-1")
         """
 
-    @operation(permission="publish", runs="owner", answer="aborted", patient=True)
+    @operation(permission="publish", runs="leader", answer="aborted", patient=True)
     async def abort_staged(self, pieces: Pieces) -> int:
         """Discard pieces that will not be committed. Committed pieces stay. Returns the number of ids.
 
@@ -433,7 +437,7 @@ class Operations(AccessOperations, BackupOperations, PipelineOperations, Request
     # --- dead letters -----------------------------------------------------------------------
     @operation(
         permission="see",
-        runs="any node",
+        runs="every node",
         http=Http("GET", "/dead-letters", "Count dead letters", tag="dead letters"),
     )
     async def dead_letter_topics(self) -> list[DeadLetterCount]:
@@ -449,13 +453,21 @@ class Operations(AccessOperations, BackupOperations, PipelineOperations, Request
         permission="browse",
         about="subscription",
         letters=True,
-        runs="owner",
+        runs="owner of letters",
         http=Http("GET", "/dead-letters/{subscription}", "List dead letters", tag="dead letters"),
     )
     async def dead_letters(
-        self, subscription: ExistingSubscription, *, after: AfterOffset = -1, limit: Limit = 100
+        self,
+        subscription: ExistingSubscription,
+        *,
+        after: AfterOffset = -1,
+        limit: Limit = 100,
+        reason: str | None = None,
+        topic: TopicFilter | None = None,
     ) -> list[DeadLetter]:
         """The dead letters of a subscription after an offset, oldest first.
+
+        ``reason`` (a part of it is enough) and ``topic`` limit the list.
 
         Example::
 
@@ -467,7 +479,7 @@ class Operations(AccessOperations, BackupOperations, PipelineOperations, Request
         permission="browse",
         about="subscription",
         letters=True,
-        runs="owner",
+        runs="owner of letters",
         errors=("message_not_found",),
         http=Http(
             "GET", "/dead-letters/{subscription}/{offset}", "Show a dead letter", tag="dead letters"
@@ -485,7 +497,7 @@ class Operations(AccessOperations, BackupOperations, PipelineOperations, Request
         permission="manage",
         about="subscription",
         letters=True,
-        runs="owner",
+        runs="owner of letters",
         repeatable=False,
         errors=("queue_full", "disk_full"),
         http=Http(
@@ -505,6 +517,9 @@ class Operations(AccessOperations, BackupOperations, PipelineOperations, Request
         limit: Offset | None = None,
         rate: Rate | None = None,
         to: Literal["subscription", "topic"] = "subscription",
+        destination: TopicName | None = None,
+        transform: Transform | None = None,
+        corrections: Corrections | None = None,
     ) -> Redriven:
         """Publish dead letters to their topic again; returns how many, and how many cannot be.
 
@@ -512,6 +527,10 @@ class Operations(AccessOperations, BackupOperations, PipelineOperations, Request
         enough) or this ``topic``. With ``to="subscription"`` only the subscription that gave them up gets
         them; with ``to="topic"`` all subscriptions of the topic do. A letter that cannot be published again,
         because it does not say where it came from or the topic refuses it, is skipped, counted, and stays.
+        With ``destination`` they go to that topic instead. ``transform`` changes each JSON payload: an
+        object is a JSON Merge Patch, a list a JSON Patch. ``preview_redrive`` shows what would happen.
+        With ``corrections`` (offset, and a new value, key or headers) only these letters are redriven, corrected.
+        Every letter is redriven once: one that was dealt with is left out, also after a crash of the broker.
 
         Example::
 
@@ -522,7 +541,7 @@ class Operations(AccessOperations, BackupOperations, PipelineOperations, Request
         permission="manage",
         about="subscription",
         letters=True,
-        runs="owner",
+        runs="owner of letters",
         repeatable=False,
         answer="offset",
         errors=("message_not_found",),
@@ -550,7 +569,7 @@ class Operations(AccessOperations, BackupOperations, PipelineOperations, Request
         permission="manage",
         about="subscription",
         letters=True,
-        runs="owner",
+        runs="owner of letters",
         repeatable=False,
         answer="purged",
         errors=("message_not_found",),
@@ -580,43 +599,8 @@ class Operations(AccessOperations, BackupOperations, PipelineOperations, Request
             await client.purge_dead_letters("email", [3, 4])
         """
 
-    # --- delayed messages -------------------------------------------------------------------
-    @operation(
-        permission="browse",
-        about="topic",
-        runs="every node",
-        http=Http("GET", "/scheduled", "List delayed messages", tag="delayed messages"),
-    )
-    async def scheduled(
-        self, topic: TopicFilter | None = None, *, limit: Limit = 1000
-    ) -> list[Scheduled]:
-        """Messages that wait for their time, soonest first.
-
-        Example::
-
-            for waiting in await client.scheduled("orders"):
-                print(waiting.id, waiting.deliver_at)
-        """
-
-    @operation(
-        permission="manage",
-        runs="every node",
-        repeatable=False,
-        answer="cancelled",
-        errors=("message_not_found",),
-        http=Http("DELETE", "/scheduled/{id}", "Cancel a delayed message", tag="delayed messages"),
-    )
-    async def cancel(self, id: MessageId) -> None:
-        """Cancel a delayed message: it is not published.
-
-        Example::
-
-            receipt = await client.publish("orders", b"later", delay=60)
-            await client.cancel(receipt.id)
-        """
-
     # --- the broker -------------------------------------------------------------------------
-    @operation(permission="publish", runs="every node")
+    @operation(permission="publish")
     async def producer(self, name: str | None = None) -> ProducerIdentity:
         """The id and epoch of an idempotent producer. A name fences off the producer that had it before.
 
@@ -666,7 +650,7 @@ class Operations(AccessOperations, BackupOperations, PipelineOperations, Request
             first = (await client.overview())["rows"][0]
         """
 
-    @operation(permission="none", runs="any node")
+    @operation(permission="none", http=Http("GET", "/info", "The broker's limits", tag="broker"))
     async def info(self) -> BrokerInfo:
         """The broker's limits and clock, and how many topics and subscriptions it has.
 
@@ -680,7 +664,10 @@ OPERATIONS = (
     table_of(Operations)
     | table_of(AccessOperations)
     | table_of(BackupOperations)
+    | table_of(ClusterOperations)
     | table_of(PipelineOperations)
+    | table_of(DelayedOperations)
     | table_of(Requesting)
+    | table_of(WatchingOperations)
 )
 """By their names on the wire."""

@@ -3,7 +3,7 @@
 ::
 
     class Operations:
-        @operation(permission="manage", about="topic", runs="every node", repeatable=False,
+        @operation(permission="manage", about="topic", repeatable=False,
                    answer="deleted", http=Http("DELETE", "/topics/{topic}", "Delete a topic"))
         async def delete_topic(self, topic: TopicName) -> None:
             \"\"\"Delete a topic with its messages and its subscriptions.\"\"\"
@@ -42,7 +42,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 import orjson
 from msgspec import UNSET
 
-from headrace.checking import check, schema_of
+from headrace.checking import check, given_schema
 from headrace.errors import InvalidArgument
 from headrace.notation import Unit, read, unit_of
 from headrace.operations import documents
@@ -52,9 +52,12 @@ Permission = Literal["publish", "consume", "browse", "manage", "admin", "metrics
 """The permission that a client needs. ``see``: any right over what it is about; a list has only items over
 which the client has a right. ``none``: every client that has logged in may call it, and the answer says
 nothing about anybody's topics."""
-Runs = Literal["any node", "owner", "every node"]
-"""Where it runs if there are several nodes: on the node that gets the request, on the node that owns the
-partition or subscription, or on all nodes."""
+Runs = Literal[
+    "any node", "leader", "owner of letters", "owner of message", "named node", "every node"
+]
+"""Where it runs if there are several nodes: on the node that gets the request (all of them know the topics and read all messages),
+on the one that has the broker's own topics, on the owner of the topic of dead letters or of the message's partition,
+on the node that it names, or on all of them, whose answers become one (``cluster/routing.py``)."""
 Method = TypeVar("Method", bound=Callable[..., Awaitable[Any]])
 SETTINGS = "settings"
 
@@ -106,7 +109,7 @@ class Argument:
 
     @property
     def schema(self) -> Schema:
-        return schema_of(self.annotation) if self.reader is None else self.reader.schema
+        return given_schema(self.annotation) if self.reader is None else self.reader.schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +139,6 @@ class Operation:
     errors: tuple[str, ...]
     """Error codes of the operation, besides those of its arguments and those of every request."""
     http: tuple[Http, ...]
-    documentation: str
     signature: inspect.Signature
 
     # --- arguments --------------------------------------------------------------------------
@@ -223,7 +225,7 @@ def _number(value: Any, unit: Unit | None) -> Any:
 def operation(
     *,
     permission: Permission,
-    runs: Runs,
+    runs: Runs = "any node",
     about: str | None = None,
     letters: bool = False,
     name: str | None = None,
@@ -259,7 +261,6 @@ def operation(
             patient=patient,
             errors=errors,
             http=(http,) if isinstance(http, Http) else http,
-            documentation=inspect.cleandoc(function.__doc__ or ""),
             signature=inspect.signature(function),
         )
 

@@ -37,17 +37,23 @@ def unpack(document: dict[str, Any]) -> bytes:
     return text.encode()
 
 
-def message(item: Message) -> dict[str, Any]:
+def place(item: Message | Receipt) -> dict[str, Any]:
     return {
         "id": str(item.id),
         "topic": item.topic,
         "partition": item.partition,
         "offset": item.offset,
+    }
+
+
+def message(item: Message) -> dict[str, Any]:
+    return {
+        **place(item),
         "timestamp": item.timestamp,
         "key": None if item.key is None else pack(item.key),
         "headers": dict(item.headers),
         "attempt": item.attempt,
-        **pack(item.value),
+        **pack(item.value or b""),  # the headers tell that it is null
     }
 
 
@@ -65,13 +71,17 @@ def to_message(document: dict[str, Any]) -> Message:
     )
 
 
-def letter(item: DeadLetter) -> dict[str, Any]:
+def letter(
+    item: DeadLetter,
+    message: Callable[[Message], dict[str, Any]] = message,
+    time: Callable[[int], int | str] = int,
+) -> dict[str, Any]:
     return {
         "offset": item.offset,
         "subscription": item.subscription,
         "reason": item.reason,
         "attempts": item.attempts,
-        "timestamp": item.timestamp,
+        "timestamp": time(item.timestamp),
         "message": message(item.message),
     }
 
@@ -97,10 +107,7 @@ def to_scheduled(document: dict[str, Any]) -> Scheduled:
 
 def receipt(item: Receipt) -> dict[str, Any]:
     return {
-        "id": str(item.id),
-        "topic": item.topic,
-        "partition": item.partition,
-        "offset": item.offset,
+        **place(item),
         "timestamp": item.timestamp,
         "count": item.count,
         "duplicate": item.duplicate,

@@ -15,7 +15,7 @@ class PipelineOperations:
     @operation(
         permission="publish",
         about="pipeline",
-        runs="any node",
+        runs="leader",
         errors=("pipeline_replaced", "report_too_large"),
     )
     async def report_pipeline(
@@ -30,7 +30,7 @@ class PipelineOperations:
 
     @operation(
         permission="see",
-        runs="any node",
+        runs="leader",
         http=Http("GET", "/pipelines", "List pipelines"),
     )
     async def pipelines(self) -> list[PipelineStats]:
@@ -46,7 +46,7 @@ class PipelineOperations:
         permission="see",
         about="pipeline",
         name="pipeline",
-        runs="any node",
+        runs="leader",
         errors=("pipeline_not_found",),
         http=Http("GET", "/pipelines/{pipeline}", "Describe a pipeline"),
     )
@@ -61,7 +61,7 @@ class PipelineOperations:
     @operation(
         permission="manage",
         about="pipeline",
-        runs="any node",
+        runs="leader",
         errors=("pipeline_not_found", "pipeline_not_running"),
         http=Http("POST", "/pipelines/{pipeline}/stop", "Ask a pipeline to stop"),
     )
@@ -76,7 +76,7 @@ class PipelineOperations:
     @operation(
         permission="manage",
         about="pipeline",
-        runs="any node",
+        runs="leader",
         repeatable=False,
         answer="deleted",
         errors=("pipeline_not_found", "pipeline_running"),

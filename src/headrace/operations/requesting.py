@@ -19,7 +19,6 @@ class Requesting:
         name="request",
         permission="publish",
         about="topic",
-        runs="owner",
         errors=("no_reply", "too_many_requests", "request_exists", "queue_full"),
     )
     async def send_request(
@@ -39,7 +38,7 @@ class Requesting:
         """
         raise NotImplementedError
 
-    @operation(name="reply", permission="none", runs="owner", answer="delivered")
+    @operation(name="reply", permission="none", runs="every node", answer="delivered")
     async def send_reply(
         self, to: MessageId, value: Payload, *, headers: Headers | None = None
     ) -> bool:

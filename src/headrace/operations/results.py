@@ -60,6 +60,10 @@ class CursorStats(TypedDict):
     """Why this partition is not delivered."""
 
 
+Verdict = Literal["ok", "falling behind", "stalled"]
+"""Over the last minute: ``falling behind``, the lag has grown; ``stalled``, messages wait and none was done."""
+
+
 class SubscriptionStats(TypedDict):
     name: str
     topic: str
@@ -81,6 +85,8 @@ class SubscriptionStats(TypedDict):
     redelivered: Count
     skipped: Count
     timeouts: Count
+    verdict: NotRequired[Verdict]
+    """Whether it keeps up; of ``subscriptions`` and ``subscription_stats``."""
     topic_created: NotRequired[bool]
     """In the answer of ``create_subscription``: its topic did not exist, and was created empty."""
 
@@ -122,6 +128,8 @@ class BrokerInfo(TypedDict):
     max_message_size: Count
     durable: bool
     time: TimeMs
+    cluster: str | None
+    """The cluster that the broker is a node of, if the caller may see it; None otherwise."""
 
 
 class BrokerLoad(TypedDict):
@@ -273,6 +281,20 @@ class QueryReport(TypedDict):
     input_rows_per_second: NotRequired[Measure | None]
     processed_rows_per_second: NotRequired[Measure | None]
     trigger_ms: NotRequired[Measure | None]
+    interval_ms: NotRequired[Measure | None]
+    """How long the query waits from batch to batch; None: a batch begins as soon as records exist."""
+    active: NotRequired[bool | None]
+    """A batch is being processed."""
+    watermark: NotRequired[TimeMs | None]
+    state_rows: NotRequired[Whole | None]
+    state_bytes: NotRequired[Whole | None]
+    oldest_unread_at: NotRequired[TimeMs | None]
+    """When the oldest record was published that is not processed; 0: all are. None: not known."""
+    last_error: NotRequired[str | None]
+    """Of this run, also if the query has recovered from it."""
+    last_error_at: NotRequired[TimeMs | None]
+    lag_seconds: NotRequired[Measure | None]
+    """The age of the oldest record that is not processed. The broker computes it."""
     last_progress_at: NotRequired[TimeMs | None]
     sources: NotRequired[list[dict[str, Any]] | None]
 
@@ -295,6 +317,8 @@ class PipelineStats(PipelineReport):
     """Its state is ``running``, but it has not reported for a while."""
     stopping: bool
     """A client has asked this run to stop."""
+    verdict: Verdict
+    """Whether it keeps up."""
 
 
 class StopWanted(TypedDict):

@@ -4,7 +4,8 @@ HTTP, WebSocket, event streams and ``--json``::
     {"id": ..., "topic": ..., "partition": ..., "offset": ..., "data": ..., "key": ..., "headers": {...},
      "timestamp": "2023-01-01T00:00:00.000Z", "attempt": 1, "retryCount": 0}
 
-``data`` is the JSON that was published, as it was; what is not JSON is shown as text, and what is not
+``data`` is the JSON that was published, as it was, and null for a null value, which has the header
+``kafka-tombstone``; what is not JSON is shown as text, and what is not
 text as base64 with ``"encoding": "base64"``. A key that is not text is ``key64``. ``retryCount`` is
 ``attempt`` - 1. (Between broker and client, ``documents.py`` is used, from which a message can be made again.)
 """
@@ -44,6 +45,8 @@ def is_json_type(content_type: str | None) -> bool:
 def data_of(message: Message) -> dict[str, Any]:
     """``data`` and, where needed, ``encoding``."""
     value = message.value
+    if value is None:
+        return {"data": None}
     if is_json_type(message.headers.get(CONTENT_TYPE)):
         try:
             if len(value) > exact_json.DECODED_BYTES_MAX:
@@ -58,10 +61,7 @@ def data_of(message: Message) -> dict[str, Any]:
 
 def message_view(message: Message, *, delivery: str | None = None) -> dict[str, Any]:
     view: dict[str, Any] = {
-        "id": str(message.id),
-        "topic": message.topic,
-        "partition": message.partition,
-        "offset": message.offset,
+        **documents.place(message),
         **data_of(message),
         "headers": dict(message.headers),
         "timestamp": iso(message.timestamp),
@@ -79,14 +79,7 @@ def message_view(message: Message, *, delivery: str | None = None) -> dict[str, 
 
 
 def letter_view(letter: DeadLetter) -> dict[str, Any]:
-    return {
-        "offset": letter.offset,
-        "subscription": letter.subscription,
-        "reason": letter.reason,
-        "attempts": letter.attempts,
-        "timestamp": iso(letter.timestamp),
-        "message": message_view(letter.message),
-    }
+    return documents.letter(letter, message_view, iso)
 
 
 def scheduled_view(item: Scheduled) -> dict[str, Any]:
@@ -94,13 +87,7 @@ def scheduled_view(item: Scheduled) -> dict[str, Any]:
 
 
 def receipt_view(receipt: Receipt) -> dict[str, Any]:
-    view: dict[str, Any] = {
-        "id": str(receipt.id),
-        "topic": receipt.topic,
-        "partition": receipt.partition,
-        "offset": receipt.offset,
-        "timestamp": iso(receipt.timestamp),
-    }
+    view = documents.place(receipt) | {"timestamp": iso(receipt.timestamp)}
     if receipt.is_delayed:
         del view["partition"], view["offset"]
         view["scheduled"] = True
