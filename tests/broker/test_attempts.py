@@ -72,6 +72,28 @@ def test_a_reader_that_is_faster_than_the_journal_waits_for_it() -> None:
     assert len(inbox.messages) == 3 * AHEAD_MIN
 
 
+def test_a_slow_journal_holds_a_steady_reader_back_only_at_the_beginning() -> None:
+    """What is permitted in advance lasts for several of the journal's writes, however long one takes."""
+    rig = Rig()
+    rig.subscribe()
+    rig.numbers(40_000)
+    rig.workers.hold = True
+    inbox = rig.join(prefetch=500)
+    waits = []
+    while rig.engine.subscription(
+        GROUP
+    ).lag():  # 500 messages in 10 ms, and a journal that takes 100 ms
+        for _ in range(10):
+            taken = inbox.take()
+            waits.append(not taken)
+            inbox.ack(*taken)
+            rig.advance(0.01)
+        rig.workers.release()
+        rig.run()
+    assert len(waits) < 300
+    assert not any(waits[100:-10]), "no later delivery waits for the journal"
+
+
 def test_a_message_that_was_out_at_a_kill_has_one_attempt_less() -> None:
     """But it keeps its last one; after a clean stop it has all of them."""
     rig = Rig()

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from headrace.broker import backups
-from headrace.broker.backups import LEASE_S
+from headrace import limits
+from headrace.broker import state
 from headrace.broker.state import Loaded
 from headrace.errors import HeadraceError
 from tests.broker.rig import GROUP, TOPIC, Rig
@@ -49,7 +49,7 @@ def read(rig: Rig, backup: Any) -> tuple[dict[str, Any], Loaded]:
 def test_positions_and_ends_are_of_the_same_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     """What changes while the journal is collected is in it, and no position is after an end."""
     monkeypatch.setattr("headrace.broker.pace.PIECE_S", 0.0)
-    monkeypatch.setattr(backups, "CHANGED_MAX", 1)
+    monkeypatch.setattr(state, "CHANGED_MAX", 1)
     rig = Rig()
     inboxes = [rig.join(rig.subscribe(f"{GROUP}{number}")) for number in range(5)]
     rig.run()
@@ -95,9 +95,9 @@ def test_a_backup_that_nobody_reads_ends_by_itself() -> None:
     backup = begun(rig)
     assert rig.engine.backups.holds()
     assert rig.engine.budget.used > used
-    rig.advance(LEASE_S - 1)
+    rig.advance(limits.BACKUP_LEASE_S - 1)
     rig.engine.backups.page(backup["backup"], None)
-    rig.advance(LEASE_S - 1)
+    rig.advance(limits.BACKUP_LEASE_S - 1)
     assert rig.engine.backups.holds()
     rig.advance(2)
     assert not rig.engine.backups.holds()
@@ -120,7 +120,7 @@ def test_it_needs_room_in_memory() -> None:
     assert budget.used == budget.limit
     budget.limit = limit
     assert not rig.engine.backups.holds()
-    assert rig.engine.state.tap is None
+    assert rig.engine.state.taps == []
     begun(rig)
 
 

@@ -477,7 +477,7 @@ def test_finding_a_message_over_partitions_and_restarts() -> None:
     receipts = [rig.publish(TOPIC, b"%d" % n, partition=n % 3) for n in range(9)]
     rig.crash()
     for number, receipt in enumerate(receipts):
-        message = rig.engine.find_message(str(receipt.id))
+        message = rig.engine.topics.find_message(str(receipt.id))
         assert (message.value, message.partition) == (b"%d" % number, number % 3)
 
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from headrace.broker.pace import PIECE_S, REQUESTS_S, TURN_S, Pace
+from headrace.broker.pace import PIECE_S, REQUESTS_S, SHARE, TURN_S, TURN_S_MIN, Pace
 from headrace.clock import Clock
 from tests.fakes import FakeLoop
 
@@ -40,7 +40,7 @@ def test_all_pieces_of_a_turn_share_its_time(clock: Ticking) -> None:
     pace = Pace(loop, clock)
 
     def work(name: str, pieces: int) -> None:
-        clock.now += TURN_S * 0.6
+        clock.now += TURN_S_MIN * 0.6
         done.append(name)
         if pieces > 1:
             pace.soon(lambda: work(name, pieces - 1))
@@ -50,6 +50,33 @@ def test_all_pieces_of_a_turn_share_its_time(clock: Ticking) -> None:
     loop.call_soon(done.append, "others")
     loop.run_until_idle()
     assert "".join(done).replace("others", "|") == "ab|cdabcd"
+
+
+@pytest.mark.parametrize(
+    ("others_s", "expected"),
+    [(0.0, 1), (3 * TURN_S_MIN / SHARE, 3), (10 * TURN_S, TURN_S / TURN_S_MIN)],
+)
+def test_pieces_have_a_share_of_the_time(clock: Ticking, others_s: float, expected: float) -> None:
+    """Few where a publisher waits for the next turn, more where publishers keep the loop busy."""
+    loop, turns = FakeLoop(), []
+    pace = Pace(loop, clock)
+
+    def work(left: int) -> None:
+        clock.now += TURN_S_MIN
+        turns[-1] += 1
+        if left:
+            pace.soon(lambda: work(left - 1))
+
+    def others() -> None:
+        clock.now += others_s
+        turns.append(0)
+        if len(turns) < 5:
+            loop.call_soon(others)
+
+    others()
+    pace.soon(lambda: work(200))
+    loop.run_until_idle()
+    assert turns[2:4] == pytest.approx([expected] * 2, abs=1)
 
 
 def test_an_error_does_not_stop_the_others(clock: Ticking) -> None:
@@ -159,20 +186,21 @@ def test_the_requests_of_all_connections_share_a_turn(clock: Ticking) -> None:
     assert not pace.is_over()
 
 
-def test_long_work_comes_after_other_pieces_and_some_of_it_in_every_turn(clock: Ticking) -> None:
+def test_long_work_comes_after_other_pieces_but_does_not_wait_for_all(clock: Ticking) -> None:
+    """One of it for each ``TURN_S`` of the others, however short their turns are."""
     loop, done = FakeLoop(), []
     pace = Pace(loop, clock)
 
     def work(name: str) -> None:
-        clock.now += TURN_S
+        clock.now += TURN_S * 0.6
         done.append(name)
 
-    for _ in range(2):
-        pace.soon(lambda: work("late"), late=True)
     for _ in range(3):
+        pace.soon(lambda: work("late"), late=True)
+    for _ in range(5):
         pace.soon(lambda: work("soon"))
     loop.run_until_idle()
-    assert done == ["soon", "late", "soon", "late", "soon"]
+    assert done == ["soon", "soon", "late", "soon", "soon", "late", "soon", "late"]
 
 
 def test_items_wait_for_a_turn_that_has_time_for_them(clock: Ticking) -> None:

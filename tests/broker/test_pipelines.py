@@ -68,10 +68,64 @@ def test_a_report_is_shown_with_what_the_broker_knows(watch: Watch) -> None:
         "started_at": 1000,
         "stale": False,
         "stopping": False,
+        "verdict": "ok",
         "reported_at": watch.clock.now_ms(),
         "queries": [said | {"last_progress_at": watch.clock.now_ms()}],
     }
     assert list(watch.pipelines) == [shown]
+
+
+def test_the_age_of_unread_records(watch: Watch) -> None:
+    """The broker computes it when it is asked; nothing unread is 0, nothing known is nothing."""
+    now = watch.clock.now_ms()
+    said = [query("a", oldest_unread_at=now - 4000), query("b", oldest_unread_at=0), query("c")]
+    watch.report(queries=said)
+    assert [each.get("lag_seconds") for each in watch.show()["queries"]] == [4.0, 0.0, None]
+    watch.advance(2)
+    assert watch.query()["lag_seconds"] == 6.0
+
+
+def test_a_pipeline_that_is_stalled(watch: Watch) -> None:
+    """It has records, or a batch, and finishes none; long batches and pauses are given their time."""
+
+    def verdict(batch: int, **more: Any) -> str:
+        watch.report(queries=[query(batch_id=batch, **more)])
+        return str(watch.show()["verdict"])
+
+    def silent_minute(batch: int, **more: Any) -> str:
+        for _ in range(13):
+            watch.advance(5)
+            found = verdict(batch, **more)
+        return found
+
+    assert verdict(1, lag=5) == "ok"
+    assert silent_minute(1, lag=5) == "stalled"
+    assert verdict(2, lag=5) == "ok"
+    assert silent_minute(2, lag=0) == "ok"
+    assert silent_minute(2, lag=0, active=True) == "stalled"
+    assert verdict(3, lag=5) == "ok"
+    assert silent_minute(3, lag=5, interval_ms=60_000) == "ok"
+    assert silent_minute(4, lag=5, trigger_ms=25_000) == "ok"
+    watch.advance(limits.PIPELINE_STALE_S + 60)
+    assert watch.show()["stale"]
+    assert watch.show()["verdict"] == "ok"  # it is silent, which is worse
+
+
+def test_a_pipeline_that_falls_behind(watch: Watch) -> None:
+    """Its lag is larger than a minute ago; a new run is compared with itself only."""
+
+    def minute(run: str, first: int, step: int) -> str:
+        for number in range(8):
+            lag = max(first + number * step, 0)
+            watch.report(run_id=run, queries=[query(batch_id=number, lag=lag)])
+            watch.advance(10)
+        return str(watch.show()["verdict"])
+
+    assert minute("r1", 0, 100) == "falling behind"
+    assert minute("r1", 700, -100) == "ok"
+    assert minute("r1", 100_000, 0) == "ok"
+    watch.report(run_id="r2", queries=[query(batch_id=1, lag=1_000_000)])
+    assert watch.show()["verdict"] == "ok"
 
 
 def test_they_are_listed_by_name(watch: Watch) -> None:

@@ -43,7 +43,7 @@ def test_a_receipt_leads_to_the_record(rig: Rig) -> None:
     assert (receipt.topic, receipt.partition, receipt.offset) == (TOPIC, 0, 2)
     assert receipt.timestamp == rig.clock.now_ms()
     assert not receipt.duplicate
-    found = rig.engine.find_message(receipt.id)
+    found = rig.engine.topics.find_message(receipt.id)
     assert (found.value, found.headers, found.id) == (b"third", {"a": "b"}, receipt.id)
 
 
@@ -304,7 +304,7 @@ def test_an_unknown_id_finds_nothing(rig: Rig) -> None:
         ("nonsense", "invalid_id"),
     ]:
         with pytest.raises(HeadraceError) as caught:
-            rig.engine.find_message(bad)
+            rig.engine.topics.find_message(bad)
         assert caught.value.code == code
 
 

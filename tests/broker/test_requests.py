@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from typing import Any
 
 import pytest
 
 from headrace import AsyncBroker, AsyncClient, Broker, BrokerClient, limits
-from headrace.broker.requests import KEPT_MAX
 from headrace.errors import Closed, Conflict, InvalidArgument, QueueFull, RequestTimeout
 from headrace.model import REPLY_TO, Message
 from headrace.testing import RunningServer, running_server, wait_until
@@ -169,6 +168,12 @@ def test_a_requester_that_reconnects(server: RunningServer) -> None:
         assert len(working.fetch("words")) == 1
 
 
+def ask(broker: Broker, address: uuid.UUID, seconds: float, owner: str) -> Awaitable[Message]:
+    """Request something of "words", as the operation does."""
+    publish = broker.engine.publishing.message("words", b"x", {REPLY_TO: str(address)}, {})
+    return broker.engine.requests.ask(publish, address, seconds, owner)
+
+
 def test_the_same_id_of_somebody_else() -> None:
     """An id belongs to one request: nobody gets the reply to another one by naming its id."""
     with Broker.open() as broker:
@@ -176,15 +181,13 @@ def test_the_same_id_of_somebody_else() -> None:
         requests = broker.engine.requests
 
         async def steal() -> None:
-            asking = asyncio.ensure_future(
-                requests.ask("words", b"x", None, None, address, WAIT_S, "user:alice")
-            )
+            asking = asyncio.ensure_future(ask(broker, address, WAIT_S, "user:alice"))
             await asyncio.sleep(0)
             with pytest.raises(Conflict) as told:
-                await requests.ask("words", b"x", None, None, address, WAIT_S, "user:mallory")
+                await ask(broker, address, WAIT_S, "user:mallory")
             assert told.value.code == "request_exists"
             assert requests.reply(address, b"for alice", None)
-            again = await requests.ask("words", b"x", None, None, address, WAIT_S, "user:alice")
+            again = await ask(broker, address, WAIT_S, "user:alice")
             assert again.value == (await asking).value == b"for alice"
 
         broker._run(steal())
@@ -200,14 +203,11 @@ def test_slots_are_bounded_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
         async def fill() -> None:
             waiting = [
-                asyncio.ensure_future(
-                    requests.ask("words", b"x", None, None, uuid.uuid4(), 0.05, "a")
-                )
-                for _ in range(3)
+                asyncio.ensure_future(ask(broker, uuid.uuid4(), 0.05, "a")) for _ in range(3)
             ]
             await asyncio.sleep(0)
             with pytest.raises(QueueFull) as told:
-                await requests.ask("words", b"x", None, None, None, 0.05, "a")
+                await ask(broker, uuid.uuid4(), 0.05, "a")
             assert told.value.code == "too_many_requests"
             await asyncio.gather(*waiting, return_exceptions=True)
 
@@ -216,20 +216,43 @@ def test_slots_are_bounded_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(limits, "REQUESTS_PER_CALLER_MAX", 10**6)
 
         async def answered() -> None:
-            for _ in range(KEPT_MAX + 10):
+            for _ in range(limits.REQUESTS_KEPT_MAX + 10):
                 address = uuid.uuid4()
-                asking = asyncio.ensure_future(
-                    requests.ask("words", b"x", None, None, address, WAIT_S, "a")
-                )
+                asking = asyncio.ensure_future(ask(broker, address, WAIT_S, "a"))
                 await asyncio.sleep(0)
                 assert requests.reply(address, bytes(1000), None)
                 await asking
 
         broker._run(answered())
-        assert len(requests) == KEPT_MAX
+        assert len(requests) == limits.REQUESTS_KEPT_MAX
         requests.close(Closed("test"))
         assert len(requests) == 0
         assert budget.used < used + (4 << 20)
+
+
+def test_large_replies_are_not_kept_for_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept after a reply has a bound in bytes, and goes after a moment, not at the requester's deadline."""
+    monkeypatch.setattr(limits, "REQUESTS_KEPT_BYTES_MAX", 3_000_000)
+    monkeypatch.setattr(limits, "REQUESTS_KEPT_S", 0.01)
+    with Broker.open() as broker:
+        requests, budget = broker.engine.requests, broker.engine.budget
+        broker.publish("words", b"warm")
+        kept: list[int] = []
+
+        async def answered() -> None:
+            for _ in range(10):
+                address = uuid.uuid4()
+                asking = asyncio.ensure_future(ask(broker, address, 3600.0, "a"))
+                await asyncio.sleep(0)
+                assert requests.reply(address, bytes(1_000_000), None)
+                kept.append(len(requests))
+                assert len((await asking).value) == 1_000_000
+
+        broker._run(answered())
+        assert max(kept) <= 2
+        wait_until(lambda: len(requests) == 0)
+        assert requests._answered_bytes == 0
+        wait_until(lambda: budget.used < 1_000_000)
 
 
 def test_closing_the_broker_ends_the_waiting() -> None:

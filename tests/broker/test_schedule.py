@@ -11,10 +11,13 @@ from headrace import limits
 from headrace.broker import pace, schedule
 from headrace.broker.schedule import LOOK_AGAIN_S, ROUND_MAX
 from headrace.broker.schedule import TOPIC as HOME
-from headrace.errors import InvalidArgument, MessageNotFound, QueueFull
-from headrace.log.interface import ReadPending
+from headrace.errors import InvalidArgument, MessageNotFound, OutcomeUnknown, QueueFull
+from headrace.log.batch import Batch
+from headrace.log.columns import Columns
+from headrace.log.interface import Append, ReadPending
+from headrace.log.partition import PartitionLog
 from headrace.model import TopicSettings
-from tests.broker.rig import DATA, TOPIC, Inbox, Rig, damage, flip
+from tests.broker.rig import DATA, TOPIC, Answer, Inbox, Rig, damage, flip
 from tests.fakes import FaultyFiles, SimulatedFiles
 
 OWN = "12345678-1234-4234-8234-123456789abc"
@@ -308,6 +311,20 @@ def test_once_though_the_marks_find_no_room() -> None:
     assert sorted(rig.values()) == [b"%d" % number for number in range(5)]
 
 
+def test_a_close_does_not_wait_for_room() -> None:
+    """A write that is tried again every second ends with the broker."""
+    files = FaultyFiles(SimulatedFiles())
+    rig = Rig(files)
+    rig.publish(TOPIC, b"x", delay=1)
+    rig.flush()
+    for kind in ("write_at", "allocate"):
+        files.fail(kind, repeat=True, name="@subscriptions", code=28)
+    rig.advance(1.5)
+    files.heal()
+    rig.close()
+    assert not rig.loop.timers
+
+
 def test_once_after_random_crashes() -> None:
     """Many rounds, many crashes at any moment, nothing twice and nothing lost."""
     for seed in range(15):
@@ -428,3 +445,101 @@ def test_a_stopped_broker_publishes_nothing() -> None:
     rig.open()
     rig.advance(1)
     assert rig.values().count(b"x") == 1
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_a_read_that_the_disk_refuses_at_the_start_is_tried_again(
+    closes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message comes in this run, not after the next start; and a close meanwhile leaves no timer."""
+    rig = Rig()
+    rig.engine.create_topic(TOPIC)
+    rig.publish(TOPIC, b"later", delay=5.0)
+    rig.close()
+    read, refusals = PartitionLog.read_cached, [OSError(5, "Input/output error")] * 2
+
+    def refused(self: PartitionLog, offset: int) -> Batch:
+        if refusals:
+            raise refusals.pop()
+        return read(self, offset)
+
+    monkeypatch.setattr(PartitionLog, "read_cached", refused)
+    rig.open()
+    assert (len(rig.engine.schedule), len(refusals)) == (0, 1)
+    if closes:
+        rig.close()
+        assert rig.loop.timers == 0
+        rig.open()
+    rig.advance(10.0)
+    assert rig.values(TOPIC) == [b"later"]
+
+
+# --- with several nodes ---------------------------------------------------------------------------
+def test_what_was_published_is_known_when_it_is_sent_again(rig: Rig) -> None:
+    """The client did not hear the answer, and its message has gone meanwhile."""
+    at = rig.clock.now_ms() + 1000
+    rig.publish(TOPIC, b"once", deliver_at=at, ids=[OWN])
+    rig.advance(2)
+    answer = Answer()
+    again = Columns([b"once"], ids=[uuid.UUID(OWN).bytes])
+    rig.engine.schedule.add(TOPIC, again, at, None, answer.done)  # as another node asks for it
+    rig.run()
+    assert answer.get()[0].duplicate
+    rig.advance(10)
+    assert rig.values() == [b"once"]
+
+
+class Doubtful:
+    """The owner of a partition: it stores, and says that it does not know."""
+
+    def __init__(self, log: Any, monkeypatch: pytest.MonkeyPatch):
+        self.times = 1
+        append = log.append
+
+        def doubtful(entry: Append) -> None:
+            done = entry.done
+
+            def said(entry: Append) -> None:
+                if self.times:
+                    self.times -= 1
+                    entry.error = OutcomeUnknown("the owner does not answer")
+                done(entry)
+
+            entry.done = said
+            append(entry)
+
+        monkeypatch.setattr(log, "append", doubtful)
+
+
+def test_a_batch_that_was_stored_with_an_error_is_not_published_again(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another node owns the partition; and others that are due meanwhile are not taken for repetitions."""
+    rig.publish(TOPIC, b"first")
+    owner = Doubtful(rig.engine.partition(TOPIC).log, monkeypatch)
+    for number in range(3):
+        rig.publish(TOPIC, b"%d" % number, delay=1 + 0.3 * number)
+    monkeypatch.setattr(rig.engine, "cluster", object())
+    rig.advance(10)
+    assert owner.times == 0
+    assert sorted(rig.values()) == [b"0", b"1", b"2", b"first"]
+    monkeypatch.setattr(rig.engine, "cluster", None)
+
+
+def test_a_batch_of_the_leader_before_is_found(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It arrives after the new leader has read what there is; its numbers are those that the new one would use."""
+    rig.publish(TOPIC, b"first")
+    receipt = rig.publish(TOPIC, b"later", delay=1)
+    rig.publish(TOPIC, b"too", delay=1)
+    assert isinstance(receipt.id, uuid.UUID)
+    rig.engine.schedule.close()  # the new leader is not there yet
+    rig.advance(2)
+    late = Columns([b"later"], ids=[receipt.id.bytes])
+    log = rig.engine.partition(TOPIC).log
+    log.append(Append(late, None, lambda entry: None, producer_id=schedule.PRODUCER_ID))
+    rig.run()
+    rig.engine.schedule._arm()
+    monkeypatch.setattr(rig.engine, "cluster", object())
+    rig.advance(10)
+    assert rig.values() == [b"first", b"later", b"too"]
+    monkeypatch.setattr(rig.engine, "cluster", None)

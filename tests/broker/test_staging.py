@@ -447,7 +447,7 @@ def test_a_lost_journal_shows_nothing_twice() -> None:
 # --- room ----------------------------------------------------------------------------------------
 def test_files_go_when_their_pieces_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a commit at once, the one being written a moment later: nothing stays of what was staged."""
-    monkeypatch.setattr(staging, "SEGMENT_BYTES", 4096)
+    monkeypatch.setattr(staging, "SETTINGS", staging.SETTINGS.but({"segment_bytes": 4096}))
     monkeypatch.setattr(staging, "ROLL_BYTES_MIN", 1)
     rig = with_topic()
     pieces = [stage(rig, bytes(2000)) for _ in range(10)]

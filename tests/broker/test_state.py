@@ -1,6 +1,8 @@
 """The journal of subscriptions: what it keeps, and what becomes of groups when it is damaged."""
 
 import errno
+from collections.abc import Iterator
+from functools import partial
 from random import Random
 
 import pytest
@@ -8,8 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace import limits
+from headrace.broker import pace
+from headrace.broker.restoring import snapshot
 from headrace.broker.state import FLUSH_S, PAUSE_S_MIN, RETRY_S
-from headrace.errors import BrokerFailed, Closed, OutcomeUnknown, StorageFailed, StorageFull
+from headrace.errors import (
+    BrokerFailed,
+    Closed,
+    HeadraceError,
+    OutcomeUnknown,
+    StorageFailed,
+    StorageFull,
+)
 from headrace.log.batch import encode
 from headrace.log.directory import JOURNAL
 from headrace.log.journal import frame
@@ -31,6 +42,29 @@ def half_done(rig: Rig, count: int = 10) -> None:
     rig.numbers(count)
     inbox.ack(*inbox.take()[: count // 2])
     rig.flush()
+
+
+def test_nothing_is_stored_during_a_pause() -> None:
+    """What waits for it goes on afterwards, also if the broker closes meanwhile."""
+    rig, files = faulty()
+    rig.subscribe()
+    inbox = rig.join()
+    rig.numbers(3)
+    rig.advance(1)
+    go_on = rig.engine.state.pause()
+    answers: list[HeadraceError | None] = []
+    inbox.ack(inbox.messages[0])
+    rig.engine.state.flush(answers.append)
+    before = files.count("sync", JOURNAL)
+    rig.advance(1)
+    assert (files.count("sync", JOURNAL), answers) == (before, [])
+    go_on()
+    rig.advance(FLUSH_S)
+    assert answers == [None]
+    rig.engine.state.pause()
+    inbox.ack(inbox.messages[1])
+    rig.reopen()
+    assert rig.join().offsets == [2]
 
 
 # --- what it keeps ------------------------------------------------------------------------------
@@ -113,6 +147,132 @@ def test_it_is_rewritten_when_it_has_grown(monkeypatch: pytest.MonkeyPatch) -> N
     assert journal.size < 30_000
     rig.crash()
     assert rig.join().offsets == list(range(1, 400, 2))
+
+
+def in_pieces(patch: pytest.MonkeyPatch) -> None:
+    """One entry of a snapshot in each turn of the loop."""
+    patch.setattr(limits, "JOURNAL_REWRITE_BYTES_MIN", 500)
+    patch.setattr(pace, "PIECE_S", 0.0)
+    patch.setattr(pace, "TURN_S", 0.0)
+
+
+def test_a_snapshot_is_gathered_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many positions there are, a turn of the loop takes a few of them, and acks are stored meanwhile."""
+    in_pieces(monkeypatch)
+    rig, files = faulty()
+    for number in range(50):
+        rig.subscribe(f"group-{number}")
+    inbox = rig.join(rig.engine.subscription("group-0"))
+    rig.numbers(100)
+    journal = rig.engine.state._journal
+    entries = partial(snapshot, rig.engine)
+    assert journal is not None
+    taken: list[int] = []
+    syncs: list[int] = []
+
+    def turn() -> None:
+        """Runs once in each turn, for as long as there is something to take."""
+        syncs.append(files.count("sync", JOURNAL))
+        taken.append(0)
+        if len(taken) % 20 == 0:
+            inbox.ack(inbox.messages.pop())
+            rig.engine.state.flush(lambda error: None)
+        if len(taken) < 300:
+            rig.loop.call_soon(turn)
+
+    def counted() -> Iterator[bytes]:
+        for entry in entries():
+            taken[-1] += 1
+            yield entry
+
+    rig.engine.state._snapshot = counted
+    monkeypatch.setattr(journal, "snapshot_bytes", 0)
+    turn()
+    rig.run()
+    assert sum(taken) >= 100
+    assert max(taken) <= 2
+    assert syncs[150] > syncs[50] > syncs[0]  # appends
+    assert journal.snapshot_bytes > 0  # it was rewritten
+    rig.crash()
+    found = rig.engine.subscription("group-0")
+    assert found.lag() == 100 - 15
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_changes_while_a_snapshot_is_gathered(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is created, deleted, acknowledged and refused meanwhile, the new journal says it; also after a crash."""
+    in_pieces(monkeypatch)
+    rig, files = faulty()
+    random = Random(seed)
+    known: set[str] = set()
+    epochs: dict[str, int] = {}
+    acked: dict[str, set[int]] = {}
+    gathered = steps = 0
+
+    def subscribe(name: str) -> None:
+        def done(error: HeadraceError | None) -> None:
+            if error is None:
+                known.add(name)
+
+        if name not in acked:
+            acked[name] = set()
+            rig.engine.subscribe(name, TOPIC, done=done)
+
+    def leave(name: str) -> None:
+        if name in known:
+            known.remove(name)
+            del acked[name]
+            rig.engine.unsubscribe(rig.engine.subscription(name), lambda error: None)
+
+    def name_it(name: str) -> None:
+        def done(_id: int, epoch: int, error: HeadraceError | None) -> None:
+            if error is None:
+                epochs[name] = epoch
+
+        rig.engine.publishing.producer(name, done)
+
+    def flushed(name: str, offset: int, error: HeadraceError | None) -> None:
+        if error is None and name in acked:
+            acked[name].add(offset)
+
+    def ack(name: str) -> None:
+        for group in known & {name}:
+            offset = random.randrange(40)
+            (cursor,) = rig.engine.subscription(group).cursors.values()
+            cursor.done(offset)
+            rig.engine.changed(cursor)
+            rig.engine.state.flush(partial(flushed, group, offset))
+
+    def refuse(name: str) -> None:
+        files.fail(random.choice(["write", "create"]), 1, errno.ENOSPC, name=JOURNAL)
+
+    def step() -> None:
+        nonlocal steps, gathered
+        steps += 1
+        for tap in rig.engine.state.taps:
+            gathered += tap is not None
+        do = random.choice([subscribe, subscribe, ack, ack, ack, leave, name_it, refuse])
+        do(random.choice("abcdefgh"))
+        if steps < 150:
+            for _ in range(random.randrange(4)):
+                rig.loop.call_soon(lambda: None)
+            rig.loop.call_soon(step)
+
+    rig.numbers(40)
+    step()
+    rig.run()
+    assert gathered > 5
+    if random.random() < 0.5:
+        rig.advance(2 * RETRY_S)
+        assert rig.engine.state.taps == []
+    files.heal()
+    rig.crash(random)
+    assert {s.name for s in rig.engine.subscriptions()} >= known
+    for name in known:
+        (cursor,) = rig.engine.subscription(name).cursors.values()
+        assert {offset for offset in range(40) if cursor.is_done(offset)} >= acked[name]
+    for name, epoch in epochs.items():
+        assert rig.wait(rig.engine.publishing.producer, name)[1] > epoch
 
 
 def test_groups_and_producers_survive_any_crash() -> None:

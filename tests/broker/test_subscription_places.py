@@ -301,6 +301,20 @@ def test_a_disk_that_cannot_be_read_for_a_while() -> None:
     assert inbox.offsets == [0, 1, 2]
 
 
+def test_a_read_error_does_not_outlive_the_broker() -> None:
+    """A subscription that waits to read again has no timer after the close."""
+    files = FaultyFiles(SimulatedFiles())
+    rig = Rig(files)
+    rig.subscribe()
+    rig.numbers(3)
+    rig.reopen()
+    files.fail("read_at", repeat=True)
+    assert rig.join(rig.engine.subscription(GROUP)).messages == []
+    files.heal()
+    rig.close()
+    assert rig.loop.timers == 0
+
+
 def test_a_read_error_does_not_outlive_its_topic() -> None:
     """A wildcard group that waits to read again forgets that when the topic is deleted."""
     files = FaultyFiles(SimulatedFiles())

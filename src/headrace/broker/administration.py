@@ -23,22 +23,28 @@ from headrace.access.rules import AccessRules
 from headrace.broker import overview as overviews
 from headrace.broker import positions as places
 from headrace.broker.audit import IN_PROCESS, Source
+from headrace.broker.awaiting import answer, done
 from headrace.broker.backups import BackupAdministration
-from headrace.broker.engine import Done, Engine
+from headrace.broker.clustering import ClusterAdministration
+from headrace.broker.engine import Engine
 from headrace.broker.permissions import Permissions
+from headrace.broker.subscription import Subscription
 from headrace.broker.topic import Topic
 from headrace.broker.topic_statistics import topic_stats, topic_subscriptions
-from headrace.errors import HeadraceError, MessageNotFound, SubscriptionNotFound, unreadable
+from headrace.broker.transforming import check_transform
+from headrace.broker.watching import WatchingAdministration, letter_filter
+from headrace.errors import Done, HeadraceError, MessageNotFound, SubscriptionNotFound, unreadable
 from headrace.facade import settle
 from headrace.log.interface import completed
 from headrace.model import (
+    REPLY_TO,
     DeadLetter,
     Message,
     ProducerIdentity,
-    Scheduled,
     Start,
     split_position,
 )
+from headrace.operations.arguments import Correction
 from headrace.operations.declaring import Operation
 from headrace.operations.results import (
     BrokerInfo,
@@ -90,12 +96,21 @@ def _is_change(operation: Operation, checked: dict[str, Any], result: object) ->
     return operation.method not in ("users", "tokens", "read_backup", "read_backup_partition")
 
 
-class Administration(BackupAdministration):
-    def __init__(self, engine: Engine, caller: Caller = OWNER, source: Source = IN_PROCESS):
+class Administration(BackupAdministration, ClusterAdministration, WatchingAdministration):
+    def __init__(
+        self,
+        engine: Engine,
+        caller: Caller = OWNER,
+        source: Source = IN_PROCESS,
+        *,
+        forwarded: bool = False,
+    ):
+        self._forwarded = forwarded
+        """Another node asks."""
         self.engine = engine
         self.caller = caller
-        self.permissions = Permissions(engine, caller)
-        self._source = source
+        self.permissions = Permissions(engine, caller, source)
+        self.source = source
 
     async def call(
         self, operation: Operation, given: dict[str, Any], *, strict: bool = True
@@ -119,10 +134,19 @@ class Administration(BackupAdministration):
             if outcome != "ok" or _is_change(operation, checked, result):
                 target = checked.get(operation.about or "")
                 self.engine.audit.operation(
-                    self.caller.name, self._source, operation.name, target, checked, outcome
+                    self.caller.name, self.source, operation.name, target, checked, outcome
                 )
 
     async def _run(self, operation: Operation, checked: dict[str, Any]) -> Any:
+        cluster = self.engine.cluster
+        if cluster is not None:
+            if not self._forwarded:
+                return await cluster.call(self, operation, checked)
+            await cluster.accept(operation, checked)
+        return await self.here(operation, checked)
+
+    async def here(self, operation: Operation, checked: dict[str, Any]) -> Any:
+        """Carry it out on this node."""
         try:
             return await getattr(self, operation.method)(**checked)
         except HeadraceError:  # a RequestTimeout is an OSError, too
@@ -165,7 +189,7 @@ class Administration(BackupAdministration):
     def _topic(self, topic: Topic) -> TopicStats:
         stats = topic_stats(self.engine, topic)
         if not self.caller.unlimited:
-            seen = filter(self.permissions.sees, topic_subscriptions(topic))
+            seen = filter(self.permissions.sees, topic_subscriptions(topic, self.engine))
             stats["subscriptions"] = [subscription.name for subscription in seen]
         return stats
 
@@ -187,7 +211,7 @@ class Administration(BackupAdministration):
         ]
 
     async def topic_stats(self, topic: str, create: bool) -> TopicStats:
-        if create and not self.caller.unlimited:
+        if create:
             self.permissions.check_publish(topic)
         found = self.engine.topic_for_publish(topic) if create else self.engine.topics.find(topic)
         return self._topic(found)
@@ -198,7 +222,7 @@ class Administration(BackupAdministration):
         return await completed(lambda: self.engine.resolve(place, position, time_ms=time_ms))
 
     async def find(self, id: uuid.UUID) -> Message:
-        found = await completed(lambda: self.engine.find_message(id))
+        found = await completed(lambda: self.engine.topics.find_message(id))
         if not self.permissions.may("browse", found.topic):
             raise MessageNotFound(f"there is no message {id}, or you have no right to browse it")
         return found
@@ -211,6 +235,7 @@ class Administration(BackupAdministration):
         existing = self.engine.subscription_or_none(subscription, topic)
         before = None if existing is None else existing.settings
         no_topic = self.engine.topics.lacks(topic)
+        owner = None if self.caller.unlimited else self.caller.name
 
         def subscribe(done: Done) -> None:
             with self.permissions.owning():
@@ -221,10 +246,15 @@ class Administration(BackupAdministration):
                     start_time_ms=time_ms,
                     settings=settings,
                     done=done,
-                    owner=None if self.caller.unlimited else self.caller.name,
+                    owner=owner,
                 )
 
-        await done(subscribe)
+        cluster = self.engine.cluster
+        if cluster is None:
+            await done(subscribe)
+        else:
+            with self.permissions.owning():
+                await cluster.subscribe(subscription, topic, position, time_ms, settings, owner)
         found = self.engine.subscription(subscription, topic)
         if before is None:
             created = {"topic_created": True} if no_topic else {}
@@ -244,7 +274,10 @@ class Administration(BackupAdministration):
     async def _pause(self, name: str, topic: str | None, paused: bool) -> SubscriptionStats:
         found = self.permissions.subscription(name, topic)
         if found.paused == paused:
-            await done(self.engine.state.flush)
+            began = self.engine.loop.time()
+        await done(self.engine.state.flush)
+        if self._forwarded and self.engine.cluster is not None:
+            self.engine.cluster.flushed(self.source, began)
         else:
             found.paused = paused
             found.wake()
@@ -253,10 +286,13 @@ class Administration(BackupAdministration):
 
     async def subscriptions(self, topic: str | None) -> list[SubscriptionStats]:
         seen = filter(self.permissions.sees, self.engine.subscriptions(topic))
-        return [self._seen(each.statistics()) async for each in self.engine.pace.each(seen)]
+        return [self._stats(each) async for each in self.engine.pace.each(seen)]
 
     async def subscription_stats(self, subscription: str, topic: str | None) -> SubscriptionStats:
-        return self._seen(self.permissions.subscription(subscription, topic).statistics())
+        return self._stats(self.permissions.subscription(subscription, topic))
+
+    def _stats(self, found: Subscription) -> SubscriptionStats:
+        return {**self._seen(found.statistics()), "verdict": self.engine.history.verdict(found)}
 
     def _seen(self, stats: SubscriptionStats) -> SubscriptionStats:
         """Without the topics of a wildcard that the caller has no right over."""
@@ -270,11 +306,7 @@ class Administration(BackupAdministration):
     ) -> SubscriptionStats:
         position, time_ms = split_position(to)
         engine = self.engine
-        found = None if topic is None else engine.subscription_or_none(subscription, topic)
-        if found is None:  # the topic is one of those that a pattern matches
-            found = self.permissions.subscription(subscription)
-        self.permissions.need_to_use("consume", found)
-        only = None if topic == found.pattern else topic
+        found, only = self._to_seek(subscription, topic)
         await done(
             lambda done: engine.seek(
                 found, position, done, time_ms=time_ms, topic=only, partition=partition
@@ -330,10 +362,11 @@ class Administration(BackupAdministration):
         id: uuid.UUID | None,
         wait: float,
     ) -> Message:
-        if not self.caller.unlimited:
-            self.permissions.check_publish(topic)
-        ask = self.engine.requests.ask
-        return await ask(topic, value, headers, key, id, wait, self.caller.name)
+        self.permissions.check_publish(topic)
+        address = id or uuid.uuid4()
+        sent = {**(headers or {}), REPLY_TO: str(address)}
+        publish = self.engine.publishing.message(topic, value, sent, {"key": key})
+        return await self.engine.requests.ask(publish, address, wait, self.caller.name)
 
     async def send_reply(
         self, to: uuid.UUID, value: bytes, headers: Mapping[str, str] | None
@@ -350,9 +383,11 @@ class Administration(BackupAdministration):
             if self.caller.sees(topic) or topic in known
         ]
 
-    async def dead_letters(self, subscription: str, after: int, limit: int) -> list[DeadLetter]:
+    async def dead_letters(
+        self, subscription: str, after: int, limit: int, reason: str | None, topic: str | None
+    ) -> list[DeadLetter]:
         letters, sees = self.engine.dead_letters, self.permissions.sees
-        where = self._letters_for("browse")
+        where = letter_filter(reason, topic, self._letters_for("browse"))
         try:
             listing = letters.listing(subscription, after=after, limit=limit, where=where)
         except SubscriptionNotFound:
@@ -364,7 +399,7 @@ class Administration(BackupAdministration):
         found = await completed(listing.collect)
         size = 0
         for count, letter in enumerate(found):  # at least one, and no more than an answer may have
-            size += len(letter.message.value)
+            size += len(letter.message.value or b"")
             if size > LETTER_BYTES_MAX and count:
                 return found[:count]
         return found
@@ -392,7 +427,14 @@ class Administration(BackupAdministration):
         limit: int | None,
         rate: float | None,
         to: str,
+        destination: str | None,
+        transform: Any,
+        corrections: dict[int, Correction] | None,
     ) -> Redriven:
+        if transform is not None:
+            check_transform(transform)
+        if destination is not None:
+            self.permissions.check_publish(destination)
         # A letter says itself where it comes from, and anybody can publish one that says anything: it
         # goes only where the caller could publish it.
         left_out: list[int] = []
@@ -400,10 +442,13 @@ class Administration(BackupAdministration):
             self.engine.dead_letters.redrive,
             subscription,
             offsets=offsets,
-            where=self._redrivable(_letter_filter(reason, topic), left_out),
+            where=self._redrivable(letter_filter(reason, topic), left_out, destination),
             limit=limit,
             rate=rate,
             to=to,
+            destination=destination,
+            transform=transform,
+            corrections=corrections,
         )
         if left_out:
             result["skipped"] += len(set(left_out))
@@ -413,7 +458,10 @@ class Administration(BackupAdministration):
         return result
 
     def _redrivable(
-        self, wanted: Callable[[DeadLetter], bool] | None, left_out: list[int]
+        self,
+        wanted: Callable[[DeadLetter], bool] | None,
+        left_out: list[int],
+        destination: str | None,
     ) -> Callable[[DeadLetter], bool] | None:
         if self.caller.unlimited:
             return wanted
@@ -422,7 +470,8 @@ class Administration(BackupAdministration):
             if wanted is not None and not wanted(letter):
                 return False
             allowed = any(
-                self.permissions.may_see_letter(right, letter) for right in ("publish", "manage")
+                self.permissions.may_see_letter(right, letter)
+                for right in (("publish", "manage") if destination is None else ("browse",))
             )
             if not allowed and len(left_out) < LEFT_OUT_MAX:
                 left_out.append(letter.offset)
@@ -469,19 +518,6 @@ class Administration(BackupAdministration):
             await asyncio.sleep(0)
         return found if offsets is None else sorted(set(offsets) & set(found))
 
-    # --- delayed messages -------------------------------------------------------------------
-    async def scheduled(self, topic: str | None, limit: int) -> list[Scheduled]:
-        may = None if self.caller.unlimited else self._browses
-        listing = await completed(lambda: self.engine.schedule.listing(topic, limit, may))
-        return await completed(listing.collect)
-
-    async def cancel(self, id: uuid.UUID) -> None:
-        if not self.caller.unlimited:
-            topic = await completed(lambda: self.engine.schedule.topic_of(id))
-            if topic is not None:  # one that does not wait is refused below, as for everybody
-                self.permissions.need("manage", topic)
-        await done(self.engine.schedule.cancel, id)
-
     # --- pipelines --------------------------------------------------------------------------
     async def report_pipeline(self, pipeline: str, report: PipelineReport) -> StopWanted:
         return self.engine.pipelines.report(pipeline, report)
@@ -517,6 +553,13 @@ class Administration(BackupAdministration):
     def _rules(self) -> AccessRules:
         return self.engine.access.rules or AccessRules()
 
+    async def _change(
+        self, change: Callable[..., AccessRules], *args: Any, **given: Any
+    ) -> AccessRules:
+        return await self.engine.access.change(
+            lambda rules: change(rules, self._authority, *args, **given)
+        )
+
     async def users(self) -> list[UserInfo]:
         return management.users(self._rules, self._authority)  # type: ignore[return-value]
 
@@ -524,17 +567,14 @@ class Administration(BackupAdministration):
         self, user: str, password: str | None, grants: Any, certificates: Any, quotas: Any
     ) -> UserInfo:
         hashed = None if password is None else await self._hashed(password)
-        rules = await self.engine.access.change(
-            lambda rules: management.create_user(
-                rules,
-                self._authority,
-                user,
-                now_ms=self.engine.now_ms(),
-                password=hashed,
-                grants=grants or (),
-                certificates=certificates or (),
-                quotas=quotas,
-            )
+        rules = await self._change(
+            management.create_user,
+            user,
+            now_ms=self.engine.now_ms(),
+            password=hashed,
+            grants=grants,
+            certificates=certificates,
+            quotas=quotas,
         )
         return New(_shown(rules, user))  # type: ignore[return-value]
 
@@ -548,27 +588,16 @@ class Administration(BackupAdministration):
         disabled: bool | None,
     ) -> UserInfo:
         hashed = None if password is None else await self._hashed(password)
-        rules = await self.engine.access.change(
-            lambda rules: management.change_user(
-                rules,
-                self._authority,
-                user,
-                password=hashed,
-                grants=grants,
-                certificates=certificates,
-                quotas=quotas,
-                disabled=disabled,
-            )
-        )
+        given = {"grants": grants, "certificates": certificates, "quotas": quotas}
+        change = management.change_user
+        rules = await self._change(change, user, password=hashed, disabled=disabled, **given)
         return _shown(rules, user)  # type: ignore[return-value]
 
     async def _hashed(self, password: str) -> str:
         return await self.engine.access.hashed(hashing.check_password(password))
 
     async def delete_user(self, user: str) -> None:
-        await self.engine.access.change(
-            lambda rules: management.delete_user(rules, self._authority, user)
-        )
+        await self._change(management.delete_user, user)
 
     async def tokens(self) -> list[TokenInfo]:
         found = management.tokens(self._rules, self._authority, self.engine.now_ms())
@@ -578,39 +607,25 @@ class Administration(BackupAdministration):
         self, token: str, user: str | None, grants: Any, expires: int | None, quotas: Any
     ) -> NewToken:
         secret = hashing.new_token()
-        rules = await self.engine.access.change(
-            lambda rules: management.create_token(
-                rules,
-                self._authority,
-                token,
-                now_ms=self.engine.now_ms(),
-                sha256=hashing.token_hash(secret),
-                user=user,
-                grants=grants or (),
-                expires=expires,
-                quotas=quotas,
-            )
-        )
+        sha256, now = hashing.token_hash(secret), self.engine.now_ms()
+        given = {"user": user, "grants": grants, "expires": expires, "quotas": quotas}
+        create = management.create_token
+        rules = await self._change(create, token, now_ms=now, sha256=sha256, **given)
         made = rules.token(token)
         assert made is not None
         shown = management.token_info(made, self.engine.now_ms())
         return New({**shown, "secret": secret})  # type: ignore[return-value]
 
     async def revoke_token(self, token: str) -> None:
-        await self.engine.access.change(
-            lambda rules: management.revoke_token(rules, self._authority, token)
-        )
+        await self._change(management.revoke_token, token)
 
     async def change_quotas(self, addresses: Any, default: Any) -> QuotaInfo:
         rules = self._rules
         if not self.caller.unlimited:
             raise self.caller.refusal("admin", ">")
         if addresses is not None or default is not None:
-            rules = await self.engine.access.change(
-                lambda rules: management.change_quotas(
-                    rules, self._authority, addresses=addresses, default=default
-                )
-            )
+            change = management.change_quotas
+            rules = await self._change(change, addresses=addresses, default=default)
         return {
             "addresses": quota_values(rules.addresses),
             "default": quota_values(rules.default),
@@ -659,36 +674,10 @@ class Administration(BackupAdministration):
             "max_message_size": engine.max_message_size,
             "durable": engine.directory is not None,
             "time": engine.now_ms(),
+            "cluster": None
+            if engine.cluster is None or not self.caller.may("metrics")
+            else engine.cluster.cluster_name,
         }
-
-
-# --- calls that answer through a callback -----------------------------------------------------------
-async def done(call: Callable[..., Any], *args: Any) -> None:
-    """Await a call that answers ``done(error)``, its last argument."""
-    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    await completed(lambda: call(*args, partial(settle, future, None)))
-    await future
-
-
-async def answer(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Await a call that answers ``done(value, error)``."""
-    future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-
-    await completed(lambda: call(*args, partial(settle, future), **kwargs))
-    return await future
-
-
-def _letter_filter(reason: str | None, topic: str | None) -> Callable[[DeadLetter], bool] | None:
-    if reason is None and topic is None:
-        return None
-    part = None if reason is None else reason.lower()
-
-    def wanted(letter: DeadLetter) -> bool:
-        return (part is None or part in letter.reason.lower()) and (
-            topic is None or letter.message.topic == topic
-        )
-
-    return wanted
 
 
 def _shown(rules: AccessRules, name: str) -> dict[str, Any]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Self, Unpack
 
 from msgspec import Meta
 
 from headrace import limits
-from headrace.broker.administration import Administration, answer
+from headrace.broker.administration import Administration
+from headrace.broker.awaiting import answer
 from headrace.broker.browsing import browse
 from headrace.broker.channel import AsyncEmbeddedConsumer, EmbeddedConsumer
 from headrace.broker.delivery import Member
@@ -22,6 +24,7 @@ from headrace.channels import AsyncChannel, check_count
 from headrace.checking import check
 from headrace.errors import Closed, DataCorrupt, HeadraceError, InvalidArgument
 from headrace.facade import AsyncFacade, settle
+from headrace.files import DiskMethod
 from headrace.log.admission import check_columns
 from headrace.log.batch import Batch
 from headrace.log.interface import completed
@@ -40,19 +43,21 @@ from headrace.publication import Failures
 from headrace.times import Duration
 from headrace.working import AsyncWorker
 
-_ENGINE_OPTIONS = (
+ENGINE_OPTIONS = (
     "auto_create_topics",
     "max_message_size",
     "disk_reserve_bytes",
     "events_interval",
     "memory_limit",
     "rewrite_segments",
+    "disk",
 )
 _CHECKED = {
     "max_message_size": Annotated[int, Meta(ge=1, le=limits.MESSAGE_BYTES_CEILING)],
     "events_interval": Annotated[float, Meta(ge=0, le=limits.EVENTS_INTERVAL_S_MAX), SECONDS],
     "memory_limit": Annotated[int, Meta(ge=limits.MEMORY_BYTES_MIN)] | None,
     "rewrite_segments": bool,
+    "disk": DiskMethod,
 }
 
 
@@ -66,11 +71,12 @@ class BrokerOptions(TopicOptions, total=False):
     events_interval: Duration
     memory_limit: int | None
     rewrite_segments: bool
+    disk: DiskMethod
 
 
 def open_engine(data_dir: str | Path | None, loop: Any, options: dict[str, Any]) -> Engine:
     """An engine of keyword options: a few are the engine's, the rest are topic defaults."""
-    mine = {name: options.pop(name) for name in _ENGINE_OPTIONS if name in options}
+    mine = {name: options.pop(name) for name in ENGINE_OPTIONS if name in options}
     injected = {n: options.pop(n) for n in ("files", "clock", "random", "workers") if n in options}
     defaults = TopicSettings.of(options)
     for name, kind in _CHECKED.items():
@@ -215,9 +221,11 @@ class AsyncBroker(AsyncFacade):
     async def _publish_many(
         self, topic: str, values: Any, headers: Any, options: PublishManyOptions
     ) -> list[Receipt]:
-        publish = self.engine.publishing.messages(topic, values, headers, options)
-        receipts: list[Receipt] = await answer(self.engine.publish, publish)
-        return receipts
+        publishing = self.engine.publishing
+        publish = publishing.messages(topic, values, headers, options)
+        future: asyncio.Future[list[Receipt]] = asyncio.get_running_loop().create_future()
+        publishing.publish(publish, partial(settle, future))
+        return await future
 
     async def publish_batch(
         self, topic: str, batch: Batch, *, partition: int | None = None
@@ -261,7 +269,7 @@ class AsyncBroker(AsyncFacade):
     async def _open_channel(self, topic: str, capacity: int) -> AsyncChannel:
         channel = AsyncChannel(topic, capacity)
         follower = self.engine.follow(topic, channel)
-        channel.refill = follower.wake
+        channel.refill, channel.topic_created = follower.wake, follower.topic_created
         channel.on_close = lambda channel: self._close_follower(channel, follower)
         self._remember(channel)
         return channel

@@ -28,7 +28,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from headrace import limits
+from headrace.broker.activity import REASON_CHARS
 from headrace.broker.cursor import UNLIMITED, Cursor
+from headrace.broker.history import Failure
 from headrace.errors import HeadraceError
 from headrace.log.batch import Batch
 
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
 AHEAD_MIN, AHEAD_MAX = 64, 32_768
 """How many first deliveries the journal allows in advance; more for a subscription that is fast."""
 QUICK_S = 0.025
-"""Half of that is to last for so long."""
+"""Half of that is to last for so long, and four times as long as the journal takes to write it."""
 LAST_ATTEMPT_PAUSE_S = 0.1
 """After this time a member for the last attempt of a message is looked for again."""
 INTERRUPTED = "the broker stopped during the last delivery"
@@ -79,6 +81,8 @@ class Attempts:
     """Why a message was given up whose dead letter could not be stored yet."""
     _waiting: set[int] = field(default_factory=set)
     """Numbers of the cursors whose next first delivery waits for the journal."""
+    _took: float = 0.0
+    """Seconds that the journal needed for the last permission."""
 
     def __len__(self) -> int:
         return len(self._arming)
@@ -100,14 +104,14 @@ class Attempts:
         room = owner.members.room()
         end = min(end, cursor.next + (room if limit == 1 else max(room, AHEAD_MIN)))
         if end + cursor.ahead // 2 > cursor.reserved:
-            now = context.time()
+            lasted = context.time() - cursor.reserved_at
+            quick = max(QUICK_S, 4 * self._took)
             if limit == 1:
                 cursor.ahead = 0
-            elif cursor.allowed <= cursor.next or now - cursor.reserved_at < QUICK_S:
+            elif cursor.allowed <= cursor.next or lasted < quick:
                 cursor.ahead = min(max(2 * cursor.ahead, AHEAD_MIN), AHEAD_MAX)
-            else:
+            elif lasted > 4 * quick:
                 cursor.ahead = max(cursor.ahead // 2, AHEAD_MIN)
-            cursor.reserved_at = now
             self.reserve(cursor, end + cursor.ahead)
         if cursor.allowed <= cursor.next:
             cursor.waiting = True
@@ -115,12 +119,15 @@ class Attempts:
         return min(end, cursor.allowed)
 
     def reserve(self, cursor: Cursor, upto: int) -> None:
-        cursor.reserved = upto
+        cursor.reserved, cursor.reserved_at = upto, self._owner._context.time()
         self._owner._context.reserve(cursor, lambda error: self._reserved(cursor, upto))
 
     def _reserved(self, cursor: Cursor, upto: int) -> None:
         # Also after an error: a journal that finds no room must not stop the deliveries.
         self._waiting.discard(cursor.number)
+        self._took = self._owner._context.time() - cursor.reserved_at
+        if cursor.waiting:  # it was not enough
+            cursor.ahead = min(2 * cursor.ahead, AHEAD_MAX)
         cursor.allowed = max(cursor.allowed, upto)
         cursor.reserve_at = cursor.allowed - cursor.ahead // 2
         cursor.waiting = False
@@ -234,8 +241,15 @@ class Attempts:
         return found
 
     # --- what became of deliveries ----------------------------------------------------------------
-    def failed(self, lease: Lease, index: int) -> None:
-        """Remember whose delivery failed, if the next attempt is the last one."""
+    def failed(self, lease: Lease, index: int, reason: str) -> None:
+        """Remember that a delivery failed, and whose it was if the next attempt is the last one."""
+        owner = self._owner
+        owner._context.history.failures.append(
+            Failure(
+                owner.number, lease.cursor.number, lease.offsets[index], owner._context.now_ms(),
+                lease.attempt_at(index), lease.member.name, reason[:REASON_CHARS],
+            )
+        )  # fmt: skip
         if lease.attempt_at(index) + 1 == self._owner.settings.max_deliveries:
             self._failed_by[lease.cursor.number, lease.offsets[index]] = lease.member
 

@@ -10,11 +10,11 @@ counters of the metrics. The key of a record in the topic is the principal, the 
 
 Rules:
 - Every operation that needs ``manage`` or ``admin`` is recorded, and those that create or seek a
-  subscription; refused ones too. Messages, passwords and
-  tokens never are: only arguments that are in ``SHOWN``.
+  subscription; refused ones too. So is a topic that a publish or a subscription creates (``automatic``).
+  Messages, passwords and tokens never are: only arguments that are in ``SHOWN``.
 - The rate is bounded (``PER_SECOND_MAX``): beyond it records are counted, and the next record says how
   many are ``missing``. Whoever guesses passwords cannot fill the disk. Nor can he hide a change among his
-  failures: what failed takes at most half of the rate.
+  failures, or among new topics: these take at most half of the rate.
 - Records are gathered for a moment and stored together, as durably as any topic. An audit that the disk
   refuses is logged; it never stops the broker.
 - A broker without access control has no such topic, because it knows nobody's name; neither has one in
@@ -32,13 +32,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import orjson
 
 from headrace import limits
-from headrace.errors import HeadraceError
-from headrace.log.columns import Columns
-from headrace.log.interface import Append
+from headrace.access.caller import OWNER
+from headrace.broker.own_topic import OwnTopic
 from headrace.model import TopicSettings
 
 if TYPE_CHECKING:
     from headrace.broker.engine import Engine
+    from headrace.broker.topic import Topic
 
 logger = logging.getLogger("headrace.audit")
 TOPIC = "__audit"
@@ -51,6 +51,7 @@ LOGIN = "login"
 SHOWN = (
     "settings", "grants", "certificates", "quotas", "disabled", "expires", "user", "topic", "to",
     "partition", "offsets", "offset", "reason", "limit", "id", "addresses", "default",
+    "destination",
 )  # fmt: skip
 """Arguments that a record may show."""
 
@@ -72,17 +73,21 @@ class Source(NamedTuple):
 
 
 IN_PROCESS = Source()
+BROKER = (OWNER.name, IN_PROCESS)
+"""The program that the broker is in, or the broker itself, such as when a delayed message is due."""
 
 
 class Audit:
     def __init__(self, engine: Engine):
         self._engine = engine
+        self._topic = OwnTopic(engine, TOPIC, SETTINGS, "the audit is", logger, logging.ERROR)
         self._new: list[tuple[str, dict[str, Any]]] = []
         self._timer: Any = None
         self._second = 0
         self._count = 0
         self._missing = 0
-        self._refused = False
+        self.author = BROKER
+        """For whom topics are created at this moment (``Permissions.owning``)."""
         self.recorded = 0
         self.counts: Counter[tuple[str, str]] = Counter()
         """By action and outcome, also of those that were left out."""
@@ -102,10 +107,20 @@ class Audit:
     ) -> None:
         """Somebody has changed something, or tried to."""
         shown = {n: arguments[n] for n in SHOWN if arguments.get(n) not in (None, target, {})}
-        more = {"arguments": shown} if shown else {}
-        named = {} if target is None else {"target": str(target)[:300]}
+        more: dict[str, Any] = {"arguments": shown} if shown else {}
+        named: dict[str, Any] = {} if target is None else {"target": str(target)[:300]}
         about = {name: arguments.get(name) for name in ("topic", "subscription")}
         self.record(who, source, action, outcome, about, **named, **more)
+
+    def created(self, topic: Topic) -> Topic:
+        """A topic was created because somebody published or subscribed to it."""
+        who, source = self.author
+        about = {"topic": topic.name}
+        shown = {"automatic": True}
+        self.record(
+            who, source, "create_topic", "ok", about, minor=True, target=topic.name, arguments=shown
+        )
+        return topic
 
     def record(
         self,
@@ -114,14 +129,20 @@ class Audit:
         action: str,
         outcome: str,
         about: Mapping[str, Any] | None = None,
+        *,
+        minor: bool = False,
         **more: Any,
     ) -> None:
-        """``about`` has fields for the line in the log, ``more`` for the record, too."""
+        """``about`` has fields for the line in the log, ``more`` for the record, too.
+
+        ``minor``: anybody can cause many of these, so they get half of the rate, as failures do.
+        """
         self.counts[action, outcome] += 1
         now = self._engine.now_ms()
         if now // 1000 != self._second:
             self._second, self._count = now // 1000, 0
-        if self._count >= (PER_SECOND_MAX if outcome == "ok" else PER_SECOND_MAX // 2):
+        minor = minor or outcome != "ok"
+        if self._count >= (PER_SECOND_MAX // 2 if minor else PER_SECOND_MAX):
             self._missing += 1
             return
         self._count += 1
@@ -149,22 +170,7 @@ class Audit:
         new, self._new = self._new, []
         if not new or self._engine.failed is not None or self._engine.closing:
             return
-        keys: list[bytes | None] = [who.encode() for who, _ in new]
-        values = [_encode(record) for _, record in new]
-        try:
-            topic = self._engine.topics.get(TOPIC)
-            if topic is None:
-                topic = self._engine.create_topic(TOPIC, SETTINGS, internal=True)
-        except (HeadraceError, OSError) as error:
-            self._stored(error)
-            return
-        stored = Append(Columns(values, keys), None, lambda entry: self._stored(entry.error))
-        self._engine.append(topic, 0, stored)
-
-    def _stored(self, error: Exception | None) -> None:
-        if error is not None and not self._refused:
-            logger.error("the audit is not stored: %s", error)
-        self._refused = error is not None
+        self._topic.append((who, _encode(record)) for who, record in new)
 
 
 def _log(record: dict[str, Any], source: Source, named: Mapping[str, Any]) -> None:

@@ -12,8 +12,9 @@ Rules:
 - As long as a backup runs, retention deletes nothing: what was there at the point is there to be copied,
   also delayed messages and staged batches, which are deleted as soon as they are done. But a full disk is
   worse than no backup: then the backup ends, and retention goes on. Deleting a topic is not held up.
-- A backup ends by itself when nobody has asked for it for ``LEASE_S``. One runs at a time; its memory counts
+- A backup ends by itself when nobody has asked for it for ``BACKUP_LEASE_S``. One runs at a time; its memory counts
   in the budget.
+- Of a cluster, the node that leads takes it, with the states of all slots (``cluster/gathering.py``).
 - Memory topics are listed without messages: they are empty after a start, too.
 
 Rejected: copying the files of a running broker (positions could be ahead of messages, and a delayed message
@@ -26,12 +27,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from base64 import b64encode
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from headrace import limits
 from headrace.access.caller import Caller
+from headrace.broker.restoring import snapshot
 from headrace.broker.staged_commit import read_in_background
-from headrace.broker.state import MAGIC, Tap
+from headrace.broker.state import MAGIC, StateJournal, Tap
 from headrace.clock import Timer
 from headrace.errors import Conflict, InvalidArgument, NotFound
 from headrace.log.interface import Log
@@ -41,12 +47,11 @@ if TYPE_CHECKING:
     from headrace.broker.engine import Engine
 
 logger = logging.getLogger("headrace.broker")
-LEASE_S = 60.0
-PAGE_BYTES = 256 << 10
-PAGE_PARTITIONS = 2_000
-ROUNDS_MAX = 8
-CHANGED_MAX = 2_000
-"""Cursors that may have changed during a round if it is to be the last."""
+RENEW_S = 20.0
+"""How often other nodes of a cluster are told to hold their retention."""
+Take = Callable[[int], None]
+"""Counts bytes in the budget."""
+Entries = Callable[[], Awaitable[list[bytes]]]
 
 
 @dataclass(slots=True, eq=False)
@@ -68,16 +73,24 @@ class Backups:
         self._timer: Timer | None = None
         self._why = ""
         """Why the last one ended, if not as it should."""
+        self._held_until = 0.0
+        """Another node takes a backup of the cluster, and renews this."""
+        self._told_at = 0.0
         engine.retention.is_held = self.holds
 
     def holds(self) -> bool:
         """Whether messages may not be deleted now."""
         if self._running is None:
-            return False
+            is_held = self._engine.time() < self._held_until
+            return is_held and self._engine.guard.refusal() is None
         if self._engine.guard.refusal() is None:
             return True
         self._end("the disk became full, so retention had to delete messages")
         return False
+
+    def hold(self, seconds: float) -> None:
+        """Delete no messages for so long: another node takes a backup of the cluster."""
+        self._held_until = self._engine.time() + seconds
 
     # --- beginning ----------------------------------------------------------------------------
     async def begin(self, by: str, *, access: bool) -> BackupBegun:
@@ -92,7 +105,7 @@ class Backups:
             seconds = (engine.now_ms() - self._running.began_ms) // 1000
             raise Conflict(
                 f"{self._running.by} has begun a backup {seconds} seconds ago; wait for its end, or "
-                f"{LEASE_S:g} seconds after it was killed",
+                f"{limits.BACKUP_LEASE_S:g} seconds after it was killed",
                 code="backup_running",
             )
         number = f"{engine.next_lease_id():x}"
@@ -100,41 +113,52 @@ class Backups:
         self._look_later()
         try:
             rules = await engine.access.file_content() if access else b""
-            entries = await self._entries(backup)
-            # Nothing may be awaited from the last entries to here: this is the point in time.
-            backup.time = engine.now_ms()
-            topics = [_described(topic) for topic in engine.topics]
-            self._lay_out(backup, topics, entries, rules)
+            async with self._state(backup) as entries_of_it:
+                # Nothing may be awaited from the last entries to here: this is the point in time.
+                backup.time = engine.now_ms()
+                topics = [_described(topic) for topic in engine.topics]
+            self._lay_out(backup, topics, [MAGIC, *await entries_of_it()], rules)
         except BaseException:
             self._end("it could not begin")
             raise
-        finally:
-            engine.state.tap = None
         self._check(number)
         backup.asked_at = engine.time()
-        return {"backup": number, "time": backup.time, "pages": len(backup.pages), "lease": LEASE_S}
+        return {
+            "backup": number,
+            "time": backup.time,
+            "pages": len(backup.pages),
+            "lease": limits.BACKUP_LEASE_S,
+        }
 
-    async def _entries(self, backup: RunningBackup) -> list[bytes]:
+    @asynccontextmanager
+    async def _state(self, backup: RunningBackup) -> AsyncIterator[Entries]:
         """What the journal would hold. The caller goes on in the turn in which the last was added."""
-        engine, state = self._engine, self._engine.state
-        state.tap = Tap()
-        found = [MAGIC]
-        async for payload in engine.pace.each(engine.snapshot()):
-            found.append(payload)
-            self._take(backup, len(payload) + 64)
-            backup.asked_at = engine.time()
-        for _ in range(ROUNDS_MAX):
-            if len(state.tap.cursors) <= CHANGED_MAX:
-                break
-            tap, state.tap = state.tap, Tap()
-            found += tap.payloads
-            async for cursor in engine.pace.each(tap.cursors.values()):
-                found.append(cursor.snapshot())
-        tap = state.tap
-        found += tap.payloads
-        found += [cursor.snapshot() for cursor in tap.cursors.values()]
-        self._take(backup, sum(map(len, tap.payloads)))
-        return found
+        engine = self._engine
+        if engine.cluster is not None:
+            self._told_at = engine.time()
+            take = partial(self._take, backup)
+            async with engine.cluster.point_in_time(take, limits.BACKUP_LEASE_S) as entries:
+                yield entries
+            return
+        assert isinstance(engine.state, StateJournal)
+        tap = Tap()
+        found: list[bytes] = []
+
+        async def all_found() -> list[bytes]:
+            return found
+
+        engine.state.taps.append(tap)
+        try:
+            async for payload in engine.pace.each(tap.follow(snapshot(engine))):
+                found.append(payload)
+                self._take(backup, len(payload) + 64)
+                backup.asked_at = engine.time()
+            last = list(tap.take())
+            self._take(backup, sum(map(len, last)))
+            found += last
+            yield all_found
+        finally:
+            engine.state.taps.remove(tap)
 
     def _take(self, backup: RunningBackup, size: int) -> None:
         self._engine.budget.take(size)
@@ -149,7 +173,7 @@ class Backups:
         for topic in topics:
             page["topics"].append(topic)
             size += len(topic["extents"]) + 10
-            if size >= PAGE_PARTITIONS:
+            if size >= limits.BACKUP_PAGE_PARTITIONS:
                 backup.pages.append(page)
                 page, size = _page(), 0
         backup.pages.append(page)
@@ -157,13 +181,13 @@ class Backups:
         for entry in entries:
             page["entries"].append(entry)
             size += len(entry)
-            if size >= PAGE_BYTES:
+            if size >= limits.BACKUP_PAGE_BYTES:
                 backup.pages.append(page)
                 page, size = _page(), 0
         backup.pages.append(page)
-        for at in range(0, len(rules), PAGE_BYTES):
+        for at in range(0, len(rules), limits.BACKUP_PAGE_BYTES):
             page = _page()
-            page["access"] = rules[at : at + PAGE_BYTES]
+            page["access"] = rules[at : at + limits.BACKUP_PAGE_BYTES]
             backup.pages.append(page)
         self._take(backup, len(rules) + 64 * len(topics))
 
@@ -206,7 +230,11 @@ class Backups:
         if backup is None or backup.id != number:
             why = self._why or "the broker was started again, or nobody asked for it in time"
             raise NotFound(f"the backup has ended: {why}; begin again", code="backup_not_found")
-        backup.asked_at = self._engine.time()
+        engine = self._engine
+        backup.asked_at = engine.time()
+        if engine.cluster is not None and engine.time() - self._told_at > RENEW_S:
+            self._told_at = engine.time()
+            engine.cluster.hold_elsewhere(limits.BACKUP_LEASE_S)
         return backup
 
     # --- ending -------------------------------------------------------------------------------
@@ -225,15 +253,17 @@ class Backups:
             self._timer.cancel()
             self._timer = None
         if backup is not None:
+            if self._engine.cluster is not None and not self._engine.closing:
+                self._engine.cluster.hold_elsewhere(0.0)
             self._engine.budget.give(backup.bytes)
             if why:
                 logger.warning("the backup by %s has ended: %s", backup.by, why)
 
     def _look_later(self) -> None:
         assert self._running is not None
-        left = self._running.asked_at + LEASE_S - self._engine.time()
+        left = self._running.asked_at + limits.BACKUP_LEASE_S - self._engine.time()
         if left <= 0:
-            self._end(f"nobody has asked for it for {LEASE_S:g} seconds")
+            self._end(f"nobody has asked for it for {limits.BACKUP_LEASE_S:g} seconds")
         else:
             self._timer = self._engine.call_later(left, self._look_later)
 
@@ -264,24 +294,20 @@ class BackupAdministration:
     engine: Engine
     caller: Caller
 
-    def _need_everything(self) -> None:
-        if not self.caller.unlimited:
-            raise self.caller.refusal("admin", ">")
-
     async def begin_backup(self, access: bool) -> BackupBegun:
-        self._need_everything()
+        self.caller.need_everything()
         return await self.engine.backups.begin(self.caller.name, access=access)
 
     async def read_backup(self, backup: str, page: int | None) -> BackupPage:
-        self._need_everything()
+        self.caller.need_everything()
         return self.engine.backups.page(backup, page)
 
     async def read_backup_partition(
         self, backup: str, topic: str, partition: int, offset: int | None
     ) -> BackupPartition:
-        self._need_everything()
+        self.caller.need_everything()
         return await self.engine.backups.partition(backup, topic, partition, offset)
 
     async def end_backup(self, backup: str) -> None:
-        self._need_everything()
+        self.caller.need_everything()
         self.engine.backups.end(backup)

@@ -73,7 +73,7 @@ def one_batch(messages: list[Message]) -> Batch:
     """Messages of several partitions as one batch, to be sent; their places are sent beside it."""
     return encode(
         Columns(
-            [message.value for message in messages],
+            [message.value or b"" for message in messages],
             [message.key for message in messages],
             [message.headers for message in messages],
             [message.timestamp for message in messages],
@@ -180,7 +180,7 @@ class _Merge:
                 if not found:
                     raise
                 break
-            message_bytes = len(message.value) + HEADER_BYTES * len(message.headers)
+            message_bytes = len(message.value or b"") + HEADER_BYTES * len(message.headers)
             if found and size + message_bytes > 2 * self._asked.max_bytes:
                 break
             found.append(message)

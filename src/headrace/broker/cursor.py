@@ -27,6 +27,7 @@ CHUNK = 1 << CHUNK_BITS
 _LOW = CHUNK - 1
 _FULL = (1 << CHUNK) - 1
 _DELTA = struct.Struct("<IBQII")
+_NUMBER = struct.Struct("<I")
 RUNS_KEPT_MAX = 100_000
 DOUBTS_KEPT_MAX = 16
 UNLIMITED = 1 << 63
@@ -283,7 +284,10 @@ class Cursor:
 
     def lag(self) -> int:
         """Messages that are not done, up to the partition's end."""
-        return self.undone_count(self.partition.log.end_offset)
+        end = self.partition.log.end_offset
+        if not self._chunks:  # as most have none
+            return max(end - self.position, 0)
+        return self.undone_count(end)
 
     def runs(self) -> list[list[int]]:
         """Done offsets beyond the position as ``[start, stop]``, in order."""
@@ -369,6 +373,11 @@ class Cursor:
         self._fresh_runs.clear()
         self._fresh_attempts.clear()
         self._rewrite = False
+
+    @staticmethod
+    def renumbered(payload: bytes, number: int) -> bytes:
+        """The same entry, of a cursor with another number."""
+        return payload[:1] + _NUMBER.pack(number) + payload[1 + _NUMBER.size :]
 
     @staticmethod
     def number_of(payload: bytes) -> int:

@@ -8,7 +8,7 @@ structure of its own, and retention keeps what nobody has looked at.
 Rules:
 - The dead letter is durable before its original is done. A crash in between may double it.
 - Redriving publishes back to the origin, meant for the subscription that failed and for no other
-  (``to="topic"`` for all); the dead letter is done once that is durable. Its time is that of the redrive,
+  (``to="topic"`` for all), exactly once (``redriving.py``). Its time is that of the redrive,
   because times to live and retention count from it, and its attempts begin anew. A header
   (``headrace-origin-timestamp``) says when it was first published, so a second dead letter knows that, too.
 - Anybody who may publish can forge a letter. One that cannot be redriven is skipped and counted, and never
@@ -20,21 +20,18 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from headrace import limits
 from headrace.broker.cursor import Cursor
 from headrace.broker.pace import Pace
+from headrace.broker.redriving import Redrive, RedriveDone, Rounds, Select, Target
 from headrace.contents import check_headers, check_value
 from headrace.errors import (
-    Closed,
-    Conflict,
     HeadraceError,
-    InvalidArgument,
     MessageNotFound,
-    NotFound,
     OffsetOutOfRange,
-    ReadOnly,
     StorageFailed,
     SubscriptionNotFound,
 )
@@ -48,7 +45,7 @@ from headrace.model import (
     Message,
     TopicSettings,
 )
-from headrace.operations.results import Redriven
+from headrace.operations.arguments import Correction
 
 if TYPE_CHECKING:
     from headrace.broker.engine import Engine
@@ -58,23 +55,14 @@ if TYPE_CHECKING:
 KEEPER = "__dead_letters"
 TOPIC, PARTITION, OFFSET, ID, SUBSCRIPTION, REASON, ATTEMPTS, TIME = DEAD_LETTER_HEADERS
 REASON_CHARS_MAX = 1000
-PAGE = 500
-"""Letters that a redrive publishes at a time."""
-
-Select = Callable[[DeadLetter], bool]
 CountDone = Callable[[int, HeadraceError | None], None]
-RedriveDone = Callable[[Redriven | None, HeadraceError | None], None]
-
-
-_ITS_OWN_FAULT = (InvalidArgument, Conflict, NotFound, ReadOnly)
-"""Errors that concern one letter or its topic; any other ends a redrive."""
 
 
 class DeadLetters:
     def __init__(self, engine: Engine):
         self._engine = engine
-        self.under_way: set[tuple[str, int]] = set()
-        """(topic, offset) of letters that a redrive is publishing: another one leaves them alone."""
+        self._rounds: dict[str, Rounds] = {}
+        """Of the redrives of each dead-letter topic."""
 
     # --- burying ----------------------------------------------------------------------------
     def bury(
@@ -97,7 +85,7 @@ class DeadLetters:
         # It was redriven: this says when it was first published.
         headers[TIME] = str(_time(message.headers.get(TIME), message.timestamp))
         key = message.key
-        columns = Columns([message.value], None if key is None else [key], [headers])
+        columns = Columns([message.value or b""], None if key is None else [key], [headers])
 
         def stored(entry: Append) -> None:
             subscription.buried(cursor, offset, entry.error)
@@ -115,6 +103,8 @@ class DeadLetters:
         engine = self._engine
         name = self.topic_name(subscription, source)
         topic = engine.topics.get(name)
+        if topic is None and engine.cluster is not None:
+            raise ReadPending(partial(engine.cluster.create_letters, name, subscription.owner))
         if topic is None:
             if subscription.settings.dead_letter_topic:  # a topic that somebody has chosen
                 engine.topics.owner = subscription.owner
@@ -125,7 +115,8 @@ class DeadLetters:
                 )
             finally:
                 engine.topics.owner = None
-        engine.keeper(KEEPER, name)
+        if topic.partitions[0].log.owned:
+            engine.keeper(KEEPER, name)
         return topic
 
     # --- listing ----------------------------------------------------------------------------
@@ -143,9 +134,15 @@ class DeadLetters:
                 # A crash came before it was in the journal.
                 keeper = engine.keeper(KEEPER, candidate)
             if topic is not None and keeper is not None:
-                return topic, keeper, keeper.cursors[(candidate, 0)]
+                cursor = keeper.cursors.get((candidate, 0))
+                if cursor is None:
+                    raise StorageFailed(
+                        f"another node has the dead letters of {name!r} now; try again",
+                        code="partition_moved",
+                    )
+                return topic, keeper, cursor
         raise SubscriptionNotFound(
-            f"there are no dead letters of {name!r}: no message of it was given up so far",
+            f"there are no dead letters of {name!r}: no message of it was given up so far. Is the name right?",
             code="no_dead_letters",
         )
 
@@ -155,7 +152,7 @@ class DeadLetters:
         for topic in self._engine.topics:
             if topic.name.endswith(DEAD_LETTER_SUFFIX) and topic.name not in found:
                 log = topic.partitions[0].log
-                if log.end_offset > log.start_offset:
+                if log.owned and log.end_offset > log.start_offset:
                     found[topic.name] = log.end_offset - log.start_offset
         return sorted(found.items())
 
@@ -203,7 +200,11 @@ class DeadLetters:
         message = letter.message
         own = dict(message.headers if headers is None else check_headers(headers))
         columns = Columns(
-            [message.value if value is None else check_value(value, self._engine.max_message_size)],
+            [
+                message.value or b""
+                if value is None
+                else check_value(value, self._engine.max_message_size)
+            ],
             None if message.key is None else [message.key],
             [own | _origin(letter)],
         )
@@ -228,13 +229,29 @@ class DeadLetters:
         limit: int | None = None,
         rate: float | None = None,
         to: str = "subscription",
+        destination: str | None = None,
+        transform: Any = None,
+        corrections: Mapping[int, Correction] | None = None,
     ) -> None:
-        """Publish letters back to where they came from, at most ``rate`` a second."""
+        """Publish letters back to where they came from, or to ``destination``, at most ``rate`` a second.
+
+        ``corrections``: new contents, by offset; only these letters are redriven.
+        """
         topic, _, cursor = self._open(name)
         only = None if offsets is None else set(offsets)
+        if corrections is not None:
+            only = {*corrections} if only is None else only & corrections.keys()
         end = topic.partitions[0].log.end_offset
-        engine = self._engine
-        _Redrive(self, engine, name, topic, cursor, done, only, where, limit, rate, to, end).step()
+        rounds = self._rounds.setdefault(topic.name, Rounds(self._engine, topic.name))
+
+        def page(after: int, limit: int, wanted: Select) -> Listing:
+            return Listing(topic, cursor, self._engine.pace, after, limit, wanted)
+
+        target = Target(topic.name, to, destination, transform, corrections or {})
+        redrive = Redrive(
+            self._engine, rounds, cursor, page, target, done, only, where, limit, rate, end
+        )
+        redrive.step()
 
 
 @dataclass(slots=True, eq=False)
@@ -274,140 +291,6 @@ class Listing:
                     found.append(letter)
             self._after = offset
         return found
-
-
-@dataclass(slots=True, eq=False)
-class _Redrive:
-    """One redrive under way: a page of letters at a time, each done when it is durable again."""
-
-    _letters: DeadLetters
-    _engine: Engine
-    _name: str
-    """Of the subscription or the topic, as it was given."""
-    _topic: Topic
-    _cursor: Cursor
-    _done: RedriveDone
-    _only: set[int] | None
-    """The offsets that were named; None: all."""
-    _where: Select | None
-    _limit: int | None
-    _rate: float | None
-    _to: str
-    _end: int
-    """Letters that are stored later are left for the next redrive."""
-    _after: int = -1
-    _count: int = 0
-    _error: HeadraceError | None = None
-    _listing: Listing | None = None
-    """The page that is being collected."""
-    _skipped: int = 0
-    _reason: str | None = None
-    """Why the first of those was skipped."""
-
-    def step(self) -> None:
-        if self._engine.failed is not None or self._engine.closing:
-            self._finish(self._engine.failed or Closed("the broker is closed"))
-            return
-        page = PAGE if self._rate is None else max(1, min(PAGE, int(self._rate / 10)))
-        if self._limit is not None:
-            page = min(page, self._limit - self._count)
-        try:
-            if self._listing is None:
-                self._listing = self._letters.listing(
-                    self._name, after=self._after, limit=max(page, 0), where=self._wanted
-                )
-            letters = self._listing.collect()
-            self._listing = None
-        except ReadPending as pending:
-            pending.then(self.step)
-            return
-        except HeadraceError as error:
-            self._finish(error)
-            return
-        except OSError as error:
-            self._finish(StorageFailed(f"the dead letters cannot be read: {error}"))
-            return
-        except Exception as error:  # the caller's own filter
-            self._finish(InvalidArgument(f"the filter failed: {error!r}", code="invalid_filter"))
-            return
-        if not letters or self._error is not None:
-            self._finish(self._error)
-            return
-        self._after = letters[-1].offset
-        # While the log was fetching, others may have dealt with some of them.
-        letters = [
-            letter
-            for letter in letters
-            if self._wanted(letter) and not self._cursor.is_done(letter.offset)
-        ]
-        if not letters:
-            self._engine.call_soon(self.step)
-            return
-        waiting = len(letters)
-
-        def stored(letter: DeadLetter, error: HeadraceError | None) -> None:
-            nonlocal waiting
-            waiting -= 1
-            self._letters.under_way.discard((self._topic.name, letter.offset))
-            if error is None:
-                self._count += 1
-                self._cursor.done(letter.offset)
-                self._engine.changed(self._cursor)
-            elif isinstance(error, _ITS_OWN_FAULT):
-                self._skipped += 1
-                self._reason = self._reason or f"dead letter {letter.offset}: {error.message}"
-            else:
-                self._error = error
-            if waiting == 0:
-                if self._rate is None:
-                    self._engine.call_soon(self.step)
-                else:
-                    self._engine.call_later(len(letters) / self._rate, self.step)
-
-        self._letters.under_way.update((self._topic.name, letter.offset) for letter in letters)
-        for letter in letters:
-            self._send(letter, stored)
-
-    def _wanted(self, letter: DeadLetter) -> bool:
-        return (
-            letter.offset < self._end
-            and (self._topic.name, letter.offset) not in self._letters.under_way
-            and (self._only is None or letter.offset in self._only)
-            and (self._where is None or self._where(letter))
-        )
-
-    def _send(
-        self, letter: DeadLetter, stored: Callable[[DeadLetter, HeadraceError | None], None]
-    ) -> None:
-        message = letter.message
-        columns = Columns(
-            [message.value],
-            None if message.key is None else [message.key],
-            [{**message.headers, TIME: str(message.timestamp)}],
-            ids=[message.id.bytes],
-            targets=[letter.subscription.encode()] if self._to == "subscription" else None,
-        )
-        try:
-            if message.topic == self._topic.name:  # it would come back here, and say less
-                raise Conflict(
-                    "it does not say which topic it came from; publish it again yourself, then purge it",
-                    code="no_origin",
-                )
-            topic = self._engine.topic_for_publish(message.topic)
-            number = min(message.partition, len(topic.partitions) - 1)
-        except HeadraceError as error:
-            self._engine.call_soon(stored, letter, error)
-            return
-        self._engine.append(
-            topic, number, Append(columns, None, lambda entry: stored(letter, entry.error))
-        )
-
-    def _finish(self, error: HeadraceError | None) -> None:
-        def flushed(failed: HeadraceError | None) -> None:
-            result = Redriven(redriven=self._count, skipped=self._skipped, reason=self._reason)
-            self._done(result, error or failed)
-
-        self._engine.state.flush(flushed)
 
 
 def _without_origin(headers: Mapping[str, str]) -> dict[str, str]:

@@ -27,9 +27,10 @@ def delete_topic(engine: Engine, name: str, done: Callable[[HeadraceError | None
     for follower in engine.open_followers():
         follower.detach(name)
     subscriptions = dict.fromkeys(s for s in engine.all_subscriptions() if s.pattern == name)
-    for watcher in topic.partitions[0].watchers:
-        if isinstance(watcher, Subscription):
-            subscriptions[watcher] = None
+    for partition in topic.partitions[:1] if engine.cluster is None else topic.partitions:
+        for watcher in partition.watchers:
+            if isinstance(watcher, Subscription):
+                subscriptions[watcher] = None
     engine.topics.begin_deletion(topic)
     under_way = 2
 

@@ -11,7 +11,7 @@ once.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import repeat
@@ -26,6 +26,7 @@ from headrace.model import Message, Settling
 
 if TYPE_CHECKING:
     from headrace.broker.cursor import Cursor
+    from headrace.broker.history import Recording
     from headrace.broker.subscription import Subscription
 
 
@@ -44,6 +45,8 @@ class Lease:
     count: int
     mask: int
     """A bit for each offset that is still out."""
+    since: float = 0.0
+    """When it was handed out."""
 
     def index(self, offset: int) -> int:
         """Which bit is the offset's; -1 when the lease never had it."""
@@ -140,6 +143,10 @@ class Member:
     stalled: bool = False
     """It let a deadline pass and has settled nothing since. It gets one message at a time, and only if no
     other member has room."""
+    joined: float = 0.0
+    """When, in the time of the loop."""
+    elsewhere: bool = False
+    """It joined at another node, which has a share here on its behalf."""
 
     def room(self) -> int:
         free = self.prefetch - self.in_flight
@@ -200,6 +207,8 @@ class Context(Protocol):
     failed: HeadraceError | None
     """Why the broker has stopped itself."""
 
+    history: Recording
+
     def time(self) -> float: ...
 
     def now_ms(self) -> int: ...
@@ -221,11 +230,70 @@ class Context(Protocol):
     def flush(self, done: Callable[[HeadraceError | None], None]) -> None:
         """Write everything that has changed; ``done`` is called when it is durable, or the disk is full."""
 
+    def joined(self, subscription: Subscription, member: Member) -> None:
+        """With several nodes: it gets messages of partitions that others own, too."""
+
+    def left(self, subscription: Subscription, member: Member, *, gives_back: bool) -> None:
+        """It gets no more; ``gives_back``: and what it holds goes to others."""
+
+    def is_sharing(self, subscription: Subscription) -> bool:
+        """Whether another node has not said yet that it has nothing."""
+
     def dead_letter(
         self, subscription: Subscription, cursor: Cursor, offset: int, attempt: int, reason: str
     ) -> None:
         """Store it as a dead letter, then call ``subscription.buried(cursor, offset, error)``."""
 
 
-def not_out(offset: int) -> StaleDelivery:
+class Leases:
+    """What is out, and what may be said of it: of a subscription, or of the part of one at another node."""
+
+    __slots__ = ()
+    leases: dict[int, Lease]
+
+    def lease(self, lease_id: int) -> Lease:
+        lease = self.leases.get(lease_id)
+        if lease is None:
+            raise StaleDelivery(
+                "this delivery has ended: it was settled, timed out, or the subscription was moved"
+            )
+        return lease
+
+    def ack_lease(self, lease_id: int) -> int:
+        """All that is still out of one lease is done; returns how many that were."""
+        lease = self.lease(lease_id)
+        return self._ack_bits(lease, lease.mask)
+
+    def ack_run(self, lease_id: int, first: int, last: int) -> int:
+        """All of a lease between two offsets is done; returns how many were not out any more."""
+        lease = self.lease(lease_id)
+        low, high = bisect_left(lease.offsets, first), bisect_right(lease.offsets, last)
+        return high - low - self._ack_bits(lease, lease.mask & (1 << high) - (1 << low))
+
+    def ack_up_to(self, lease_id: int, offset: int) -> int:
+        """The message, and everything its member holds of the partition before it, is done."""
+        last = self.lease(lease_id)
+        if not last.is_out(offset):
+            raise _not_out(offset)
+        count = 0
+        for lease in list(last.member.leases.values()):
+            if lease.cursor.partition is last.cursor.partition and lease.id in self.leases:
+                held = (1 << bisect_right(lease.offsets, offset)) - 1
+                count += self._ack_bits(lease, lease.mask & held)
+        return count
+
+    def _settle(self, lease: Lease, offset: int) -> int:
+        """One is not out any more; returns which of the lease it was."""
+        index = lease.index(offset)
+        if index < 0 or not lease.mask >> index & 1:
+            raise _not_out(offset)
+        lease.mask ^= 1 << index
+        return index
+
+    def _ack_bits(self, lease: Lease, bits: int) -> int:
+        """These, which are all out, are done; returns how many they are."""
+        raise NotImplementedError
+
+
+def _not_out(offset: int) -> StaleDelivery:
     return StaleDelivery(f"offset {offset} is not out with this delivery any more")

@@ -57,8 +57,8 @@ class Broker(BlockingFacade):
     """A broker in this process. ``with Broker.open("./data") as broker: ...``
 
     Without a directory everything is kept in memory. Keyword options are ``auto_create_topics``,
-    ``max_message_size``, ``disk_reserve_bytes``, ``events_interval``, ``memory_limit``, ``rewrite_segments``
-    and defaults for topics (``TopicSettings``).
+    ``max_message_size``, ``disk_reserve_bytes``, ``events_interval``, ``memory_limit``, ``rewrite_segments``,
+    ``disk`` and defaults for topics (``TopicSettings``).
     """
 
     _core: AsyncBroker
@@ -155,7 +155,7 @@ class Broker(BlockingFacade):
     def publish_many(
         self,
         topic: str,
-        values: Sequence[Value],
+        values: Sequence[Value | None],
         headers: Sequence[Mapping[str, str] | None] | Mapping[str, str] | None = None,
         **options: Unpack[PublishManyOptions],
     ) -> list[Receipt]:
@@ -196,7 +196,7 @@ class Broker(BlockingFacade):
     # --- subscribing ------------------------------------------------------------------------
     async def _follow(self, channel: Channel) -> Follower:
         follower = self.engine.follow(channel.topic, channel)
-        channel.refill = follower.wake
+        channel.refill, channel.topic_created = follower.wake, follower.topic_created
         return follower
 
     async def _unfollow(self, follower: Follower) -> None:

@@ -7,7 +7,7 @@ members and deliveries, ``schedule`` what waits for its time, ``dead_letters`` w
 Rules:
 - Every method is called on the loop's thread. What takes time answers through ``done``, on the loop;
   what is the caller's mistake is raised at once, before anything has changed.
-- One process per data directory: the lock is taken before anything else is opened.
+- One process per data directory: the lock is taken first.
 - A failure that breaks a promise (a failed sync) stops the engine: all who wait are told, nothing
   more is accepted, ``on_failed`` hears of it, and the next start does not trust what was cached.
 """
@@ -15,8 +15,7 @@ Rules:
 from __future__ import annotations
 
 import logging
-import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from random import Random, SystemRandom
@@ -24,28 +23,31 @@ from typing import TYPE_CHECKING, Any
 
 from headrace import limits
 from headrace.access.control import AccessControl
+from headrace.broker import attaching
 from headrace.broker import state as entries
-from headrace.broker.attaching import attach_all, attaches, check_room, reattach
+from headrace.broker.attaching import Beginning, attaches
 from headrace.broker.attempts import first_reserve
 from headrace.broker.audit import Audit
 from headrace.broker.backups import Backups
 from headrace.broker.cursor import Cursor
 from headrace.broker.dead_letters import DeadLetters
 from headrace.broker.deleting import delete_topic
-from headrace.broker.delivery import Sink
+from headrace.broker.delivery import Member, Sink
 from headrace.broker.events import Events
-from headrace.broker.follower import PLACE_BYTES, Follower
+from headrace.broker.follower import Follower
+from headrace.broker.history import Recording
 from headrace.broker.pace import Pace
 from headrace.broker.pipelines import Pipelines
 from headrace.broker.publishing import Publishing
 from headrace.broker.requests import Requests
-from headrace.broker.restoring import restored
+from headrace.broker.restoring import definition, restored, snapshot
 from headrace.broker.retention import DiskGuard, Retention
 from headrace.broker.schedule import Schedule
+from headrace.broker.slots import SlotStates
 from headrace.broker.staging import Staging
 from headrace.broker.state import Loaded, StateJournal
 from headrace.broker.subscription import Subscription
-from headrace.broker.topic import Partition, Topic
+from headrace.broker.topic import Partition, Topic, check_offset
 from headrace.broker.topics import TopicDone, Topics
 from headrace.budget import Budget
 from headrace.clock import Clock, Loop
@@ -53,9 +55,9 @@ from headrace.errors import (
     BrokerFailed,
     Closed,
     Conflict,
+    Done,
     HeadraceError,
     InvalidArgument,
-    MessageNotFound,
     OffsetOutOfRange,
     QueueFull,
     StorageFailed,
@@ -63,33 +65,30 @@ from headrace.errors import (
     TopicNotFound,
     refused_by_disk,
 )
-from headrace.files import Files
-from headrace.log.batch import LOST
+from headrace.files import DiskMethod, Files
 from headrace.log.directory import JOURNAL, DataDirectory
-from headrace.log.interface import ReadPending, Storage
+from headrace.log.interface import LastStop, ReadPending, Storage
 from headrace.log.journal import Journal
 from headrace.log.storage import DiskStorage, MemoryStorage
+from headrace.log.uring import open_workers
 from headrace.log.workers import SyncFailed, Workers
 from headrace.model import (
     INTERNAL_PREFIX,
-    Message,
     SubscriptionSettings,
     TopicSettings,
     check_pattern,
     check_subscription_name,
     check_topic_name,
     is_pattern,
-    parse_id,
     pattern_matches,
-    split_id,
 )
 
 if TYPE_CHECKING:
+    from headrace.broker.clustering import Cluster
     from headrace.broker.overview import Connected
 
 logger = logging.getLogger("headrace.broker")
 
-Done = Callable[[HeadraceError | None], None]
 Start = str | int
 
 
@@ -106,19 +105,20 @@ class Engine:
         events_interval: float = limits.EVENTS_INTERVAL_S_DEFAULT,
         memory_limit: int | None = None,
         rewrite_segments: bool = True,
+        disk: DiskMethod = "auto",
         files: Files | None = None,
         clock: Clock | None = None,
         random: Random | None = None,
         workers: Workers | None = None,
-        storage: Storage | None = None,
+        storage: Storage | Callable[[Engine], Storage] | None = None,
         on_failed: Callable[[HeadraceError], None] | None = None,
     ):
         self.loop = loop
         self.time, self.call_soon, self.call_later = loop.time, loop.call_soon, loop.call_later
         files = files or Files()
-        self._clock = clock or Clock()
-        self._random = random or SystemRandom()
-        self.workers = workers or Workers(loop)
+        self.clock = self._clock = clock or Clock()
+        self.random = self._random = random or SystemRandom()
+        self.workers = workers or open_workers(loop, files if data_dir else None, disk)
         self.pace = Pace(loop, self._clock)
         self.budget = Budget(memory_limit)
         self.now_ms = self._clock.now_ms
@@ -132,6 +132,7 @@ class Engine:
         self.directory = None if data_dir is None else DataDirectory(data_dir, files, self._clock)
         self.access = AccessControl(data_dir, loop, files=files, clock=self._clock)
         self.guard = DiskGuard(data_dir, disk_reserve_bytes, files, loop)
+        storage = storage(self) if callable(storage) else storage
         if storage is None and data_dir is not None:
             storage = DiskStorage(
                 data_dir,
@@ -151,8 +152,14 @@ class Engine:
             storage, defaults, clock=self._clock, random=self._random, workers=self.workers
         )
         journal = None if data_dir is None else Journal(files, data_dir / JOURNAL, entries.MAGIC)
-        self.state = StateJournal(
-            journal, loop, self.workers, lambda: list(self.snapshot()), self.fail
+        self.cluster: Cluster | None = None
+        """The other nodes, if the partitions are divided between several."""
+        self.state: StateJournal | SlotStates = (
+            SlotStates(self, storage.slot_of)
+            if storage.slot_of is not None
+            else StateJournal(
+                journal, loop, self.workers, self.pace, partial(snapshot, self), self.fail
+            )
         )
         self.retention = Retention(self.topics, self._clock, loop)
         self.publishing = Publishing(self, self._random)
@@ -166,13 +173,18 @@ class Engine:
         self.audit = Audit(self)
         self.requests = Requests(self)
         self.backups = Backups(self)
-        self.retention.before_run = self.staging.expire_orphans
+        self.history = Recording(self)
+        if isinstance(self.state, SlotStates):
+            self.retention.may_delete = self.state.serves
+        else:
+            self.retention.before_run = self.staging.expire_orphans
         self._subscriptions: dict[tuple[str, str], Subscription] = {}
+        self.beginnings: dict[Subscription, Beginning] = {}
         self._unstored: set[tuple[str, str]] = set()
-        """Those whose definition is on its way to the journal, or was refused by the disk."""
+        """Their definition is on its way to the journal, or was refused by the disk."""
         self._followers: set[Follower] = set()
         self.on_attached: Callable[[Subscription], None] = lambda subscription: None
-        """Told of a subscription with members that gets another topic: not all may have the right."""
+        """A subscription with members gets another topic: not all may have the right."""
         self.connections: Callable[[], Iterable[Connected]] = lambda: ()
         """Of the server, if there is one."""
         self.started_ms = self.now_ms()
@@ -195,19 +207,21 @@ class Engine:
             # Before the logs: positions are witnesses of how far these once reached.
             loaded = self.state.load(None if last is None else last.ends)
             unclean = last is None or last.may_have_failed
-            self.topics.load(loaded.witnesses, suspect=suspect, unclean=unclean)
-            self._restore(loaded, clean=last is not None and last.clean)
-            self.staging.load(list(loaded.commits.values()))
-            self.state.start()
+            self.topics.load(loaded.witnesses, LastStop(suspect, unclean))
+            self._restore(loaded, clean=bool(last and last.clean))
+            if isinstance(self.state, StateJournal):  # else a slot brings them (``slots.py``)
+                self.staging.load(list(loaded.commits.values()))
+                self.state.start()
+                self.schedule.load()
+                self.pipelines.load()
             if self.directory is not None and suspect:
                 self.directory.clear_suspect()
-            self.schedule.load()
-            self.pipelines.load()
         except BaseException as error:
             self.access.close()
-            refused = isinstance(error, (OSError, SyncFailed))
+            self.workers.close()
+            self.topics.storage.close()
             if self.directory is not None:
-                if refused:  # it may have been a sync, which must not be trusted to succeed later
+                if isinstance(error, (OSError, SyncFailed)):  # a sync, perhaps: not to be trusted
                     self.directory.mark_suspect(str(error))
                 self.directory.release()
             if isinstance(error, OSError):
@@ -217,7 +231,7 @@ class Engine:
             raise
         self.retention.start()
         self.events.start()
-        self.access.listeners.append(partial(reattach, self))
+        self.access.listeners.append(partial(attaching.reattach, self))
 
     def _restore(self, loaded: Loaded, *, clean: bool) -> None:
         """Make the subscriptions of the journal stand where it says."""
@@ -234,36 +248,7 @@ class Engine:
             self._subscriptions[subscription.key] = subscription
             for topic in self.topics:
                 if attaches(self, subscription, topic.name):
-                    self.attach(subscription, topic, write=False)
-
-    def snapshot(self) -> Iterator[bytes]:
-        """Everything the journal has to know, for its rewriting. Things may change between two items."""
-        for name, known in tuple(self.publishing.producers.items()):
-            yield entries.name_producer(name, *known)
-        for decision in tuple(self.staging.decisions.values()):
-            yield entries.decide(decision.as_dict())
-        for subscription in tuple(self._subscriptions.values()):
-            yield self._definition(subscription)
-            for cursor in tuple(subscription.cursors.values()):
-                topic = self.topics.get(cursor.partition.topic)
-                if topic is None:
-                    continue  # it is being deleted
-                number = subscription.number
-                yield entries.number_cursor(cursor, number, topic.incarnation)
-                yield cursor.snapshot()
-                if cursor.reserved or cursor.doubts:
-                    yield entries.reserve(cursor)
-
-    def _definition(self, subscription: Subscription) -> bytes:
-        return entries.define(
-            subscription.number,
-            subscription.name,
-            subscription.pattern,
-            subscription.settings.as_dict(),
-            subscription.created_ms,
-            subscription.owner,
-            subscription.paused,
-        )
+                    list(attaching.attach(self, subscription, topic, write=False))
 
     def close(self, done: Callable[[], None]) -> None:
         """Store what is on its way, let go of everybody, release the directory."""
@@ -279,19 +264,17 @@ class Engine:
         self.schedule.close()
         self._let_go(Closed("the broker was closed"))
 
-        # What the logs still store (a redrive, a delayed message) may move positions: the journal is last.
-        def logs_closed() -> None:
-            self.state.close(state_closed)
-
         def state_closed() -> None:
             self.workers.close()
+            self.topics.storage.close()
             if self.directory is not None:
                 if self.failed is None:
                     self.directory.end_run(self.topics.ends())
                 self.directory.release()
             done()
 
-        self.topics.close(logs_closed)
+        # What the logs still store (a redrive, a delayed message) may move positions: the journal is last.
+        self.topics.close(lambda: self.state.close(state_closed))
 
     def _let_go(self, error: HeadraceError) -> None:
         self.requests.close(error)
@@ -331,13 +314,23 @@ class Engine:
         self, name: str, settings: TopicSettings | None = None, *, internal: bool = False
     ) -> Topic:
         self.check_open()
+        if self.cluster is not None:  # who needs a topic waits for it (``Cluster.create_then``)
+            missing = QueueFull(
+                f"topic {name!r} is being created; try again", code="topic_changing"
+            )
+            missing.missing_topic = name
+            raise missing
         topic = self.topics.create(name, settings or self.topics.defaults, internal=internal)
-        attach_all(self, topic, 0)
+        attaching.attach_all(self, topic, 0)
         return topic
 
     def create_topic_later(self, name: str, settings: TopicSettings, done: TopicDone) -> None:
         """``create_topic``, by a worker: it may have thousands of partitions."""
         self.check_open()
+        attaching.check_positions(self, name, settings.partitions)
+        if self.cluster is not None:
+            self.cluster.create_topic(name, settings, done)
+            return
         self.topics.create_later(name, settings, partial(self._topic_stored, 0, done))
 
     def change_topic(
@@ -345,33 +338,43 @@ class Engine:
     ) -> None:
         self.check_open()
         topic = self.topics.find(name)
-        stored = partial(self._topic_stored, len(topic.partitions), done)
-        self.topics.change_later(topic, topic.settings.but(changes), stored)
+        before, settings = len(topic.partitions), topic.settings.but(changes)
+        attaching.check_positions(self, name, max(settings.partitions - before, 0))
+        if self.cluster is not None:
+            self.cluster.change_topic(topic, settings, done)
+            return
+        self.topics.change_later(topic, settings, partial(self._topic_stored, before, done))
 
     def _topic_stored(
         self, before: int, done: TopicDone, topic: Topic | None, error: HeadraceError | None
     ) -> None:
         if topic is not None and not self.closing and self.failed is None:
-            attach_all(self, topic, before)
+            attaching.attach_all(self, topic, before)
         done(topic, error)
 
     def delete_topic(self, name: str, done: Done) -> None:
         """The topic, its records and the subscriptions over it alone are gone."""
         self.check_open()
-        delete_topic(self, name, done)
+        if self.cluster is not None:
+            self.cluster.delete_topic(name, done)
+        else:
+            delete_topic(self, name, done)
 
     def topic_for_publish(self, name: str) -> Topic:
         topic = self.topics.get(name)
-        if topic is not None and not name.startswith(INTERNAL_PREFIX):
-            return topic
+        if topic is None or name.startswith(INTERNAL_PREFIX):
+            self.check_automatic(name)
+            topic = self.audit.created(self.create_topic(name))
+        return topic
+
+    def check_automatic(self, name: str) -> None:
+        """Whether a publish may create the topic."""
         check_topic_name(name)
         if not self.auto_create_topics:
-            raise TopicNotFound(
-                f"there is no topic {name!r}, and topics are not made by publishing here "
-                "(auto_create_topics is off); create it first"
-            )
+            why = "topics are not made by publishing here (auto_create_topics is off)"
+            raise TopicNotFound(f"there is no topic {name!r}, and {why}; create it first")
         self.topics.check_automatic(self.time())
-        return self.create_topic(name)
+        attaching.check_positions(self, name, self.topics.defaults.partitions)
 
     # --- reading ----------------------------------------------------------------------------
     def partition(self, topic: str, partition: int = 0) -> Partition:
@@ -386,7 +389,7 @@ class Engine:
             return log.start_offset
         if where == "latest":
             return log.end_offset
-        offset = _check_offset(where)
+        offset = check_offset(where)
         if offset > log.end_offset:
             raise OffsetOutOfRange(
                 f"offset {offset} is behind the end of {partition.topic}/{partition.number}, "
@@ -408,25 +411,6 @@ class Engine:
         if pending is not None:
             raise pending
         return found
-
-    def find_message(self, message_id: uuid.UUID | str) -> Message:
-        """The record that a derived id leads to."""
-        parts = split_id(parse_id(message_id))
-        topic = None if parts is None else self.topics.by_hash(parts[0])
-        if parts is None or topic is None or parts[1] >= len(topic.partitions):
-            raise MessageNotFound(
-                f"{message_id} does not lead to a record: ids that a client gave are not indexed"
-                if parts is None
-                else f"there is no message {message_id}"
-            )
-        _, number, offset = parts
-        log = topic.partitions[number].log
-        if not log.start_offset <= offset < log.end_offset:
-            raise MessageNotFound(f"message {message_id} is not there any more, or not yet")
-        batch = log.read_cached(offset)
-        if batch.flags & LOST:
-            raise MessageNotFound(f"message {message_id} was lost and given up by a repair")
-        return batch.message(topic.name, number, offset)
 
     # --- subscriptions ------------------------------------------------------------------------
     def all_subscriptions(self) -> list[Subscription]:
@@ -494,15 +478,19 @@ class Engine:
                     f"the ordering of {name!r} cannot change while messages are out with members",
                     code="subscription_busy",
                 )
-            if changed != existing.settings or existing.key in self._unstored:
+            if changed != existing.settings:
                 existing.change(changed)
+                self._unstored.add(existing.key)
+            if existing in self.beginnings:
+                self.beginnings[existing].waiting.append(done or (lambda error: None))
+            elif existing.key in self._unstored:
                 self.keep(existing, done)
             elif done is not None:
                 self.call_soon(done, None)
             return existing
         chosen = SubscriptionSettings.of(settings or {})
         if start_time_ms is None and start not in ("earliest", "latest"):
-            offset = _check_offset(start)
+            offset = check_offset(start)
             if offset and not is_pattern(pattern):
                 self.topics.find(pattern)  # one that is made now does not have that offset
         if not internal and not is_pattern(pattern):
@@ -519,17 +507,12 @@ class Engine:
         )
         topics = [t for t in self.topics.matching(pattern) if attaches(self, subscription, t.name)]
         partitions = [partition for topic in topics for partition in topic.partitions]
-        check_room(self._subscriptions.values(), len(partitions))
+        attaching.check_room(self._subscriptions.values(), len(partitions))
         # A bad start is refused before anything is created.
         offsets = self.resolve_all(partitions, start, time_ms=start_time_ms)
-        self._number()
+        self.next_number()
         self._subscriptions[subscription.key] = subscription
-        for partition, offset in offsets.items():
-            subscription.attach(Cursor(self._number(), partition, offset))
-        self.keep(subscription)
-        for cursor in subscription.cursors.values():
-            self._write_cursor(subscription, cursor)
-        self.state.flush(done or (lambda error: None))
+        attaching.begin(self, subscription, Beginning(offsets, [done or (lambda error: None)]))
         return subscription
 
     def keep(self, subscription: Subscription, done: Done | None = None) -> None:
@@ -542,26 +525,34 @@ class Engine:
             if done is not None:
                 done(error)
 
-        self.state.write(self._definition(subscription), stored)
+        if self.cluster is not None and not subscription.name.startswith(INTERNAL_PREFIX):
+            self.cluster.define(subscription, stored)
+        else:
+            self.state.write(definition(subscription), stored, at=subscription.pattern)
 
-    def attach(self, subscription: Subscription, topic: Topic, *, write: bool = True) -> None:
-        """Give the subscription a cursor at the start of every partition where it has none."""
-        for partition in topic.partitions:
-            if (topic.name, partition.number) not in subscription.cursors:
-                cursor = Cursor(self._number(), partition, partition.log.start_offset)
-                subscription.attach(cursor)
-                if write:
-                    self._write_cursor(subscription, cursor)
-        if subscription.members and self.access.is_on:
-            self.on_attached(subscription)
+    def make_cursor(
+        self, subscription: Subscription, partition: Partition, offset: int, *, write: bool = True
+    ) -> None:
+        cursor = Cursor(self.next_number(), partition, offset)
+        subscription.attach(cursor)
+        if write:
+            incarnation = self.topics.find(partition.topic).incarnation
+            if self.cluster is not None:  # each slot's journal names the subscriptions itself
+                self.state.write(definition(subscription), at=partition)
+            entry = entries.number_cursor(cursor, subscription.number, incarnation)
+            self.state.write(entry, at=partition)
+            first_reserve(subscription, cursor)
+            self.changed(cursor)
 
-    def _write_cursor(self, subscription: Subscription, cursor: Cursor) -> None:
-        incarnation = self.topics.find(cursor.partition.topic).incarnation
-        self.state.write(entries.number_cursor(cursor, subscription.number, incarnation))
-        first_reserve(subscription, cursor)
-        self.changed(cursor)
+    def add_subscription(
+        self, name: str, pattern: str, settings: SubscriptionSettings, created_ms: int
+    ) -> Subscription:
+        """One that the cluster has defined; it has no cursors yet."""
+        made = Subscription(self, self.next_number(), name, pattern, settings, created_ms)
+        self._subscriptions[made.key] = made
+        return made
 
-    def _number(self) -> int:
+    def next_number(self) -> int:
         number = self._next_number
         self._next_number += 1
         return number
@@ -569,6 +560,9 @@ class Engine:
     def unsubscribe(self, subscription: Subscription, done: Done) -> None:
         """Delete it, with its position."""
         self.check_open()
+        if self.cluster is not None:
+            self.cluster.undefine(subscription, done)
+            return
         self.remove(
             subscription, SubscriptionNotFound(f"subscription {subscription.name!r} was deleted")
         )
@@ -582,7 +576,8 @@ class Engine:
             self.state.forget(cursor)
         partitions = [cursor.partition for cursor in subscription.cursors.values()]
         subscription.close(error)
-        self.state.write(entries.delete(subscription.number))
+        if self.cluster is None:
+            self.state.write(entries.delete(subscription.number))
         for partition in partitions:
             self.retention.trim(partition)
 
@@ -631,10 +626,11 @@ class Engine:
         """An ephemeral subscription: everything from now on, in topics that are ``allowed``."""
         self.check_open()
         check_pattern(pattern)
+        created = self.topics.lacks(pattern)
         if not is_pattern(pattern):
             self.topic_for_publish(pattern)
         is_full = places_max is not None and places_max <= 0
-        follower = Follower(self, pattern, sink, allowed or (lambda topic: True))
+        follower = Follower(self, pattern, sink, allowed or (lambda topic: True), created)
         topics = [] if is_full else self.topics.matching(pattern)
         topics = [topic for topic in topics if follower.allowed(topic.name)]
         places = sum(len(topic.partitions) for topic in topics)
@@ -645,7 +641,7 @@ class Engine:
                 code="too_many_on_connection",
             )
         if is_pattern(pattern):
-            self.budget.check(places * PLACE_BYTES)
+            self.budget.check(places * limits.FOLLOWED_PARTITION_BYTES)
         self._followers.add(follower)
         for topic in topics:
             for partition in topic.partitions:
@@ -676,23 +672,27 @@ class Engine:
         return self.directory is not None
 
     def reserve(self, cursor: Cursor, done: Done) -> None:
-        self.state.write(entries.reserve(cursor), done, counts=True)
+        self.state.write(entries.reserve(cursor), done, counts=True, at=cursor.partition)
 
     def flush(self, done: Done) -> None:
         self.state.flush(done, counts=True)
+
+    def serves(self, partition: Partition) -> bool:
+        """Whether the cursors of the partition are here, and not at another node."""
+        return not isinstance(self.state, SlotStates) or self.state.serves(partition)
+
+    def joined(self, subscription: Subscription, member: Member) -> None:
+        if self.cluster is not None:
+            self.cluster.joined(subscription, member)
+
+    def left(self, subscription: Subscription, member: Member, *, gives_back: bool) -> None:
+        if self.cluster is not None:
+            self.cluster.left(subscription, member, gives_back=gives_back)
+
+    def is_sharing(self, subscription: Subscription) -> bool:
+        return self.cluster is not None and self.cluster.is_sharing(subscription)
 
     def dead_letter(
         self, subscription: Subscription, cursor: Cursor, offset: int, attempt: int, reason: str
     ) -> None:
         self.dead_letters.bury(subscription, cursor, offset, attempt, reason)
-
-
-def _check_offset(where: object) -> int:
-    if isinstance(where, bool) or not isinstance(where, int):
-        raise InvalidArgument(
-            f"a position is 'earliest', 'latest' or an offset, not {where!r}",
-            code="invalid_offset",
-        )
-    if not 0 <= where <= limits.OFFSET_MAX:
-        raise InvalidArgument(f"{where} is not an offset", code="invalid_offset")
-    return where

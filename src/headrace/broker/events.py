@@ -34,11 +34,9 @@ from weakref import WeakKeyDictionary
 import orjson
 
 from headrace import limits
+from headrace.broker.own_topic import OwnTopic
 from headrace.broker.subscription import Subscription
 from headrace.broker.topic import Topic
-from headrace.errors import HeadraceError
-from headrace.log.columns import Columns
-from headrace.log.interface import Append
 from headrace.model import INTERNAL_PREFIX, TopicSettings
 
 if TYPE_CHECKING:
@@ -57,6 +55,7 @@ _COUNTERS = (
 class Events:
     def __init__(self, engine: Engine, interval_s: float):
         self._engine = engine
+        self._topic = OwnTopic(engine, TOPIC, SETTINGS, "events of the broker are", logger)
         self._interval_s = interval_s
         self._timer: Any = None
         self._from_ms = 0
@@ -64,8 +63,6 @@ class Events:
         """The counters as the last event saw them."""
         self._new: list[tuple[str, dict[str, Any]]] = []
         """(name, event) of those that are not stored yet."""
-        self._refused = False
-        """The last events could not be stored, and that was logged."""
 
     def start(self) -> None:
         if self._interval_s > 0 and self._engine.directory is not None:
@@ -90,8 +87,7 @@ class Events:
 
     def ended(self, source: Subscription | Topic) -> None:
         """It is about to be deleted: the next round stores its last event."""
-        is_own = source.name.startswith(INTERNAL_PREFIX)
-        if self._timer is not None and len(self._new) < STEP and not is_own:
+        if self._timer is not None and len(self._new) < STEP:
             self._add(source, self._from_ms, self._engine.now_ms())
 
     # --- a round ----------------------------------------------------------------------------
@@ -108,12 +104,7 @@ class Events:
         return self._engine.failed is None and self._engine.guard.refusal() is None
 
     def _sources(self) -> list[Subscription | Topic]:
-        """All subscriptions and topics except the broker's own."""
-        return [
-            source
-            for source in (*self._engine.all_subscriptions(), *self._engine.topics)
-            if not source.name.startswith(INTERNAL_PREFIX)
-        ]
+        return [*self._engine.all_subscriptions(), *self._engine.topics]
 
     def _step(self, sources: list[Subscription | Topic], at: int, from_ms: int, to_ms: int) -> None:
         if self._timer is None:
@@ -126,27 +117,14 @@ class Events:
         for source in sources:
             self._add(source, from_ms, to_ms)
         new, self._new = self._new, []
-        if not new:
-            return
-        keys: list[bytes | None] = [name.encode() for name, _ in new]
-        values = [orjson.dumps(event) for _, event in new]
-        try:
-            topic = self._engine.topics.get(TOPIC)
-            if topic is None:
-                topic = self._engine.create_topic(TOPIC, SETTINGS, internal=True)
-        except (HeadraceError, OSError) as error:
-            self._stored(error)
-            return
-        stored = Append(Columns(values, keys), None, lambda entry: self._stored(entry.error))
-        self._engine.append(topic, 0, stored)
-
-    def _stored(self, error: Exception | None) -> None:
-        if error is not None and not self._refused:
-            logger.warning("events of the broker are not stored: %s", error)
-        self._refused = error is not None
+        if new:
+            self._topic.append((name, orjson.dumps(event)) for name, event in new)
 
     def _add(self, source: Subscription | Topic, from_ms: int, to_ms: int) -> None:
-        """Add an event about everything since the last one, if anything has happened."""
+        """Add an event about everything since the last one, if anything has happened. The broker's own subscriptions
+        and topics have none."""
+        if source.name.startswith(INTERNAL_PREFIX):
+            return
         if isinstance(source, Topic):
             event: dict[str, Any] = {"type": "topic", "topic": source.name}
             now = {

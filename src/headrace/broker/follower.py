@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from headrace.broker.topic import Partition
 
 logger = logging.getLogger("headrace.broker")
-PLACE_BYTES = 256
-"""The memory that following one partition takes. It counts in ``memory_limit``."""
 
 
 @dataclass(slots=True, eq=False)
@@ -36,6 +34,8 @@ class Follower:
     sink: Sink
     allowed: Callable[[str], bool] = lambda topic: True
     """Whether its owner may read a topic that the pattern matches."""
+    topic_created: bool = False
+    """The topic did not exist: it was created for this."""
     closed: bool = False
     delivered: int = 0
     missed: int = 0
@@ -48,7 +48,7 @@ class Follower:
     def attach(self, partition: Partition, offset: int) -> None:
         self._places[(partition.topic, partition.number)] = (partition, offset)
         partition.watchers[self] = None
-        self._context.budget.used += PLACE_BYTES
+        self._context.budget.used += limits.FOLLOWED_PARTITION_BYTES
         if offset < partition.log.end_offset:
             self.on_advance(partition.topic, partition.number, False)
 
@@ -58,9 +58,6 @@ class Follower:
 
     def __bool__(self) -> bool:
         return True
-
-    def follows(self, topic: str, partition: int) -> bool:
-        return (topic, partition) in self._places
 
     def matches(self, topic: str) -> bool:
         """Whether it gets the messages of a topic."""
@@ -83,7 +80,7 @@ class Follower:
             partition, _ = self._places.pop(key)
             self._behind.pop(key, None)
             partition.watchers.pop(self, None)
-            self._context.budget.used -= PLACE_BYTES
+            self._context.budget.used -= limits.FOLLOWED_PARTITION_BYTES
 
     def on_advance(self, topic: str, partition: int, at_once: bool) -> None:
         self._behind[(topic, partition)] = None
@@ -186,6 +183,6 @@ class Follower:
         self.closed = True
         for partition, _ in self._places.values():
             partition.watchers.pop(self, None)
-        self._context.budget.used -= PLACE_BYTES * len(self._places)
+        self._context.budget.used -= limits.FOLLOWED_PARTITION_BYTES * len(self._places)
         self._places.clear()
         self.sink.closed(error)

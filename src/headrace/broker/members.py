@@ -43,7 +43,10 @@ class Members:
         self._members.clear()
 
     def have_room(self) -> bool:
-        return any(self._room(member) > 0 for member in self._members)
+        for member in self._members:  # not a generator: it is asked for each delivery
+            if (self._room(member) if member.stalled else member.room()) > 0:
+                return True
+        return False
 
     def room(self) -> int:
         return sum(max(self._room(member), 0) for member in self._members)
@@ -79,8 +82,11 @@ class Members:
     def next(self, wanted: int, bytes_each: int) -> tuple[list[Member], int]:
         """Members with room in their turn, at most ``wanted``, and how much each of them takes."""
         count = len(self._members)
-        chosen: list[Member] = []
         room = limits.LEASE_RECORDS_MAX
+        if count == 1:  # as most subscriptions have
+            free = self._members[0].room_for(bytes_each)
+            return (self._members[:1], min(free, room)) if free > 0 else ([], room)
+        chosen: list[Member] = []
         first = self._turn % count if count else 0
         for step in range(count):
             at = (first + step) % count

@@ -31,6 +31,8 @@ class Connected(Protocol):
     number: int
     """Grows with each connection."""
     caller: Caller
+    since: float
+    """When it was made, by the loop's clock."""
 
     def describe(self) -> ClientInfo: ...
 
@@ -59,7 +61,7 @@ async def overview(engine: Engine, permissions: Permissions, limit: int) -> Over
         total["published"] += topic.published_total()
         total["bytes"] += topic.size_bytes()
         total["dead_letters"] += count
-        if not topic_subscriptions(topic) and not topic.name.endswith(DEAD_LETTER_SUFFIX):
+        if not topic_subscriptions(topic, engine) and not topic.name.endswith(DEAD_LETTER_SUFFIX):
             add(_topic_row(topic))
     for_all = Counter[str]()
     async for subscription in engine.pace.each(engine.subscriptions()):

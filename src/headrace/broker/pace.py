@@ -4,16 +4,19 @@ A broker has one loop. A subscriber that reads fast can be sent a million messag
 long as that lasts nobody else is answered. So work that may be long is done in *pieces* of a few
 milliseconds, and between the turns in which they run the loop looks after its sockets::
 
-    turn of the loop:  sockets, timers │ pieces, TURN_S at most │ sockets, timers │ pieces │ ...
+    turn of the loop:  sockets, timers │ pieces │ sockets, timers │ pieces │ ...
 
 Rules:
 - Work is a callable that does one piece and, if there is more to do, calls ``soon`` with itself again. The
   queue is first in, first out, so everybody advances at the same rate.
 - All pieces of a turn share its time. A thousand subscribers with five milliseconds each would be five
-  seconds. So do the requests that come from all connections in one turn: once it ``is_over``, a request that
+  seconds. The time is short where the loop has little else to do, because a publish needs several turns: a message
+  that goes to hundreds of subscriptions must not keep the next one waiting, which they then get with it. Where the
+  loop has more to do, pieces have a share of its time, so deliveries keep up with publishes.
+- The requests that come from all connections in one turn share its time, too: once it ``is_over``, a request that
   may take long begins as a piece of a later turn.
-- Work that is known to be long (``late``) comes after all other pieces, but one of it runs in every turn. So a
-  client with a small request does not wait for hundreds that ask for much.
+- Work that is known to be long (``late``) comes after all other pieces, but one of it runs whenever these have had
+  ``TURN_S``. So a client with a small request does not wait for hundreds that ask for much.
 - ``deadline`` and ``is_past`` are for a loop inside of one piece; ``turn`` and ``each`` are for a
   coroutine. It goes on after the pieces of its turn, where nobody measures it, so one turn wakes one coroutine only.
 
@@ -33,8 +36,10 @@ from headrace.clock import Clock, Loop
 Item = TypeVar("Item")
 PIECE_S = 0.004
 """How long one piece of work goes on, besides its last step."""
-TURN_S = 0.010
+TURN_S_MIN, TURN_S = 0.0005, 0.010
 """How long pieces run in one turn of the loop, all together."""
+SHARE = 0.25
+"""Between these bounds: this part of the time that everything else took since the last turn."""
 REQUESTS_S = 0.010
 """How long requests begin as they come in one turn of the loop, all connections together; for a connection that
 has not asked for much lately, twice as long."""
@@ -47,6 +52,10 @@ class Pace:
         self._queue: deque[Callable[[], object]] = deque()
         self._late: deque[Callable[[], object]] = deque()
         self._scheduled = False
+        self._ended = 0.0
+        """When the pieces of the last turn had ended, if there were more."""
+        self._since_late = 0.0
+        """How long other pieces have run since the last one that is known to be long."""
         self._turn_began = 0.0
         """When the first request of this turn began; 0: none has."""
 
@@ -73,21 +82,27 @@ class Pace:
         (self._late if late else self._queue).append(work)
         if not self._scheduled:
             self._scheduled = True
+            self._ended = self.seconds()
             self._loop.call_soon(self._run)
 
     def _run(self) -> None:
-        queue, late, end = self._queue, self._late, self.seconds() + TURN_S
+        queue, late, began = self._queue, self._late, self.seconds()
+        end = began + min(max(SHARE * (began - self._ended), TURN_S_MIN), TURN_S)
         try:
             while queue:
                 queue.popleft()()
                 if self.seconds() >= end:
                     break
-            while late:
-                if late.popleft()() is _WOKEN or queue or self.seconds() >= end:
-                    break
+            self._since_late += self.seconds() - began
+            if late and (not queue or self._since_late >= TURN_S):
+                self._since_late = 0.0
+                while late:
+                    if late.popleft()() is _WOKEN or queue or self.seconds() >= end:
+                        break
         finally:  # also after an error, which is the loop's to report
             self._scheduled = bool(queue or late)
             if self._scheduled:
+                self._ended = self.seconds()
                 self._loop.call_soon(self._run)
 
     def go_through(

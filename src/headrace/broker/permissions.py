@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace.access.caller import Caller
 from headrace.access.rights import Right
+from headrace.broker.audit import BROKER, IN_PROCESS, Source
 from headrace.errors import Conflict, Forbidden, HeadraceError, SubscriptionNotFound, TopicNotFound
 from headrace.model import DEAD_LETTER_SUFFIX, DeadLetter, is_pattern
 from headrace.operations.declaring import Operation
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 class Permissions(NamedTuple):
     engine: Engine
     caller: Caller
+    source: Source = IN_PROCESS
 
     # --- topics ---------------------------------------------------------------------------------
     def may(self, right: Right, topic: str, name: str | None = None) -> bool:
@@ -119,13 +121,17 @@ class Permissions(NamedTuple):
 
     @contextmanager
     def owning(self) -> Iterator[None]:
-        """Topics that are created inside of it belong to the caller. Nothing may be awaited there."""
-        topics = self.engine.topics
+        """Topics that are created inside of it belong to the caller, who is named in the audit.
+
+        Nothing may be awaited there.
+        """
+        topics, audit = self.engine.topics, self.engine.audit
         topics.owner = None if self.caller.unlimited else self.caller.name
+        audit.author = (self.caller.name, self.source)
         try:
             yield
         finally:
-            topics.owner = None
+            topics.owner, audit.author = None, BROKER
 
     def check_publish(self, topic: str) -> None:
         """Nothing, or why it may not publish; a topic that passes is remembered by the caller.
@@ -135,7 +141,7 @@ class Permissions(NamedTuple):
         """
         caller = self.caller
         caller.need("publish", topic)
-        if self.engine.topics.get(topic) is None and not caller.unlimited:
+        if self.engine.topics.get(topic) is None:
             self.engine.check_open()
             self.need_to_create(topic, self.engine.topics.defaults.partitions)
             with self.owning():

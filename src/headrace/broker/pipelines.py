@@ -20,20 +20,21 @@ Rules:
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from headrace import limits
 from headrace.broker import events
-from headrace.broker.topic import Topic
+from headrace.broker.history import GROWN_MIN
+from headrace.broker.own_topic import OwnTopic
 from headrace.errors import Conflict, HeadraceError, InvalidArgument, NotFound, TooLarge
 from headrace.log.batch import LOST
-from headrace.log.columns import Columns
-from headrace.log.interface import Append, Log, ReadPending
-from headrace.operations.results import PipelineReport, PipelineStats, StopWanted
+from headrace.log.interface import Log, ReadPending
+from headrace.operations.results import PipelineReport, PipelineStats, StopWanted, Verdict
 
 if TYPE_CHECKING:
     from headrace.broker.engine import Engine
@@ -44,6 +45,11 @@ SETTINGS = replace(
     events.SETTINGS, segment_bytes=4 << 20, retention_bytes=limits.PIPELINES_BYTES_MAX
 )
 REPEATED_S = 10.0
+STALLED_S = 60.0
+"""A pipeline that has records to process and finishes no batch for so long is stalled, unless its batches, or the
+pauses between them, take long."""
+SAMPLE_S, LAGS = 10.0, 7
+"""A lag is compared with that of a minute before."""
 _KNOWN_TO_BROKER = ("name", "reported_at", "stopping")
 
 
@@ -61,10 +67,13 @@ class ReportedPipeline:
     heard_at: float = 0.0
     """By the monotonic clock, for liveness: a wall clock may jump."""
     stopping: bool = False
+    lags: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=LAGS))
+    """(time, lag), in memory only."""
 
     def took(self, report: PipelineReport, content: bytes, now_ms: int, time: float) -> None:
         if report["run_id"] != self.run_id or report["state"] != "running":
             self.stopping = False  # the request was for the run before
+        self.note_lag(report, time)
         self.content = content
         self.state, self.run_id = report["state"], report["run_id"]
         self.started_at, self.reported_at, self.heard_at = report["started_at"], now_ms, time
@@ -75,6 +84,30 @@ class ReportedPipeline:
     def is_up(self, time: float) -> bool:
         return self.state == "running" and not self.is_stale(time)
 
+    def note_lag(self, report: PipelineReport, time: float) -> None:
+        """Remember the lag of the last minute, in steps of ten seconds."""
+        if self.lags and (time - self.lags[-1][0] < SAMPLE_S and self.run_id == report["run_id"]):
+            return
+        if self.run_id != report["run_id"]:
+            self.lags.clear()
+        self.lags.append((time, sum(query.get("lag") or 0 for query in report["queries"])))
+
+    def verdict(self, queries: Sequence[Mapping[str, Any]], now_ms: int, time: float) -> Verdict:
+        """Whether it keeps up. One that has ended, or is silent, is not judged."""
+        if not self.is_up(time):
+            return "ok"
+        for query in queries:
+            patience_ms = max(
+                STALLED_S * 1000,
+                3 * ((query.get("interval_ms") or 0) + (query.get("trigger_ms") or 0)),
+            )
+            since = query.get("last_progress_at") or self.started_at
+            if (query.get("lag") or query.get("active")) and now_ms - since > patience_ms:
+                return "stalled"
+        lag = sum(query.get("lag") or 0 for query in queries)
+        is_known = len(self.lags) == LAGS and time - self.lags[0][0] >= SAMPLE_S * (LAGS - 1)
+        return "falling behind" if is_known and lag - self.lags[0][1] >= GROWN_MIN else "ok"
+
     def record(self) -> dict[str, Any]:
         return {
             **orjson.loads(self.content),
@@ -83,23 +116,28 @@ class ReportedPipeline:
             "stopping": self.stopping,
         }
 
-    def stats(self, time: float) -> PipelineStats:
-        stats: PipelineStats = {**self.record(), "stale": self.is_stale(time)}  # type: ignore[typeddict-item]
+    def stats(self, now_ms: int, time: float) -> PipelineStats:
+        record = self.record()
+        for query in record["queries"]:
+            oldest = query.get("oldest_unread_at")
+            if oldest is not None:
+                query["lag_seconds"] = max(now_ms - oldest, 0) / 1000 if oldest else 0.0
+        verdict = self.verdict(record["queries"], now_ms, time)
+        stats: PipelineStats = {**record, "stale": self.is_stale(time), "verdict": verdict}  # type: ignore[typeddict-item]
         return stats
 
 
 class Pipelines:
     def __init__(self, engine: Engine):
         self._engine = engine
+        self._topic = OwnTopic(engine, TOPIC, SETTINGS, "reports of pipelines are", logger)
         self._pipelines: dict[str, ReportedPipeline] = {}
         """The one that reported last stands last."""
         self._bytes = 0
-        self._refused = False
-        """The last report could not be stored, and the log says so."""
 
     def __iter__(self) -> Iterator[PipelineStats]:
-        time = self._engine.time()
-        return (self._pipelines[name].stats(time) for name in sorted(self._pipelines))
+        now, time = self._engine.now_ms(), self._engine.time()
+        return (self._pipelines[name].stats(now, time) for name in sorted(self._pipelines))
 
     def load(self) -> None:
         """Read back what pipelines reported before this start."""
@@ -220,31 +258,11 @@ class Pipelines:
         self._append(pipeline.name, pipeline.record())
 
     def _append(self, name: str, record: dict[str, Any]) -> None:
-        columns = Columns([orjson.dumps(record)], [name.encode()])
-        try:
-            topic = self._topic()
-        except (HeadraceError, OSError) as error:
-            self._warn(error)
-            return
-        self._engine.append(topic, 0, Append(columns, None, self._stored))
-
-    def _topic(self) -> Topic:
-        topic = self._engine.topics.get(TOPIC)
-        return topic or self._engine.create_topic(TOPIC, SETTINGS, internal=True)
-
-    def _stored(self, entry: Append) -> None:
-        if entry.error is not None:
-            self._warn(entry.error)
-        self._refused = entry.error is not None
-
-    def _warn(self, error: Exception) -> None:
-        if not self._refused:
-            logger.warning("reports of pipelines are not stored: %s", error)
-        self._refused = True
+        self._topic.append([(name, orjson.dumps(record))])
 
     # --- questions --------------------------------------------------------------------------
     def stats(self, name: str) -> PipelineStats:
-        return self._find(name).stats(self._engine.time())
+        return self._find(name).stats(self._engine.now_ms(), self._engine.time())
 
     def stop(self, name: str) -> PipelineStats:
         """Tell it with the answer to its next report. Asking twice is asking once."""

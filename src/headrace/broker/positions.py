@@ -19,7 +19,7 @@ from headrace.broker.cursor import Cursor
 from headrace.broker.subscription import Subscription
 from headrace.broker.topic import Partition, Topic
 from headrace.broker.topics import Topics
-from headrace.errors import HeadraceError, InvalidArgument, OffsetOutOfRange, TopicNotFound
+from headrace.errors import Done, InvalidArgument, OffsetOutOfRange, TopicNotFound
 from headrace.model import check_pattern, check_topic_name, is_pattern, pattern_matches
 from headrace.operations.results import PartitionPosition
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from headrace.broker.engine import Engine
 
 Positions = Mapping[str, Mapping[int, int]]
-Done = Callable[[HeadraceError | None], None]
 May = Callable[[str], bool]
 """Whether the caller may read a topic."""
 

@@ -39,12 +39,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from headrace import limits
 from headrace.broker import state as entries
 from headrace.broker.follower import Follower
+from headrace.broker.publishers import Publisher, RecentPublishers
 from headrace.broker.retention import low_water
 from headrace.broker.topic import Topic
 from headrace.contents import check_value
@@ -108,6 +110,8 @@ class Publish:
     deliver_at: int | None = None
     """Milliseconds since 1970; a time that has passed means now."""
     producer: ProducerBatch | None = None
+    by: Publisher | None = None
+    """The client; None: the broker itself, or the program that it is embedded in."""
     done: PublishDone = _nobody
 
     @property
@@ -126,6 +130,7 @@ class Publishing:
         self._gathered_bytes = 0
         self.producers: dict[str, tuple[int, int]] = {}
         """Named idempotent producers: (id, epoch)."""
+        self.recent = RecentPublishers()
 
     # --- from a user's arguments --------------------------------------------------------------
     def message(
@@ -191,6 +196,9 @@ class Publishing:
             return
         if publish.partition is not None and publish.planned_on is None:
             self._check_partition(publish.topic, publish.partition)
+        if engine.cluster is not None and engine.topics.lacks(publish.topic):
+            engine.cluster.create_then(publish.topic, partial(self._created, publish))
+            return
         topic = engine.topic_for_publish(publish.topic)
         if topic.name in self._gathered:
             self._append_gathered(topic.name)
@@ -209,6 +217,15 @@ class Publishing:
             number, records = parts[0]
             self._store(topic, number, records, [publish], publish.producer)
 
+    def _created(self, publish: Publish, error: HeadraceError | None) -> None:
+        """The cluster has the topic now."""
+        try:
+            if error is not None:
+                raise error
+            self.publish(publish, publish.done)
+        except HeadraceError as refusal:
+            publish.done([], refusal)
+
     def _delay(self, publish: Publish, deliver_at: int) -> None:
         if publish.count != 1 or publish.producer is not None:
             raise InvalidArgument(
@@ -222,6 +239,9 @@ class Publishing:
             self._check_partition(name, partition)
         columns = publish.records
         assert isinstance(columns, Columns)
+        if self._engine.cluster is not None and not self._engine.cluster.leads:
+            self._engine.cluster.delay(name, columns, deliver_at, partition, publish.done)
+            return
         self._engine.schedule.add(name, columns, deliver_at, partition, publish.done)
 
     def _refuse_plan(self, topic: Topic, publish: Publish) -> None:
@@ -234,7 +254,7 @@ class Publishing:
         number, producer = publish.partition, publish.producer
         if producer is None or number is None or number >= count or isinstance(records, bytes):
             raise error
-        context = (topic.name, number, [publish])
+        context = (topic, number, [publish])
         entry = _entry(records, self._stored, producer, context)
         entry.refusal = error
         topic.partitions[number].log.append(entry)
@@ -273,7 +293,11 @@ class Publishing:
             key = keys[0] if keys else None
             number = producer[0] % count if key is None else topic.partition_of_key(key)
             return [(topic.partition_of_producer(producer[0], number), records)]
-        keyless = topic.next_partition()
+        if isinstance(records, Batch):
+            size = records.stored_bytes
+        else:
+            size = sum(map(len, records.values))
+        keyless = topic.next_partition(0 if keys else size)
         if not keys:
             return [(keyless, records)]
         places = spread(keys, count, keyless)
@@ -291,14 +315,19 @@ class Publishing:
 
     def flush(self) -> None:
         """Append what was gathered: at the end of this turn of the loop, or when the broker closes."""
-        while self._gathered:
-            self._append_gathered(next(iter(self._gathered)))
+        try:
+            while self._gathered:
+                self._append_gathered(next(iter(self._gathered)), at_once=True)
+        finally:
+            if self._gathered:  # an error in one concerns no other
+                self._engine.call_soon(self.flush)
 
-    def _append_gathered(self, name: str) -> None:
+    def _append_gathered(self, name: str, at_once: bool = False) -> None:
         topic, publishes = self._gathered.pop(name)
-        number = topic.next_partition() if len(topic.partitions) > 1 else 0
         values = cast(list[bytes], [publish.records for publish in publishes])
-        self._store(topic, number, Columns(values), publishes, None)
+        several = len(topic.partitions) > 1
+        number = topic.next_partition(sum(map(len, values))) if several else 0
+        self._store(topic, number, Columns(values), publishes, None, at_once)
 
     # --- storing ------------------------------------------------------------------------------
     def _store(
@@ -308,9 +337,11 @@ class Publishing:
         records: Columns | Batch,
         publishes: list[Publish],
         producer: ProducerBatch | None,
+        at_once: bool = False,
     ) -> None:
-        context = (topic.name, number, publishes)
+        context = (topic, number, publishes)
         entry = _entry(records, self._stored, producer, context)
+        entry.at_once = at_once
         budget = self._engine.budget
         if budget.used + entry.bytes > budget.limit:
             topic.refused += entry.count
@@ -319,7 +350,7 @@ class Publishing:
             self.append(topic, number, entry)
 
     def _stored(self, entry: Append) -> None:
-        topic, number, publishes = cast(tuple[str, int, list[Publish]], entry.context)
+        topic, number, publishes = cast(tuple[Topic, int, list[Publish]], entry.context)
         if entry.error is not None:
             self._note(entry.error)
             for publish in publishes:
@@ -327,12 +358,15 @@ class Publishing:
             return
         if len(publishes) == 1:
             (publish,) = publishes
-            receipt = _receipt(topic, number, entry)
+            if publish.by is not None and not entry.duplicate:
+                self.recent.note(topic, number, entry, publish.by)
+            receipt = _receipt(topic.name, number, entry)
             publish.done([receipt], None)
             return
-        offset, timestamp = entry.first_offset, entry.timestamp
+        self.recent.note_gathered(topic, number, entry, publishes)
+        name, offset, timestamp = topic.name, entry.first_offset, entry.timestamp
         for publish in publishes:
-            publish.done([Receipt(topic, number, offset, timestamp)], None)
+            publish.done([Receipt(name, number, offset, timestamp)], None)
             offset += 1
 
     def _note(self, error: HeadraceError) -> None:
@@ -342,17 +376,18 @@ class Publishing:
     def append(self, topic: Topic, partition: int, entry: Append) -> None:
         """Append an entry to a partition, or refuse it, now. The broker's own records enter here: they
         count against ``memory_limit`` but are not refused, because storing them sets memory free."""
-        refusal = self.refusal(topic, entry.count)
+        log = topic.partitions[partition].log
+        refusal = self.refusal(topic, entry.count) if log.owned else None
         if refusal is not None:
             topic.refused += entry.count
             entry.fail(refusal)
             return
-        if self.queue_limit(topic) is not None:
+        if log.owned and self.queue_limit(topic) is not None:
             self._count(topic, entry)
         topic.published_bytes += entry.bytes
         self._engine.budget.used += entry.bytes
         entry.then, entry.done = entry.done, self._let_go
-        topic.partitions[partition].log.append(entry)
+        log.append(entry)
 
     def _let_go(self, entry: Append) -> None:
         """The entry is answered: the log has its records, or nobody does."""
@@ -387,6 +422,8 @@ class Publishing:
         """Records that a subscription has not finished; without a subscription, all records."""
         total = 0
         for partition in topic.partitions:
+            if not partition.log.owned:
+                continue  # its owner counts them
             low = low_water(partition)
             start = partition.log.start_offset
             total += partition.log.end_offset - (start if low is None else max(low, start))
@@ -428,6 +465,9 @@ class Publishing:
             self._engine.call_soon(done, self._random.getrandbits(63) | 1, 0, None)
             return
         check_subscription_name(name)
+        if self._engine.cluster is not None:
+            self._engine.cluster.name_producer(name, self._random.getrandbits(63) | 1, done)
+            return
         known = self.producers.get(name)
         producer_id = known[0] if known else self._random.getrandbits(63) | 1
         epoch = known[1] + 1 if known else 0
@@ -487,8 +527,10 @@ class _Spread:
                 self._error = entry.error
             self._publishing._note(entry.error)
         else:
-            number = entry.context
+            number, by = entry.context, self._publish.by
             assert isinstance(number, int)
+            if by is not None and not entry.duplicate:
+                self._publishing.recent.note(self._topic, number, entry, by)
             self._receipts.append(_receipt(self._topic.name, number, entry))
         if self._waiting == 0:
             self._publish.done(self._receipts, self._answer())

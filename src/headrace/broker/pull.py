@@ -44,9 +44,10 @@ class Pull:
         self._count = 0
         self._bytes = 0
         self._timer: Any = None
-        self._ending = False
+        self._ending = self._waits = False
 
     def start(self, wait_s: float) -> None:
+        self._waits = wait_s > 0
         self._subscription.join(self._member)
         self._subscription.pump()
         if not self._got and self._subscription.is_fetching:
@@ -55,6 +56,11 @@ class Pull:
             self.finish()
         elif self._done is not None:
             self._timer = self._loop.call_later(wait_s, self.finish)
+
+    def nothing_comes(self) -> None:
+        """All nodes have said what they have."""
+        if not self._got and not self._waits:
+            self.finish()
 
     def finish(self, error: HeadraceError | None = None) -> None:
         """End with the messages so far, perhaps none."""
@@ -70,9 +76,9 @@ class Pull:
 
     def ack(self) -> None:
         """Everything it got is done."""
-        for lease_id in list(self._member.leases):
+        for lease in list(self._member.leases.values()):
             with contextlib.suppress(StaleDelivery):  # it was moved meanwhile: it comes again
-                self._subscription.ack_lease(lease_id)
+                lease.subscription.ack_lease(lease.id)
 
     def cancel(self) -> None:
         """The client is gone: the messages go back, and this was not a delivery."""
@@ -81,7 +87,7 @@ class Pull:
         for lease in list(self._member.leases.values()):
             for index in lease.out():
                 with contextlib.suppress(StaleDelivery):
-                    self._subscription.release(lease.id, lease.offsets[index])
+                    lease.subscription.release(lease.id, lease.offsets[index])
 
     # --- Sink -------------------------------------------------------------------------------
     def room(self) -> int:

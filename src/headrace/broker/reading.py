@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from headrace.broker.cursor import Cursor
 from headrace.broker.delivery import Context, Tally
+from headrace.clock import Timer
 from headrace.errors import DataCorrupt, OffsetOutOfRange
 from headrace.log.batch import Batch
 from headrace.log.interface import ReadPending
@@ -34,10 +35,12 @@ class Reading:
     """Numbers of the cursors in the queue, and of those that wait for their log."""
     _pending: set[int] = field(default_factory=set)
     """Numbers of the cursors that wait for their log."""
-    _paused: set[int] = field(default_factory=set)
+    _paused: dict[int, Timer] = field(default_factory=dict)
+    """By the number of the cursor, whose partition cannot be read now."""
 
-    def __bool__(self) -> bool:
-        return bool(self._queue)
+    def __len__(self) -> int:
+        """How many partitions are to be read."""
+        return len(self._queue)
 
     @property
     def is_fetching(self) -> bool:
@@ -91,8 +94,7 @@ class Reading:
             self._block(cursor, error.message)
         except OSError as error:
             self._block(cursor, f"cannot be read: {error}")
-            self._paused.add(cursor.number)
-            self._context.call_later(PAUSE_S, self._resume, cursor)
+            self._paused[cursor.number] = self._context.call_later(PAUSE_S, self._resume, cursor)
         return None
 
     def read(self, cursor: Cursor, offset: int) -> None:
@@ -104,7 +106,13 @@ class Reading:
     def forget(self, cursor: Cursor) -> None:
         """The cursor is moved, or gone."""
         self._dequeue(cursor)
-        self._paused.discard(cursor.number)
+        if (timer := self._paused.pop(cursor.number, None)) is not None:
+            timer.cancel()
+
+    def close(self) -> None:
+        for timer in self._paused.values():
+            timer.cancel()
+        self._paused.clear()
 
     def _dequeue(self, cursor: Cursor) -> None:
         if cursor.number in self._queued:
@@ -156,7 +164,6 @@ class Reading:
         return {"topic": cursor.partition.topic, "subscription": self._name}
 
     def _resume(self, cursor: Cursor) -> None:
-        if cursor.number in self._paused:
-            self._paused.remove(cursor.number)
-            cursor.blocked = None
-            self.advanced(cursor)
+        del self._paused[cursor.number]
+        cursor.blocked = None
+        self.advanced(cursor)

@@ -35,18 +35,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from headrace import limits
+from headrace.broker.publishing import Publish
 from headrace.clock import Timer
 from headrace.contents import check_value
 from headrace.errors import Conflict, HeadraceError, QueueFull, RequestTimeout
-from headrace.model import REPLY_TO, Message, Receipt
+from headrace.model import Message, Receipt
 
 if TYPE_CHECKING:
     from headrace.broker.engine import Engine
-
-SLOT_BYTES = 1024
-"""About what a slot without a reply takes."""
-KEPT_MAX = 1_000
-"""Slots that are kept after their reply, for a requester that lost its connection just then."""
 
 
 @dataclass(slots=True, eq=False)
@@ -57,7 +53,7 @@ class _Slot:
     reply: asyncio.Future[Message]
     timer: Timer
     receipt: Receipt | None = None
-    held: int = SLOT_BYTES
+    held: int = limits.REQUEST_BYTES
 
 
 class Requests:
@@ -65,28 +61,22 @@ class Requests:
         self._engine = engine
         self._slots: dict[uuid.UUID, _Slot] = {}
         self._answered: OrderedDict[uuid.UUID, None] = OrderedDict()
+        self._answered_bytes = 0
         self._owned: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._slots)
 
     async def ask(
-        self,
-        topic: str,
-        value: bytes,
-        headers: Mapping[str, str] | None,
-        key: bytes | None,
-        id: uuid.UUID | None,
-        seconds: float,
-        owner: str,
+        self, publish: Publish, address: uuid.UUID, seconds: float, owner: str
     ) -> Message:
         """Publish a request, unless that was done before, and wait for its reply."""
-        address = id or uuid.uuid4()
+        topic = publish.topic
         slot = self._slots.get(address)
         if slot is None:
             slot = self._begin(address, topic, seconds, owner)
             try:
-                self._publish(address, slot, value, headers, key)
+                self._publish(address, slot, publish)
             except HeadraceError:
                 self._forget(address)
                 raise
@@ -115,7 +105,7 @@ class Requests:
                 code="too_many_requests",
             )
         engine = self._engine
-        engine.budget.take(SLOT_BYTES)
+        engine.budget.take(limits.REQUEST_BYTES)
         loop = asyncio.get_running_loop()
         slot = self._slots[address] = _Slot(
             owner,
@@ -127,18 +117,7 @@ class Requests:
         self._owned[owner] += 1
         return slot
 
-    def _publish(
-        self,
-        address: uuid.UUID,
-        slot: _Slot,
-        value: bytes,
-        headers: Mapping[str, str] | None,
-        key: bytes | None,
-    ) -> None:
-        engine = self._engine
-        sent = {**(headers or {}), REPLY_TO: str(address)}
-        publish = engine.publishing.message(slot.topic, value, sent, {"key": key})
-
+    def _publish(self, address: uuid.UUID, slot: _Slot, publish: Publish) -> None:
         def done(receipts: list[Receipt], error: HeadraceError | None) -> None:
             if error is None:
                 slot.receipt = receipts[0]
@@ -146,7 +125,7 @@ class Requests:
                 self._end(slot, error)
                 self._forget(address)
 
-        engine.publish(publish, done)
+        self._engine.publish(publish, done)
 
     def reply(self, to: uuid.UUID, value: bytes, headers: Mapping[str, str] | None) -> bool:
         """Hand a reply to the requester. False: nobody waits for one any more."""
@@ -166,7 +145,14 @@ class Requests:
         now = engine.now_ms()
         slot.reply.set_result(Message(slot.topic, partition, offset, now, None, value, headers))
         self._answered[to] = None
-        if len(self._answered) > KEPT_MAX:
+        self._answered_bytes += slot.held
+        slot.timer.cancel()
+        left = max(slot.deadline - engine.time(), 0.0)
+        slot.timer = engine.call_later(min(left, limits.REQUESTS_KEPT_S), partial(self._forget, to))
+        while (
+            len(self._answered) > limits.REQUESTS_KEPT_MAX
+            or self._answered_bytes > limits.REQUESTS_KEPT_BYTES_MAX
+        ):  # whoever waits for a reply has it, kept or not
             self._forget(next(iter(self._answered)))
         return True
 
@@ -175,10 +161,12 @@ class Requests:
         slot.reply.exception()  # perhaps nobody waits for it any more
 
     def _forget(self, address: uuid.UUID) -> None:
-        self._answered.pop(address, None)
         slot = self._slots.pop(address, None)
         if slot is None:
             return
+        if address in self._answered:
+            del self._answered[address]
+            self._answered_bytes -= slot.held
         slot.timer.cancel()
         self._engine.budget.give(slot.held)
         self._owned[slot.owner] -= 1

@@ -46,6 +46,8 @@ class Retention:
         self._trims: set[Partition] = set()
         self.deleted_bytes = 0
         self.before_run: Callable[[], object] = lambda: None
+        self.may_delete: Callable[[Partition], bool] = lambda partition: True
+        """Whether all subscriptions have their positions in it: with several nodes, the owner's alone."""
         self.is_held: Callable[[], bool] = lambda: False
         """Whether a backup reads what would be deleted (``backups.py``)."""
 
@@ -78,6 +80,8 @@ class Retention:
 
     def _run_partition(self, topic: Topic, partition: Partition) -> None:
         settings, log = topic.settings, partition.log
+        if not self.may_delete(partition):
+            return
         now = self._clock.now_ms()
         log.roll_if_old(now)
         closed = log.closed_segments()
@@ -108,7 +112,7 @@ class Retention:
     def drop_done(self, partition: Partition) -> None:
         """Delete the segments that every subscription has finished, one in each turn of the loop."""
         log, low = partition.log, low_water(partition)
-        if low is None or self._timer is None:
+        if low is None or self._timer is None or not self.may_delete(partition):
             return
         closed = log.closed_segments()
         if not closed or closed[0].end_offset > low or (log.durable and self.is_held()):
@@ -143,7 +147,7 @@ class DiskGuard:
 
     def __init__(self, directory: Path | None, reserve_bytes: int, files: Files, loop: Loop):
         self._directory = directory
-        self._reserve = reserve_bytes
+        self.reserve_bytes = reserve_bytes
         self._files, self._loop = files, loop
         self._checked_at = -1.0
         self.free_bytes = 0
@@ -160,7 +164,7 @@ class DiskGuard:
         if not self.full:
             return None
         return StorageFull(
-            f"only {self.free_bytes >> 20} MiB are free on the disk, and {self._reserve >> 20} MiB are "
+            f"only {self.free_bytes >> 20} MiB are free on the disk, and {self.reserve_bytes >> 20} MiB are "
             "reserved; publishing resumes by itself when there is room again"
         )
 
@@ -171,7 +175,7 @@ class DiskGuard:
         except OSError as error:
             logger.error("free space cannot be read: %s", error)
             return
-        needed = self._reserve + self._reserve // 4 if self.full else self._reserve
+        needed = self.reserve_bytes + self.reserve_bytes // 4 if self.full else self.reserve_bytes
         full = self.free_bytes < needed
         if full != self.full:
             self.full = full

@@ -20,16 +20,16 @@ class Retries:
     """``ready`` in the order in which they became so; ``later`` by the time they are due."""
 
     ready: deque[Item] = field(default_factory=deque)
-    _later: list[tuple[float, int, Cursor, int]] = field(default_factory=list)
+    later: list[tuple[float, int, Cursor, int]] = field(default_factory=list)
     _pending: list[Item] = field(default_factory=list)
     _count: int = 0
 
     def __len__(self) -> int:
-        return len(self.ready) + len(self._later) + len(self._pending)
+        return len(self.ready) + len(self.later) + len(self._pending)
 
     def __iter__(self) -> Iterator[Item]:
         yield from self.ready
-        yield from ((cursor, offset) for _, _, cursor, offset in self._later)
+        yield from ((cursor, offset) for _, _, cursor, offset in self.later)
         yield from self._pending
 
     @property
@@ -44,7 +44,7 @@ class Retries:
 
     def add_at(self, due: float, cursor: Cursor, offset: int) -> None:
         self._count += 1
-        heapq.heappush(self._later, (due, self._count, cursor, offset))
+        heapq.heappush(self.later, (due, self._count, cursor, offset))
 
     def wait_for_log(self, cursor: Cursor, offsets: Iterable[int]) -> None:
         self._pending += [(cursor, offset) for offset in offsets]
@@ -56,12 +56,12 @@ class Retries:
 
     def collect(self, now: float) -> None:
         """Those whose time has come become ready."""
-        while self._later and self._later[0][0] <= now:
-            _, _, cursor, offset = heapq.heappop(self._later)
+        while self.later and self.later[0][0] <= now:
+            _, _, cursor, offset = heapq.heappop(self.later)
             self.ready.append((cursor, offset))
 
     def next_due(self) -> float | None:
-        return self._later[0][0] if self._later else None
+        return self.later[0][0] if self.later else None
 
     def forget(self, cursor: Cursor, before: int | None = None) -> None:
         """Drop those of one partition; with ``before`` only what lies before that offset."""
@@ -71,5 +71,5 @@ class Retries:
 
         self.ready = deque(item for item in self.ready if stays(*item))
         self._pending = [item for item in self._pending if stays(*item)]
-        self._later = [item for item in self._later if stays(*item[2:])]
-        heapq.heapify(self._later)
+        self.later = [item for item in self.later if stays(*item[2:])]
+        heapq.heapify(self.later)

@@ -12,6 +12,11 @@ Exactly once: a round publishes what is due as one batch per partition, as an id
 its own; then marks it done, durably; then the next round begins. After a crash between the two, the
 newest batch of that producer in each partition says which ids are there already.
 
+With several nodes, a batch may be stored later than its error says, by this leader or by the one before it, which does not know yet
+that it leads no more. So the first batch for each partition, and each one after an error, begins with a *look*: which ids does the newest
+batch have? Its number is the one that was next when that was looked up, so it is refused, or taken for a repetition, if another
+one was stored since; both are looked at again.
+
 Rejected: delayed records inside their own topic (every reader would have to step around them, a
 start would have to scan for them, and Spark would see them early).
 """
@@ -20,7 +25,6 @@ from __future__ import annotations
 
 import heapq
 import logging
-import math
 import uuid
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
@@ -32,8 +36,8 @@ import orjson
 
 from headrace import limits
 from headrace.broker.cursor import Cursor
-from headrace.broker.pace import Pace
 from headrace.broker.publishing import SCHEDULE_PRODUCER as PRODUCER_ID
+from headrace.broker.scheduled_listing import LOOKED_AT_ONCE, ScheduledListing
 from headrace.broker.topic import Topic
 from headrace.errors import HeadraceError, InvalidArgument, MessageNotFound, QueueFull
 from headrace.log.batch import HAS_TIMES, LOST, Batch, encode
@@ -42,7 +46,6 @@ from headrace.log.interface import Append, Log, ReadPending
 from headrace.model import (
     Message,
     Receipt,
-    Scheduled,
     TopicSettings,
     derive_id,
     split_id,
@@ -55,20 +58,24 @@ if TYPE_CHECKING:
 logger = logging.getLogger("headrace.broker")
 TOPIC = "__scheduled"
 KEEPER = "__schedule"
+SETTINGS = TopicSettings(retention_hours=0.0, segment_bytes=16 << 20)
 CONTROL = "headrace-schedule"
 ROUND_MAX = 1000
 READ_AT_ONCE = 200
-LOOKED_AT_ONCE = 1000
-"""Messages that are looked at between two looks at the clock: half a millisecond."""
+RECENT_MAX = 10_000
+"""Messages that have gone and are still known when a client sends them again."""
 PREPARING_BYTES = 1_500
 """What it takes to prepare one delayed message for its commit, besides its own bytes."""
 WAITING_BYTES = 700
 """What the broker holds in memory for a message that waits; the message itself is in the log."""
+READ_AGAIN_S = 1.0
+READS_MAX = 5
+"""At a start, reads that the disk refuses are tried again: so often, all together."""
 LOOK_AGAIN_S = 60.0
 """The wall clock may jump, so no timer trusts it for longer than this."""
 
 
-class _Waiting:
+class WaitingMessage:
     __slots__ = ("control", "deliver_at", "id", "offset")
 
     def __init__(self, offset: int, control: dict[str, Any]):
@@ -76,6 +83,10 @@ class _Waiting:
         self.control = control
         self.deliver_at: int = control["at"]
         self.id = uuid.UUID(control["id"]) if control.get("id") else derived_id(offset)
+
+    def is_in(self, there: dict[bytes, int]) -> bool:
+        """Whether it is among what was published, by id and time."""
+        return there.get(self.id.bytes, -1) >= self.deliver_at
 
 
 def derived_id(offset: int) -> uuid.UUID:
@@ -85,7 +96,7 @@ def derived_id(offset: int) -> uuid.UUID:
 class Schedule:
     def __init__(self, engine: Engine):
         self._engine = engine
-        self._waiting: dict[int, _Waiting] = {}
+        self._waiting: dict[int, WaitingMessage] = {}
         self._by_id: dict[uuid.UUID, int] = {}
         self._heap: list[tuple[int, int]] = []
         self._moving: set[int] = set()
@@ -95,6 +106,13 @@ class Schedule:
         """Topics that were deleted -> the offset before which their messages still have to be dropped."""
         self._when_loaded: list[Callable[[], None]] | None = None
         """Callbacks that wait until the log has been read; None when it has."""
+        self._again: Any = None
+        """The timer of a read or a write that is tried again."""
+        self._tries = READS_MAX
+        self._looked: set[tuple[str, int]] = set()
+        """With several nodes: partitions of which it is known what the schedule has published there."""
+        self._recent: dict[tuple[str, str, int], None] = {}
+        """Id, topic and time of the last messages that went."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -115,9 +133,15 @@ class Schedule:
                 if (last := partition.log.last_producer_batch(PRODUCER_ID)) is not None
             ],
             {},
+            self._load_waiting,
         )
 
-    def _load_published(self, last: list[tuple[Log, int, int]], there: dict[bytes, int]) -> None:
+    def _load_published(
+        self,
+        last: list[tuple[Log, int, int]],
+        there: dict[bytes, int],
+        done: Callable[[dict[bytes, int]], None],
+    ) -> None:
         """Read the newest batch that a schedule wrote to each partition: its ids, and when.
 
         Only these can have been published without having been marked done.
@@ -131,12 +155,12 @@ class Schedule:
                 times = batch.times(low, low + count) or repeat(batch.base_timestamp)
                 there.update(zip(ids, times, strict=False))
             except ReadPending as pending:
-                pending.then(lambda: self._load_published(last, there))
+                pending.then(lambda: self._load_published(last, there, done))
                 return
             except HeadraceError:
                 pass  # retention dropped it, long after it was marked done
             last.pop()
-        self._load_waiting(there)
+        done(there)
 
     def _load_waiting(self, there: dict[bytes, int]) -> None:
         published: list[int] = []
@@ -144,7 +168,7 @@ class Schedule:
         def take(messages: list[Message]) -> bool:
             for message in messages:
                 waiting = self._take(message)
-                if waiting is not None and there.get(waiting.id.bytes, -1) >= waiting.deliver_at:
+                if waiting is not None and waiting.is_in(there):
                     published.append(message.offset)
             return True
 
@@ -162,7 +186,7 @@ class Schedule:
     def _cursor(self) -> Cursor:
         return self._engine.keeper(KEEPER, TOPIC).cursors[(TOPIC, 0)]
 
-    def _take(self, message: Message) -> _Waiting | None:
+    def _take(self, message: Message) -> WaitingMessage | None:
         """A record of the topic waits; None: it does not say for what."""
         try:
             return self._add(message.offset, orjson.loads(message.headers[CONTROL]))
@@ -173,8 +197,8 @@ class Schedule:
             self._engine.changed(cursor)
             return None
 
-    def _add(self, offset: int, control: dict[str, Any]) -> _Waiting:
-        waiting = _Waiting(offset, control)
+    def _add(self, offset: int, control: dict[str, Any]) -> WaitingMessage:
+        waiting = WaitingMessage(offset, control)
         self._waiting[offset] = waiting
         self._engine.budget.used += WAITING_BYTES
         if control.get("id"):
@@ -197,13 +221,14 @@ class Schedule:
         if len(self._waiting) >= limits.SCHEDULED_MAX:
             raise QueueFull(f"{limits.SCHEDULED_MAX} messages wait for their time already")
         known = self._by_id.get(uuid.UUID(bytes=columns.ids[0])) if columns.ids else None
-        if known is not None and self._waiting[known].control["topic"] == topic:
-            # Sent again by a client that did not hear the answer: it waits already.
+        control = _control(topic, columns, 0, deliver_at, partition)
+        is_gone = (control.get("id", ""), topic, deliver_at) in self._recent
+        if is_gone or (known is not None and self._waiting[known].control["topic"] == topic):
+            # Sent again by a client that did not hear the answer: it waits already, or was published.
             again = Receipt(topic, None, None, engine.now_ms(), duplicate=True, id=columns.ids[0])  # type: ignore[index]
             engine.call_soon(done, [again], None)
             return
         engine.budget.check(WAITING_BYTES)
-        control = _control(topic, columns, 0, deliver_at, partition)
         kept = _stored_as(columns, [control])
 
         def stored(entry: Append) -> None:
@@ -219,9 +244,7 @@ class Schedule:
     def _home(self) -> Topic:
         home = self._engine.topics.get(TOPIC)
         if home is None:
-            home = self._engine.create_topic(
-                TOPIC, TopicSettings(retention_hours=0.0, segment_bytes=16 << 20), internal=True
-            )
+            home = self._engine.create_topic(TOPIC, SETTINGS, internal=True)
             self._cursor()
         return home
 
@@ -280,14 +303,14 @@ class Schedule:
     ) -> ScheduledListing:
         """The messages that wait, soonest first; ``may`` tells which topics the caller may see."""
 
-        def wanted(waiting: _Waiting) -> bool:
+        def wanted(waiting: WaitingMessage) -> bool:
             name = waiting.control["topic"]
             return (topic is None or name == topic) and (may is None or may(name))
 
         self._check_loaded()
         return ScheduledListing(self._all(), wanted, limit, self._engine.pace)
 
-    def _all(self) -> Iterator[_Waiting | None]:
+    def _all(self) -> Iterator[WaitingMessage | None]:
         """All that wait now, with gaps. Messages may come and go meanwhile."""
         if self._waiting:
             yield from map(self._waiting.get, range(self._cursor().position, self._end_offset()))
@@ -302,6 +325,21 @@ class Schedule:
     def cancel(self, message_id: uuid.UUID, done: Callable[[HeadraceError | None], None]) -> None:
         """It will not be published. :class:`MessageNotFound` if it was, or never waited."""
         self._engine.check_open()
+        self._drop([self._movable(message_id)])
+        self._engine.state.flush(done)
+
+    def publish_now(self, message_id: uuid.UUID) -> None:
+        """Its time has come. :class:`MessageNotFound` if it was published, or never waited."""
+        self._engine.check_open()
+        waiting = self._waiting[self._movable(message_id)]
+        waiting.deliver_at = self._engine.now_ms()
+        heapq.heappush(
+            self._heap, (waiting.deliver_at, waiting.offset)
+        )  # the old entry is passed over
+        self._arm()
+
+    def _movable(self, message_id: uuid.UUID) -> int:
+        """The offset of a message that waits and is not on its way yet."""
         self._check_loaded()
         offset = self._offset_of(message_id)
         if offset is None or offset not in self._waiting or offset in self._moving:
@@ -310,8 +348,7 @@ class Schedule:
                 "published already",
                 code="not_scheduled",
             )
-        self._drop([offset])
-        self._engine.state.flush(done)
+        return offset
 
     def _offset_of(self, message_id: uuid.UUID) -> int | None:
         offset = self._by_id.get(message_id)
@@ -363,7 +400,12 @@ class Schedule:
             self._engine.budget.used -= WAITING_BYTES
             if self._by_id.get(waiting.id) == offset:  # two may have been given the same id
                 del self._by_id[waiting.id]
+                self._recent[
+                    waiting.control["id"], waiting.control["topic"], waiting.control["at"]
+                ] = None
             cursor.done(offset)
+        for key in list(islice(self._recent, max(len(self._recent) - RECENT_MAX, 0))):
+            del self._recent[key]
         self._engine.changed(cursor)
 
     # --- when the time comes ------------------------------------------------------------------
@@ -384,7 +426,7 @@ class Schedule:
         if self._rounding or self._engine.closing:
             return
         now = self._engine.now_ms()
-        due: list[_Waiting] = []
+        due: list[WaitingMessage] = []
         while self._heap and self._heap[0][0] <= now and len(due) < ROUND_MAX:
             _, offset = heapq.heappop(self._heap)
             waiting = self._waiting.get(offset)
@@ -404,7 +446,7 @@ class Schedule:
             for message in messages:
                 if size > limits.COMMIT_BYTES_MAX:
                     return False
-                size += len(message.value)
+                size += len(message.value or b"")
                 found.append(message)
             return True
 
@@ -450,6 +492,12 @@ class Schedule:
                 return
             except (HeadraceError, OSError) as error:
                 logger.error("a delayed message cannot be read: %s", error)
+                if isinstance(error, OSError) and self._when_loaded is not None and self._tries:
+                    # Left out now, it would wait for the next start; the disk may read it in a moment.
+                    self._tries -= 1
+                    again = partial(self._read, offsets, take, done, at)
+                    self._again = self._engine.call_later(READ_AGAIN_S, again)
+                    return
                 at += 1
                 continue
             if not take(messages):
@@ -458,10 +506,10 @@ class Schedule:
         done()
 
     def _place_and_publish(
-        self, pairs: list[tuple[_Waiting, Message]], failed: list[_Waiting]
+        self, pairs: list[tuple[WaitingMessage, Message]], failed: list[WaitingMessage]
     ) -> None:
         """``failed``: the messages that could not be read."""
-        places: dict[tuple[str, int], list[tuple[_Waiting, Message]]] = {}
+        places: dict[tuple[str, int], list[tuple[WaitingMessage, Message]]] = {}
         for waiting, message in pairs:
             deleted_at = self._forgetting.get(waiting.control["topic"], 0)
             if waiting.offset not in self._waiting or waiting.offset < deleted_at:
@@ -471,33 +519,69 @@ class Schedule:
             except (HeadraceError, OSError) as error:
                 logger.error("a delayed message cannot be published yet: %s", error)
                 failed.append(waiting)
-        self._publish(places, failed)
+        if self._engine.cluster is None:
+            self._publish(places, failed, [], {})
+            return
+        logs = {place: self._log(*place) for place in places if place not in self._looked}
+        sequences = {place: log.next_sequence(PRODUCER_ID) for place, log in logs.items()}
+        last = [
+            (log, *found)
+            for log in logs.values()
+            if (found := log.last_producer_batch(PRODUCER_ID)) is not None
+        ]
 
-    def _place(self, waiting: _Waiting, message: Message) -> tuple[str, int]:
+        def looked(there: dict[bytes, int]) -> None:
+            ids = map(uuid.UUID, map(bytes.hex, there))
+            offsets = [self._offset_of(each) for each in ids]
+            found = [self._waiting.get(at) for at in offsets if at is not None]
+            moved = [w.offset for w in found if w is not None and w.is_in(there)]
+            self._looked.update(logs)
+            gone = set(moved)
+            left = {k: [p for p in v if p[0].offset not in gone] for k, v in places.items()}
+            self._publish({k: v for k, v in left.items() if v}, failed, moved, sequences)
+
+        self._load_published(last, {}, looked)
+
+    def _log(self, topic: str, number: int) -> Log:
+        return self._engine.topics.find(topic).partitions[number].log
+
+    def _place(self, waiting: WaitingMessage, message: Message) -> tuple[str, int]:
         topic = self._engine.topic_for_publish(waiting.control["topic"])
         number = waiting.control.get("partition")
         if number is None:
             key = message.key
-            number = topic.next_partition() if key is None else topic.partition_of_key(key)
+            if key is not None:
+                number = topic.partition_of_key(key)
+            elif self._engine.cluster is None:
+                number = topic.next_partition(len(message.value or b""))
+            else:  # every leader chooses the same
+                number = waiting.offset % len(topic.partitions)
         return topic.name, min(number, len(topic.partitions) - 1)
 
     def _publish(
         self,
-        places: dict[tuple[str, int], list[tuple[_Waiting, Message]]],
-        failed: list[_Waiting],
+        places: dict[tuple[str, int], list[tuple[WaitingMessage, Message]]],
+        failed: list[WaitingMessage],
+        moved: list[int],
+        sequences: dict[tuple[str, int], int],
     ) -> None:
-        moved: list[int] = []
+        """``moved``: the offsets of those that are published already."""
         entries: list[tuple[str, int, Append]] = []
         waiting_for = 1
 
-        def finished(group: list[_Waiting], error: HeadraceError | None) -> None:
-            nonlocal waiting_for
-            waiting_for -= 1
-            if error is None:
+        def finished(group: list[WaitingMessage], place: tuple[str, int], entry: Append) -> None:
+            if entry.error is None and not entry.duplicate:
                 moved.extend(waiting.offset for waiting in group)
             else:
-                logger.error("delayed messages could not be published yet: %s", error)
+                if entry.error is not None:
+                    logger.error("delayed messages could not be published yet: %s", entry.error)
+                self._looked.discard(place)
                 failed.extend(group)
+            ended()
+
+        def ended() -> None:
+            nonlocal waiting_for
+            waiting_for -= 1
             if waiting_for == 0:
                 self._end_round(moved, failed)
 
@@ -505,22 +589,28 @@ class Schedule:
             # After a pause many are due at once: still the earlier before the later.
             pairs.sort(key=lambda pair: (pair[0].deliver_at, pair[0].offset))
             group = [waiting for waiting, _ in pairs]
-            entry = self._entry(name, number, pairs)
-            entry.done = lambda e, group=group: finished(group, e.error)  # type: ignore[misc]
+            place = name, number
+            try:
+                following = self._log(*place).next_sequence(PRODUCER_ID)
+            except HeadraceError:  # it was deleted meanwhile
+                failed.extend(group)
+                continue
+            entry = self._entry(pairs, sequences.get(place, following))
+            entry.done = partial(finished, group, place)
             entries.append((name, number, entry))
         waiting_for += len(entries)
         for name, number, entry in entries:
             self._engine.append(self._engine.topics.find(name), number, entry)
-        finished([], None)
+        ended()
 
-    def _entry(self, name: str, number: int, pairs: list[tuple[_Waiting, Message]]) -> Append:
+    def _entry(self, pairs: list[tuple[WaitingMessage, Message]], sequence: int) -> Append:
         headers = [
             {key: text for key, text in message.headers.items() if key != CONTROL}
             for _, message in pairs
         ]
         controls = [waiting.control for waiting, _ in pairs]
         columns = Columns(
-            [message.value for _, message in pairs],
+            [message.value or b"" for _, message in pairs],
             [m.key for _, m in pairs] if any(m.key is not None for _, m in pairs) else None,
             headers if any(headers) else None,
             ids=[waiting.id.bytes for waiting, _ in pairs],
@@ -531,16 +621,15 @@ class Schedule:
             if any("target" in c for c in controls)
             else None,
         )
-        log = self._engine.topics.find(name).partitions[number].log
         return Append(
             columns,
             None,
             lambda entry: None,
             producer_id=PRODUCER_ID,
-            first_sequence=log.next_sequence(PRODUCER_ID),
+            first_sequence=sequence,
         )
 
-    def _end_round(self, moved: list[int], failed: list[_Waiting]) -> None:
+    def _end_round(self, moved: list[int], failed: list[WaitingMessage]) -> None:
         # Some may be gone: their topic was deleted meanwhile.
         self._drop([offset for offset in moved if offset in self._waiting])
         for waiting in failed:
@@ -559,7 +648,7 @@ class Schedule:
 
         def flushed(error: HeadraceError | None) -> None:
             if error is not None and self._engine.failed is None and not self._engine.closing:
-                self._engine.call_later(1.0, self._engine.state.flush, flushed)
+                self._again = self._engine.call_later(1.0, self._engine.state.flush, flushed)
                 return
             self._moving.clear()
             self._rounding = False
@@ -568,51 +657,10 @@ class Schedule:
         self._engine.state.flush(flushed)
 
     def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-
-class ScheduledListing:
-    """Looks for the soonest of the messages that wait. ``collect`` is called again after each piece."""
-
-    def __init__(
-        self,
-        waiting: Iterator[_Waiting | None],
-        wanted: Callable[[_Waiting], bool],
-        limit: int,
-        pace: Pace,
-    ):
-        self._waiting, self._wanted, self._limit, self._pace = waiting, wanted, limit, pace
-        self._soonest: list[tuple[int, int, _Waiting]] = []
-        self._latest = math.inf
-        """When the last of the soonest so far is due; later ones are left out."""
-        self._left: Iterator[tuple[int, int, _Waiting]] | None = None
-        self._found: list[Scheduled] = []
-
-    def collect(self) -> list[Scheduled]:
-        deadline = self._pace.deadline()
-        soonest = self._soonest
-        while part := list(islice(self._waiting, LOOKED_AT_ONCE)):
-            soonest += [
-                (w.deliver_at, w.offset, w)
-                for w in part
-                if w is not None and w.deliver_at <= self._latest and self._wanted(w)
-            ]
-            if len(soonest) > self._limit + LOOKED_AT_ONCE:
-                soonest.sort()
-                del soonest[self._limit :]
-                self._latest = soonest[-1][0] if soonest else -1
-            if self._pace.is_past(deadline):
-                raise ReadPending(self._pace.soon)
-        if self._left is None:
-            soonest.sort()
-            self._left = iter(soonest[: self._limit])
-        for deliver_at, _, waiting in self._left:
-            self._found.append(Scheduled(waiting.id, waiting.control["topic"], deliver_at))
-            if self._pace.is_past(deadline):
-                raise ReadPending(self._pace.soon)
-        return self._found
+        for timer in (self._timer, self._again):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._again = None
 
 
 def _control(

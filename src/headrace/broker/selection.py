@@ -22,11 +22,16 @@ class Selection(NamedTuple):
     expired: Sequence[int] = ()
 
 
+def takes_all(batch: Batch, ttl_ms: int | None) -> bool:
+    """Whether all records of the batch are for every reader, and none of them expires."""
+    return ttl_ms is None and not batch.flags & (HAS_EXPIRY | HAS_TARGETS)
+
+
 def select(
     batch: Batch, indexes: Sequence[int], *, target: bytes, ttl_ms: int | None, now_ms: int
 ) -> Selection:
     """``target``: the subscription that reads, or nothing for a reader that is none."""
-    if ttl_ms is None and not batch.flags & (HAS_EXPIRY | HAS_TARGETS):
+    if takes_all(batch, ttl_ms):
         return Selection(indexes)
     targets = batch.some(batch.targets, indexes)
     expiry, times = batch.some(batch.expiry, indexes), batch.some(batch.times, indexes)

@@ -26,6 +26,7 @@ from headrace.broker import schedule
 from headrace.broker.topic import Partition
 from headrace.errors import (
     DataCorrupt,
+    Done,
     HeadraceError,
     OffsetOutOfRange,
     StorageFull,
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from headrace.broker.engine import Engine
 
 logger = logging.getLogger("headrace.broker")
-Done = Callable[[HeadraceError | None], None]
 Result = TypeVar("Result")
 _ID = re.compile(r"([0-9a-f]{1,16})/([0-9]{1,19})/([0-9]{1,7})/([0-9]{1,4})/([\w.-]{1,249})", re.A)
 READ_BYTES = 8 << 20

@@ -62,6 +62,7 @@ from headrace.broker.topic import Topic
 from headrace.clock import Timer
 from headrace.errors import (
     DataCorrupt,
+    Done,
     HeadraceError,
     InvalidArgument,
     MessageNotFound,
@@ -82,10 +83,10 @@ logger = logging.getLogger("headrace.broker")
 TOPIC = "__staged"
 KEEPER = "__staging"
 SEGMENT_BYTES = 64 << 20
+SETTINGS = TopicSettings(retention_hours=0.0, segment_bytes=SEGMENT_BYTES)
 ROLL_BYTES_MIN = 1 << 20
 """A segment of pieces that are all done is closed, to be deleted, if it has at least this much."""
 RETRY_S = 1.0
-Done = Callable[[HeadraceError | None], None]
 StageDone = Callable[[str | None, HeadraceError | None], None]
 CommitDone = Callable[[bool, HeadraceError | None], None]
 """Told whether this call was the first for its name and number."""
@@ -210,7 +211,11 @@ class Staging:
 
             engine.schedule.prepare(topic, partition, batch, prepared)
             return
-        place = target.next_partition() if partition is None else target.partition(partition).number
+        place = (
+            target.next_partition(batch.stored_bytes)
+            if partition is None
+            else target.partition(partition).number
+        )
         self._keep(topic, place, batch, done, name, number)
 
     def _keep(
@@ -245,12 +250,9 @@ class Staging:
         return self._engine.topics.get(TOPIC)
 
     def _make_home(self) -> Topic:
-        settings = TopicSettings(
-            retention_hours=0.0,
-            segment_bytes=SEGMENT_BYTES,
-            # In memory the bytes are counted, not the records.
-            max_queue_size=None if self._engine.directory is not None else limits.OFFSET_MAX,
-        )
+        # In memory the bytes are counted, not the records.
+        limit = None if self._engine.directory is not None else limits.OFFSET_MAX
+        settings = SETTINGS.but({"max_queue_size": limit})
         return self._engine.create_topic(TOPIC, settings, internal=True)
 
     @staticmethod

@@ -18,6 +18,10 @@ for callers that need more. They are to be on disk ``FLUSH_S`` after the first o
 after half of that time, less what the last write took, and one that must wait for a write before it begins
 when that one ends. A slow disk or a busy loop makes it later; ``oldest_unwritten`` shows that.
 
+When the journal has grown, a snapshot replaces it. With 250,000 positions a snapshot takes some tenths of a second, so
+it is gathered in pieces (``pace.py``) while writes go on. Everything that is written meanwhile is tapped and follows
+the snapshot in the new file: entries say what is, not what to add, so replaying some of them twice changes nothing.
+
 When the journal cannot be written (disk full), memory keeps everything and the write is retried; when
 its *sync* fails the broker stops, as for any other failed sync. Deliveries that must be counted first
 (``Entry.counts``) wait for the retry, unless the disk is full. After ``close`` nothing is written: the directory may
@@ -27,16 +31,25 @@ belong to another process by then.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import orjson
 
 from headrace import limits
 from headrace.broker.cursor import Cursor
+from headrace.broker.pace import Pace
+from headrace.broker.topic import Partition
 from headrace.clock import Loop
-from headrace.errors import Closed, HeadraceError, OutcomeUnknown, StorageFailed, refused_by_disk
-from headrace.log.journal import Journal
+from headrace.errors import (
+    Closed,
+    Done,
+    HeadraceError,
+    OutcomeUnknown,
+    StorageFailed,
+    refused_by_disk,
+)
+from headrace.log.interface import StateLog
 from headrace.log.witness import Ends, Witnesses
 from headrace.log.workers import Lane, Workers
 
@@ -46,8 +59,9 @@ FLUSH_S = 0.05
 """How old an ack may be until it is on disk, if the disk takes at most half of this for two writes."""
 PAUSE_S_MIN = 0.005
 RETRY_S = 1.0
-
-Done = Callable[[HeadraceError | None], None]
+CHANGED_MAX = 2_000
+"""Cursors that may change during a round of gathering a snapshot if it is to be the last."""
+ROUNDS_MAX = 8
 
 
 class Entry(NamedTuple):
@@ -159,11 +173,35 @@ def remember(producers: dict[str, tuple[int, int]], name: str, known: tuple[int,
 
 
 class Tap:
-    """Everything that the journal is told while a backup begins (``backups.py``)."""
+    """Everything that the journal is told while a snapshot is gathered, for a rewrite or a backup (``backups.py``)."""
 
     def __init__(self) -> None:
         self.payloads: list[bytes] = []
         self.cursors: dict[int, Cursor] = {}
+
+    def follow(self, snapshot: Iterable[bytes]) -> Iterator[bytes]:
+        """The snapshot, and most of what changes until its end; ``take`` has the rest."""
+        yield from snapshot
+        for _ in range(ROUNDS_MAX):
+            if len(self.cursors) <= CHANGED_MAX:
+                return
+            yield from self.take()
+
+    def take(self) -> Iterator[bytes]:
+        payloads, self.payloads = self.payloads, []
+        cursors, self.cursors = self.cursors, {}
+        yield from payloads
+        for cursor in cursors.values():
+            yield cursor.snapshot()
+
+
+class Gathering:
+    """A snapshot that the next rewrite will store."""
+
+    def __init__(self) -> None:
+        self.tap = Tap()
+        self.payloads: list[bytes] = []
+        self.complete = False
 
 
 class StateJournal:
@@ -171,17 +209,19 @@ class StateJournal:
 
     def __init__(
         self,
-        journal: Journal | None,
+        journal: StateLog | None,
         loop: Loop,
         workers: Workers,
-        snapshot: Callable[[], list[bytes]],
+        pace: Pace,
+        snapshot: Callable[[], Iterable[bytes]],
         on_failure: Callable[[HeadraceError], None],
     ):
         self._journal = journal
         self._loop = loop
+        self._pace = pace
         self._snapshot = snapshot
         self._on_failure = on_failure
-        self._lane: Lane[Entry] = Lane(loop, workers, self._prepare, self._finish)
+        self._lane: Lane[Entry] = Lane(loop, workers.submit, self._prepare, self._finish)
         self._dirty: dict[int, Cursor] = {}
         self._timer: Any = None
         self._writing: list[Entry] = []
@@ -191,14 +231,21 @@ class StateJournal:
         self._failed: HeadraceError | None = None
         self._closed = False
         self._rewrite_due = False
-        """The next write must be a whole snapshot."""
+        """The next write must be a whole snapshot: memory knows what the journal does not."""
+        self._gathering: Gathering | None = None
+        self._held: list[Entry] = []
+        """They wait for the snapshot that is due."""
         self.writes = 0
         self.write_seconds = 0.0
         """How long the last write took."""
         self._began = 0.0
         self._dirty_since: float | None = None
         self._writing_since: float | None = None
-        self.tap: Tap | None = None
+        self.taps: list[Tap] = []
+        self._paused: list[Entry] | None = None
+        """They wait for the end of a pause."""
+        self.leaving = False
+        """Its cursors are being detached, so a snapshot would lack them: there is none any more."""
 
     def load(self, ends: Ends | None = None) -> Loaded:
         """What the journal holds. ``ends``: how far the partitions had reached at the last clean stop."""
@@ -222,7 +269,7 @@ class StateJournal:
         if self._journal is None:
             return
         try:
-            self._journal.rewrite(self._snapshot())
+            self._journal.rewrite(list(self._snapshot()))
         except OSError as error:
             if not self._journal.size:
                 raise
@@ -230,28 +277,73 @@ class StateJournal:
             self._rewrite_due = True
             self._retry()
 
+    def begin(self) -> None:
+        """The same, later: the next write is the snapshot, whatever else it has."""
+        self._rewrite_due = True
+        self._put(Entry(None, None))
+
+    def abandon(self, error: HeadraceError) -> None:
+        """Another node has it now: nothing more is written, and who waits hears why."""
+        if self._closed:
+            return
+        self._failed, self._closed = error, True
+        self._go_on()
+        self._end_gathering()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        late = self._postponed + self._held + self._lane.waiting
+        self._postponed, self._held, self._lane.waiting = [], [], []
+        self._dirty.clear()
+        for entry in late:
+            self._put(entry)
+        if self._journal is not None:
+            self._journal.close()
+
     # --- writing ----------------------------------------------------------------------------
-    def write(self, payload: bytes, done: Done | None = None, *, counts: bool = False) -> None:
-        """Store a definition; ``done`` is called when it is durable."""
-        if self.tap is not None:
-            self.tap.payloads.append(payload)
+    def write(
+        self,
+        payload: bytes,
+        done: Done | None = None,
+        *,
+        counts: bool = False,
+        at: Partition | str | None = None,
+    ) -> None:
+        """Store a definition; ``done`` is called when it is durable. ``at`` says which slot it belongs to."""
+        for tap in self.taps:
+            tap.payloads.append(payload)
         self._put(Entry(payload, done, counts))
 
     def flush(self, done: Done, *, counts: bool = False) -> None:
         """Write all positions now; ``done`` is called when they are durable."""
         self._put(Entry(None, done, counts))
 
+    def pause(self) -> Callable[[], None]:
+        """Store nothing that is asked for from now on, until the returned function is called."""
+        self._paused = []
+        return self._go_on
+
+    def _go_on(self) -> None:
+        waiting, self._paused = self._paused or [], None
+        for entry in waiting:
+            self._put(entry)
+
     def _put(self, entry: Entry) -> None:
-        if self._failed is None and self._journal is not None and not self._closed:
-            self._lane.put(entry)
+        if self._paused is not None:
+            self._paused.append(entry)
+        elif self._failed is None and self._journal is not None and not self._closed:
+            if self._rewrite_due and not (self._gathering and self._gathering.complete):
+                self._hold(entry)
+            else:
+                self._lane.put(entry)
         elif entry.done is not None:
             closed = Closed("the broker is closed") if self._closed else None
             self._loop.call_soon(entry.done, self._failed or closed)
 
     def changed(self, cursor: Cursor) -> None:
         self._dirty[cursor.number] = cursor
-        if self.tap is not None:
-            self.tap.cursors[cursor.number] = cursor
+        for tap in self.taps:
+            tap.cursors[cursor.number] = cursor
         if self._dirty_since is not None or self._journal is None or self._closed:
             return  # its write is on its way
         self._dirty_since = self._loop.time()
@@ -271,7 +363,7 @@ class StateJournal:
     def _flush_later(self) -> None:
         self._timer = None
         if (self._dirty or self._rewrite_due or self._postponed) and self._failed is None:
-            self._lane.put(Entry(None, None))
+            self._put(Entry(None, None))
         else:
             self._dirty_since = None
 
@@ -279,6 +371,42 @@ class StateJournal:
         # A timer that runs already comes earlier; a second one would outlive the journal.
         if self._timer is None:
             self._timer = self._loop.call_later(RETRY_S, self._flush_later)
+
+    def _hold(self, *entries: Entry) -> None:
+        self._held += entries
+        if self._held and self._gathering is None and not self.leaving:
+            # Not now: those who hear that their entry was refused undo it in memory first.
+            self._loop.call_soon(self._gather, self._begin_gathering())
+
+    def _begin_gathering(self) -> Gathering:
+        gathering = self._gathering = Gathering()
+        self.taps.append(gathering.tap)
+        return gathering
+
+    def _gather(self, gathering: Gathering) -> None:
+        """Take the first piece of a snapshot; the others follow in later turns of the loop."""
+
+        def items() -> Iterator[bytes]:
+            for payload in gathering.tap.follow(self._snapshot()):
+                if self._gathering is not gathering:
+                    return
+                yield payload
+
+        def gathered() -> None:
+            if self._gathering is gathering:
+                gathering.complete = True
+                held, self._held = self._held, []
+                for entry in held:
+                    self._lane.put(entry)
+                if self._lane.idle:
+                    self._lane.put(Entry(None, None))
+
+        self._pace.go_through(items(), gathering.payloads.append, gathered)
+
+    def _end_gathering(self) -> None:
+        if self._gathering is not None:
+            self.taps.remove(self._gathering.tap)
+            self._gathering = None
 
     def _prepare(self, entries: list[Entry]) -> Callable[[], None]:
         journal = self._journal
@@ -288,8 +416,13 @@ class StateJournal:
         self._dirty.clear()
         self._began = self._loop.time()
         self._writing_since, self._dirty_since = self._dirty_since, None
-        if journal.wants_rewrite or self._rewrite_due:
-            snapshot = self._snapshot()
+        if journal.wants_rewrite and self._gathering is None and not self.leaving:
+            self._gather(self._begin_gathering())
+        gathering = self._gathering
+        if gathering is not None and gathering.complete:
+            self._end_gathering()
+            snapshot = gathering.payloads
+            snapshot += gathering.tap.take()
             for cursor in self._cursors:
                 cursor.take_delta()
             return lambda: journal.rewrite(snapshot)
@@ -301,9 +434,18 @@ class StateJournal:
         entries, self._writing = self._writing, []
         cursors, self._cursors = self._cursors, []
         answer: HeadraceError | None = None
+        if self._closed and self._failed is not None:  # abandoned meanwhile
+            for entry in entries:
+                if entry.done is not None:
+                    entry.done(self._failed)
+            return
         self.writes += 1
         self.write_seconds = self._loop.time() - self._began
         since, self._writing_since = self._writing_since, None
+        if error is not None:  # what was refused may be in the tap, and is undone in memory
+            self._end_gathering()
+        elif self._gathering is not None and self._gathering.complete and not self._lane.waiting:
+            self._lane.put(Entry(None, None))
         if isinstance(error, OSError):
             self._dirty_since = since if since is not None else self._dirty_since
             answer = refused_by_disk(error)
@@ -323,11 +465,14 @@ class StateJournal:
             answer = OutcomeUnknown(f"it is unknown whether this was stored: {error}")
             self._failed = answer
             logger.critical("the subscription journal failed: %s", error, exc_info=error)
-            entries += self._lane.waiting
-            self._lane.waiting = []
+            entries += self._held + self._lane.waiting
+            self._held, self._lane.waiting = [], []
         for entry in entries:
             if entry.done is not None:
                 entry.done(answer)
+        if self._rewrite_due:
+            self._held, self._lane.waiting = self._lane.waiting + self._held, []
+            self._hold()
         if self._failed is not None:
             self._on_failure(self._failed)
 
@@ -336,9 +481,10 @@ class StateJournal:
 
         def closed(_error: HeadraceError | None) -> None:
             self._closed = True
+            self._end_gathering()
             # What came during the last write comes too late.
-            late, self._lane.waiting = self._postponed + self._lane.waiting, []
-            self._postponed = []
+            late = self._postponed + self._held + self._lane.waiting
+            self._postponed, self._held, self._lane.waiting = [], [], []
             for entry in late:
                 self._put(entry)
             # Not earlier: a write that found no room has scheduled another one.
@@ -352,4 +498,5 @@ class StateJournal:
                     logger.warning("the subscription journal: %s", error)
             done()
 
+        self._go_on()
         self.flush(closed)

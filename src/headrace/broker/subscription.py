@@ -26,7 +26,7 @@ Rejected: an object per message in flight (250 MB for a million, against 2 MB); 
 from __future__ import annotations
 
 import logging
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -37,15 +37,16 @@ from headrace.broker.activity import Activity
 from headrace.broker.attempts import Attempts, others
 from headrace.broker.cursor import Cursor
 from headrace.broker.deadlines import Deadlines
-from headrace.broker.delivery import Context, Delivery, Lease, Member, Tally, not_out
+from headrace.broker.delivery import Context, Delivery, Lease, Leases, Member, Tally
 from headrace.broker.endings import TIMED_OUT, Ending, Endings
+from headrace.broker.history import HistoryRing
 from headrace.broker.members import Members
 from headrace.broker.ordering import KeyOrder
 from headrace.broker.reading import Reading
 from headrace.broker.retries import Retries
-from headrace.broker.selection import bytes_each, select
+from headrace.broker.selection import bytes_each, select, takes_all
 from headrace.broker.statistics import statistics_of
-from headrace.errors import Closed, DataCorrupt, HeadraceError, OffsetOutOfRange, StaleDelivery
+from headrace.errors import Closed, DataCorrupt, HeadraceError, OffsetOutOfRange
 from headrace.log.batch import HAS_KEYS, LOST, Batch
 from headrace.log.interface import ReadPending
 from headrace.model import SubscriptionSettings, check_reason
@@ -55,7 +56,7 @@ logger = logging.getLogger("headrace.broker")
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
-class Subscription:
+class Subscription(Leases):
     _context: Context
     number: int
     name: str
@@ -71,6 +72,10 @@ class Subscription:
     members: Members = field(default_factory=Members)
     leases: dict[int, Lease] = field(default_factory=dict)
     closed: bool = False
+    ring: HistoryRing | None = None
+    """Its last ten minutes."""
+    starts: dict[tuple[str, int], int] = field(default_factory=dict)
+    """With several nodes: where it was to begin in partitions that another node may own."""
     _target: bytes = field(init=False)
     _pumping: bool = False
     _reading: Reading = field(init=False)
@@ -118,9 +123,10 @@ class Subscription:
         partition.watchers[self] = None
         self._reading.advanced(cursor)
 
-    def detach(self, topic: str) -> list[Cursor]:
-        """Forget a topic that is deleted."""
-        gone = [cursor for (name, _), cursor in self.cursors.items() if name == topic]
+    def detach(self, topic: str, partition: int | None = None) -> list[Cursor]:
+        """Forget a topic that is deleted, or a partition that another node owns."""
+        chosen = [key for key in self.cursors if key[0] == topic and partition in (None, key[1])]
+        gone = [self.cursors[key] for key in chosen]
         for cursor in gone:
             del self.cursors[(topic, cursor.partition.number)]
             cursor.partition.watchers.pop(self, None)
@@ -128,6 +134,8 @@ class Subscription:
         return gone
 
     def on_advance(self, topic: str, partition: int, at_once: bool) -> None:
+        if not at_once and len(self._reading) == len(self.cursors):
+            return  # all are to be read already; hundreds may be asked this for each message
         cursor = self.cursors.get((topic, partition))
         if cursor is None:
             return
@@ -142,19 +150,19 @@ class Subscription:
     def join(self, member: Member) -> None:
         if self.closed:  # the member would never be told
             raise Closed(f"subscription {self.name!r} is closed")
+        member.joined = self._context.time()
         self.members.add(member)
+        self._context.joined(self, member)
         self.wake()
 
     def leave(self, member: Member, *, count_attempt: bool = True) -> None:
-        """The member is gone; its messages go to the others.
-
-        With ``count_attempt`` (it vanished, perhaps because of a message) a delivery is used up;
-        without (it closed in good order and says that it began none of these) it is not.
-        """
+        """The member is gone; its messages go to the others. ``count_attempt``: it vanished, perhaps because of
+        a message, so a delivery is used up; without, it closed in good order and began none of these."""
         if self.closed or member not in self.members:
             return
         self.members.remove(member)
-        leases = list(member.leases.values())
+        leases = [lease for lease in member.leases.values() if lease.subscription is self]
+        self._context.left(self, member, gives_back=True)
         self._endings.add(leases, "member left", at_once=True, counts=count_attempt)
         self.wake()
 
@@ -162,6 +170,7 @@ class Subscription:
         """Give the member nothing more; its messages stay out until settled or overdue."""
         if member in self.members:
             self.members.remove(member)
+            self._context.left(self, member, gives_back=False)
 
     def wake(self) -> None:
         if not self._pumping and not self.closed:
@@ -174,7 +183,8 @@ class Subscription:
         self._pumping = False
         if self.closed or self.paused:
             return
-        self._retries.collect(self._context.time())
+        if self._retries.later:
+            self._retries.collect(self._context.time())
         pace = self._context.pace
         deadline = pace.deadline()
         while self.members.have_room():
@@ -186,6 +196,8 @@ class Subscription:
                 self._hand_out_fresh(*found)
             else:
                 break
+            if not self._has_work:
+                break
             if pace.is_past(deadline):
                 self.wake()  # the rest in a later turn
                 break
@@ -193,7 +205,8 @@ class Subscription:
     @property
     def is_fetching(self) -> bool:
         """Whether messages come that wait for a log, or for the journal."""
-        return any(part.is_fetching for part in (self._reading, self._retries, self._attempts))
+        parts = (self._reading, self._retries, self._attempts)
+        return any(part.is_fetching for part in parts) or self._context.is_sharing(self)
 
     @property
     def _has_work(self) -> bool:
@@ -237,13 +250,10 @@ class Subscription:
     def _wanted(self, cursor: Cursor, batch: Batch, indexes: Sequence[int]) -> Sequence[int]:
         """Those that are for us and still alive; the others are done."""
         self._now_ms = self._context.now_ms()
-        chosen = select(
-            batch,
-            indexes,
-            target=self._target,
-            ttl_ms=cursor.partition.message_ttl_ms,
-            now_ms=self._now_ms,
-        )
+        ttl_ms = cursor.partition.message_ttl_ms
+        if takes_all(batch, ttl_ms):
+            return indexes
+        chosen = select(batch, indexes, target=self._target, ttl_ms=ttl_ms, now_ms=self._now_ms)
         self.tally.skipped += len(chosen.foreign)
         self.tally.expired += len(chosen.expired)
         for index in (*chosen.foreign, *chosen.expired):
@@ -296,18 +306,11 @@ class Subscription:
             self._done_all(cursor, offsets)
             member.sink.deliver(delivery)
             return
-        deadline = self._context.time() + self.settings.ack_timeout
+        now, mask = self._context.time(), (1 << count) - 1
+        deadline = now + self.settings.ack_timeout
+        lease_id, size = self._context.next_lease_id(), bytes_each * count
         lease = Lease(
-            self._context.next_lease_id(),
-            self,
-            member,
-            cursor,
-            offsets,
-            attempts,
-            deadline,
-            bytes_each * count,
-            count,
-            (1 << count) - 1,
+            lease_id, self, member, cursor, offsets, attempts, deadline, size, count, mask, now
         )
         self.leases[lease.id] = lease
         member.took(lease)
@@ -412,14 +415,6 @@ class Subscription:
         self._arm(due)
 
     # --- settling ---------------------------------------------------------------------------
-    def lease(self, lease_id: int) -> Lease:
-        lease = self.leases.get(lease_id)
-        if lease is None:
-            raise StaleDelivery(
-                "this delivery has ended: it was settled, timed out, or the subscription was moved"
-            )
-        return lease
-
     def ack(self, lease_id: int, offset: int) -> None:
         """One message is done. :class:`StaleDelivery` if it is no longer out with the member."""
         lease = self.lease(lease_id)
@@ -429,31 +424,7 @@ class Subscription:
         self._done(lease.cursor, offset)
         self._released(lease, 1)
 
-    def ack_lease(self, lease_id: int) -> int:
-        """All that is still out of one lease is done; returns how many that were."""
-        lease = self.lease(lease_id)
-        return self._ack_bits(lease, lease.mask)
-
-    def ack_run(self, lease_id: int, first: int, last: int) -> int:
-        """All of a lease between two offsets is done; returns how many were not out any more."""
-        lease = self.lease(lease_id)
-        low, high = bisect_left(lease.offsets, first), bisect_right(lease.offsets, last)
-        return high - low - self._ack_bits(lease, lease.mask & (1 << high) - (1 << low))
-
-    def ack_up_to(self, lease_id: int, offset: int) -> int:
-        """The message, and everything its member holds of the partition before it, is done."""
-        last = self.lease(lease_id)
-        if not last.is_out(offset):
-            raise not_out(offset)
-        count = 0
-        for lease in list(last.member.leases.values()):
-            if lease.cursor is last.cursor:
-                held = (1 << bisect_right(lease.offsets, offset)) - 1
-                count += self._ack_bits(lease, lease.mask & held)
-        return count
-
     def _ack_bits(self, lease: Lease, bits: int) -> int:
-        """These, which are all out, are done; returns how many they are."""
         count = bits.bit_count()
         if not count:
             return 0
@@ -481,7 +452,7 @@ class Subscription:
         attempt = lease.attempt_at(index)
         if delay is None:
             delay = self.settings.delay_after(attempt)
-        self._attempts.failed(lease, index)
+        self._attempts.failed(lease, index, reason)
         self._failed(lease.cursor, offset, attempt, reason, delay)
         self._released(lease, 1)
 
@@ -503,13 +474,6 @@ class Subscription:
         self._deadlines.add(lease)
         self._arm(lease.deadline)
         return granted
-
-    def _settle(self, lease: Lease, offset: int) -> int:
-        index = lease.index(offset)
-        if index < 0 or not lease.mask >> index & 1:
-            raise not_out(offset)
-        lease.mask ^= 1 << index
-        return index
 
     def _released(self, lease: Lease, count: int) -> None:
         self._settled(lease, count)
@@ -613,7 +577,7 @@ class Subscription:
                 self._attempts.not_begun(lease, index)
                 self._retries.add(lease.cursor, offset)
                 continue
-            self._attempts.failed(lease, index)
+            self._attempts.failed(lease, index, reason)
             delay = 0.0 if at_once else self.settings.delay_after(attempt)
             self._failed(lease.cursor, offset, attempt, reason, delay)
         if reason is TIMED_OUT:
@@ -630,11 +594,8 @@ class Subscription:
         self._reading.advanced(cursor)
 
     def advance(self, cursor: Cursor, offset: int) -> None:
-        """Everything before the offset is done, whichever member holds it; never moves back.
-
-        For readers that keep their own position. A member that settles one of these messages
-        afterwards gets :class:`StaleDelivery`.
-        """
+        """Everything before the offset is done, whichever member holds it; never moves back. For readers that keep
+        their own position. A member that settles one of these afterwards gets :class:`StaleDelivery`."""
         if offset <= cursor.position:
             return
         count = cursor.undone_count(offset)
@@ -673,9 +634,9 @@ class Subscription:
         if self.closed:
             return
         self.closed = True
+        self._reading.close()
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
         for cursor in self.cursors.values():
             cursor.partition.watchers.pop(self, None)
         for member in list(self.members):  # a sink may leave when it is told

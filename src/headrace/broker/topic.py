@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from headrace import limits
 from headrace.errors import InvalidArgument
 from headrace.log.interface import Log, TopicRecord
 from headrace.model import TopicSettings, topic_hash
 from headrace.partitioning import Partitioner, partition_of_key
+
+if TYPE_CHECKING:
+    from headrace.broker.history import HistoryRing
 
 PUMPED_AT_ONCE_MAX = 4
 """Up to this many watchers get a new record in the turn of the loop that stored it. More of them
@@ -36,6 +40,8 @@ class Partition:
     """Where the log ended when it was opened; later records were published since."""
     consumed: int = 0
     """Messages acknowledged or followed since then, all subscriptions together."""
+    run: int = 0
+    """The place of its last run of messages of one client (``publishers.py``)."""
 
     def __post_init__(self) -> None:
         self.first_end = self.log.end_offset
@@ -55,6 +61,7 @@ class Topic:
         self.hash = topic_hash(record.name)
         self.settings = record.settings
         self.incarnation = record.incarnation
+        self.identity = (record.name, record.incarnation)
         self.created_ms = record.created_ms
         self.partitions: list[Partition] = []
         self.published = 0
@@ -62,6 +69,8 @@ class Topic:
         self.refused = 0
         self.appending = 0
         """Records on their way into the log; they count against ``max_queue_size``."""
+        self.ring: HistoryRing | None = None
+        """Its last ten minutes (``history.py``)."""
         self._partitioner = Partitioner()
         self.add_partitions(logs)
 
@@ -72,7 +81,7 @@ class Topic:
 
     def apply(self, settings: TopicSettings) -> None:
         self.settings = settings
-        self.record = self.record._replace(settings=settings)
+        self.record = self.record._replace(settings=settings, adopted=False)
         for partition in self.partitions:
             partition.message_ttl_ms = settings.message_ttl_ms
             partition.log.change(settings)
@@ -105,9 +114,9 @@ class Topic:
                     return partition.number
         return usual
 
-    def next_partition(self) -> int:
-        """For a batch without keys: the next partition in turn."""
-        return self._partitioner.next(len(self.partitions))
+    def next_partition(self, size: int) -> int:
+        """For a batch of this size without keys: the next partition in turn."""
+        return self._partitioner.take(len(self.partitions), size)
 
     # --- asking -----------------------------------------------------------------------------
     def end_offsets(self) -> list[int]:
@@ -121,3 +130,14 @@ class Topic:
 
     def size_bytes(self) -> int:
         return sum(partition.log.size_bytes() for partition in self.partitions)
+
+
+def check_offset(where: object) -> int:
+    if isinstance(where, bool) or not isinstance(where, int):
+        raise InvalidArgument(
+            f"a position is 'earliest', 'latest' or an offset, not {where!r}",
+            code="invalid_offset",
+        )
+    if not 0 <= where <= limits.OFFSET_MAX:
+        raise InvalidArgument(f"{where} is not an offset", code="invalid_offset")
+    return where

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from headrace.broker.attaching import attaches
 from headrace.broker.subscription import Subscription
 from headrace.model import INTERNAL_PREFIX
 from headrace.operations.results import PartitionStats, TopicStats
@@ -13,8 +14,11 @@ if TYPE_CHECKING:
     from headrace.broker.topic import Topic
 
 
-def topic_subscriptions(topic: Topic) -> list[Subscription]:
+def topic_subscriptions(topic: Topic, engine: Engine | None = None) -> list[Subscription]:
     """Those that users made, also by a wildcard. The broker may have a hundred thousand on other topics."""
+    if engine is not None and engine.cluster is not None:  # another node may own the partition
+        known = engine.subscriptions(topic.name)
+        return [each for each in known if attaches(engine, each, topic.name)]
     return [
         watcher
         for watcher in topic.partitions[0].watchers
@@ -39,7 +43,7 @@ def topic_stats(engine: Engine, topic: Topic) -> TopicStats:
         "messages": sum(p["end_offset"] - p["start_offset"] for p in partitions),
         "bytes": topic.size_bytes(),
         "backlog": engine.publishing.backlog(topic),
-        "subscriptions": [subscription.name for subscription in topic_subscriptions(topic)],
+        "subscriptions": [subscription.name for subscription in topic_subscriptions(topic, engine)],
         "durability": topic.settings.durability if topic.settings.durable else "memory",
         "created": topic.created_ms,
         "settings": topic.settings.as_dict(),

@@ -11,7 +11,8 @@ and publishes do not create it. What publishing creates, and the broker's own to
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from random import Random
 from typing import Any
@@ -23,14 +24,24 @@ from headrace.errors import (
     Conflict,
     HeadraceError,
     InvalidArgument,
+    MessageNotFound,
     QueueFull,
     TopicNotFound,
     refused_by_disk,
 )
-from headrace.log.interface import Deletion, Log, Storage, TopicRecord
+from headrace.log.batch import LOST
+from headrace.log.interface import Deletion, LastStop, Log, Storage, TopicRecord
 from headrace.log.witness import Ends, Witnesses
 from headrace.log.workers import Workers
-from headrace.model import TopicSettings, check_topic_name, is_pattern, pattern_matches
+from headrace.model import (
+    Message,
+    TopicSettings,
+    check_topic_name,
+    is_pattern,
+    parse_id,
+    pattern_matches,
+    split_id,
+)
 
 logger = logging.getLogger("headrace.broker")
 TopicDone = Callable[[Topic | None, HeadraceError | None], None]
@@ -99,12 +110,31 @@ class Topics:
     def by_hash(self, number: int) -> Topic | None:
         return self._by_hash.get(number)
 
+    def find_message(self, message_id: uuid.UUID | str) -> Message:
+        """The record that a derived id leads to."""
+        parts = split_id(parse_id(message_id))
+        topic = None if parts is None else self.by_hash(parts[0])
+        if parts is None or topic is None or parts[1] >= len(topic.partitions):
+            raise MessageNotFound(
+                f"{message_id} does not lead to a record: ids that a client gave are not indexed"
+                if parts is None
+                else f"there is no message {message_id}"
+            )
+        _, number, offset = parts
+        log = topic.partitions[number].log
+        if not log.start_offset <= offset < log.end_offset:
+            raise MessageNotFound(f"message {message_id} is not there any more, or not yet")
+        batch = log.read_cached(offset)
+        if batch.flags & LOST:
+            raise MessageNotFound(f"message {message_id} was lost and given up by a repair")
+        return batch.message(topic.name, number, offset)
+
     # --- starting ---------------------------------------------------------------------------
-    def load(self, witnesses: Witnesses, *, suspect: bool, unclean: bool) -> None:
+    def load(self, witnesses: Witnesses, stop: LastStop) -> None:
         """Open every stored topic."""
         for record in self.storage.topics(self.defaults):
             logs = [
-                self.storage.open(record, number, suspect=suspect, unclean=unclean, reached=reached)
+                self.storage.open(record, number, stop._replace(reached=reached))
                 for number, reached in enumerate(witnesses.ends(record))
             ]
             self._register(Topic(record, logs))
@@ -116,6 +146,25 @@ class Topics:
             for topic in self
             if topic.settings.durable
         }
+
+    # --- what a cluster has decided -----------------------------------------------------------
+    def adopt(self, record: TopicRecord, logs: Iterable[Log]) -> Topic:
+        topic = Topic(record, logs)
+        self._register(topic)
+        return topic
+
+    def grow(self, topic: Topic, settings: TopicSettings, logs: Sequence[Log]) -> None:
+        """New settings, and perhaps more partitions."""
+        topic.apply(settings)
+        topic.add_partitions(logs)
+        self._partitions += len(logs)
+        if logs:
+            self._changed()
+
+    def check_new(self, name: str, settings: TopicSettings) -> None:
+        """Refuse a topic that cannot be created."""
+        self.check_unchanged(name)
+        self._check_partitions(settings.partitions)
 
     # --- creating, changing, deleting ---------------------------------------------------------
     def create(self, name: str, settings: TopicSettings, *, internal: bool = False) -> Topic:
@@ -168,7 +217,7 @@ class Topics:
     def change_later(self, topic: Topic, settings: TopicSettings, done: TopicDone) -> None:
         """Apply new settings; partitions can be added but not taken away."""
         self.check_unchanged(topic.name)
-        self._check_change(topic, settings)
+        self.check_change(topic, settings)
         before = len(topic.partitions)
         added = settings.partitions - before
         self._partitions += added
@@ -183,7 +232,7 @@ class Topics:
             if logs:
                 self._changed()
 
-        record = topic.record._replace(settings=settings)
+        record = topic.record._replace(settings=settings, adopted=False)
 
         def store() -> list[Log]:
             logs = self.storage.add(record, range(before, settings.partitions))
@@ -239,7 +288,7 @@ class Topics:
         waiting = self._changing.get(name)
         return None if waiting is None else waiting.append
 
-    def _check_change(self, topic: Topic, settings: TopicSettings) -> None:
+    def check_change(self, topic: Topic, settings: TopicSettings) -> None:
         old = topic.settings
         if settings.durable != old.durable:
             raise Conflict(

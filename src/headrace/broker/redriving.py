@@ -1,0 +1,363 @@
+"""Dead letters on their way back: rounds of publishing, each letter exactly once.
+
+A round takes some letters, publishes them as one batch for each partition, as an idempotent producer that
+belongs to the dead-letter topic, then marks them done, durably; only then the next round of that topic
+begins, of whatever redrive. So after a crash only the newest batch of that producer in a partition can hold letters
+that were published and are not marked. The first round that writes to a partition looks into it, and marks
+those letters without publishing them again.
+
+A letter is found there by its message's id and by the subscription that the message is meant for. A message that was redriven
+and died again has the same id; its letter says that it came from that very record, and so it is another one.
+
+Rejected: a producer for each letter, which needs no rounds, but a partition remembers a bounded number of producers,
+and a large redrive would make it forget those of its clients.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from headrace import limits
+from headrace.broker.cursor import Cursor
+from headrace.broker.publishing import RESERVED_PRODUCERS
+from headrace.broker.transforming import transformed
+from headrace.contents import check_headers, check_value
+from headrace.errors import (
+    Closed,
+    Conflict,
+    HeadraceError,
+    InvalidArgument,
+    NotFound,
+    ReadOnly,
+    StorageFailed,
+)
+from headrace.log.columns import Columns
+from headrace.log.interface import Append, Log, ReadPending
+from headrace.model import DEAD_LETTER_HEADERS, DeadLetter
+from headrace.operations.arguments import Correction
+from headrace.operations.results import Redriven
+
+if TYPE_CHECKING:
+    from headrace.broker.engine import Engine
+    from headrace.broker.topic import Topic
+
+TIME = DEAD_LETTER_HEADERS[-1]
+PAGE = 500
+"""Letters that a redrive publishes at a time."""
+Select = Callable[[DeadLetter], bool]
+RedriveDone = Callable[[Redriven | None, HeadraceError | None], None]
+_ITS_OWN_FAULT = (InvalidArgument, Conflict, NotFound, ReadOnly)
+"""Errors that concern one letter or its topic; any other ends a redrive."""
+_RETRY_S = 1.0
+
+
+class LetterPage(Protocol):
+    """Some letters. ``collect`` raises ``ReadPending`` while they are fetched, and is then called again."""
+
+    def collect(self) -> list[DeadLetter]: ...
+
+
+class CorrectedLetter(NamedTuple):
+    """A letter, and what is published for it."""
+
+    letter: DeadLetter
+    value: bytes
+    key: bytes | None
+    headers: dict[str, str]
+
+
+class Target(NamedTuple):
+    """Where letters go, and how they are changed on the way."""
+
+    letters: str
+    """Their topic."""
+    to: str
+    destination: str | None
+    transform: Any
+    """A JSON patch for each payload."""
+    corrections: Mapping[int, Correction]
+    """New contents, by the letter's offset."""
+
+    def message(self, letter: DeadLetter, max_message_size: int) -> CorrectedLetter:
+        """What is published for a letter."""
+        message = letter.message
+        correction = self.corrections.get(letter.offset, Correction())
+        value = (message.value or b"") if correction.value is None else correction.value
+        if self.transform is not None:
+            value = transformed(value, self.transform)
+        headers = message.headers if correction.headers is None else correction.headers
+        return CorrectedLetter(
+            letter,
+            check_value(value, max_message_size),
+            message.key if correction.key is None else correction.key,
+            {**check_headers(headers), TIME: str(message.timestamp)},
+        )
+
+    def columns(self, found: list[CorrectedLetter]) -> Columns:
+        """A batch of messages that go to the same partition."""
+        is_for_one = self.to == "subscription" and self.destination is None
+        keys = [each.key for each in found]
+        return Columns(
+            [each.value for each in found],
+            keys if any(key is not None for key in keys) else None,
+            [each.headers for each in found],
+            ids=[each.letter.message.id.bytes for each in found],
+            targets=[each.letter.subscription.encode() for each in found] if is_for_one else None,
+        )
+
+    def place(self, engine: Engine, letter: DeadLetter) -> tuple[Topic, int]:
+        """The topic and the partition that a letter goes to."""
+        message = letter.message
+        if message.topic == self.letters and self.destination is None:
+            raise Conflict(  # it would come back here, and say less
+                "it does not say which topic it came from; publish it again yourself, then purge it",
+                code="no_origin",
+            )
+        topic = engine.topic_for_publish(self.destination or message.topic)
+        return topic, min(message.partition, len(topic.partitions) - 1)
+
+
+# --- rounds -------------------------------------------------------------------------------------------
+class Rounds:
+    """The rounds of all redrives of one dead-letter topic, one after the other."""
+
+    def __init__(self, engine: Engine, topic: str):
+        self._engine = engine
+        digest = hashlib.sha256(f"redrive {topic}".encode()).digest()
+        self.producer = RESERVED_PRODUCERS | int.from_bytes(digest[:8], "little")
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._is_busy = False
+        self._looked: set[Log] = set()
+        """Partitions whose newest batch is known to be marked."""
+
+    def begin(self, work: Callable[[], None]) -> None:
+        """Call ``work`` when no other round is under way; it ends with :meth:`end`."""
+        if self._is_busy:
+            self._waiting.append(work)
+            return
+        self._is_busy = True
+        work()
+
+    def end(self, done: Callable[[HeadraceError | None], None]) -> None:
+        """Begin the next round when it is durable which letters are done."""
+        engine = self._engine
+
+        def flushed(error: HeadraceError | None) -> None:
+            if error is not None and engine.failed is None and not engine.closing:
+                engine.call_later(_RETRY_S, engine.state.flush, flushed)
+                return
+            self._is_busy = False
+            if self._waiting:
+                engine.call_soon(self.begin, self._waiting.popleft())
+            done(error)
+
+        engine.state.flush(flushed)
+
+    def published(self, topic: Topic, number: int, letters: list[DeadLetter]) -> set[int]:
+        """The offsets of letters that a round before the broker's start has published there."""
+        log = topic.partitions[number].log
+        if log in self._looked or not log.owned:
+            return set()
+        last = log.last_producer_batch(self.producer)
+        found = set()
+        if last is not None:
+            offset, count = last
+            for place, id_, target in _records(log, offset, count):
+                origin = (topic.name, number, place)
+                for letter in letters:
+                    message = letter.message
+                    if (
+                        message.id.bytes == id_
+                        and target in (b"", letter.subscription.encode())
+                        and (message.topic, message.partition, message.offset) != origin
+                    ):
+                        found.add(letter.offset)
+        return found
+
+    def wrote(self, log: Log) -> None:
+        self._looked.add(log)
+
+
+def _records(log: Log, offset: int, count: int) -> list[tuple[int, bytes, bytes]]:
+    """(offset, id, for which subscription) of some records; ``ReadPending`` while they are fetched."""
+    try:
+        batch = log.read_cached(offset)  # it may begin earlier, and end later
+    except HeadraceError:
+        return []  # retention has dropped it, long after the letters were marked
+    low = offset - batch.base_offset
+    ids = batch.ids(low, low + count) or []
+    targets = batch.targets(low, low + count) or [b""] * count
+    return list(zip(range(offset, offset + count), ids, targets, strict=False))
+
+
+# --- a redrive ----------------------------------------------------------------------------------------
+@dataclass(slots=True, eq=False)
+class Redrive:
+    """One redrive under way: a page of letters at a time."""
+
+    _engine: Engine
+    _rounds: Rounds
+    _cursor: Cursor
+    _page: Callable[[int, int, Select], LetterPage]
+    _target: Target
+    _done: RedriveDone
+    _only: set[int] | None
+    """The offsets that were named; None: all."""
+    _where: Select | None
+    _limit: int | None
+    _rate: float | None
+    _end: int
+    """Letters that are stored later are left for the next redrive."""
+    _after: int = -1
+    _count: int = 0
+    _error: HeadraceError | None = None
+    _listing: LetterPage | None = None
+    """The page that is being collected."""
+    _skipped: int = 0
+    _reason: str | None = None
+    """Why the first of those was skipped."""
+    _waiting: int = 0
+    """Batches of this round that are not stored yet."""
+    _sent: int = 0
+    """Letters of this round that were published."""
+
+    def step(self) -> None:
+        if self._engine.failed is not None or self._engine.closing:
+            self._finish(self._engine.failed or Closed("the broker is closed"))
+            return
+        page = PAGE if self._rate is None else max(1, min(PAGE, int(self._rate / 10)))
+        if self._limit is not None:
+            page = min(page, self._limit - self._count)
+        try:
+            if self._listing is None:
+                self._listing = self._page(self._after, max(page, 0), self._wanted)
+            letters = self._listing.collect()
+            self._listing = None
+        except ReadPending as pending:
+            pending.then(self.step)
+            return
+        except HeadraceError as error:
+            self._finish(error)
+            return
+        except OSError as error:
+            self._finish(StorageFailed(f"the dead letters cannot be read: {error}"))
+            return
+        except Exception as error:  # the caller's own filter
+            self._finish(InvalidArgument(f"the filter failed: {error!r}", code="invalid_filter"))
+            return
+        if not letters or self._error is not None:
+            self._finish(self._error)
+            return
+        letters = self._fitting(letters)
+        self._after = letters[-1].offset
+        self._rounds.begin(lambda: self._round(letters))
+
+    def _fitting(self, letters: list[DeadLetter]) -> list[DeadLetter]:
+        """The first of them, which are one batch of each partition."""
+        size = headers = count = 0
+        for letter in letters:
+            message = letter.message
+            correction = self._target.corrections.get(letter.offset)
+            size += len(message.value or b"") + len((correction and correction.value) or b"")
+            headers += 1 + len(message.headers) + len((correction and correction.headers) or {})
+            if count and (size > limits.BATCH_BYTES_TARGET or headers > limits.BATCH_HEADERS_MAX):
+                break
+            count += 1
+        return letters[:count]
+
+    def _wanted(self, letter: DeadLetter) -> bool:
+        return (
+            letter.offset < self._end
+            and (self._only is None or letter.offset in self._only)
+            and (self._where is None or self._where(letter))
+        )
+
+    def _round(self, letters: list[DeadLetter]) -> None:
+        """Publish letters that nobody has dealt with meanwhile."""
+        engine = self._engine
+        letters = [letter for letter in letters if not self._cursor.is_done(letter.offset)]
+        places: dict[tuple[str, int], tuple[Topic, list[CorrectedLetter]]] = {}
+        skipped: list[tuple[DeadLetter, HeadraceError]] = []
+        for letter in letters:
+            try:
+                topic, number = self._target.place(engine, letter)
+                made = self._target.message(letter, engine.max_message_size)
+            except HeadraceError as error:
+                skipped.append((letter, error))
+            else:
+                places.setdefault((topic.name, number), (topic, []))[1].append(made)
+        published: set[int] = set()
+        try:
+            for (_, number), (topic, made_there) in places.items():
+                published |= self._rounds.published(topic, number, [m.letter for m in made_there])
+        except ReadPending as pending:
+            pending.then(lambda: self._round(letters))
+            return
+        for letter, why in skipped:
+            self._skip([letter], why)
+        self._mark([letter for letter in letters if letter.offset in published])
+        self._waiting = 1
+        for (_, number), (topic, made_there) in places.items():
+            left = [made for made in made_there if made.letter.offset not in published]
+            if left:
+                self._waiting += 1
+                self._sent += len(left)
+                self._send(topic, number, left)
+        self._stored([], None)
+
+    def _send(self, topic: Topic, number: int, made: list[CorrectedLetter]) -> None:
+        log, producer = topic.partitions[number].log, self._rounds.producer
+        letters = [each.letter for each in made]
+
+        def stored(entry: Append) -> None:
+            if entry.error is None:
+                self._rounds.wrote(log)
+            self._stored(letters, entry.error)
+
+        entry = Append(self._target.columns(made), None, stored)
+        if log.owned:  # another node has no producers of ours
+            entry.producer_id, entry.first_sequence = producer, log.next_sequence(producer)
+        self._engine.append(topic, number, entry)
+
+    def _stored(self, letters: list[DeadLetter], error: HeadraceError | None) -> None:
+        if error is None:
+            self._mark(letters)
+        elif isinstance(error, _ITS_OWN_FAULT):
+            self._skip(letters, error)
+        else:
+            self._error = error
+        self._waiting -= 1
+        if not self._waiting:
+            self._rounds.end(self._ended)
+
+    def _ended(self, error: HeadraceError | None) -> None:
+        if error is not None:
+            self._finish(error)
+        elif self._rate is None:
+            self._engine.call_soon(self.step)
+        else:
+            self._engine.call_later(self._sent / self._rate, self.step)
+        self._sent = 0
+
+    def _mark(self, letters: list[DeadLetter]) -> None:
+        for letter in letters:
+            self._count += 1
+            self._cursor.done(letter.offset)
+        if letters:
+            self._engine.changed(self._cursor)
+
+    def _skip(self, letters: list[DeadLetter], error: HeadraceError) -> None:
+        self._skipped += len(letters)
+        for letter in letters:
+            self._reason = self._reason or f"dead letter {letter.offset}: {error.message}"
+
+    def _finish(self, error: HeadraceError | None) -> None:
+        def flushed(failed: HeadraceError | None) -> None:
+            result = Redriven(redriven=self._count, skipped=self._skipped, reason=self._reason)
+            self._done(result, error or failed)
+
+        self._engine.state.flush(flushed)
