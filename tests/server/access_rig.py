@@ -1,4 +1,6 @@
-"""A broker with two teams, ``mine`` and ``secret``, and clients that have one right over the first."""
+"""What tests of rights share: an administrator's token, tokens with grants, logins over text, quick
+passwords, and a broker with two teams, ``mine`` and ``secret``, and clients that have one right over
+the first."""
 
 from __future__ import annotations
 
@@ -6,13 +8,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
+from argon2 import PasswordHasher
+
 from headrace import BrokerClient
+from headrace.access import hashing
 from headrace.access.rights import RIGHTS
 from headrace.log.batch import encode
 from headrace.log.columns import Columns
 from headrace.testing import RunningServer, running_server
+from tests.contract.raw_text import TextSocket
 
 ROOT = "root-token"
+PASSWORD = "correct horse"
 NOTHING = "nothing"
 REFUSED = {
     "forbidden",
@@ -20,8 +28,27 @@ REFUSED = {
     "topic_not_found",
     "subscription_not_found",
     "message_not_found",
+    "no_cluster",
 }
 """Codes of an answer to somebody who lacks a right: it does not say whether the thing exists."""
+
+
+@pytest.fixture(autouse=True)
+def quick_passwords(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real parameters take a tenth of a second for each hash."""
+    monkeypatch.setattr(
+        hashing, "_hasher", PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
+    )
+
+
+def token(root: BrokerClient, name: str, *grants: str, **more: Any) -> str:
+    return root.create_token(name, grants=list(grants), **more)["secret"]
+
+
+def text_as(server: RunningServer, secret: str) -> TextSocket:
+    text = TextSocket(server.address)
+    text.ask(f"AUTH {secret}")
+    return text
 
 
 class Teams:

@@ -1,23 +1,18 @@
-"""Rights on a running server: logins, revocation, wildcards, dead letters, commits, quotas, the audit."""
+"""Rights on a running server: logins, revocation, wildcards, dead letters, commits, quotas."""
 
 import base64
-import json
 import logging
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
-from argon2 import PasswordHasher
 
 from headrace import BrokerClient
-from headrace.access import hashing
 from headrace.access.directory import AccessDirectory
 from headrace.access.file import NAME
 from headrace.access.guessing import FREE
 from headrace.broker.audit import TOPIC as AUDIT
-from headrace.broker.audit import Source
 from headrace.errors import (
     Closed,
     DataCorrupt,
@@ -25,7 +20,6 @@ from headrace.errors import (
     HeadraceError,
     QueueFull,
     TopicNotFound,
-    Unauthenticated,
 )
 from headrace.log.batch import encode
 from headrace.log.columns import Columns
@@ -33,19 +27,9 @@ from headrace.model import DEAD_LETTER_HEADERS
 from headrace.testing import RunningServer, running_server
 from tests.contract.raw_binary import AUTH, CLOSED, SUBSCRIBE, FrameSocket
 from tests.contract.raw_text import TextSocket
+from tests.server.access_rig import PASSWORD, ROOT, quick_passwords, text_as, token  # noqa: F401
 from tests.server.http_rig import Events, Http, RawHttp, raw_request
 from tests.server.http_websocket import WebSocket
-
-ROOT = "root-token"
-PASSWORD = "correct horse"
-
-
-@pytest.fixture(autouse=True)
-def _quick_passwords(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real parameters take a tenth of a second for each hash."""
-    monkeypatch.setattr(
-        hashing, "_hasher", PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
-    )
 
 
 @pytest.fixture
@@ -58,16 +42,6 @@ def server() -> Iterator[RunningServer]:
 def root(server: RunningServer) -> Iterator[BrokerClient]:
     with server.client(token=ROOT) as client:
         yield client
-
-
-def token(root: BrokerClient, name: str, *grants: str, **more: Any) -> str:
-    return root.create_token(name, grants=list(grants), **more)["secret"]
-
-
-def text_as(server: RunningServer, secret: str) -> TextSocket:
-    text = TextSocket(server.address)
-    text.ask(f"AUTH {secret}")
-    return text
 
 
 def basic(user: str, password: str) -> dict[str, str]:
@@ -580,109 +554,6 @@ def test_a_secret_is_never_logged(
         other.close()
     assert "hunter" not in caplog.text
     assert "\x1b" not in caplog.text
-
-
-# --- the audit --------------------------------------------------------------------------------------
-def test_the_audit_says_who_changed_what(tmp_path: Path) -> None:
-    """Changes and refused changes, failed logins; never a secret; read with an explicit right."""
-    with running_server(tmp_path / "data", token=ROOT) as server, server.client() as root:
-        root.create_user("alice", password=PASSWORD, grants=["manage:orders"])
-        root.create_user("auditor", grants=[f"browse:{AUDIT}"])
-        secret = root.create_token("a", user="auditor")["secret"]
-        with server.client(token=None, user="alice", password=PASSWORD) as alice:
-            alice.create_topic("orders", partitions=2)
-            with pytest.raises(Forbidden):
-                alice.delete_topic("users")
-        with pytest.raises(Unauthenticated):
-            server.client(token=None, user="alice", password="hunter2hunter2").connect()
-        server.call(server.engine.audit.close)
-        server.wait_until(lambda: server.engine.partition(AUDIT).log.end_offset >= 6)
-        with server.client(token=secret) as auditor:
-            messages = auditor.fetch(AUDIT)
-        records = [json.loads(message.value) for message in messages]
-        found = [(r["who"], r["action"], r.get("target"), r["outcome"]) for r in records]
-        assert found == [
-            ("token", "create_user", "alice", "ok"),
-            ("token", "create_user", "auditor", "ok"),
-            ("token", "create_token", "a", "ok"),
-            ("user:alice", "create_topic", "orders", "ok"),
-            ("user:alice", "delete_topic", "users", "forbidden"),
-            ("user:alice", "login", None, "unauthenticated"),
-        ]
-        assert records[0]["arguments"]["grants"] == ["manage:orders"]
-        assert records[3]["arguments"] == {"settings": {"partitions": 2}}
-        assert all(r["from"].startswith("127.0.0.1:") and r["time"] > 0 for r in records)
-        whole = b"".join(message.value for message in messages)
-        for hidden in (PASSWORD, "argon2", "hunter2", secret):
-            assert hidden.encode() not in whole
-
-
-def test_the_audit_has_what_moves_a_subscription(tmp_path: Path) -> None:
-    """It is created, sought, redriven, purged, deleted; that a member joins it is no change."""
-    with running_server(tmp_path / "data", token=ROOT) as server, server.client() as root:
-        secret = token(root, "ci", "publish,consume,browse,manage:orders,>:>")
-        with server.client(token=secret) as client:
-            client.publish("orders", b"x")
-            for _ in range(3):
-                client.create_subscription("s", "orders", max_deliveries=1)
-            for _ in range(3):
-                client.create_subscription("s", "orders")
-            text = text_as(server, secret)
-            text.ask("SUB orders group=s")
-            text.close()
-            client.seek("s", "earliest")
-            with client.subscription("s") as consumer:
-                consumer.nack(consumer.get(timeout=10))
-                server.wait_until(lambda: any(server.engine.dead_letters.topics()))
-            client.redrive("s")
-            client.purge_dead_letters("s")
-            client.delete_subscription("s")
-        for user in ("alice", "bob"):
-            with pytest.raises(Unauthenticated):
-                server.client(token=None, user=user, password="x").connect()
-        server.call(server.engine.audit.close)
-        server.wait_until(lambda: server.engine.partition(AUDIT).log.end_offset >= 10)
-        records = [json.loads(message.value) for message in root.fetch(AUDIT)]
-        found = [(r["action"], r.get("target"), r["outcome"]) for r in records]
-        # Settings that are given are recorded, though they may be the same.
-        assert [each for each in found if each[0] == "create_subscription"] == [
-            ("create_subscription", "s", "ok")
-        ] * 3
-        assert found[4:] == [
-            ("seek", "s", "ok"),
-            ("redrive", "s", "ok"),
-            ("purge_dead_letters", "s", "ok"),
-            ("delete_subscription", "s", "ok"),
-            ("login", None, "unauthenticated"),
-            ("login", None, "unauthenticated"),
-        ]
-
-
-def test_failures_do_not_hide_a_change(tmp_path: Path) -> None:
-    """Whoever guesses leaves room in the audit for what succeeds."""
-    with running_server(tmp_path / "data", token=ROOT) as server:
-
-        def flood() -> bool:
-            audit = server.engine.audit
-            for _ in range(1000):
-                audit.record("x", Source("y"), "login", "unauthenticated")
-            before = audit.recorded
-            audit.record("user:alice", Source("y"), "delete_topic", "ok")
-            return audit.recorded == before + 1
-
-        assert server.call(flood)
-
-
-def test_the_audit_has_a_bounded_rate(tmp_path: Path) -> None:
-    """What is left out is counted."""
-    with running_server(tmp_path / "data", token=ROOT) as server:
-
-        def flood() -> int:
-            for _ in range(1000):
-                server.engine.audit.record("x", Source("y"), "login", "unauthenticated")
-            return server.engine.audit.recorded
-
-        assert server.call(flood) <= 200
 
 
 # --- a broken file ----------------------------------------------------------------------------------

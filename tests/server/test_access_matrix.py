@@ -43,7 +43,7 @@ def samples(team: str, ids: dict[str, Any], operation: Operation) -> dict[str, A
         "to": ids["message"] if operation.name == "reply" else "earliest",
         "positions": {f"{team}.a": {"0": 0}},
         "wait": 0,
-        "id": ids["later"] if operation.name == "cancel" else ids["message"],
+        "id": ids["later"] if operation.name in ("cancel", "publish_now") else ids["message"],
         "name": f"{team}.n",
         "number": 1,
         "pieces": [ids["piece"]],
@@ -51,6 +51,8 @@ def samples(team: str, ids: dict[str, Any], operation: Operation) -> dict[str, A
         "offset": 0,
         "value": {"data": "edited"},
         "backup": "1",
+        "node": "node1:9999",
+        "wanted": "payload",
         "partition": 0,
     }
     if operation.name == "create_token":

@@ -102,14 +102,22 @@ def test_the_limit_of_a_publish_is_that_of_a_message() -> None:
 
 def test_a_batch_over_http_has_a_number_of_items(http: Http) -> None:
     """As an array and as lines."""
-    answer = http.ask("POST", "/publish/batch/orders", "[" + "1," * 100_000 + "1]")
+    answer = http.ask(
+        "POST", "/publish/batch/orders", "[" + "1," * limits.CLIENT_BATCH_RECORDS_MAX + "1]"
+    )
     assert (answer.status, answer.code) == (413, "batch_too_large")
     lines = {"Content-Type": "application/x-ndjson"}
-    answer = http.ask("POST", "/publish/batch/orders", "1\n" * 100_001, lines)
+    answer = http.ask(
+        "POST", "/publish/batch/orders", "1\n" * (limits.CLIENT_BATCH_RECORDS_MAX + 1), lines
+    )
     assert (answer.status, answer.code) == (413, "batch_too_large")
     assert http.ask("PUT", "/topics/many", {"max_queue_size": 100_000}).status == 201
-    most = http.ask("POST", "/publish/batch/many?key=k", "[" + "1," * 99_999 + "1]")
-    assert (most.status, most.json["published"]) == (200, 100_000)
+    most = http.ask(
+        "POST",
+        "/publish/batch/many?key=k",
+        "[" + "1," * (limits.CLIENT_BATCH_RECORDS_MAX - 1) + "1]",
+    )
+    assert (most.status, most.json["published"]) == (200, limits.CLIENT_BATCH_RECORDS_MAX)
     spaced = ' [ {"a" : 1} , 12345678901234567890123 ] '
     assert http.ask("POST", "/publish/batch/orders", spaced).status == 200
     values = [m["data"] for m in http.get("/topics/orders/messages").json]

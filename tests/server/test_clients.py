@@ -10,7 +10,7 @@ import pytest
 from headrace.broker.overview import Connected
 from headrace.client.aio import default_client_id
 from headrace.errors import InvalidArgument
-from headrace.server.connection import CLIENT_ID_CHARS_MAX, HELD_SHOWN_MAX
+from headrace.limits import CLIENT_ID_CHARS_MAX, HELD_SHOWN_MAX
 from headrace.testing import RunningServer, running_server, wait_until
 from tests.contract.raw_binary import HEARTBEAT, FrameSocket
 from tests.contract.raw_text import TextSocket

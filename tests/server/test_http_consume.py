@@ -198,6 +198,27 @@ def test_a_long_poll_ends_with_nothing(http: Http) -> None:
     assert 0.1 <= time.monotonic() - before < 5
 
 
+def test_an_answer_has_a_bounded_size(http: Http) -> None:
+    """Deliveries, pages and dead letters stop after 4 MiB of values; what is left comes with the next one."""
+    http.ok("POST", "/subscribe/large", {"group": "g", "max_deliveries": 1})
+    for _ in range(20):
+        http.publish("large", "x" * 1_000_000)
+    page = http.ok("GET", "/topics/large/messages?limit=100")
+    assert 4 <= len(page) <= 8
+    given = []
+    while len(given) < 20:
+        batch = http.consume_batch("large", group="g", limit=100, ack="manual")
+        assert 1 <= len(batch) <= 9
+        given += [message["delivery"] for message in batch]
+    http.ok("POST", "/nack", {"deliveries": given})
+    wait_until(lambda: stats(http, "g", topic="large")["dead_lettered"] == 20)
+    found: list[int] = []
+    while letters := http.ok("GET", f"/dead-letters/g?limit=100&after={max(found, default=-1)}"):
+        assert len(letters) == 4
+        found += [letter["offset"] for letter in letters]
+    assert found == list(range(20))
+
+
 def test_a_batch_does_not_wait_for_the_rest(
     server: RunningServer, http: Http, pool: ThreadPoolExecutor
 ) -> None:

@@ -401,7 +401,7 @@ def test_a_failed_disk_is_a_reason_not_to_be_ready(server: RunningServer, http: 
 
 def test_a_sync_that_fails_is_an_unknown_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
     """500, which may not be tried again without thought; then the broker ends."""
-    with running_server() as server:
+    with running_server(disk="threads") as server:
         http = http_of(server)
         http.publish("orders", 1)
 
@@ -422,3 +422,35 @@ def test_a_closed_port_is_closed(server: RunningServer) -> None:
     server.stop()
     with socket.socket() as probe:
         assert probe.connect_ex(address) == errno.ECONNREFUSED
+
+
+def test_readiness_names_topics_that_lost_their_settings(tmp_path: Path) -> None:
+    """A damaged topic.json is told, also after a restart, until somebody sets the settings; nothing of it is thrown away."""
+    with running_server(tmp_path / "data") as server:
+        http = http_of(server)
+        http.publish("orders", 1)
+        http.close()
+        server.stop()
+        path = tmp_path / "data" / "orders" / "topic.json"
+        damaged = path.read_bytes().replace(b"retention", b"detention")
+        path.write_bytes(damaged)
+        for _ in range(2):  # the second start finds the settings that the first one stored
+            server.start()
+            http = http_of(server)
+            status, reasons = ready(http)
+            assert (status, len(reasons)) == (503, 1)
+            assert reasons[0].startswith("orders has lost its settings")
+            http.publish("orders", 2)
+            http.close()
+            server.stop()
+        assert path.with_name("topic.json.damaged").read_bytes() == damaged
+        server.start()
+        http = http_of(server)
+        http.ok("PATCH", "/topics/orders", {"retention_hours": 24})
+        assert ready(http) == (200, [])
+        http.close()
+        server.stop()
+        server.start()
+        http = http_of(server)
+        assert ready(http) == (200, [])
+        http.close()

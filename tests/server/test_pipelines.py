@@ -87,6 +87,8 @@ def test_what_pipelines_say_are_metrics(server: RunningServer, http: Http) -> No
     assert 0 <= found.pop(("last_progress_seconds", query)) < 60
     assert found == {
         ("up", ("daily",)): 1,
+        ("stalled", ("daily",)): 0,
+        ("falling_behind", ("daily",)): 0,
         ("batches_total", query): 2,
         ("input_rows_total", query): 20,
         ("dead_letters_total", query): 4,

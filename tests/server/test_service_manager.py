@@ -67,30 +67,16 @@ def test_the_watchdog_hears_signs_of_life(
 
 async def _one_life(environment: dict[str, str]) -> None:
     told = ServiceManager(asyncio.get_running_loop(), environment)
-    told.reloading()  # too early: nothing is said of it
-    told.reloaded()
     told.ready("Listening")
-    told.reloading()
-    told.reloaded()
     told.stopping()
     told.close()
-
-
-def test_a_reload_begins_and_ends(manager: Manager) -> None:
-    """RELOADING has the time that Type=notify-reload wants; READY ends the reload, and not the start."""
-    asyncio.run(_one_life({"NOTIFY_SOCKET": manager.name}))
-    assert manager.heard() == {"READY": "1", "STATUS": "Listening"}
-    reloading = manager.heard()
-    assert (reloading["RELOADING"], reloading["MONOTONIC_USEC"].isdigit()) == ("1", True)
-    assert manager.heard() == {"READY": "1"}
-    assert manager.heard()["STOPPING"] == "1"
 
 
 def test_the_watchdog_of_another_process_is_not_ours(manager: Manager) -> None:
     """A shell that starts a broker may have a watchdog of its own."""
     environment = {"NOTIFY_SOCKET": manager.name, "WATCHDOG_USEC": "1", "WATCHDOG_PID": "1"}
     asyncio.run(_one_life(environment))
-    assert [len(manager.heard()) for _ in range(4)] == [2, 2, 1, 2]
+    assert [len(manager.heard()) for _ in range(2)] == [2, 2]
 
 
 @pytest.mark.parametrize("name", ["", "/nowhere/notify"])

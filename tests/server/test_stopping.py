@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from headrace.cli import EXIT_CANNOT_LISTEN
+from headrace.cli import EXIT_UNAVAILABLE
 from headrace.errors import Closed
 from headrace.testing import DidNotStart, running_server, server_process, wait_until
 from tests.contract.raw_binary import (
@@ -119,7 +119,7 @@ def test_a_port_that_is_taken_is_named() -> None:
     with running_server(memory=True) as other:
         with pytest.raises(DidNotStart) as caught, server_process(port=other.port) as server:
             pass
-        assert caught.value.code == EXIT_CANNOT_LISTEN
+        assert caught.value.code == EXIT_UNAVAILABLE
         assert f"cannot listen on 127.0.0.1:{other.port}" in caught.value.errors
         assert "Traceback" not in caught.value.errors
     with server_process() as server:

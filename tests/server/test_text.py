@@ -211,21 +211,74 @@ def test_a_fetch_of_another_partition(text: TextSocket) -> None:
     assert text.ask("PUB orders 2 partition=1", b"hi") == ["OK", "0"]
     assert text.ask("FETCH orders 0 partition=1") == ["MSG", "0", "2"]
     assert text.payload(2) == b"hi"
-    with pytest.raises(HeadraceError, match="does not exist yet"):
-        text.ask("FETCH orders 0")
+
+
+def test_a_fetch_reads_all_partitions_in_the_order_of_time(text: TextSocket) -> None:
+    """Unless one is named. END has a position for each, with which the next fetch continues."""
+    text.ask("CREATE orders partitions=3")
+    for number, partition in enumerate((2, 0, 2, 1)):
+        text.ask(f"PUB orders 1 partition={partition} timestamp={1000 + number}", b"%d" % number)
+    text.send(b"FETCH orders earliest count=3\r\n")
+    for number, (offset, partition) in enumerate(((0, 2), (0, 0), (1, 2))):
+        assert text.line() == ["MSG", str(offset), "1", "orders", str(partition)]
+        assert text.payload(1) == b"%d" % number
+    assert text.line() == ["END", "0:1,1:0,2:2"]
+    text.send(b"FETCH orders 0:1,1:0,2:2 count=3\r\n")
+    assert text.line() == ["MSG", "0", "1", "orders", "1"]
+    assert text.payload(1) == b"3"
+    assert text.line() == ["END", "0:1,1:1,2:2"]
+    assert text.ask("FETCH orders @1003") == ["MSG", "0", "1", "orders", "1"]
+    assert text.payload(1) == b"3"
+    assert text.ask("FETCH orders 2:1 partition=2") == ["MSG", "1", "1"]
+    assert text.payload(1) == b"2"
+    assert text.ask("FETCH orders latest count=3") == ["END", "0:1,1:1,2:2"]
+    assert text.ask("FETCH orders latest count=0") == ["END", "0:1,1:1,2:2"]
+    for command, code in (
+        ("FETCH orders 0", "partition_needed"),
+        ("FETCH orders latest", "offset_out_of_range"),
+        ("FETCH orders 0:7", "offset_out_of_range"),
+        ("FETCH orders 9:0", "invalid_partition"),
+        ("FETCH orders 0:x", "invalid_cursor"),
+    ):
+        with pytest.raises(HeadraceError) as caught:
+            text.ask(command)
+        assert caught.value.code == code, command
+    assert is_open(text)
+
+
+def test_a_fetch_of_all_partitions_waits_for_a_message(
+    text: TextSocket, server: RunningServer
+) -> None:
+    """In any of them, and holds nothing up but this connection."""
+    text.ask("CREATE orders partitions=2")
+    text.send(b"FETCH orders latest count=1 wait=20000\r\n")
+    with server.client() as client:
+        client.publish("orders", b"hi", partition=1)
+    assert text.line() == ["MSG", "0", "2", "orders", "1"]
+    assert text.payload(2) == b"hi"
+    assert text.line() == ["END", "0:0,1:1"]
 
 
 def test_a_subscriber_hears_with_the_topic_and_what_to_acknowledge(text: TextSocket) -> None:
     """A plain one has nothing to acknowledge: the delivery is a dash."""
-    assert text.ask("SUB orders") == ["OK"]
+    assert text.ask("SUB orders")[0] == "OK"
     assert text.ask("PUB orders 2", b"hi") == ["OK", "0"]
     got = text.delivery(10)
     assert (got.value, got.topic, got.partition, got.handle) == (b"hi", "orders", 0, "-")
 
 
+def test_a_topic_that_does_not_exist_is_told(text: TextSocket) -> None:
+    """Subscribing creates it, empty, and the answer says so."""
+    assert text.ask("SUB mispelt") == ["OK", "topic_created"]
+    assert text.ask("SUB mispelt group=g") == ["OK"]
+    assert text.ask("SUB mispelt2 group=g") == ["OK", "topic_created"]
+    assert text.ask("SUB mispelt2") == ["OK"]
+    assert text.ask("SUB other.*") == ["OK"]
+
+
 def test_automatic_acknowledgement(text: TextSocket, server: RunningServer) -> None:
     """ack=auto: what was sent is done."""
-    assert text.ask("SUB orders group=billing ack=auto") == ["OK"]
+    assert text.ask("SUB orders group=billing ack=auto")[0] == "OK"
     text.ask("PUB orders 2", b"hi")
     assert text.delivery(10).handle == "-"
     with server.client() as client:

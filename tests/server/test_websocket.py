@@ -124,7 +124,7 @@ def test_options_of_a_publish(ws: WebSocket, http: Http) -> None:
     message = http.consume("orders", group="mail")
     assert message["headers"] == {"traceparent": TRACEPARENT, "Source": "ws"}
     assert (message["key"], message["id"]) == ("k", own)
-    later = ws.ok("publish", topic="orders", data=2, delay=600)
+    later = ws.ok("publish", topic="orders", data=2, delay="10m")
     assert later["scheduled"]
     assert "offset" not in later
     assert len(http.ok("GET", "/scheduled")) == 1

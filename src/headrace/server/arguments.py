@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from headrace.checking import check
 from headrace.errors import InvalidArgument
-from headrace.model import PublishOptions
+from headrace.model import PublishOptions, Receipt
 from headrace.notation import MILLISECONDS, parse_time
 from headrace.operations.arguments import Seconds
 from headrace.server.views import key_of
@@ -84,3 +84,20 @@ def publish_arguments(given: Mapping[str, str]) -> tuple[dict[str, str], Publish
         elif text or name != "idempotency_key":  # an empty one is none
             options[name] = text
     return headers, publish_options(options)
+
+
+def receipt_properties(receipt: Receipt) -> dict[str, str]:
+    properties = {
+        "topic": receipt.topic,
+        "partition": str(receipt.partition),
+        "offset": str(receipt.offset),
+        "timestamp": str(receipt.timestamp),
+        "count": str(receipt.count),
+        "id": str(receipt.id),
+    }
+    if receipt.is_delayed:
+        del properties["offset"], properties["partition"]
+        properties["scheduled"] = "true"
+    if receipt.duplicate:
+        properties["duplicate"] = "true"
+    return properties

@@ -7,8 +7,9 @@ a fetch that waits: it leaves when there is something to fetch, and does not hol
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
+from typing import Any, ClassVar
 
 import orjson
 
@@ -16,7 +17,8 @@ from headrace import limits
 from headrace.broker.browsing import browse, one_batch
 from headrace.broker.delivery import Delivery
 from headrace.broker.positions import news_in
-from headrace.broker.publishing import Publish
+from headrace.broker.publishing import Publish, PublishDone
+from headrace.broker.slots import moved
 from headrace.errors import (
     HeadraceError,
     InvalidArgument,
@@ -32,14 +34,28 @@ from headrace.log import batch as batches
 from headrace.log.admission import check
 from headrace.log.batch import HAS_KEYS, Batch
 from headrace.log.interface import Log, ReadPending, completed
-from headrace.model import Receipt, parse_position, split_position
-from headrace.operations import documents, exact_json
-from headrace.operations.results import HeldSubscription
-from headrace.paging import Asked, parse_from
-from headrace.server.arguments import number_of, publish_arguments, seconds_of
+from headrace.model import Receipt, split_position
+from headrace.operations import documents
+from headrace.paging import Asked
+from headrace.server import node_requests
+from headrace.server.arguments import (
+    number_of,
+    publish_arguments,
+    receipt_properties,
+    seconds_of,
+)
 from headrace.server.connection import Connection, RequestSession
+from headrace.server.frames import (
+    delivery_in,
+    need,
+    number_in,
+    object_in,
+    settings_in,
+    start_in,
+)
 from headrace.server.logins import Credentials
-from headrace.server.members import Memberships, WireSink
+from headrace.server.members import WireSink
+from headrace.server.subscribing import SubscribingSession
 from headrace.wire import binary
 from headrace.wire.binary import BinaryParser, Frame, Type
 
@@ -72,14 +88,13 @@ def _error(error: HeadraceError) -> dict[str, str]:
     }
 
 
-class BinarySession(RequestSession[Frame]):
+class BinarySession(SubscribingSession, RequestSession[Frame]):
     protocol = "binary"
     login = "send AUTH first"
 
     def __init__(self, connection: Connection):
         message_max = connection.hub.engine.max_message_size
         super().__init__(connection, BinaryParser(REQUEST_BYTES_MAX + message_max))
-        self._memberships = Memberships(connection, self._delivered, self._subscription_closed)
         self._waiting = 0
         """Requests that are answered out of order, whenever they are ready."""
         self._heartbeat: asyncio.TimerHandle | None = None
@@ -92,6 +107,9 @@ class BinarySession(RequestSession[Frame]):
 
     def depends(self, item: Frame) -> bool:
         return item.type not in _INDEPENDENT
+
+    def is_fresh(self, item: Frame) -> bool:
+        return item.type == Type.FETCH and node_requests.is_owned(self.engine, item)
 
     def may_be_long(self, item: Frame) -> bool:
         return item.type not in _BRIEF
@@ -125,13 +143,7 @@ class BinarySession(RequestSession[Frame]):
     def lost(self) -> None:
         if self._heartbeat is not None:
             self._heartbeat.cancel()
-        self._memberships.leave_all()
-
-    def held(self) -> Iterator[HeldSubscription]:
-        return self._memberships.held()
-
-    def access_changed(self) -> None:
-        self._memberships.review()
+        super().lost()
 
     def expel(self, error: HeadraceError) -> None:
         self.end(error)
@@ -170,7 +182,7 @@ class BinarySession(RequestSession[Frame]):
             if slot is None:
                 self._answer_out_of_order(answer)
             else:
-                slot.fill(answer if isinstance(answer, bytes) else b"".join(answer))
+                slot.fill(answer)
 
         self.connection.answer_later(work, fill, lambda error: failure(sequence, error))
 
@@ -184,10 +196,10 @@ class BinarySession(RequestSession[Frame]):
     # --- topics and administration --------------------------------------------------------------
     def on_create_topic(self, frame: Frame) -> None:
         properties = frame.properties
-        settings = _settings(frame)
+        settings = settings_in(frame)
         if "partitions" in properties:
             settings["partitions"] = number_of(properties["partitions"], "partitions")
-        topic = _need(properties, "topic")
+        topic = need(properties, "topic")
 
         async def create() -> bytes:
             await self.connection.call("create_topic", {"topic": topic, "settings": settings})
@@ -196,36 +208,32 @@ class BinarySession(RequestSession[Frame]):
         self._later(frame.sequence, create())
 
     def on_admin(self, frame: Frame) -> None:
-        request = _object_in(frame, "the body")
+        request = object_in(frame, "the body")
         operation = request.pop("op", None)
 
-        async def administer() -> bytes:
-            result = await self.connection.call(operation, request)
-            body = await self.connection.hub.operations.encoded(result)
-            return success(frame.sequence, None, body)
+        async def administer() -> list[bytes]:
+            if node_requests.is_forwarded(self.connection, frame):
+                result = await node_requests.call(self.connection, frame, operation, request)
+            else:
+                result = await self.connection.call(operation, request)
+            pieces = await self.connection.hub.operations.encoded(result)
+            size, properties = sum(map(len, pieces)), {"status": "success"}
+            return [binary.encode_start(Type.ACK, frame.sequence, properties, size), *pieces]
 
         self._later(frame.sequence, administer(), ordered=operation not in TAKES_LONG)
 
     def on_auth(self, frame: Frame) -> None:
-        credentials = Credentials.of_properties(frame.properties)
-        try:
-            if self.connection.log_in_at_once(credentials):
-                self.outbox.send(success(frame.sequence))
-                return
-        except HeadraceError as error:
-            self.fail(frame, error)
-            self.connection.close()
-            return
-
-        async def log_in() -> bytes:
+        if "node" in frame.properties:
             try:
-                await self.connection.log_in(credentials)
-            except HeadraceError:
+                node_requests.log_in(self.connection, frame.properties)
+            except HeadraceError as error:
+                self.fail(frame, error)
                 self.connection.close()
-                raise
-            return success(frame.sequence)
-
-        self._later(frame.sequence, log_in())
+            else:
+                self.outbox.send(success(frame.sequence))
+            return
+        answer, later = success(frame.sequence), partial(self._later, frame.sequence)
+        self.log_in(frame, Credentials.of_properties(frame.properties), answer, later)
 
     def on_heartbeat(self, frame: Frame) -> None:
         if self._heartbeat is None:
@@ -235,12 +243,14 @@ class BinarySession(RequestSession[Frame]):
         # Out of order: it shows that the connection lives, not that earlier requests are done.
         size = str(self.engine.max_message_size)
         bounds = {"interval": f"{self.hub.heartbeat_s:g}", "max_message_size": size}
+        if self.engine.cluster is not None and self.connection.authenticated:
+            bounds["node"] = self.engine.cluster.address
         self.outbox.write(binary.encode(Type.HEARTBEAT, frame.sequence, bounds))
 
     # --- publishing -------------------------------------------------------------------------
     def on_publish(self, frame: Frame) -> None:
         given = dict(frame.properties)
-        topic = _need(given, "topic")
+        topic = need(given, "topic")
         for name in ("topic", "client_id", "subscription", "offset"):
             given.pop(name, None)
         headers, options = publish_arguments(given)
@@ -248,13 +258,16 @@ class BinarySession(RequestSession[Frame]):
         self._publish(frame, publish)
 
     def on_publish_batch(self, frame: Frame) -> None:
+        if node_requests.is_forwarded(self.connection, frame):
+            self._answer_publish(frame, partial(node_requests.publish, self.connection, frame))
+            return
         topic, partition, batch = self._batch_in(frame)
         producer = None
         if batch.producer_id:
             producer = (batch.producer_id, batch.producer_epoch, batch.first_sequence)
         if partition is None and producer is None and batch.flags & HAS_KEYS:
             self._check_spread(topic, batch)
-        planned_on = _number_in(frame.properties, "partitions")
+        planned_on = number_in(frame.properties, "partitions")
         self._publish(frame, Publish(topic, batch, partition, planned_on, producer=producer))
 
     def _check_spread(self, topic: str, batch: Batch) -> None:
@@ -275,35 +288,53 @@ class BinarySession(RequestSession[Frame]):
     def _batch_in(self, frame: Frame) -> tuple[str, int | None, Batch]:
         """(topic, partition, batch) of a frame whose body is a batch."""
         properties = frame.properties
-        topic = _need(properties, "topic")
+        topic = need(properties, "topic")
         batch = check(frame.body, message_bytes_max=self.engine.max_message_size)
-        return topic, _number_in(properties, "partition"), batch
+        return topic, number_in(properties, "partition"), batch
 
     def _publish(self, frame: Frame, publish: Publish) -> None:
+        self._answer_publish(frame, partial(self.connection.publish, publish))
+
+    def _answer_publish(self, frame: Frame, store: Callable[[PublishDone], None]) -> None:
         slot = self.outbox.reserve(len(frame.body) + 256)
 
         def done(receipts: list[Receipt], error: HeadraceError | None) -> None:
             if error is not None:
                 slot.fill(failure(frame.sequence, error))
             else:
-                many = orjson.dumps([_receipt(r) for r in receipts]) if len(receipts) > 1 else b""
-                slot.fill(success(frame.sequence, _receipt(receipts[0]), many))
+                many = (
+                    orjson.dumps([receipt_properties(r) for r in receipts])
+                    if len(receipts) > 1
+                    else b""
+                )
+                first = receipts[0]
+                owner = node_requests.owner_elsewhere(self.engine, first.topic, first.partition)
+                slot.fill(success(frame.sequence, receipt_properties(first) | owner, many))
 
-        self.connection.publish(publish, done)
+        try:
+            store(done)
+        except HeadraceError as error:
+            done([], error)
 
     def on_stage(self, frame: Frame) -> None:
         """A batch that nobody sees before its commit."""
         properties = frame.properties
         topic, partition, batch = self._batch_in(frame)
         self.connection.permissions.check_publish(topic)
-        name, number = properties.get("name"), _number_in(properties, "number")
+        name, number = properties.get("name"), number_in(properties, "number")
         delayed = properties.get("delayed") == "true"
+        cluster, forwarded = self.engine.cluster, node_requests.is_forwarded(self.connection, frame)
+        if cluster is not None and not cluster.leads:
+            if forwarded:
+                raise moved()
+            self._later(frame.sequence, node_requests.stage(self.connection, frame, topic))
+            return
 
         def done(piece: str | None, error: HeadraceError | None) -> None:
             if error is not None:
                 slot.fill(failure(frame.sequence, error))
             else:
-                sealed = self.engine.access.seal(str(piece), topic)
+                sealed = str(piece) if forwarded else self.engine.access.seal(str(piece), topic)
                 slot.fill(success(frame.sequence, {"piece": sealed}))
 
         slot = self.outbox.reserve(len(frame.body) + 256)
@@ -317,9 +348,13 @@ class BinarySession(RequestSession[Frame]):
             done(None, self.connection.bug())
 
     # --- reading ----------------------------------------------------------------------------
+    def topics_in(self, item: Frame) -> tuple[str, ...]:
+        topic = item.properties.get("topic")
+        return () if topic is None or item.type == Type.ADMIN else (topic,)
+
     def on_fetch(self, frame: Frame) -> None:
         properties = frame.properties
-        topic, start = _need(properties, "topic"), _start(frame)
+        topic, start = need(properties, "topic"), start_in(frame)
         self.connection.permissions.need("browse", topic)
         if properties.get("merge") == "true":
             if len(self.engine.topics.find(topic).partitions) > 1:
@@ -339,6 +374,7 @@ class BinarySession(RequestSession[Frame]):
         wait, size = self._bounds_of_fetch(properties)
         position, time_ms = split_position(start)
         log = partition.log
+        owner = node_requests.owner_elsewhere(self.engine, partition.topic, partition.number)
 
         def resolve() -> int:
             if isinstance(position, int) and time_ms is None:
@@ -354,7 +390,7 @@ class BinarySession(RequestSession[Frame]):
                 await self.engine.pace.turn()
                 await self.outbox.when_writable()
                 self.outbox.requests.check(size)
-            return await completed(lambda: self._batches(frame.sequence, log, offset, size))
+            return await completed(lambda: self._batches(frame.sequence, log, offset, size, owner))
 
         try:
             offset = resolve()
@@ -366,7 +402,9 @@ class BinarySession(RequestSession[Frame]):
                 if found is not None:
                     self.outbox.send(binary.encode(Type.BATCHES, frame.sequence, found))
                     return
-            self.outbox.send_pieces(self._batches(frame.sequence, log, offset, size))
+            if owner and properties.get("redirect") == "true":
+                size = 0
+            self.outbox.send_pieces(self._batches(frame.sequence, log, offset, size, owner))
         except ReadPending:
             self._later(frame.sequence, fetch_later(), ordered=False)
 
@@ -400,23 +438,25 @@ class BinarySession(RequestSession[Frame]):
 
         self._later(frame.sequence, fetch(), ordered=False)
 
-    def _batches(self, sequence: int, log: Log, offset: int, size: int) -> list[bytes]:
-        """The answer to a fetch, in pieces as they are in the log."""
-        found = log.read(offset, size)
+    def _batches(
+        self, sequence: int, log: Log, offset: int, size: int, owner: dict[str, str]
+    ) -> list[bytes]:
+        """The answer to a fetch, in pieces as they are in the log. Size 0: only who has them."""
+        found = log.read(offset, size) if size else []
         pieces = [piece for batch in found for piece in (batch.header(), batch.body)]
-        properties = _bounds(log, offset)
+        properties = _bounds(log, offset) | owner
         body_bytes = sum(map(len, pieces))
         return [binary.encode_start(Type.BATCHES, sequence, properties, body_bytes), *pieces]
 
     # --- subscribing ------------------------------------------------------------------------
     def on_create_subscription(self, frame: Frame) -> None:
         properties = frame.properties
-        name, topic = _need(properties, "subscription"), _need(properties, "topic")
+        name, topic = need(properties, "subscription"), need(properties, "topic")
         request = {
             "subscription": name,
             "topic": topic,
             "start": properties.get("start_offset", "earliest"),
-            "settings": _settings(frame),
+            "settings": settings_in(frame),
         }
 
         async def create() -> bytes:
@@ -428,7 +468,7 @@ class BinarySession(RequestSession[Frame]):
 
     def on_delete_subscription(self, frame: Frame) -> None:
         properties = frame.properties
-        name = _need(properties, "subscription")
+        name = need(properties, "subscription")
 
         async def delete() -> bytes:
             arguments = {"subscription": name, "topic": properties.get("topic")}
@@ -445,26 +485,30 @@ class BinarySession(RequestSession[Frame]):
         name = properties.get("subscription")
         # The answer leaves before the first delivery: it is sent here, and joining only schedules one.
         if name is None:
-            credit = _number_in(properties, "credit")
+            credit = number_in(properties, "credit")
             channel = properties.get("channel", "")
-            sink = self._memberships.follow(_need(properties, "topic"), channel, credit)
+            sink = self._memberships.follow(need(properties, "topic"), channel, credit)
         else:
             permissions = self.connection.permissions
             subscription = permissions.subscription(name, properties.get("topic"))
             prefetch = number_of(properties.get("prefetch", "100"), "prefetch")
             auto = properties.get("ack", "auto") == "auto"
             client = self.connection.client_id or self.connection.peer
-            sink = self._memberships.join(subscription, client, prefetch, auto)
+            channel = ""
+            if node_requests.is_forwarded(self.connection, frame):
+                client, channel = need(properties, "member"), need(properties, "channel")
+            sink = self._memberships.join(subscription, client, prefetch, auto, channel)
         sink.batched = batched
         answer = {} if sink.subscription is None else {"topic": sink.subscription.pattern}
+        answer |= {"topic_created": "true"} if sink.topic_created else {}
         self.outbox.send(success(frame.sequence, answer))
 
     def on_unsubscribe(self, frame: Frame) -> None:
         properties = frame.properties
         name = properties.get("subscription")
-        topic = properties.get("topic") if name else _need(properties, "topic")
+        topic = properties.get("topic") if name else need(properties, "topic")
         if properties.get("pause") == "true":
-            self._memberships.pause(topic, name)
+            self._memberships.pause(topic, name, properties.get("channel", ""))
         else:
             self._memberships.leave(topic, name, properties.get("channel", ""))
         self.outbox.send(success(frame.sequence))
@@ -472,8 +516,8 @@ class BinarySession(RequestSession[Frame]):
     def on_credit(self, frame: Frame) -> None:
         """The client has room for more messages of a plain subscription. It gets no answer."""
         properties = frame.properties
-        count = number_of(_need(properties, "count"), "count")
-        topic = _need(properties, "topic")
+        count = number_of(need(properties, "count"), "count")
+        topic = need(properties, "topic")
         self._memberships.grant(topic, properties.get("channel", ""), count)
 
     def _subscription_closed(self, sink: WireSink, error: HeadraceError | None) -> None:
@@ -481,9 +525,11 @@ class BinarySession(RequestSession[Frame]):
         self.outbox.deliver(binary.encode(Type.CLOSED, 0, properties))
 
     def _delivered(self, sink: WireSink, delivery: Delivery) -> bytes:
+        source = _source(sink)
+        if sink.member is not None and sink.member.elsewhere:
+            return node_requests.delivered(sink, delivery, source)
         if sink.batched:
             return self._delivered_batch(sink, delivery)
-        source = _source(sink)
         parts = []
         for message in delivery.messages():
             properties = {"topic": message.topic, "partition": str(message.partition), **source}
@@ -498,38 +544,39 @@ class BinarySession(RequestSession[Frame]):
                 properties[f"h.{header}"] = value
             parts.append(
                 binary.encode(
-                    Type.DATA, message.offset, properties, message.value, message.timestamp
+                    Type.DATA, message.offset, properties, message.value or b"", message.timestamp
                 )
             )
         return b"".join(parts)
+
+    _latest: ClassVar[tuple[Any, ...]] = (None, (), "", b"", b"")
+    """Batch, indexes and topic of the last delivery, and its bytes: many subscriptions get the same."""
 
     def _delivered_batch(self, sink: WireSink, delivery: Delivery) -> bytes:
         """One frame with a batch; it is sent as it is in the log unless records must be left out."""
         batch, indexes = delivery.batch, delivery.indexes
         base = batch.base_offset
-        properties = {"topic": delivery.topic, "partition": str(delivery.partition)}
-        properties |= _source(sink)
+        latest = BinarySession._latest
+        if batch is latest[0] and indexes == latest[1] and delivery.topic == latest[2]:
+            properties, raw = latest[3:]
+        else:
+            properties, raw = _place_and_records(delivery)
+            BinarySession._latest = (batch, indexes, delivery.topic, properties, raw)
+        source = sink.source
+        if not source:
+            source = sink.source = binary.encode_properties(_source(sink))
         if delivery.lease is not None:
-            properties["lease"] = str(delivery.lease.id)
+            source += b"lease=%d\0" % delivery.lease.id
         if delivery.attempts != 1:
             attempts = delivery.attempts
             many = [attempts] if isinstance(attempts, int) else attempts
-            properties["attempts"] = ",".join(map(str, many))
-        if len(indexes) == batch.count:
-            raw = batch.raw()
-        else:
-            part = batches.encode(batch.columns(indexes))
-            part.base_offset = base + indexes[0]
-            part.base_timestamp, part.max_timestamp = batch.base_timestamp, batch.max_timestamp
-            raw = part.raw()
-            if not (isinstance(indexes, range) and indexes.step == 1):
-                offsets = ",".join([str(base + index) for index in indexes])
-                properties["offsets"] = offsets
-        return binary.encode(Type.DELIVER, base + indexes[0], properties, raw)
+            source += b"attempts=%b\0" % ",".join(map(str, many)).encode()
+        start = binary.start(Type.DELIVER, base + indexes[0], properties + source, len(raw))
+        return b"".join((start, raw))
 
     # --- settling ---------------------------------------------------------------------------
     def on_ack(self, frame: Frame) -> None:
-        lease_id, offset = _delivery(frame.properties)
+        lease_id, offset = delivery_in(frame.properties)
         subscription = self._memberships.of_lease(lease_id)
         if frame.properties.get("up_to") == "true":
             subscription.ack_up_to(lease_id, offset)
@@ -539,7 +586,7 @@ class BinarySession(RequestSession[Frame]):
 
     def on_nack(self, frame: Frame) -> None:
         properties = frame.properties
-        lease_id, offset = _delivery(properties)
+        lease_id, offset = delivery_in(properties)
         delay = seconds_of(properties["delay"], "delay") if "delay" in properties else None
         subscription = self._memberships.of_lease(lease_id)
         if properties.get("release") == "true":
@@ -550,7 +597,7 @@ class BinarySession(RequestSession[Frame]):
 
     def on_extend(self, frame: Frame) -> None:
         properties = frame.properties
-        lease_id = number_of(_need(properties, "lease"), "lease")
+        lease_id = number_of(need(properties, "lease"), "lease")
         seconds = seconds_of(properties["seconds"], "seconds") if "seconds" in properties else None
         granted = self._memberships.of_lease(lease_id).extend(lease_id, seconds)
         self.outbox.send(success(frame.sequence, {"seconds": f"{granted:g}"}))
@@ -591,47 +638,6 @@ _BRIEF = _INDEPENDENT - {Type.PUBLISH_BATCH, Type.STAGE, Type.SETTLE} | {Type.AU
 """All others may take long, however small they are."""
 
 
-def _object_in(frame: Frame, name: str) -> dict[str, Any]:
-    exact_json.check_cost(frame.body)
-    try:
-        value = orjson.loads(frame.body)
-    except orjson.JSONDecodeError as error:
-        raise InvalidArgument(f"{name} is not JSON: {error}", code="bad_frame") from None
-    if not isinstance(value, dict):
-        raise InvalidArgument(f"{name} is not a JSON object", code="bad_frame")
-    return value
-
-
-def _settings(frame: Frame) -> dict[str, Any]:
-    """Settings travel as a JSON object in the body."""
-    return _object_in(frame, "the body with the settings") if frame.body else {}
-
-
-def _start(frame: Frame) -> Any:
-    """Where a fetch begins: the body has an offset for each partition, or a property says it."""
-    if frame.body:
-        return parse_from(dict(binary.decode_places(frame.body)))
-    return parse_position(frame.properties.get("offset", "earliest"))
-
-
-def _need(properties: Mapping[str, str], name: str) -> str:
-    value = properties.get(name)
-    if not value:
-        raise InvalidArgument(f"the property {name!r} is missing", code="missing_property")
-    return value
-
-
-def _number_in(properties: Mapping[str, str], name: str) -> int | None:
-    return number_of(properties[name], name) if name in properties else None
-
-
-def _delivery(properties: Mapping[str, str]) -> tuple[int, int]:
-    return (
-        number_of(_need(properties, "lease"), "lease"),
-        number_of(_need(properties, "offset"), "offset"),
-    )
-
-
 def _bounds(log: Log, offset: int) -> dict[str, str]:
     """The properties of every answer to a fetch."""
     return {
@@ -664,27 +670,26 @@ def _whereabouts(log: Log, offset: int) -> dict[str, str] | None:
     }
 
 
+def _place_and_records(delivery: Delivery) -> tuple[bytes, bytes]:
+    """The properties of a delivered batch that are the same for all subscriptions, and its records."""
+    batch, indexes = delivery.batch, delivery.indexes
+    properties = {"topic": delivery.topic, "partition": str(delivery.partition)}
+    if len(indexes) == batch.count:
+        return binary.encode_properties(properties), batch.raw()
+    part = batches.encode(batch.columns(indexes))
+    part.base_offset = batch.base_offset + indexes[0]
+    part.base_timestamp, part.max_timestamp = batch.base_timestamp, batch.max_timestamp
+    if not (isinstance(indexes, range) and indexes.step == 1):
+        properties["offsets"] = ",".join([str(batch.base_offset + index) for index in indexes])
+    return binary.encode_properties(properties), part.raw()
+
+
 def _source(sink: WireSink) -> dict[str, str]:
     """The properties that name one of the connection's subscriptions."""
     if sink.subscription is not None:
-        return {"subscription": sink.subscription.name, "pattern": sink.subscription.pattern}
+        member = {"member": sink.channel} if sink.channel else {}
+        source = {"subscription": sink.subscription.name, "pattern": sink.subscription.pattern}
+        return source | member
     assert sink.follower is not None
     source = {"pattern": sink.follower.pattern}
     return source | {"channel": sink.channel} if sink.channel else source
-
-
-def _receipt(receipt: Receipt) -> dict[str, str]:
-    properties = {
-        "topic": receipt.topic,
-        "partition": str(receipt.partition),
-        "offset": str(receipt.offset),
-        "timestamp": str(receipt.timestamp),
-        "count": str(receipt.count),
-        "id": str(receipt.id),
-    }
-    if receipt.is_delayed:
-        del properties["offset"], properties["partition"]
-        properties["scheduled"] = "true"
-    if receipt.duplicate:
-        properties["duplicate"] = "true"
-    return properties

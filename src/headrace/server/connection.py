@@ -25,19 +25,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar, cast
 
+from headrace import limits
 from headrace.access.caller import Caller
 from headrace.access.quotas import Meter
 from headrace.broker.audit import Source
 from headrace.broker.permissions import Permissions
+from headrace.broker.publishers import Publisher
 from headrace.broker.publishing import Publish, PublishDone
-from headrace.errors import HeadraceError, InvalidArgument, Unauthenticated
+from headrace.errors import HeadraceError, InvalidArgument, QueueFull, Unauthenticated
+from headrace.limits import COUNTED_BYTES_MIN
 from headrace.operations.declaring import Operation
 from headrace.operations.results import ClientInfo, HeldSubscription
-from headrace.server.flow import COUNTED_BYTES_MIN, Outbox, RequestQueue
+from headrace.server.flow import Outbox, RequestQueue
 from headrace.server.hub import Hub
 from headrace.server.keep_alive import keep_alive
 from headrace.server.logins import Credentials, certificate_names
@@ -47,8 +50,6 @@ HALF_CLOSED_S = 10.0
 """How long a client that sends nothing more may wait for its last answers."""
 UNAUTHENTICATED_S = 10.0
 """How long a client may stay on the TCP port without authenticating, where a token is needed."""
-UNAUTHENTICATED_BYTES_MAX = 64 << 10
-"""Of an incomplete command that is kept for a client that has not authenticated."""
 MEASURED_EVERY = 100
 """Requests that arrived together and begin together: after so many the time is looked at."""
 FLOOD_BYTES_MIN = 16 << 10
@@ -61,9 +62,6 @@ NO_TLS = (
     "(tcp://, http://)"
 )
 
-HELD_SHOWN_MAX = 20
-"""Subscriptions of one connection that a list of connections names; all of them are counted."""
-CLIENT_ID_CHARS_MAX = 200
 
 Answered = TypeVar("Answered")
 Item = TypeVar("Item")
@@ -71,7 +69,9 @@ Item = TypeVar("Item")
 
 def readable_id(text: str) -> str | None:
     """A ``client_id`` as it is kept: short, and on one line."""
-    text = "".join(c if c.isprintable() else " " for c in text[:CLIENT_ID_CHARS_MAX]).strip()
+    text = "".join(
+        c if c.isprintable() else " " for c in text[: limits.CLIENT_ID_CHARS_MAX]
+    ).strip()
     return text or None
 
 
@@ -166,7 +166,7 @@ class RequestSession(Session, Generic[Item]):
             not self.connection.authenticated
             and not self.connection.logging_in
             and self.login
-            and self._parser.buffered > UNAUTHENTICATED_BYTES_MAX
+            and self._parser.buffered > limits.UNAUTHENTICATED_BYTES_MAX
         ):
             add(Unauthenticated(self.login), True)
 
@@ -181,14 +181,81 @@ class RequestSession(Session, Generic[Item]):
             self.fail(item, Unauthenticated(self.login))
             connection.close()
             return
+        cluster = self.engine.cluster
+        if cluster is None or connection.is_node or not self.depends(item) or self.is_fresh(item):
+            self._begin(item)
+        else:
+            self._begin_later(item, cluster.fresh(self.topics_in(item)))
+
+    def _begin_later(self, item: Item, fresh: Awaitable[None]) -> None:
+        """When this node knows all that others have answered before. Its answer has its place meanwhile."""
+        slot = self.outbox.reserve()
+
+        async def begin() -> None:
+            try:
+                await fresh
+            except HeadraceError as error:
+                self.fail(item, error)
+            else:
+                if not self.connection.closing and self.connection.session is self:
+                    self._begin(item)
+            slot.fill(b"")
+
+        self.connection.start(begin())
+
+    def is_fresh(self, item: Item) -> bool:
+        """Whether this node of a cluster knows all that the request is about."""
+        return False
+
+    def topics_in(self, item: Item) -> tuple[str, ...]:
+        """The topics that a request is about to read, as far as that can be told."""
+        return ()
+
+    def known_topics(self, words: list[str]) -> tuple[str, ...]:
+        return tuple(word for word in words if self.engine.topics.get(word) is not None)
+
+    def _begin(self, item: Item) -> None:
+        connection = self.connection
         try:
             self.begin(item)
         except HeadraceError as error:
-            self.fail(item, error.with_traceback(None))
+            missing = error.missing_topic if isinstance(error, QueueFull) else ""
+            if missing and self.engine.cluster is not None:
+                self._begin_later(item, self.engine.cluster.ensure(missing))
+            else:
+                self.fail(item, error.with_traceback(None))
         except Exception:
             self.fail(item, connection.bug())
         if connection.is_metered:  # after it: now it is known who has sent an HTTP request
             connection.charge(requests=self.requests_in(item))
+
+    def log_in(
+        self,
+        item: Item,
+        credentials: Credentials,
+        answer: bytes,
+        later: Callable[[Coroutine[Any, Any, bytes]], None],
+    ) -> None:
+        """Carry out a login; ``later`` answers it if that takes time. One that fails is the last request."""
+        connection = self.connection
+        try:
+            if connection.log_in_at_once(credentials):
+                self.outbox.send(answer)
+                return
+        except HeadraceError as error:
+            self.fail(item, error)
+            connection.close()
+            return
+
+        async def log_in() -> bytes:
+            try:
+                await connection.log_in(credentials)
+            except HeadraceError:
+                connection.close()
+                raise
+            return answer
+
+        later(log_in())
 
     def requests_in(self, item: Item) -> int:
         """How many requests these are, for the quotas."""
@@ -236,6 +303,8 @@ class Connection(asyncio.Protocol):
         self.is_stranger = True
         """It has sent no valid command yet. A web page can make a browser talk to us, but not in our language."""
         self.logging_in = False
+        self.is_node = False
+        """It is another node of the cluster."""
         self._certified: Caller | None = None
         self._meters: tuple[Meter, ...] = ()
         """Of its address and its principal, where they have quotas."""
@@ -246,6 +315,8 @@ class Connection(asyncio.Protocol):
         self._connected_ms = 0
         self.client_id: str | None = None
         """What the client says about itself."""
+        self.publisher: Publisher | None = None
+        """As which it publishes; None until it does, and after its name or its login has changed."""
         self.peer = "?"
         self.address = ""
         self.closing = False
@@ -274,7 +345,7 @@ class Connection(asyncio.Protocol):
 
     def named(self, client_id: str) -> None:
         """The client says who it is: for people, never for rights."""
-        self.client_id = readable_id(client_id)
+        self.client_id, self.publisher = readable_id(client_id), None
 
     def describe(self) -> ClientInfo:
         held = [] if self.session is None else list(self.session.held())
@@ -285,7 +356,7 @@ class Connection(asyncio.Protocol):
             "address": self.peer,
             "protocol": self.protocol,
             "connected": self._connected_ms,
-            "subscriptions": held[:HELD_SHOWN_MAX],
+            "subscriptions": held[: limits.HELD_SHOWN_MAX],
             "subscriptions_total": len(held),
             "in_flight": sum(each["in_flight"] for each in held),
             "unanswered": self.outbox.unanswered,
@@ -402,7 +473,7 @@ class Connection(asyncio.Protocol):
     @property
     def permissions(self) -> Permissions:
         """What the client may do."""
-        return Permissions(self.hub.engine, self.caller)
+        return Permissions(self.hub.engine, self.caller, self.source)
 
     def log_in_at_once(self, credentials: Credentials) -> bool:
         """The client is who its credentials say; False if it takes time to find out (``log_in``)."""
@@ -434,7 +505,7 @@ class Connection(asyncio.Protocol):
         """The client is this caller; :class:`QueueFull` if it has too many connections already."""
         if caller is not self.caller:
             self._count(caller)
-            self.caller = caller
+            self.caller, self.publisher = caller, None
         self.authenticated = True
 
     def _count(self, caller: Caller | None, *, is_new: bool = True) -> None:
@@ -488,6 +559,7 @@ class Connection(asyncio.Protocol):
         if not self.caller.valid:
             error = self.caller.refusal("consume")
             self.caller, self.authenticated = self.hub.engine.access.nobody, False
+            self.publisher = None
             self.session.expel(error)
             return
         self._count(self.caller, is_new=False)  # a new quota for connections is for new ones
@@ -495,15 +567,24 @@ class Connection(asyncio.Protocol):
 
     def publish(self, publish: Publish, done: PublishDone) -> None:
         """Every publish of every protocol. ``done`` is called once, whatever happens."""
-        caller = self.caller
+        caller, engine = self.caller, self.hub.engine
         try:
             if not caller.unlimited and publish.topic not in caller.publishes:
                 self.permissions.check_publish(publish.topic)
-            self.hub.engine.publish(publish, done)
+            publish.by = self.publisher or self._named_publisher()
+            if engine.topics.get(publish.topic) is None:
+                with self.permissions.owning():
+                    engine.publish(publish, done)
+            else:
+                engine.publish(publish, done)
         except HeadraceError as error:
             done([], error)
         except Exception:
             done([], self.bug(publish.topic))
+
+    def _named_publisher(self) -> Publisher:
+        self.publisher = Publisher(self.client_id, self.caller.name, self.address, self.protocol)
+        return self.publisher
 
     async def call(self, operation: object, arguments: object) -> Any:
         """An operation by its name; returns its answer as JSON has it."""

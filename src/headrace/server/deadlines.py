@@ -1,4 +1,4 @@
-"""Deadlines of peers that are too slow: one look a second at all of them.
+"""ConnectionDeadlines of peers that are too slow: one look a second at all of them.
 
 A peer that costs the broker a connection and says nothing, or says it one byte at a time, must not keep
 it. These have a deadline:
@@ -28,7 +28,7 @@ logger = logging.getLogger("headrace.server")
 LOOK_S = 1.0
 
 
-class Deadlines:
+class ConnectionDeadlines:
     """Looks at ``Hub.watched`` until it is closed."""
 
     def __init__(self, hub: Hub):

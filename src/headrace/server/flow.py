@@ -23,22 +23,21 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from headrace.broker.pace import Pace
-from headrace.budget import Budget, Part, Share
+from headrace.budget import Budget, BudgetPart, Share
+from headrace.limits import (
+    COUNTED_BYTES_MIN,
+    UNANSWERED_BYTES_HIGH,
+    UNANSWERED_BYTES_LOW,
+    UNANSWERED_COUNT_HIGH,
+    UNANSWERED_COUNT_LOW,
+    UNSENT_BYTES_MIN,
+    WRITE_BYTES_HARD,
+    WRITE_BYTES_HIGH,
+    WRITE_BYTES_LOW,
+)
 
-UNANSWERED_BYTES_HIGH = 8 << 20
-UNANSWERED_BYTES_LOW = 2 << 20
-UNANSWERED_COUNT_HIGH = 10_000
-UNANSWERED_COUNT_LOW = 2_500
-WRITE_BYTES_HIGH = 1 << 20
-WRITE_BYTES_LOW = 256 << 10
-WRITE_BYTES_HARD = 192 << 20
-"""One answer may be a whole fetch of 128 MiB; more than this is never held for one client."""
 PIECE_BYTES_MIN = 16 << 10
 """Pieces of this size on average are written one by one; smaller pieces are joined first."""
-COUNTED_BYTES_MIN = 16 << 10
-"""A request of this size or more counts against the broker's memory by itself."""
-UNSENT_BYTES_MIN = 256 << 10
-"""Unsent answers of one client count against the broker's memory from this size on."""
 RECOUNT_S = 1.0
 """How long a count of unsent answers may be out of date, after the client has read them."""
 INDEPENDENT_S = 0.01
@@ -63,9 +62,10 @@ class Slot:
     def __init__(self, outbox: Outbox, cost: int):
         self._outbox = outbox
         self.cost = cost
-        self.data: bytes | None = None
+        self.data: bytes | list[bytes] | None = None
 
-    def fill(self, data: bytes) -> None:
+    def fill(self, data: bytes | list[bytes]) -> None:
+        """With the answer, or with the pieces of a large one."""
         self.data = data
         self._outbox.filled(self)
 
@@ -178,7 +178,7 @@ class Outbox:
         """Whether the client takes deliveries now."""
         return self.writable and not self._throttles and not self.closed
 
-    def belong(self, parts: tuple[Part, ...]) -> None:
+    def belong(self, parts: tuple[BudgetPart, ...]) -> None:
         """What the connection holds counts in these quotas."""
         for share in (self.incomplete, self.requests, self._unsent):
             share.belong(parts)
@@ -219,9 +219,11 @@ class Outbox:
     def send_pieces(self, pieces: list[bytes]) -> None:
         """Send one large answer in pieces. They are joined only where writing them one by one costs
         more."""
-        if self._slots or self._late:
-            self.send(b"".join(pieces))
+        if self._slots:
+            self._place(sum(map(len, pieces))).fill(pieces)
         else:
+            if self._late:
+                self._send_late()
             self.write_pieces(pieces)
 
     def write_pieces(self, pieces: list[bytes]) -> None:
@@ -240,7 +242,10 @@ class Outbox:
         if len(self._slots) == 1:
             self._slots.clear()
             self._answered(slot)
-            self.write(slot.data or b"")
+            if isinstance(slot.data, list):
+                self.write_pieces(slot.data)
+            else:
+                self.write(slot.data or b"")
             if self._held or self.on_idle is not None:
                 self.rest()
             if not self.reading:
@@ -253,12 +258,17 @@ class Outbox:
         self._sending = False
         if self.closed:
             return
-        ready = []
+        ready: list[bytes] = []
         while self._slots and self._slots[0].data is not None:
             first = self._slots.popleft()
             self._answered(first)
-            ready.append(first.data)
-        self.write(b"".join([data for data in ready if data]))
+            if isinstance(first.data, list):
+                self.write(b"".join(ready))
+                ready = []
+                self.write_pieces(first.data)
+            elif first.data:
+                ready.append(first.data)
+        self.write(b"".join(ready))
         self.rest()
         self._regulate()
 

@@ -23,7 +23,7 @@ def on_live(session: HttpSession, request: Request) -> Answer:
 
 
 def on_ready(session: HttpSession, request: Request) -> Answer:
-    """Whether publishes would be taken now, and if not, why."""
+    """Whether publishes would be taken now, as promised, and if not, why."""
     reasons = readiness(session)
     status = "ok" if not reasons else "not ready"
     return _json({"status": status, "reasons": reasons}, 503 if reasons else 200)
@@ -52,6 +52,8 @@ def readiness(session: HttpSession) -> list[str]:
             "the access file cannot be used, and the last good rules are in force; the broker's log "
             "says more"
         )
+    if engine.cluster is not None:
+        reasons += engine.cluster.reasons()
     refusal = engine.guard.refusal()
     if refusal is not None:
         reasons.append(refusal.message)
@@ -63,7 +65,14 @@ def readiness(session: HttpSession) -> list[str]:
             if caller.unlimited
             else "a commit of staged batches cannot go on; the broker's log says which"
         )
+    adopted = 0
     for topic in engine.topics:
+        if topic.record.adopted and sees(topic.name):
+            reasons.append(
+                f"{topic.name} has lost its settings and keeps all messages; set them again ('headrace alter-topic')"
+            )
+        elif topic.record.adopted:
+            adopted += 1
         for partition in topic.partitions:
             if partition.log.read_only and sees(topic.name):
                 reasons.append(
@@ -71,6 +80,8 @@ def readiness(session: HttpSession) -> list[str]:
                 )
             elif partition.log.read_only:  # health is asked without a login
                 hidden += 1
+    if adopted:
+        reasons.append(f"{adopted} topics have lost their settings; the broker's log says which")
     if hidden:
         reasons.append(f"{hidden} partitions are read-only; the broker's log says which")
     return reasons

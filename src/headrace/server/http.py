@@ -33,7 +33,7 @@ from headrace.log.interface import ReadPending, completed
 from headrace.server.connection import Connection, RequestSession, readable_id
 from headrace.server.flow import Slot
 from headrace.server.logins import Credentials
-from headrace.server.schemas import OPEN_PATHS
+from headrace.server.schemas import OPEN_PATHS, OPEN_WORDS
 from headrace.wire import http
 from headrace.wire.http import Answer, HttpParser, Request
 
@@ -140,6 +140,9 @@ class HttpSession(RequestSession[Request]):
         # While a login is under way, the answer of a request has no place yet.
         return not item.publishes or bool(self._logins)
 
+    def topics_in(self, item: Request) -> tuple[str, ...]:
+        return self.known_topics(item.words)
+
     def may_be_long(self, item: Request) -> bool:
         if item.publishes:
             return len(item.body) >= LONG_BODY_BYTES
@@ -154,7 +157,8 @@ class HttpSession(RequestSession[Request]):
         if route is None:
             self._check_readable(item)
             route = memo["route"] = self.hub.routes.find(item.method, item.words)
-        self.connection.client_id = memo["client_id"]
+        if memo["client_id"] != self.connection.client_id:
+            self.connection.client_id, self.connection.publisher = memo["client_id"], None
         handler, parameters = route
         try:
             answer = handler(self, item, *parameters)
@@ -254,12 +258,18 @@ class HttpSession(RequestSession[Request]):
         if not access.is_on:
             memo["caller"] = access.anyone
             return
-        if request.path in OPEN_PATHS or request.method == "OPTIONS":
+        words = request.words
+        is_open = request.path in OPEN_PATHS or words[0] in OPEN_WORDS
+        if is_open or request.method == "OPTIONS":
             memo["caller"] = access.nobody
             return
         credentials = credentials_in(request)
         if credentials is None:
-            self._certified()
+            caller = self.hub.sessions.find(request)
+            if caller is None:
+                self._certified()
+            else:
+                memo["caller"] = caller
             return
         caller = self.hub.logins.at_once(connection.source, credentials)
         if caller is not None:
@@ -305,10 +315,13 @@ class HttpSession(RequestSession[Request]):
         is_last = not keep_alive and self.connection.session is self
         if is_last:
             self.connection.closing = True
-        if slot is None:
-            self.outbox.send(content)
+        pieces = [content, *answer.more] if answer.more and not head_only else None
+        if slot is not None:
+            slot.fill(pieces or content)
+        elif pieces is not None:
+            self.outbox.send_pieces(pieces)
         else:
-            slot.fill(content)
+            self.outbox.send(content)
         if is_last:
             self.connection.close()
 

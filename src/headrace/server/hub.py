@@ -12,6 +12,7 @@ from headrace import limits
 from headrace.broker.delivery import Lease
 from headrace.broker.engine import Engine
 from headrace.broker.subscription import Subscription
+from headrace.console.sessions import ConsoleSessions
 from headrace.server.logins import Logins
 from headrace.server.members import WireSink
 from headrace.server.operations import ServedOperations
@@ -22,6 +23,7 @@ from headrace.wire.http import KnownHeads
 if TYPE_CHECKING:
     from headrace.server.connection import Connection
     from headrace.server.routing import RouteTable
+    from headrace.server.starting import StartingConnection
     from headrace.server.watchdog import Watchdog
 
 REVIEW_S = 0.005
@@ -37,11 +39,14 @@ class Hub:
     logins: Logins
     routes: RouteTable
     origins: Origins
+    sessions: ConsoleSessions
     known_heads: KnownHeads = field(default_factory=KnownHeads)
     connections: dict[Connection, None] = field(default_factory=dict)
     """In the order in which they came."""
-    opening: set[Connection] = field(default_factory=set)
+    opening: set[Connection | StartingConnection] = field(default_factory=set)
     """Accepted, but not made yet: their TLS handshakes are under way."""
+    early: set[StartingConnection] = field(default_factory=set)
+    """Those that came while the node started."""
     watched: set[Connection] = field(default_factory=set)
     """Those of ``connections`` that have deadlines (``deadlines``)."""
     pulled: dict[int, Lease] = field(default_factory=dict)
@@ -74,7 +79,7 @@ class Hub:
 
     def admits(self) -> bool:
         """Whether another connection may come; it is counted either way."""
-        open_now = len(self.connections) + len(self.opening)
+        open_now = len(self.connections) + len(self.opening) + len(self.early)
         admitted = not self.draining and open_now < self.max_connections and self.file_room() > 0
         self.accepted += admitted
         self.refused += not admitted
@@ -82,7 +87,7 @@ class Hub:
 
     def file_room(self) -> int:
         """How many more connections or partitions may have an open file."""
-        taken = len(self.connections) + len(self.opening) + self.files_kept
+        taken = len(self.connections) + len(self.opening) + len(self.early) + self.files_kept
         if self.engine.directory is not None:
             taken += self.engine.topics.partition_count
         return self.open_files - taken

@@ -31,6 +31,7 @@ from headrace.broker.audit import Source
 from headrace.server.connection import Connection
 from headrace.server.hub import Hub
 from headrace.server.refusals import tls_failure
+from headrace.server.starting import StartingConnection
 
 logger = logging.getLogger("headrace.server")
 BACKLOG = 1024
@@ -49,7 +50,7 @@ class Listener:
     def __init__(
         self,
         hub: Hub,
-        make: Callable[[], Connection],
+        make: Callable[[], Connection | StartingConnection],
         tls: ssl.SSLContext | None,
         handshake_s: float,
     ):
@@ -132,7 +133,9 @@ class Listener:
         self._opening.add(task)
         task.add_done_callback(opened)
 
-    async def _connect(self, accepted: socket.socket, address: Any, connection: Connection) -> None:
+    async def _connect(
+        self, accepted: socket.socket, address: Any, connection: Connection | StartingConnection
+    ) -> None:
         try:
             if self.tls is None:
                 await self._loop.connect_accepted_socket(lambda: connection, accepted)

@@ -10,6 +10,7 @@ Failures are counted, recorded in the audit, and logged once for each address (`
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from headrace.access.control import SETTING
 from headrace.access.guessing import Guesses
 from headrace.broker.audit import LOGIN, Source
 from headrace.broker.engine import Engine
-from headrace.errors import InvalidArgument, QueueFull, Unauthenticated
+from headrace.errors import InvalidArgument, QueueFull, StorageFailed, Unauthenticated
 from headrace.server.refusals import Refusals
 
 
@@ -61,7 +62,7 @@ class Logins:
     def at_once(self, source: Source, credentials: Credentials) -> Caller | None:
         """Who it is, if that can be told without waiting; None: ``check`` it.
 
-        :class:`Unauthenticated` if the secret is wrong.
+        :class:`Unauthenticated` if the secret is wrong. In a cluster, another node may have made it just now.
         """
         access = self._access
         if credentials.user is not None:
@@ -74,8 +75,8 @@ class Logins:
         # The token of the settings may be weak enough to be guessed.
         if not self.guesses.is_free(source.address):
             return None
-        if caller is None:
-            raise self._failed(source, None)
+        if caller is None and self._engine.cluster is None:
+            raise self.wrong(source, None)
         return caller
 
     async def check(self, source: Source, credentials: Credentials) -> Caller:
@@ -90,17 +91,28 @@ class Logins:
         if wait > 0:
             self.delayed += 1
             await asyncio.sleep(wait)
-        if user is None:
-            caller = self._access.by_token(credentials.token)
-        else:
-            caller = await self._access.by_password(user, credentials.password)
+        caller, cluster = await self._find(credentials), self._engine.cluster
+        if caller is None and cluster is not None:  # another node may have changed the rules
+            self.guesses.failed(source.address, user)  # already now: nobody guesses while we wait
+            before = self._access.rules
+            with contextlib.suppress(StorageFailed):  # Kafka is away: what is known counts
+                await cluster.fresh()
+            if self._access.rules is not before:
+                caller = await self._find(credentials)
         if caller is None:
-            raise self._failed(source, user)
+            raise self.wrong(source, user, counted=cluster is not None)
         return caller
 
-    def _failed(self, source: Source, user: str | None) -> Unauthenticated:
+    async def _find(self, credentials: Credentials) -> Caller | None:
+        if credentials.user is None:
+            return self._access.by_token(credentials.token)
+        return await self._access.by_password(credentials.user, credentials.password)
+
+    def wrong(self, source: Source, user: str | None, *, counted: bool = False) -> Unauthenticated:
+        """Count and record a wrong secret. The error is what to answer."""
         self.failed += 1
-        self.guesses.failed(source.address, user)
+        if not counted:
+            self.guesses.failed(source.address, user)
         self._note(source, user, "unauthenticated")
         return Unauthenticated("wrong token" if user is None else "wrong user or password")
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headrace import limits
 from headrace.broker.attaching import refollow
 from headrace.broker.delivery import Delivery, Lease, Member
 from headrace.broker.follower import Follower
 from headrace.broker.subscription import Subscription
+from headrace.clock import Timer
 from headrace.errors import (
     Conflict,
     HeadraceError,
@@ -24,7 +25,7 @@ from headrace.errors import (
 )
 from headrace.model import is_pattern
 from headrace.operations.results import HeldSubscription
-from headrace.server.writing import DeliveryWriter
+from headrace.server.writing import PIECE_MESSAGES, DeliveryWriter
 
 if TYPE_CHECKING:
     from headrace.server.connection import Connection
@@ -36,6 +37,10 @@ WILDCARDS_PER_CONNECTION_MAX = 100
 PLACES_PER_CONNECTION_MAX = 100_000
 """Partitions that the plain subscriptions of one connection follow, all together: a wildcard over thousands
 of topics follows each of them."""
+GATHERED_BYTES_MAX = 64 << 10
+"""Of deliveries that are sent together."""
+GATHERED_S = 0.002
+"""How long deliveries are gathered at most."""
 MEMORY_FULL_S = 0.25
 """How long deliveries pause while the broker has no memory for them."""
 
@@ -51,6 +56,7 @@ class WireSink:
         self.follower: Follower | None = None
         self.subscription: Subscription | None = None
         self.member: Member | None = None
+        self.topic_created = False
         self.channel = ""
         """The client's own name for it, when one connection follows a topic more than once."""
         self.batched = False
@@ -59,6 +65,8 @@ class WireSink:
         """How many messages of a plain subscription the client has room for; None: no limit."""
         self.review: Callable[[], None] = lambda: None
         """End it if the client has not the right for it any more."""
+        self.source = b""
+        """What every delivery says about it, in the protocol's form, once it was made."""
 
     def room(self) -> int:
         if not self._memberships.has_room():
@@ -74,6 +82,15 @@ class WireSink:
     def closed(self, error: HeadraceError | None) -> None:
         self._memberships.closed(self, error)
 
+    def about(self) -> dict[str, Any]:
+        """Who the member is, for operators."""
+        connection = self._memberships._connection
+        return {
+            "client_id": connection.client_id,
+            "connection": connection.number,
+            "address": connection.peer,
+        }
+
     def wake_if_starved(self) -> None:
         if self._is_starved:
             self._is_starved = False
@@ -88,8 +105,8 @@ class WireSink:
 
 class Memberships:
     __slots__ = (
-        "_connection", "_encode", "_engine", "_is_waiting", "_leases", "_notify", "_sinks", "_writer",
-        "outbox",
+        "_connection", "_encode", "_engine", "_gathered", "_gathered_bytes", "_gathering", "_is_waiting", "_leases",
+        "_notify", "_sinks", "_writer", "outbox",
     )  # fmt: skip
 
     def __init__(
@@ -104,6 +121,11 @@ class Memberships:
         self._encode = encode
         self._notify = on_closed
         self._writer = DeliveryWriter(outbox, engine.pace, self._wake)
+        self._gathered: list[bytes] | None = None
+        """Deliveries after the first one: several subscriptions of a connection often get the same message, and
+        one system call sends all."""
+        self._gathering: Timer | None = None
+        self._gathered_bytes = 0
         self._is_waiting = False
         """For memory."""
         self._sinks: dict[tuple[str, str | None, str], WireSink] = {}
@@ -142,14 +164,44 @@ class Memberships:
         self._wake()
 
     def write(self, sink: WireSink, delivery: Delivery) -> None:
-        if sink.batched:
-            self.outbox.deliver(self._encode(sink, delivery))
+        if sink.batched or (len(delivery.indexes) <= PIECE_MESSAGES and not self._writer.is_busy):
+            data = self._encode(sink, delivery)
+            if self._gathered is not None:
+                self._gathered.append(data)
+                self._gathered_bytes += len(data)
+                if self._gathered_bytes > GATHERED_BYTES_MAX:
+                    self._send_gathered()
+                return
+            if len(self._sinks) > 1:
+                self._gathered = []
+                self._engine.pace.soon(self._end_gathering)
+                self._gathering = self._engine.call_later(GATHERED_S, self._end_gathering)
+            self.outbox.deliver(data)
         else:
+            self._send_gathered()
             self._writer.write(delivery, partial(self._encode, sink))
+
+    def _end_gathering(self) -> None:
+        """All who waited when it began have had their turn, or it has lasted long enough."""
+        self._send_gathered()
+        self._gathered = None
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathering = None
+
+    def _send_gathered(self) -> None:
+        if self._gathered:
+            gathered, self._gathered, self._gathered_bytes = self._gathered, [], 0
+            self.outbox.deliver(b"".join(gathered))
+
+    def _flush(self) -> None:
+        """Write all that is on its way, now: before the client is told that no more comes."""
+        self._send_gathered()
+        self._writer.flush()
 
     def closed(self, sink: WireSink, error: HeadraceError | None) -> None:
         """The broker ends it, and the client hears why."""
-        self._writer.flush()
+        self._flush()
         for key, known in list(self._sinks.items()):
             if known is sink:
                 del self._sinks[key]
@@ -170,6 +222,7 @@ class Memberships:
             with self._connection.permissions.owning():
                 follower = self._engine.follow(pattern, sink, self._may_follow, places_max=left)
             sink.follower, sink.review = follower, lambda: self._review_follower(follower)
+            sink.topic_created = follower.topic_created
         except HeadraceError:
             del self._sinks[key]
             raise
@@ -220,10 +273,15 @@ class Memberships:
             sink.wake()
 
     def join(
-        self, subscription: Subscription, name: str, prefetch: int, auto_ack: bool
+        self,
+        subscription: Subscription,
+        name: str,
+        prefetch: int,
+        auto_ack: bool,
+        channel: str = "",
     ) -> WireSink:
-        """Become a member of a subscription."""
-        key = (subscription.pattern, subscription.name, "")
+        """Become a member of a subscription. With a ``channel``, another node has many members here."""
+        key = (subscription.pattern, subscription.name, channel)
         if key in self._sinks:
             raise Conflict(
                 f"this connection is a member of {subscription.name!r} already", code="subscribed"
@@ -234,6 +292,7 @@ class Memberships:
         sink = self._new()
         sink.subscription = subscription
         sink.member = Member(name, sink, prefetch, auto_ack, self._leases)
+        sink.channel, sink.member.elsewhere = channel, bool(channel)
         self._sinks[key] = sink
         sink.review = lambda: self._review_member(subscription)
         subscription.join(sink.member)
@@ -252,23 +311,23 @@ class Memberships:
         """End one of them: by topic, by subscription name, or by both."""
         for key, sink in list(self._sinks.items()):
             if pattern in (None, key[0]) and key[1:] == (name, channel):
-                self._writer.flush()
+                self._flush()
                 del self._sinks[key]
                 self._end(sink)
                 return
         raise NotFound("this connection has no such subscription", code="not_subscribed")
 
-    def pause(self, pattern: str | None, name: str | None) -> None:
+    def pause(self, pattern: str | None, name: str | None, channel: str = "") -> None:
         """Deliver nothing more to a member; its messages stay with it until it leaves."""
         for key, sink in self._sinks.items():
-            if pattern in (None, key[0]) and key[1] == name and sink.member is not None:
+            if pattern in (None, key[0]) and key[1:] == (name, channel) and sink.member is not None:
                 sink.member.prefetch = 0
                 return
         raise NotFound("this connection has no such subscription", code="not_subscribed")
 
     def leave_all(self) -> None:
         """End all of them: at once, or in later turns of the loop if they are many."""
-        self._writer.flush()
+        self._flush()
         sinks, self._sinks = list(self._sinks.values()), {}
         sinks.sort(key=lambda sink: sink.subscription is None)  # the messages of members go first
         end = partial(self._end, stopping=self._engine.stopping)

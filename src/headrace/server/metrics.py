@@ -23,6 +23,7 @@ from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
     HistogramMetricFamily,
+    InfoMetricFamily,
     Metric,
 )
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 PREFIX = "message_broker_"
 LOOP = "headrace_loop_"
 MEMORY = "headrace_memory_"
+CLUSTER = "headrace_cluster_"
 PIPELINES = "headrace_pipeline_"
 """Not of the broker itself: what pipelines say of themselves."""
 BOUNDS_S = (
@@ -46,6 +48,20 @@ BOUNDS_S = (
 )  # fmt: skip
 
 
+CLUSTER_GAUGES = {
+    "slots": "Slots that this node serves",
+    "slots_waiting": "Slots that this node should serve and does not serve yet",
+    "drained": "1 if this node is drained",
+    "kafka_away": "1 while Kafka does not answer this node",
+    "partitions_stalled": "Partitions of this node that refuse publishes because Kafka does not answer",
+}
+CLUSTER_COUNTERS = {
+    "slots_taken": "Slots that this node has begun to serve",
+    "slots_handed_back": "Slots that this node has given to other nodes in good order",
+    "slots_lost": "Slots that another node has claimed while this node served them",
+    "forwarded_batches": "Batches of publishes that this node has sent to other nodes",
+    "forwarded_bytes": "Bytes of these batches",
+}
 SLICE_S = 0.01
 """A scrape gives way to others after this long."""
 
@@ -94,6 +110,10 @@ class Histogram:
             buckets.append(("+Inf" if bound == float("inf") else repr(bound), float(total)))
         return buckets
 
+    def total(self) -> tuple[int, float]:
+        """How many, and their sum."""
+        return sum(self._counts), self._sum
+
     @property
     def sum(self) -> float:
         return self._sum
@@ -109,10 +129,16 @@ class Metrics:
         self._hub = hub
         self.sync = Histogram()
         self.commit = Histogram()
+        self.take = Histogram()
+        self.read_back = Histogram()
         self._scrape: asyncio.Task[bytes] | None = None
         storage = hub.engine.topics.storage
         storage.on_sync = self.sync.add
         storage.on_commit = self.commit.add
+        if hub.engine.cluster is not None:
+            hub.engine.cluster.figures.on_taken = self.take.add
+            hub.engine.cluster.figures.on_read_back = self.read_back.add
+        hub.engine.history.timings = lambda: (*self.sync.total(), *self.commit.total())
 
     async def render(self) -> tuple[bytes, str]:
         if self._scrape is None:
@@ -148,8 +174,38 @@ class Metrics:
         yield self.commit.family(
             PREFIX + "processing_duration", "Seconds from a message's arrival to its being stored"
         )
+        yield from self._cluster()
         yield from self._loop()
         yield from self._process()
+
+    def _cluster(self) -> Iterator[Metric]:
+        """Of this node; without values if there is no cluster."""
+        node = self._hub.engine.cluster
+        values: dict[str, float | None] = {}
+        if node is not None:
+            figures = node.figures
+            values = {name: getattr(figures, name) for name in CLUSTER_COUNTERS} | {
+                "slots": len(node.slots),
+                "slots_waiting": len(node.waiting_slots),
+                "drained": int(node.drained),
+                "kafka_away": int(node.kafka_away),
+                "partitions_stalled": node.stalled(),
+            }
+        for name, text in CLUSTER_GAUGES.items():
+            yield GaugeMetricFamily(CLUSTER + name, text, value=values.get(name))
+        for name, text in CLUSTER_COUNTERS.items():
+            yield CounterMetricFamily(CLUSTER + name, text, value=values.get(name))
+        for name, (histogram, text) in {
+            "take_seconds": (self.take, "Time from being given a slot to serving it"),
+            "read_back_seconds": (
+                self.read_back,
+                "Time from giving Kafka a commit to reading it back",
+            ),
+        }.items():
+            if node is not None:
+                yield histogram.family(CLUSTER + name, text)
+            else:
+                yield HistogramMetricFamily(CLUSTER + name, text)
 
     def _loop(self) -> Iterator[Metric]:
         """What kept the loop from everybody else for too long (``watchdog.py``)."""
@@ -203,6 +259,8 @@ class Metrics:
             "members": "Members",
             "blocked": "Partitions that cannot be read on",
             "paused": "1 while it is paused and nothing is delivered",
+            "stalled": "1 if messages wait and none was finished for a minute",
+            "falling_behind": "1 if the lag has grown for a minute",
         }
         counters = {
             "delivered": "Deliveries",
@@ -236,14 +294,16 @@ class Metrics:
             value=len(engine.schedule),
         )  # fmt: skip
 
-    @staticmethod
-    def _gauges(subscription: Subscription) -> dict[str, int]:
+    def _gauges(self, subscription: Subscription) -> dict[str, int]:
+        verdict = self._hub.engine.history.verdict(subscription)
         return {
             "lag": subscription.lag(),
             "in_flight": subscription.in_flight(),
             "members": len(subscription.members),
             "blocked": sum(1 for cursor in subscription.cursors.values() if cursor.blocked),
             "paused": int(subscription.paused),
+            "stalled": int(verdict == "stalled"),
+            "falling_behind": int(verdict == "falling behind"),
         }
 
     def _pipelines(self) -> Iterator[Metric]:
@@ -256,6 +316,13 @@ class Metrics:
             PIPELINES + "up", "1: it runs and reports; 0: it has failed, or fallen silent",
             labels=["pipeline"],
         )  # fmt: skip
+        verdicts = {
+            name: GaugeMetricFamily(PIPELINES + name.replace(" ", "_"), text, labels=["pipeline"])
+            for name, text in (
+                ("stalled", "1 if it has records to process and finishes no batch"),
+                ("falling behind", "1 if its lag has grown for a minute"),
+            )
+        }
         counters = {
             "batches": "Batches finished",
             "input_rows": "Rows read",
@@ -265,6 +332,12 @@ class Metrics:
             "input_rows_per_second": "Rows read per second, in the last batch",
             "trigger_seconds": "How long the last batch took",
             "last_progress_seconds": "Seconds since a batch was finished",
+            "processed_rows_per_second": "Rows processed per second, in the last batch",
+            "lag": "Records that are not read",
+            "lag_seconds": "Age of the oldest record that is not processed",
+            "watermark_seconds": "The watermark, in seconds since 1970",
+            "state_rows": "Rows of state",
+            "state_bytes": "Bytes of state",
         }
         counted = {
             name: CounterMetricFamily(PIPELINES + name, text, labels=labels)
@@ -280,6 +353,8 @@ class Metrics:
             if state in ("running", "failed"):
                 runs = state == "running" and not pipeline["stale"]
                 up.add_metric([pipeline["name"]], int(runs))
+                for name, family in verdicts.items():
+                    family.add_metric([pipeline["name"]], int(pipeline["verdict"] == name))
             for query in pipeline["queries"]:
                 values = [pipeline["name"], query["name"]]
                 counted["batches"].add_metric(values, query.get("batches_total") or 0)
@@ -290,10 +365,22 @@ class Metrics:
                 rate, trigger_ms = query.get("input_rows_per_second"), query.get("trigger_ms")
                 gauged["input_rows_per_second"].add_metric(values, rate or 0)
                 gauged["trigger_seconds"].add_metric(values, (trigger_ms or 0) / 1000)
+                for name in (
+                    "processed_rows_per_second",
+                    "lag",
+                    "lag_seconds",
+                    "state_rows",
+                    "state_bytes",
+                ):
+                    if (value := query.get(name)) is not None:
+                        gauged[name].add_metric(values, value)  # type: ignore[arg-type]
+                watermark = query.get("watermark")
+                if watermark is not None:
+                    gauged["watermark_seconds"].add_metric(values, watermark / 1000)
                 progress_at = query.get("last_progress_at")
                 if progress_at is not None:
                     gauged["last_progress_seconds"].add_metric(values, (now - progress_at) / 1000)
-        yield from (up, *counted.values(), *gauged.values())
+        yield from (up, *verdicts.values(), *counted.values(), *gauged.values())
 
     def _connections(self) -> Iterator[Metric]:
         hub = self._hub
@@ -371,6 +458,9 @@ class Metrics:
         )
         yield GaugeMetricFamily(
             PREFIX + "disk_free_bytes", "Free space", value=engine.guard.free_bytes
+        )
+        yield InfoMetricFamily(
+            PREFIX + "disk", "How commits are written", value={"method": engine.workers.method}
         )
         yield GaugeMetricFamily(
             PREFIX + "disk_full", "1 while publishes are refused for want of room",

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from headrace.broker.administration import New
+from headrace.checking import given_schema
 from headrace.errors import InvalidArgument
 from headrace.operations import exact_json, views
 from headrace.operations.catalog import OPERATIONS
@@ -43,7 +44,8 @@ def _handler(operation: Operation, route: Http) -> Callable[..., Any]:
         result = await session.connection.run(operation, given)
         status = 201 if isinstance(result, New) else 200
         document = operation.document(given, result)
-        return Answer(status, await session.hub.operations.encoded(document, views.dumps))
+        content, *more = await session.hub.operations.encoded(document, views.dumps)
+        return Answer(status, content, more=more)
 
     handle.__name__ = f"on_{_operation_id(operation, route)}"
     return handle
@@ -105,7 +107,8 @@ def _beside_the_path(operation: Operation, route: Http) -> list[Argument]:
 
 
 def _fits_a_query(argument: Argument) -> bool:
-    return argument.schema.get("type") not in ("object", None) or "anyOf" in argument.schema
+    schema = argument.schema
+    return schema.get("type") not in ("object", None) or "anyOf" in schema or "enum" in schema
 
 
 def _operation_id(operation: Operation, route: Http) -> str:
@@ -128,7 +131,7 @@ def route_of(operation: Operation, route: Http) -> Route:
         names = {argument: field for field, argument in route.rename.items()}
         fields = {names.get(a.name, a.name): a.schema for a in arguments}
         if operation.settings is not None:
-            fields |= operation.settings.schemas()
+            fields |= operation.settings.schemas(given_schema)
         if operation.name in schemas.BODIES:
             fields = schemas.BODIES[operation.name]
         required = [a.name for a in arguments if a.is_required and a.name not in route.defaults]

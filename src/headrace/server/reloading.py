@@ -66,7 +66,7 @@ class Reloading:
         new = await loop.run_in_executor(None, self._load)  # a file may be on a slow disk
         if bool(new.tls_cert) != server.is_tls:
             raise InvalidArgument("TLS is turned on and off by a restart only")
-        tls = await loop.run_in_executor(None, server.check, new)
+        tls = await loop.run_in_executor(None, server.check, new, server.has_users)
         old = server.settings
         changed = [n for n, value in new.as_dict().items() if value != old.as_dict()[n]]
         waiting = [name for name in changed if name not in RELOADED]

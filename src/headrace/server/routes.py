@@ -21,6 +21,7 @@ from headrace.errors import (
     Conflict,
     HeadraceError,
     InvalidArgument,
+    StaleDelivery,
     SubscriptionNotFound,
     TooLarge,
 )
@@ -34,6 +35,7 @@ from headrace.model import (
     check_subscription_name,
     parse_position,
 )
+from headrace.notation import SECONDS
 from headrace.operations import exact_json
 from headrace.operations.arguments import PLACE
 from headrace.operations.catalog import OPERATIONS
@@ -44,6 +46,7 @@ from headrace.server.arguments import milliseconds_of, publish_options, seconds_
 from headrace.server.http import HttpSession
 from headrace.server.routing import Parameter, Route
 from headrace.server.settling import (
+    Settle,
     deliveries_in,
     owner_among,
     settle_each,
@@ -375,17 +378,22 @@ def known_group(session: HttpSession, topic: str, group: str) -> Subscription | 
     return session.engine.subscription_or_none(group, topic)
 
 
-def _settler(verb: str, *, of_topic: bool) -> Callable[..., Answer]:
+def _settler(verb: str, *, of_topic: bool) -> Callable[..., Any]:
     """``POST /ack`` and the like: a delivery says itself which group and topic it is of."""
 
-    def settle(session: HttpSession, request: Request, topic: str | None = None) -> Answer:
+    def settle(session: HttpSession, request: Request, topic: str | None = None) -> Any:
         query = check_query(request, *(("group",) if of_topic else ()))
         body = read_object(request.body)
+        asked = dict(body)
         each = settling(verb, body)
         is_named = of_topic and body.get("group") is not None
         group = query.get("group", text_in(body, "group", "") if is_named else None)
         deliveries = deliveries_in(body)
         refuse_the_rest(body)
+        if session.engine.cluster is not None:
+            if group is not None and topic is not None:
+                _group(session, topic, group)
+            return _settle_anywhere(session, verb, asked, topic, deliveries, each)
         if group is None or topic is None:
             owner = owner_among(session.hub.pulled, session.connection.permissions, topic)
             stale = settle_each(deliveries, each, owner)
@@ -396,6 +404,36 @@ def _settler(verb: str, *, of_topic: bool) -> Callable[..., Answer]:
 
     settle.__name__ = f"on_{verb}" if of_topic else f"on_{verb}_delivery"
     return settle
+
+
+async def _settle_anywhere(
+    session: HttpSession,
+    verb: str,
+    asked: dict[str, Any],
+    topic: str | None,
+    deliveries: list[tuple[int, int]],
+    each: Settle,
+) -> Answer:
+    """With several nodes: another one may have handed the messages out."""
+    owner = owner_among(session.hub.pulled, session.connection.permissions, topic)
+    stale, elsewhere = [], []
+    for lease, offset in deliveries:
+        if lease not in session.hub.pulled:
+            elsewhere.append(f"{lease}.{offset}")
+            continue
+        try:
+            each(owner(lease), lease, offset)
+        except StaleDelivery:
+            stale.append(f"{lease}.{offset}")
+    cluster = session.engine.cluster
+    if elsewhere and cluster is not None:
+        asked = {name: asked[name] for name in ("delay", "reason", "seconds") if name in asked}
+        caller = session.connection.caller
+        name = None if caller.unlimited else caller.name
+        stale += await cluster.settle(verb, elsewhere, {**asked, "topic": topic}, name)
+    if len(stale) == len(deliveries):
+        raise StaleDelivery("the delivery has ended: it was settled already, or it timed out")
+    return Answer(200, orjson.dumps({"settled": len(deliveries) - len(stale), "stale": stale}))
 
 
 def _group(session: HttpSession, topic: str, group: str) -> Subscription:
@@ -521,9 +559,9 @@ ROUTES = [
     ),
     *_settle_routes("ack", "Acknowledge deliveries"),
     *_settle_routes("nack", "Give deliveries back",
-                    delay=schemas.number(0, limits.DELAY_S_MAX), reason=schemas.STRING),
+                    delay=schemas.duration(SECONDS, limits.DELAY_S_MAX), reason=schemas.STRING),
     *_settle_routes("extend", "Ask for more time",
-                    seconds=schemas.number(0, limits.ACK_TIMEOUT_S_MAX)),
+                    seconds=schemas.duration(SECONDS, limits.ACK_TIMEOUT_S_MAX)),
     Route(
         "GET", "/topics/{topic}/messages", on_fetch, "Read messages by offset or time", "reading",
         (Parameter("from", "Where to begin.", PLACE),

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from importlib.metadata import version
-from typing import Any, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin
 
 import msgspec
+from msgspec import Meta
 
 from headrace import limits
+from headrace.checking import given_schema
 from headrace.model import DeadLetter, Message, Scheduled
+from headrace.notation import MILLISECONDS, SECONDS, Unit
 from headrace.operations.arguments import OFFSET, PATTERN, SUBSCRIPTION, TOPIC
 from headrace.operations.catalog import OPERATIONS
 from headrace.operations.declaring import Operation
 from headrace.server.routing import Parameter, Route
 
 Schema = dict[str, Any]
-OPEN_PATHS = ("/health", "/health/live", "/health/ready", "/openapi.json")
-"""Whoever watches over the broker has no token."""
+OPEN_PATHS = (
+    "/health", "/health/live", "/health/ready", "/openapi.json",
+    "/", "/console/{version}/{file}", "/console/session",
+)  # fmt: skip
+"""Whoever watches over the broker has no token, and the console is where one logs in."""
+OPEN_WORDS = ("", "console")
+"""First words of paths that are all open."""
 TAKE_PATTERNS = ("consume", "ack", "nack", "extend", "subscribe", "stream")
 """First words of paths whose topic may be a pattern."""
 STRING: Schema = {"type": "string"}
@@ -24,6 +32,7 @@ FLAG: Schema = {"type": "boolean"}
 WHOLE: Schema = {"type": "integer", "minimum": 0}
 TIME: Schema = {"type": "string", "format": "date-time"}
 TIME_MS: Schema = {"type": "integer", "minimum": 0, "maximum": limits.TIMESTAMP_MS_MAX}
+MOMENT: Schema = {"anyOf": [TIME_MS, TIME]}
 GROUP: Schema = SUBSCRIPTION
 DELIVERY: Schema = {"type": "string", "pattern": r"^[0-9]{1,20}\.[0-9]{1,20}$"}
 UUID: Schema = {"type": "string", "format": "uuid"}
@@ -40,8 +49,9 @@ def array(of: Schema) -> Schema:
     return {"type": "array", "items": of}
 
 
-def number(low: float, high: float) -> Schema:
-    return {"type": "number", "minimum": low, "maximum": high}
+def duration(unit: Unit, high: float) -> Schema:
+    kind = float if unit is SECONDS else int
+    return given_schema(Annotated[kind, Meta(ge=0, le=int(high)), unit])
 
 
 def body(properties: dict[str, Schema], required: list[str] | None = None) -> Schema:
@@ -185,13 +195,13 @@ CLIENT_ID = Parameter(
 )
 WAIT = Parameter(
     "wait",
-    "Milliseconds to wait for the first.",
-    {"type": "integer", "minimum": 0, "maximum": 60_000},
+    "How long to wait for the first: milliseconds, or 30s.",
+    duration(MILLISECONDS, 60_000),
 )
 REQUEST_WAIT = Parameter(
     "wait",
-    "Milliseconds to wait for the reply.",
-    {"type": "integer", "minimum": 0, "maximum": int(limits.REQUEST_S_MAX * 1000)},
+    "How long to wait for the reply: milliseconds, or 30s.",
+    duration(MILLISECONDS, limits.REQUEST_S_MAX * 1000),
 )
 ACK = Parameter(
     "ack", "auto: acknowledged on delivery.", {"type": "string", "enum": ["auto", "manual"]}
@@ -209,10 +219,18 @@ PUBLISH_PARAMETERS = (
     PARTITION,
     Parameter("id", "The message's own id.", UUID),
     Parameter("to", "The one subscription it is meant for.", GROUP),
-    Parameter("delay", "Seconds until it is published.", number(0, limits.DELAY_S_MAX)),
-    Parameter("deliver_at", "When it is published, in ms since 1970; not with delay.", TIME_MS),
-    Parameter("ttl", "Seconds for which it is delivered.", number(0, limits.DELAY_S_MAX)),
-    Parameter("timestamp", "Its own time, in ms since 1970, not in the future.", TIME_MS),
+    Parameter(
+        "delay",
+        "When it is published: in so many seconds, or 1h.",
+        duration(SECONDS, limits.DELAY_S_MAX),
+    ),
+    Parameter(
+        "deliver_at", "When it is published: a time, or ms since 1970; not with delay.", MOMENT
+    ),
+    Parameter(
+        "ttl", "How long it is delivered: seconds, or 1h.", duration(SECONDS, limits.DELAY_S_MAX)
+    ),
+    Parameter("timestamp", "Its own time, or ms since 1970, not in the future.", MOMENT),
     Parameter(
         "Idempotency-Key",
         "A repeated key is answered with the first receipt.",
@@ -244,7 +262,7 @@ def _failures(route: Route) -> dict[str, str]:
         "409": route.method != "GET" or route.tag in ("consuming", "subscriptions"),
         "413": route.body is not None,
         "429": route.method == "POST" and route.tag in ("publishing", "dead letters"),
-        "401": route.path not in OPEN_PATHS,
+        "401": route.path not in OPEN_PATHS or route.path == "/console/session",
     }
     return {status: text for status, text in _FAILURES.items() if unless.get(status, True)}
 

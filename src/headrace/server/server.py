@@ -1,7 +1,8 @@
 """A running broker: the engine, its listeners, and how it starts and stops.
 
 Starting: the directory is locked and read before any port is bound, and the line that says "ready"
-names every address. Stopping (SIGTERM, SIGINT): the server takes no more connections and commands,
+names every address. A node of a cluster has to read Kafka first, which may take a while: it listens before that, and says that
+it is not ready (``starting.py``). Stopping (SIGTERM, SIGINT): the server takes no more connections and commands,
 answers the unanswered ones, gives deliveries back to their subscriptions, syncs everything and exits
 with 0. A failed sync stops the server with exit code 70 and a message that says why. The service manager
 is told when the server is ready and when it stops (``service_manager.py``).
@@ -21,17 +22,26 @@ import ssl
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headrace import limits
 from headrace.access.file import NAME as ACCESS_FILE
-from headrace.broker.aio import AsyncBroker
+from headrace.broker.aio import ENGINE_OPTIONS, AsyncBroker
 from headrace.broker.engine import Engine
+from headrace.console.sessions import ConsoleSessions
 from headrace.errors import HeadraceError, InvalidArgument
-from headrace.server import health_routes, operation_routes, routes, stream, websocket
+from headrace.log.interface import Storage
+from headrace.server import (
+    console_routes,
+    health_routes,
+    operation_routes,
+    routes,
+    stream,
+    websocket,
+)
 from headrace.server.binary import BinarySession
 from headrace.server.connection import Connection, Session
-from headrace.server.deadlines import Deadlines
+from headrace.server.deadlines import ConnectionDeadlines
 from headrace.server.http import HttpSession
 from headrace.server.hub import Hub
 from headrace.server.listening import Listener
@@ -42,9 +52,13 @@ from headrace.server.origins import Origins
 from headrace.server.reloading import Reloading
 from headrace.server.routing import Route, RouteTable
 from headrace.server.service_manager import ServiceManager
+from headrace.server.starting import StartingConnection, is_text
 from headrace.server.text import TextSession
 from headrace.server.watchdog import Watchdog
 from headrace.settings import Settings
+
+if TYPE_CHECKING:
+    from headrace.cluster.node import Node
 
 logger = logging.getLogger("headrace.server")
 DRAIN_S = 5.0
@@ -67,24 +81,26 @@ ALL_ROUTES: list[Route] = [
     *websocket.ROUTES,
     *operation_routes.ROUTES,
     *health_routes.ROUTES,
+    *console_routes.ROUTES,
 ]
 """Of the HTTP port."""
 
 
 def text_or_binary(connection: Connection, data: bytes) -> Session:
-    """The TCP port: a text command begins with a letter, or with blanks before it. A frame begins with
-    its length, whose first byte is never that high."""
-    first = data[0]
-    is_text = 0x41 <= first <= 0x5A or 0x61 <= first <= 0x7A or first in b"\r\n \t"
-    return TextSession(connection) if is_text else BinarySession(connection)
+    """The TCP port."""
+    return TextSession(connection) if is_text(data[0]) else BinarySession(connection)
 
 
 class Server:
     def __init__(self, settings: Settings):
-        self._tls = self.check(settings)
+        # A node of a cluster knows whether there are users when it has read what all agree on.
+        is_node = settings.engine == "kafka" and settings.slots > 0
+        self._tls = self.check(settings, has_users=True if is_node else None)
         self.settings = settings
         self._listeners: list[Listener] = []
-        self.deadlines: Deadlines | None = None
+        self.deadlines: ConnectionDeadlines | None = None
+        self._starting = False
+        """A node reads Kafka: the ports are open, and nobody is let in."""
         self._stopping = asyncio.Event()
         self.failed: HeadraceError | None = None
         self.addresses: dict[str, tuple[str, int]] = {}
@@ -94,15 +110,12 @@ class Server:
             data_dir,
             loop,
             topic_defaults=settings.topic_defaults(),
-            auto_create_topics=settings.auto_create_topics,
-            max_message_size=settings.max_message_size,
-            disk_reserve_bytes=settings.disk_reserve_bytes,
-            events_interval=settings.events_interval,
-            memory_limit=settings.memory_limit,
-            rewrite_segments=settings.rewrite_segments,
+            storage=storage_of(settings),
             on_failed=self._on_failed,
+            **{name: getattr(settings, name) for name in ENGINE_OPTIONS},
         )
         self.broker = AsyncBroker.around(self.engine)
+        self.node = node_of(self.engine, settings)
         self.engine.access.setting = settings.token
         self.hub = Hub(
             self.engine,
@@ -110,6 +123,7 @@ class Server:
             Logins(self.engine),
             RouteTable(ALL_ROUTES),
             origins_of(settings),
+            ConsoleSessions(self.engine.access, self.engine.time, self.engine.call_later),
         )
         self.hub.max_connections = settings.max_connections
         self.hub.heartbeat_s = settings.heartbeat_interval
@@ -119,9 +133,13 @@ class Server:
         self.hub.metrics = Metrics(self.hub).render
 
     @staticmethod
-    def check(settings: Settings) -> ssl.SSLContext | None:
-        """Raise if a broker must not or cannot run with these settings; returns what TLS needs."""
-        check_exposure(settings)
+    def check(settings: Settings, has_users: bool | None = None) -> ssl.SSLContext | None:
+        """Raise if a broker must not or cannot run with these settings; returns what TLS needs.
+
+        ``has_users``: None: if there is an access file.
+        """
+        storage_of(settings)
+        check_exposure(settings, has_users)
         return make_tls(settings)
 
     def take_over(self, settings: Settings, tls: ssl.SSLContext | None) -> None:
@@ -131,7 +149,7 @@ class Server:
         for listener in self._listeners:
             listener.tls = tls
         if settings.allowed_origins != old.allowed_origins or settings.token != old.token:
-            hub.origins = origins_of(settings)
+            hub.origins = origins_of(settings, self.has_users)
             hub.known_heads.clear()  # they remember that they were admitted, and so do connections
             for connection in hub.connections:
                 if isinstance(connection.session, HttpSession):
@@ -140,32 +158,64 @@ class Server:
             access.setting = settings.token
 
     @property
+    def has_users(self) -> bool | None:
+        """None: if there is an access file."""
+        return None if self.node is None else self.engine.access.rules is not None
+
+    @property
     def is_tls(self) -> bool:
         return self._tls is not None
 
     # --- starting ---------------------------------------------------------------------------
     async def start(self) -> None:
-        self.engine.open()
+        if self.node is not None:
+            self._starting = True
+            try:
+                await self._listen_all()
+                await self.node.prepare()
+            except BaseException:
+                self._stop_listening()
+                self.engine.topics.storage.close()
+                raise
+        try:
+            self.engine.open()
+            if self.node is not None:
+                check_exposure(self.settings, self.has_users)
+                self.hub.origins = origins_of(self.settings, self.has_users)
+        except BaseException:
+            self._stop_listening()
+            raise
         self.engine.access.listeners.append(self.hub.access_changed)
         self.engine.access.watch()
         self.engine.on_attached = self.hub.attached
         self.engine.connections = lambda: self.hub.connections
-        self.deadlines = Deadlines(self.hub)
+        self.engine.history.start()
+        self.deadlines = ConnectionDeadlines(self.hub)
         watchdog = self.hub.watchdog = Watchdog(asyncio.get_running_loop())
         watchdog.start()
         try:
-            await self._listen("tcp", self.settings.port, text_or_binary)
-            await self._listen("http", self.settings.http_port, lambda c, _: HttpSession(c))
+            if self.node is None:
+                await self._listen_all()
+            else:
+                await self.node.start()
+                self._starting = False
+            self.hub.sessions.served(self.addresses["http"][1], tls=self.is_tls)
         except BaseException:
             self._stop_listening()
             watchdog.stop()
             await self.broker.close()
             raise
 
+    async def _listen_all(self) -> None:
+        await self._listen("tcp", self.settings.port, text_or_binary)
+        await self._listen("http", self.settings.http_port, lambda c, _: HttpSession(c))
+
     async def _listen(
         self, name: str, port: int, open_session: Callable[[Connection, bytes], Session]
     ) -> None:
-        def factory() -> Connection:
+        def factory() -> Connection | StartingConnection:
+            if self._starting and self.node is not None:
+                return StartingConnection(self.hub, name, self.node.progress)
             return Connection(self.hub, name, open_session)
 
         host = self.settings.host
@@ -197,8 +247,12 @@ class Server:
     def _stop_listening(self) -> None:
         for listener in self._listeners:
             listener.close()
+        for connection in tuple(self.hub.early):
+            connection.abort()
         if self.deadlines is not None:
             self.deadlines.close()
+        self.hub.sessions.close()
+        self.engine.history.close()
 
     async def close(self) -> None:
         """Drain, then close. This takes seconds at most, whatever the clients do."""
@@ -213,28 +267,59 @@ class Server:
         for connection in list(self.hub.connections):
             connection.abort()
         await asyncio.sleep(0)
+        if self.node is not None:
+            await self.node.close()
         if self.failed is None:
             await self.broker.close()
+        else:
+            self.engine.topics.storage.close()
         if self.hub.watchdog is not None:
             self.hub.watchdog.stop()
 
 
-def origins_of(settings: Settings) -> Origins:
-    local_only = not is_guarded(settings) and not settings.insecure
+def storage_of(settings: Settings) -> Callable[[Engine], Storage] | None:
+    """What makes the storage, if it is not the disk of this machine."""
+    if settings.engine != "kafka":
+        return None
+    from headrace.engine.kafka import make_storage
+
+    return make_storage(settings)
+
+
+def node_of(engine: Engine, settings: Settings) -> Node | None:
+    """This node of a cluster, if partitions are divided between several."""
+    if engine.topics.storage.slot_of is None:
+        return None
+    from headrace.cluster.node import Node
+
+    tls = None
+    if (
+        settings.tls_cert
+    ):  # the others have TLS, too; they show this certificate, or one that the system trusts
+        tls = ssl.create_default_context()
+        tls.check_hostname = False
+        tls.load_verify_locations(settings.tls_client_ca or settings.tls_cert)
+    storage: Any = engine.topics.storage
+    return Node(engine, storage, session_s=settings.kafka_session, tls=tls)
+
+
+def origins_of(settings: Settings, has_users: bool | None = None) -> Origins:
+    local_only = not is_guarded(settings, has_users) and not settings.insecure
     return Origins(settings.allowed_origins, local_only=local_only)
 
 
-def is_guarded(settings: Settings) -> bool:
+def is_guarded(settings: Settings, has_users: bool | None = None) -> bool:
     """Whether clients have to log in: there is a token, or there are users."""
-    return bool(settings.token) or (
-        settings.persistence_enabled and (Path(settings.data_dir) / ACCESS_FILE).exists()
-    )
+    if has_users is None:
+        path = Path(settings.data_dir) / ACCESS_FILE
+        has_users = settings.persistence_enabled and path.exists()
+    return bool(settings.token) or has_users
 
 
-def check_exposure(settings: Settings) -> None:
+def check_exposure(settings: Settings, has_users: bool | None = None) -> None:
     """Refuse to listen beyond this machine without users or a token that is hard to guess, unless told to."""
     is_weak = settings.token and len(settings.token) < TOKEN_CHARS_MIN
-    if (settings.insecure or is_guarded(settings)) and not is_weak:
+    if (settings.insecure or is_guarded(settings, has_users)) and not is_weak:
         return
     try:
         infos = socket.getaddrinfo(settings.host, None)
@@ -319,7 +404,7 @@ def allow_connections(wanted: int, files: int) -> int:
     return allowed
 
 
-def _collect_seldom() -> None:
+def collect_seldom() -> None:
     """Collect garbage rarely: a message is a few objects without cycles, and looking for cycles took a
     quarter of the time. Objects that were loaded at the start are never looked at again."""
     gc.collect()
@@ -339,7 +424,7 @@ async def serve(
     if reload is not None:  # before it starts, which may take a while: until then, SIGHUP kills
         loop.add_signal_handler(signal.SIGHUP, Reloading(server, reload).request)
     await server.start()
-    _collect_seldom()
+    collect_seldom()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.stop)
     if ready is not None:

@@ -1,11 +1,10 @@
-"""The service manager, such as systemd: it is told when the broker is ready, reloads and stops.
+"""The service manager, such as systemd: it is told when the broker is ready and when it stops.
 
 The protocol (``sd_notify``) is one datagram of ``NAME=value`` lines to the Unix socket that ``NOTIFY_SOCKET``
 names. With ``WatchdogSec=`` in the unit, the manager also wants a sign of life in each interval, and restarts
 a broker whose loop hangs::
 
     READY=1 ── WATCHDOG=1 ── WATCHDOG=1 ── … ── STOPPING=1
-                    └── RELOADING=1 ── READY=1 ──┘
 
 Without ``NOTIFY_SOCKET`` nothing is sent. Trouble with the socket is logged and stops nothing.
 """
@@ -16,7 +15,6 @@ import asyncio
 import logging
 import os
 import socket
-import time
 from collections.abc import Mapping
 
 logger = logging.getLogger("headrace.server")
@@ -36,24 +34,13 @@ class ServiceManager:
         self._loop = loop
         self._beat_s = _watchdog_s(given) / BEATS if path else 0.0
         self._beating: asyncio.TimerHandle | None = None
-        self._is_ready = False
         self._has_failed = False
 
     def ready(self, status: str) -> None:
         """The broker listens. ``systemctl status`` shows the sentence."""
-        self._is_ready = True
         self._tell("READY=1", f"STATUS={status}")
         if self._beat_s:
             self._beat()
-
-    def reloading(self) -> None:
-        """A reload begins; ``reloaded`` ends it. One before the broker is ready is no news."""
-        if self._is_ready:
-            self._tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
-
-    def reloaded(self) -> None:
-        if self._is_ready:
-            self._tell("READY=1")
 
     def stopping(self) -> None:
         self._tell("STOPPING=1", "STATUS=Stopping")

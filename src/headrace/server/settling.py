@@ -6,15 +6,18 @@ A delivery is ``<lease>.<offset>``. Those that had ended are reported and are no
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from headrace import limits
 from headrace.broker.dead_letters import REASON_CHARS_MAX
 from headrace.broker.delivery import Lease
 from headrace.broker.permissions import Permissions
 from headrace.broker.subscription import Subscription
+from headrace.checking import check
 from headrace.errors import InvalidArgument, StaleDelivery
-from headrace.times import check_seconds
+from headrace.notation import SECONDS
 
 Settle = Callable[[Subscription, int, int], object]
 """Called with (subscription, lease, offset)."""
@@ -127,4 +130,7 @@ def text_in(body: dict[str, Any], name: str, default: str) -> str:
 
 def seconds_in(body: dict[str, Any], name: str, high: float) -> float | None:
     value = body.pop(name, None)
-    return None if value is None else check_seconds(name, value, high)
+    if value is None:
+        return None
+    kind = Annotated[float, Meta(ge=0, le=int(high)), SECONDS]
+    return float(check(name, value, kind, code=f"invalid_{name}"))

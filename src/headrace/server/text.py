@@ -11,13 +11,15 @@ whose verb is unknown. Later a mistake is only answered: a person is typing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterator
+import re
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import orjson
 
 from headrace import limits
+from headrace.broker.browsing import browse
 from headrace.broker.delivery import Delivery
 from headrace.broker.positions import news_in
 from headrace.broker.publishing import Publish
@@ -26,11 +28,12 @@ from headrace.errors import DataCorrupt, HeadraceError, InvalidArgument, OffsetO
 from headrace.log.columns import Columns
 from headrace.log.interface import ReadPending, completed
 from headrace.model import Receipt, parse_position, split_position
-from headrace.operations.results import HeldSubscription
+from headrace.paging import Asked, cursor_text, parse_cursor
 from headrace.server.arguments import milliseconds_of, number_of, publish_arguments, seconds_of
 from headrace.server.connection import Connection, RequestSession
 from headrace.server.logins import Credentials
-from headrace.server.members import Memberships, WireSink
+from headrace.server.members import WireSink
+from headrace.server.subscribing import SubscribingSession
 from headrace.wire import http, text
 from headrace.wire.text import Command, PublishRun, TextParser, is_http
 
@@ -38,9 +41,14 @@ FETCHED_AT_ONCE = 1_000
 """Messages of one fetch that are made in one turn of the loop."""
 FETCHED_BYTES_MAX = 8 << 20
 """Of all messages of one fetch, besides the last one."""
+LATEST_BYTES_MAX = 64 << 10
+"""A larger delivery is not kept for the next connection."""
+FETCH_WAIT_S_MAX = 3_600.0
+_CURSOR = re.compile("[0-9]+:")
+"""The start of the positions after a page of several partitions: ``0:17,1:4``."""
 HELP = (
     "PUB <topic> <size> [key=] [h.<name>=] [id=] [to=] [delay=] [ttl=] [partition=]  then the payload",
-    "FETCH <topic> <offset> [partition=] [count=] [wait=<ms>]",
+    "FETCH <topic> <position> [partition=] [count=] [wait=<ms>]",
     "SUB <topic> [group=] [start=] [prefetch=] [ack=auto|manual]",
     "UNSUB <topic> [group=]",
     "ACK <delivery>   NACK <delivery> [delay=] [reason=]   EXTEND <delivery> [seconds=]",
@@ -49,17 +57,21 @@ HELP = (
 )
 
 
-class TextSession(RequestSession[PublishRun | Command]):
+class TextSession(SubscribingSession, RequestSession[PublishRun | Command]):
     protocol = "text"
     login = "say AUTH <token>, or AUTH <user> <password>, first"
+    _latest: ClassVar[tuple[Any, ...]] = (None, None, None, b"")
+    """A small delivery without a lease, and its bytes: often the next connection gets the same."""
 
     def __init__(self, connection: Connection):
         super().__init__(connection, TextParser(connection.hub.engine.max_message_size))
-        self._memberships = Memberships(connection, self._delivered, self._subscription_closed)
 
     # --- in ---------------------------------------------------------------------------------
     def depends(self, item: PublishRun | Command) -> bool:
         return isinstance(item, Command) and item.verb != "PUB"
+
+    def topics_in(self, item: PublishRun | Command) -> tuple[str, ...]:
+        return () if isinstance(item, PublishRun) else self.known_topics(item.words)
 
     def may_be_long(self, item: PublishRun | Command) -> bool:
         return isinstance(item, Command) and item.verb not in _BRIEF
@@ -103,15 +115,6 @@ class TextSession(RequestSession[PublishRun | Command]):
         self.outbox.send(text.error(error))
         self.connection.close()
 
-    def lost(self) -> None:
-        self._memberships.leave_all()
-
-    def held(self) -> Iterator[HeldSubscription]:
-        return self._memberships.held()
-
-    def access_changed(self) -> None:
-        self._memberships.review()
-
     def expel(self, error: HeadraceError) -> None:
         self.end(error)
 
@@ -153,23 +156,28 @@ class TextSession(RequestSession[PublishRun | Command]):
 
     # --- reading ----------------------------------------------------------------------------
     def on_fetch(self, command: Command) -> None:
-        topic, where = _two(command, "FETCH <topic> <offset>")
+        topic, where = _two(command, "FETCH <topic> <position>")
         options = command.options
         self.connection.permissions.need("browse", topic)
-        partition = self.engine.partition(
-            topic, number_of(options.get("partition", "0"), "partition")
-        )
         count = number_of(options["count"], "count") if "count" in options else None
         given = options.get("wait", "0")
         wait = milliseconds_of(given, "wait", limits.OFFSET_MAX, "bad_command") / 1000
-        position = parse_position(where)
+        wait = min(wait, FETCH_WAIT_S_MAX)
+        position: Any = parse_cursor(where) if _CURSOR.match(where) else parse_position(where)
+        if "partition" not in options and len(self.engine.topics.find(topic).partitions) > 1:
+            self._later(self._fetch_merged(topic, position, count, wait))
+            return
+        number = number_of(options.get("partition", "0"), "partition")
+        partition = self.engine.partition(topic, number)
+        if isinstance(position, Mapping):
+            position = position.get(number, "earliest")
         if isinstance(position, int) and not wait and count is None:
             try:
                 self.outbox.send(self._one(partition, position))
                 return
             except ReadPending:
                 pass
-        self._later(self._fetch(partition, position, count, min(wait, 3600.0)))
+        self._later(self._fetch(partition, position, count, wait))
 
     async def _fetch(self, partition: Any, position: Any, count: int | None, wait: float) -> bytes:
         where, time_ms = split_position(position)
@@ -190,6 +198,30 @@ class TextSession(RequestSession[PublishRun | Command]):
         held = Share(self.engine.budget)
         try:
             return await self._many(log, offset, count, held)
+        finally:
+            held.clear()
+
+    async def _fetch_merged(self, topic: str, start: Any, count: int | None, wait: float) -> bytes:
+        """Messages of all partitions in the order of time, each with its partition."""
+        limit = 1 if count is None else min(count, limits.LISTED_MAX)
+        asked = Asked(topic, start, None, FETCHED_BYTES_MAX, wait, limit)
+        page = await browse(
+            self.engine, asked, lambda: self.connection.permissions.need("browse", topic)
+        )
+        await self.outbox.when_writable()
+        if count is None and not page:
+            raise OffsetOutOfRange(f"there is no message in {topic!r} at this position yet")
+        held = Share(self.engine.budget)
+        try:
+            held.take(2 * sum(len(message.value or b"") for message in page))
+            parts = []
+            for number, each in enumerate(page):
+                parts.append(text.merged(each.offset, each.value or b"", topic, each.partition))
+                if number % FETCHED_AT_ONCE == FETCHED_AT_ONCE - 1:
+                    await self.engine.pace.turn()
+            if count is not None:
+                parts.append(f"END {cursor_text(page.next)}\r\n".encode())
+            return b"".join(parts)
         finally:
             held.clear()
 
@@ -236,8 +268,8 @@ class TextSession(RequestSession[PublishRun | Command]):
         options = command.options
         group = options.get("group")
         if group is None:
-            self._memberships.follow(topic)
-            self.outbox.send(text.done())
+            sink = self._memberships.follow(topic)
+            self.outbox.send(text.done("topic_created" if sink.topic_created else ""))
             return
         prefetch = number_of(options.get("prefetch", "100"), "prefetch")
         auto = options.get("ack", "manual") == "auto"
@@ -245,11 +277,11 @@ class TextSession(RequestSession[PublishRun | Command]):
 
         async def join() -> bytes:
             arguments = {"subscription": group, "topic": topic, "start": start}
-            await self.connection.call("create_subscription", arguments)
+            made = await self.connection.call("create_subscription", arguments)
             subscription = self.engine.subscription(group, topic)
             name = self.connection.client_id or self.connection.peer
             self._memberships.join(subscription, name, prefetch, auto)
-            return text.done()
+            return text.done("topic_created" if made.get("topic_created") else "")
 
         self._later(join())
 
@@ -260,6 +292,9 @@ class TextSession(RequestSession[PublishRun | Command]):
     def _delivered(self, sink: WireSink, delivery: Delivery) -> bytes:
         lease, batch, attempts = delivery.lease, delivery.batch, delivery.attempts
         topic, partition = delivery.topic, delivery.partition
+        latest = TextSession._latest
+        if lease is None and batch is latest[0] and (delivery.indexes, attempts) == latest[1:3]:
+            return cast(bytes, latest[3])
         values = batch.some(batch.values, delivery.indexes) or ()
         parts = []
         for place, (index, value) in enumerate(zip(delivery.indexes, values, strict=True)):
@@ -267,7 +302,10 @@ class TextSession(RequestSession[PublishRun | Command]):
             token = "-" if lease is None else f"{lease.id}.{offset}"
             attempt = attempts if isinstance(attempts, int) else attempts[place]
             parts.append(text.delivered(offset, value, topic, partition, token, attempt))
-        return b"".join(parts)
+        raw = b"".join(parts)
+        if lease is None and len(raw) <= LATEST_BYTES_MAX:
+            TextSession._latest = (batch, delivery.indexes, attempts, raw)
+        return raw
 
     def _subscription_closed(self, sink: WireSink, error: HeadraceError | None) -> None:
         if error is not None:
@@ -361,24 +399,7 @@ class TextSession(RequestSession[PublishRun | Command]):
         self.outbox.send(text.listing(HELP))
 
     def on_auth(self, command: Command) -> None:
-        credentials = Credentials.of_words(command.words)
-        try:
-            if self.connection.log_in_at_once(credentials):
-                self.outbox.send(text.done())
-                return
-        except HeadraceError as error:
-            self.end(error)
-            return
-
-        async def log_in() -> bytes:
-            try:
-                await self.connection.log_in(credentials)
-            except HeadraceError:
-                self.connection.close()
-                raise
-            return text.done()
-
-        self._later(log_in())
+        self.log_in(command, Credentials.of_words(command.words), text.done(), self._later)
 
     def on_quit(self, command: Command) -> None:
         self.outbox.send(text.done("bye"))

@@ -17,7 +17,7 @@ import orjson
 from headrace.broker.delivery import Delivery
 from headrace.broker.pace import Pace
 from headrace.budget import Budget, Share
-from headrace.contents import check_key
+from headrace.contents import TOMBSTONE_HEADER, TOMBSTONE_TEXT, check_key
 from headrace.errors import InvalidArgument
 from headrace.model import Message, Receipt, topic_hash
 from headrace.operations import exact_json
@@ -30,6 +30,8 @@ AT_ONCE = 100
 
 def value_of(data: Any, encoding: object, headers: Mapping[str, str]) -> bytes:
     """The other way round: what is shown as ``data`` can be published again."""
+    if data is None and headers.get(TOMBSTONE_HEADER) == TOMBSTONE_TEXT:
+        return b""
     if encoding == "base64":
         try:
             return base64.b64decode(data if isinstance(data, str) else "?", validate=True)

@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -34,21 +34,22 @@ from websockets.server import ServerProtocol
 
 from headrace.broker.delivery import Delivery
 from headrace.checking import shown
-from headrace.errors import HeadraceError, InvalidArgument
+from headrace.contents import is_text
+from headrace.errors import HeadraceError, InvalidArgument, QueueFull
+from headrace.limits import COUNTED_BYTES_MIN
 from headrace.model import Message, PublishOptions, Receipt
 from headrace.operations import exact_json
-from headrace.operations.results import HeldSubscription
 from headrace.operations.views import CONTENT_TYPE, message_view
 from headrace.server import schemas
 from headrace.server.arguments import publish_options
-from headrace.server.connection import Connection, Session
-from headrace.server.flow import COUNTED_BYTES_MIN
+from headrace.server.connection import Connection
 from headrace.server.http import HttpSession
 from headrace.server.hub import Hub
-from headrace.server.members import Memberships, WireSink
+from headrace.server.members import WireSink
 from headrace.server.routes import first_receipt
 from headrace.server.routing import Route
 from headrace.server.settling import deliveries_in, settle_each, settling, text_in
+from headrace.server.subscribing import SubscribingSession
 from headrace.server.views import Views, receipt_json, value_of
 from headrace.wire.http import Request
 from headrace.wire.websocket import PlainFrames
@@ -82,7 +83,7 @@ def _new_views(hub: Hub) -> Views:
     return views
 
 
-class WebSocketSession(Session):
+class WebSocketSession(SubscribingSession):
     protocol = "websocket"
     hears_goodbye = True
 
@@ -91,7 +92,6 @@ class WebSocketSession(Session):
         self._protocol = protocol
         self._frames = PlainFrames()
         self._views = _views.get(self.hub) or _new_views(self.hub)
-        self._memberships = Memberships(connection, self._delivered, self._subscription_closed)
         self._last_task: asyncio.Task[None] | None = None
         self._partial: bytearray | None = None
         self._waiting: deque[object] = deque()
@@ -228,13 +228,7 @@ class WebSocketSession(Session):
 
     def lost(self) -> None:
         self._ping.cancel()
-        self._memberships.leave_all()
-
-    def held(self) -> Iterator[HeldSubscription]:
-        return self._memberships.held()
-
-    def access_changed(self) -> None:
-        self._memberships.review()
+        super().lost()
 
     def expel(self, error: HeadraceError) -> None:
         """1008: the client breaks a rule; here, that it must be logged in."""
@@ -253,7 +247,7 @@ class WebSocketSession(Session):
         try:
             commands = exact_json.loads(content)
         except InvalidArgument as error:
-            if _is_utf8(content):
+            if is_text(content):
                 self._fail(None, error)
             else:
                 self._break_off(1007, "a text frame is UTF-8")
@@ -284,9 +278,23 @@ class WebSocketSession(Session):
                 )
             handler(self, command, message_id)
         except HeadraceError as error:
-            self._fail(message_id, error)
+            missing = error.missing_topic if isinstance(error, QueueFull) else ""
+            if missing and self.engine.cluster is not None:
+                self.connection.start(self._create_first(missing, command, message_id))
+            else:
+                self._fail(message_id, error)
         except Exception:
             self._fail(message_id, self.connection.bug())
+
+    async def _create_first(self, topic: str, command: object, message_id: object) -> None:
+        """With several nodes: the command needs a topic that all of them have to know."""
+        assert self.engine.cluster is not None
+        try:
+            await self.engine.cluster.ensure(topic)
+        except HeadraceError as error:
+            self._fail(message_id, error)
+        else:
+            self._command(command)
 
     def _answer(self, message_id: object, document: dict[str, Any]) -> bytes:
         """A success; empty if the client did not ask for an answer."""
@@ -393,8 +401,8 @@ class WebSocketSession(Session):
         self._later(message_id, lambda: self._join(topic, group, start, prefetch, ack == "auto"))
 
     def _follow(self, topic: str) -> dict[str, Any]:
-        created = {"topic_created": True} if self.engine.topics.lacks(topic) else {}
-        self._memberships.follow(topic)
+        sink = self._memberships.follow(topic)
+        created = {"topic_created": True} if sink.topic_created else {}
         return {"type": "subscribed", "topic": topic, **created}
 
     async def _join(
@@ -459,15 +467,12 @@ TYPES: dict[str, Callable[[WebSocketSession, dict[str, Any], object], None]] = {
     if name.startswith("on_")
 }
 _TEXTS = ("key", "key64", "id", "to", "idempotency_key")
-_NUMBERS = ("partition", "delay", "deliver_at", "ttl")
-
-
-def _is_utf8(content: bytes) -> bool:
-    try:
-        content.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+_TIMES = ("delay", "deliver_at", "ttl")
+_KINDS: list[tuple[tuple[str, ...], tuple[type, ...], str]] = [
+    (_TEXTS, (str,), "a string"),
+    (("partition",), (int,), "a number"),
+    (_TIMES, (int, float, str), "a number, or text with a unit"),
+]
 
 
 def _message_id(command: dict[str, Any]) -> object:
@@ -505,15 +510,14 @@ _PLAIN = {"type", "topic", "data", "messageId"}
 
 def _options(command: dict[str, Any]) -> PublishOptions:
     options = {}
-    for names, kinds in ((_TEXTS, (str,)), (_NUMBERS, (int, float))):
+    for names, kinds, said in _KINDS:
         for name in names:
             value = command.get(name)
             if value is None:
                 continue
             no_key = name == "idempotency_key" and not value
             if isinstance(value, bool) or not isinstance(value, kinds) or no_key:
-                kind = "a string" if kinds == (str,) else "a number"
-                raise InvalidArgument(f"{name} is {kind}, not {shown(value)}")
+                raise InvalidArgument(f"{name} is {said}, not {shown(value)}")
             options[name] = str(value)
     return publish_options(options)
 
