@@ -61,6 +61,16 @@ def run_async(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
         yield lambda work: asyncio.run(run(work))
 
 
+def test_a_channel_says_that_its_topic_did_not_exist(run_async: Callable[..., Any]) -> None:
+    """Subscribing created it; a wildcard creates nothing."""
+
+    async def work(api: Any) -> None:
+        opened = [await api.subscribe(topic) for topic in ("mispelt", "mispelt", "other.*")]
+        assert [channel.topic_created for channel in opened] == [True, False, False]
+
+    run_async(work)
+
+
 def test_a_subscription_opens_by_itself(run_async: Callable[..., Any]) -> None:
     """With ``async with``, with ``async for``, with ``await``, and as a task."""
 

@@ -7,10 +7,14 @@ import inside a function or under TYPE_CHECKING counts like any other: it is kno
 
 import ast
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+import headrace
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 LINES_MAX = 700  # above this, a file is two things
@@ -31,15 +35,32 @@ ALLOWED: dict[str, frozenset[str]] = {
     "operations": BASICS,
     "access": BASICS,
     "log": BASICS,
+    "engine": BASICS | {"log"},
     "doctor": BASICS | {"log"},
     "backup": BASICS | {"access", "client", "log"},
     "wire": BASICS,
     "paging": BASICS | {"log.batch"},
     "facade": BASICS | {"log.batch", "operations", "paging"},
     "broker": BASICS | {"access", "facade", "log", "operations", "paging"},
-    "server": BASICS | {"access", "log", "wire", "broker", "operations", "paging"},
+    "console": BASICS | {"access", "wire"},
+    "cluster": BASICS
+    | {"access", "broker", "client.address", "client.link", "engine", "log", "operations", "wire"},
+    "server": BASICS
+    | {
+        "access",
+        "cluster.node",
+        "engine",
+        "log",
+        "wire",
+        "broker",
+        "console",
+        "operations",
+        "paging",
+    },
     "client": BASICS
     | {"facade", "wire", "operations", "paging", "log.batch", "log.columns", "log.run"},
+    "moving": BASICS | {"backup", "broker", "log"},
+    "bridge": BASICS | {"client", "log.batch", "log.columns"},
     "spark": BASICS | {"client", "log", "operations"},
     "bench": BASICS | {"client"},
     "cli": ANYTHING,
@@ -53,6 +74,7 @@ FORBIDDEN: dict[str, frozenset[str]] = {
     "wire": frozenset({"asyncio", "socket", "ssl"}),
     "access": frozenset({"socket", "ssl"}),
     "broker": frozenset({"socket", "ssl"}),
+    "console": frozenset({"asyncio", "socket", "ssl"}),
     "log": frozenset({"socket", "ssl"}),
 }
 ONLY_IN_SPARK = frozenset({"pyarrow"})
@@ -147,6 +169,16 @@ def too_long(source: Path) -> list[str]:
     return found
 
 
+def named_twice(source: Path) -> list[str]:
+    """Every class name under source that more than one file, or one file more than once, declares."""
+    places: dict[str, list[str]] = {}
+    for path in sorted(source.rglob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8"), str(path)).body:
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(str(path.relative_to(source.parent)))
+    return [f"{name}: {', '.join(found)}" for name, found in places.items() if len(found) > 1]
+
+
 def plant(tmp_path: Path, files: dict[str, str]) -> Path:
     """Write a source tree with a small room of each kind, and `files` on top of it."""
     source = tmp_path / "src"
@@ -169,6 +201,17 @@ def test_imports_go_one_way() -> None:
 def test_no_file_is_too_long() -> None:
     """Every source file is short enough to be one thing."""
     assert too_long(SOURCE) == []
+
+
+def test_no_class_name_exists_twice() -> None:
+    """A reader who searches for a class finds one."""
+    assert named_twice(SOURCE) == []
+
+
+def test_a_second_class_of_a_name_is_found(tmp_path: Path) -> None:
+    """The check names both files."""
+    source = plant(tmp_path, {"log/a.py": "class Part: ...", "wire/a.py": "class Part: ..."})
+    assert named_twice(source) == ["Part: src/headrace/log/a.py, src/headrace/wire/a.py"]
 
 
 @pytest.mark.parametrize(
@@ -260,3 +303,24 @@ def test_a_planted_long_file_is_found(tmp_path: Path) -> None:
     """The bound is exact: 700 lines pass, 701 do not."""
     source = plant(tmp_path, {"log/a.py": "\n" * LINES_MAX, "log/b.py": "\n" * (LINES_MAX + 1)})
     assert too_long(source) == [f"src/headrace/log/b.py: {LINES_MAX + 1} lines"]
+
+
+@pytest.mark.parametrize(
+    "program", ["from headrace import BrokerClient, Message", "import headrace.cli"]
+)
+def test_who_needs_no_broker_does_not_load_it(program: str) -> None:
+    """A client and a command start without the broker's and the server's modules."""
+    asked = f"{program}\nimport sys\nprint(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", asked], check=True, capture_output=True, text=True
+    ).stdout.split()
+    assert not [name for name in loaded if name.startswith(("headrace.broker", "headrace.server"))]
+
+
+def test_every_public_name_is_there() -> None:
+    """Names that are imported when they are used."""
+    for name in headrace.__all__:
+        assert getattr(headrace, name).__name__ == name
+        assert name in dir(headrace)
+    with pytest.raises(AttributeError, match="no attribute 'Brocker'"):
+        headrace.Brocker  # noqa: B018

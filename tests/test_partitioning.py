@@ -2,6 +2,7 @@
 
 import pytest
 
+from headrace import limits
 from headrace.partitioning import Partitioner, partition_of_key, spread
 
 
@@ -42,3 +43,32 @@ def test_records_are_spread_by_key_and_keep_their_order() -> None:
         index: 3 if key is None else partition_of_key(key, 4) for index, key in enumerate(keys)
     }
     assert all(indexes == sorted(indexes) for _, indexes in places)
+
+
+def test_batches_of_different_sizes_are_balanced_by_bytes() -> None:
+    """Every third batch is large: without the sizes they would all lie in one partition."""
+    partitioner, sizes = Partitioner(), [0, 0, 0]
+    for number in range(300):
+        size = 100_000 if number % 3 == 0 else 10
+        sizes[partitioner.take(3, size)] += size
+    assert max(sizes) <= 1.02 * sum(sizes) / 3
+
+
+def test_what_is_gathered_for_one_partition_is_about_a_batch() -> None:
+    """Calls that are not sent yet do not all go to the current partition."""
+    partitioner, sizes = Partitioner(2), [0, 0, 0]
+    for _ in range(31):
+        number = partitioner.current(3)
+        sizes[number] += 106_400
+        partitioner.add(3, 106_400)
+    assert max(sizes) - min(sizes) <= limits.BATCH_BYTES_TARGET + 106_400
+    assert min(sizes) > 0
+
+
+def test_an_added_partition_does_not_make_up_for_its_past() -> None:
+    """It gets its share from now on, not everything."""
+    partitioner = Partitioner()
+    for _ in range(9):
+        partitioner.take(2, 1000)
+    places = [partitioner.take(3, 1000) for _ in range(9)]
+    assert sorted(places) == [0, 0, 0, 1, 1, 1, 2, 2, 2]

@@ -284,7 +284,7 @@ class LoadTest:
         assert self._sent_at is not None
         figures, sent_at = self.figures, self._sent_at
         async for message in channel:
-            number = number_of(message.value)
+            number = number_of(message.value or b"")
             if number is None or number >= len(sent_at) or not sent_at[number]:
                 continue
             figures.deliveries.append(_clock() - sent_at[number])

@@ -8,7 +8,7 @@ answers that a client does not read, and the caches. Past the limit the newest r
 Rules:
 - Whoever takes gives back, on every path: answered, refused, connection lost, closed. A :class:`Share` is
   the memory of one owner that can end at any time; ``Share.clear`` gives back all of it.
-- What a principal or an address may hold (a quota) is a :class:`Part`: the shares of its connections count
+- What a principal or an address may hold (a quota) is a :class:`BudgetPart`: the shares of its connections count
   in it as well, and the newest request past it is refused with ``quota_exceeded``.
 - Caches count but are never refused. They are small, and drop what is oldest by themselves.
 - Small things that have their own bound do not count one by one: a check for each of a million messages
@@ -61,7 +61,7 @@ class Budget:
         )
 
 
-class Part:
+class BudgetPart:
     """What the connections of one principal, or of one address, hold of the budget together."""
 
     __slots__ = ("limit", "used")
@@ -90,10 +90,10 @@ class Share:
 
     def __init__(self, budget: Budget):
         self._budget = budget
-        self._parts: tuple[Part, ...] = ()
+        self._parts: tuple[BudgetPart, ...] = ()
         self.size = 0
 
-    def belong(self, parts: tuple[Part, ...]) -> None:
+    def belong(self, parts: tuple[BudgetPart, ...]) -> None:
         """Count in these quotas from now on, with what is held already."""
         for part in self._parts:
             part.used -= self.size

@@ -63,6 +63,8 @@ class Arrivals:
         self.capacity = capacity
         self.subscription_name: str | None = None
         """None: it is a plain channel."""
+        self.topic_created = False
+        """The topic of a plain channel did not exist: it was created now, and is empty."""
         self.is_closed = False
         self.is_halted = False
         self.error: HeadraceError | None = None

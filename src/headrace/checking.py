@@ -68,6 +68,17 @@ def schema_of(annotation: Any) -> dict[str, Any]:
     return msgspec.json.schema(annotation)
 
 
+def given_schema(annotation: Any) -> dict[str, Any]:
+    """The same for a value from outside: a size and a duration may also be text with a unit."""
+    schema, unit = schema_of(annotation), notation.unit_of(annotation)
+    if unit is None:
+        return schema
+    default = {"default": schema["default"]} if "default" in schema else {}
+    text = {"type": "string", "pattern": unit.pattern}
+    either = [*schema.get("anyOf", [schema]), text]
+    return {"description": f"{unit.hint[0].upper()}{unit.hint[1:]}.", "anyOf": either, **default}
+
+
 def describe(schema: dict[str, Any]) -> str:
     """A schema in words: ``a whole number from 1 to 4096``."""
     if "anyOf" in schema:
@@ -88,13 +99,18 @@ def describe(schema: dict[str, Any]) -> str:
 
 
 def _bounds(schema: dict[str, Any]) -> str:
-    low = schema.get("minimum", schema.get("exclusiveMinimum"))
-    high = schema.get("maximum", schema.get("exclusiveMaximum"))
+    low = _plain(schema.get("minimum", schema.get("exclusiveMinimum")))
+    high = _plain(schema.get("maximum", schema.get("exclusiveMaximum")))
     if low is not None and high is not None:
         return f" from {low} to {high}"
     if low is not None:
         return f", at least {low}" if "minimum" in schema else f" above {low}"
     return "" if high is None else f", at most {high}"
+
+
+def _plain(bound: float | None) -> float | None:
+    """3600, not 3600.0."""
+    return int(bound) if isinstance(bound, float) and bound.is_integer() else bound
 
 
 def _lengths(schema: dict[str, Any], unit: str) -> str:

@@ -1,4 +1,9 @@
-"""What a message may be made of: a value, a key, headers. All front ends refuse the same with the same words."""
+"""What a message may be made of: a value, a key, headers. All front ends refuse the same with the same words.
+
+A null value (a *tombstone*: what the key stood for is gone) is stored and sent as an empty value with the header
+``kafka-tombstone: true``. So it passes through every protocol, log and copy, old ones too. Only where a
+message is made for a user, or by one, is it ``None``.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +16,18 @@ from headrace.errors import InvalidArgument, TooLarge
 
 Value = bytes | str | dict[str, Any] | list[Any]
 """Text is stored as UTF-8, a dict or a list as JSON."""
+TOMBSTONE_HEADER = "kafka-tombstone"
+TOMBSTONE_TEXT = "true"
 _to_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+
+def is_text(content: bytes) -> bool:
+    """Whether it is UTF-8."""
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def check_headers(headers: object) -> Mapping[str, str]:
@@ -76,6 +92,20 @@ def check_key(key: object) -> bytes:
     return key
 
 
+def is_tombstone(value: bytes, headers: Mapping[str, str]) -> bool:
+    return not value and headers.get(TOMBSTONE_HEADER) == TOMBSTONE_TEXT
+
+
+def null_headers(headers: Mapping[str, str] | None, key: object) -> Mapping[str, str]:
+    """The headers of a message whose value is null. Without a key it is more likely a mistake."""
+    if key is None:
+        raise InvalidArgument(
+            "a value of None is a tombstone, which needs a key; publish b'' for an empty message",
+            code="invalid_value",
+        )
+    return {**(headers or {}), TOMBSTONE_HEADER: TOMBSTONE_TEXT}
+
+
 def _as_json(value: object) -> str:
     try:
         return _to_json(value)
@@ -93,6 +123,8 @@ def check_value(value: object, bytes_max: int) -> bytes:
             value = value.encode()
         except UnicodeEncodeError:
             raise InvalidArgument("the text is not valid Unicode", code="invalid_value") from None
+    if value is None:
+        null_headers(None, None)
     if not isinstance(value, (bytes, bytearray, memoryview)):
         raise InvalidArgument(
             f"a message's value is bytes, str, or a dict or list that JSON can hold, "

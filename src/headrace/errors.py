@@ -14,6 +14,7 @@ Rules:
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 
 
 class HeadraceError(Exception):
@@ -21,6 +22,13 @@ class HeadraceError(Exception):
 
     code = "error"
     retryable = False
+
+    def __init_subclass__(cls, *, code: str | None = None, retryable: bool | None = None):
+        """``class QueueFull(HeadraceError, code="queue_full", retryable=True)``"""
+        if code is not None:
+            cls.code = code
+        if retryable is not None:
+            cls.retryable = retryable
 
     def __init__(self, message: str, *, code: str | None = None, retryable: bool | None = None):
         super().__init__(message)
@@ -44,98 +52,79 @@ def _rebuild(cls: type[HeadraceError], message: str, code: str, retryable: bool)
     return cls(message, code=code, retryable=retryable)
 
 
-class InvalidArgument(HeadraceError):
+class InvalidArgument(HeadraceError, code="invalid_argument"):
     """A name, size, offset, type or setting that can never be accepted."""
 
-    code = "invalid_argument"
 
-
-class TooLarge(InvalidArgument):
+class TooLarge(InvalidArgument, code="too_large"):
     """A message, batch, header or name above its limit."""
 
-    code = "too_large"
 
-
-class NotFound(HeadraceError):
+class NotFound(HeadraceError, code="not_found"):
     """The topic, partition, subscription or message does not exist."""
 
-    code = "not_found"
+
+class TopicNotFound(NotFound, code="topic_not_found"):
+    """The topic does not exist."""
 
 
-class TopicNotFound(NotFound):
-    code = "topic_not_found"
+class SubscriptionNotFound(NotFound, code="subscription_not_found"):
+    """The subscription does not exist."""
 
 
-class SubscriptionNotFound(NotFound):
-    code = "subscription_not_found"
+class MessageNotFound(NotFound, code="message_not_found"):
+    """The message, dead letter or delayed message does not exist."""
 
 
-class MessageNotFound(NotFound):
-    code = "message_not_found"
-
-
-class Conflict(HeadraceError):
+class Conflict(HeadraceError, code="conflict"):
     """It already exists, or its state does not allow this."""
 
-    code = "conflict"
 
-
-class OffsetOutOfRange(HeadraceError):
+class OffsetOutOfRange(HeadraceError, code="offset_out_of_range"):
     """The offset is before the first record that is kept, or after the last one."""
 
-    code = "offset_out_of_range"
 
-
-class StaleDelivery(HeadraceError):
+class StaleDelivery(HeadraceError, code="stale_delivery"):
     """The delivery has ended: it was settled, it timed out, or the member left."""
 
-    code = "stale_delivery"
 
-
-class SequenceGap(HeadraceError):
+class SequenceGap(HeadraceError, code="sequence_gap"):
     """An idempotent producer skipped a sequence number, or sent a batch that is too old to be known."""
 
-    code = "sequence_gap"
 
-
-class ProducerFenced(HeadraceError):
+class ProducerFenced(HeadraceError, code="producer_fenced"):
     """A newer instance of the same producer has taken over."""
 
-    code = "producer_fenced"
 
-
-class QueueFull(HeadraceError):
+class QueueFull(HeadraceError, code="queue_full", retryable=True):
     """The topic holds its maximum of unread messages (``max_queue_size``)."""
 
-    code = "queue_full"
-    retryable = True
+    missing_topic = ""
+    """With several nodes: this topic has to be created first. The broker waits for that, and begins again."""
 
 
-class MemoryFull(HeadraceError):
+class MemoryFull(HeadraceError, code="memory_full", retryable=True):
     """The broker holds as much memory as it may (``memory_limit``). Nothing was done."""
 
-    code = "memory_full"
-    retryable = True
 
-
-class StorageFull(HeadraceError):
+class StorageFull(HeadraceError, code="storage_full", retryable=True):
     """The disk is full. Nothing was stored; consuming continues."""
 
-    code = "storage_full"
-    retryable = True
 
-
-class StorageFailed(HeadraceError):
+class StorageFailed(HeadraceError, code="storage_failed", retryable=True):
     """The disk refused a write. Nothing of this call was stored."""
 
-    code = "storage_failed"
-    retryable = True
+
+Done = Callable[[HeadraceError | None], None]
+"""Called when something is done: without an error, or with the one because of which it is not."""
 
 
 def refused_by_disk(error: OSError) -> StorageFull | StorageFailed:
     """The definite error for a write that the disk refused."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StorageFull(f"no room on the disk: {error.strerror or error}")
+    if error.errno == errno.ETIMEDOUT:  # it is not a disk: Kafka has not answered
+        return StorageFailed(f"{error.strerror}; try again in a moment", code="kafka_unavailable")
     return StorageFailed(f"the disk refused the write: {error}")
 
 
@@ -144,55 +133,40 @@ def unreadable(error: OSError) -> StorageFailed:
     return StorageFailed(f"the disk could not be read: {error}; nothing was changed, try again")
 
 
-class OutcomeUnknown(HeadraceError):
+class OutcomeUnknown(HeadraceError, code="outcome_unknown"):
     """It may or may not have been stored. Only an idempotent producer can safely retry."""
 
-    code = "outcome_unknown"
 
-
-class DataCorrupt(HeadraceError):
+class DataCorrupt(HeadraceError, code="data_corrupt"):
     """Bytes on disk, or a batch from a client, fail their checksum or are invalid."""
 
-    code = "data_corrupt"
 
-
-class ReadOnly(HeadraceError):
+class ReadOnly(HeadraceError, code="read_only"):
     """The partition is damaged in the middle and refuses publishes until it is repaired."""
 
-    code = "read_only"
 
-
-class DirectoryLocked(HeadraceError):
+class DirectoryLocked(HeadraceError, code="directory_locked"):
     """Another process owns the data directory."""
 
-    code = "directory_locked"
 
-
-class Closed(HeadraceError):
+class Closed(HeadraceError, code="closed"):
     """The broker, channel or connection has been closed."""
 
-    code = "closed"
 
-
-class BrokerFailed(HeadraceError):
+class BrokerFailed(HeadraceError, code="broker_failed"):
     """The broker stopped itself because it could no longer keep its promises."""
 
-    code = "broker_failed"
 
-
-class RequestTimeout(HeadraceError, TimeoutError):
+class RequestTimeout(HeadraceError, TimeoutError, code="timeout", retryable=True):
     """No answer in time. For a publish without an idempotent producer: outcome unknown."""
 
-    code = "timeout"
-    retryable = True
+
+class Unauthenticated(HeadraceError, code="unauthenticated"):
+    """The client is not logged in, or its login is wrong."""
 
 
-class Unauthenticated(HeadraceError):
-    code = "unauthenticated"
-
-
-class Forbidden(HeadraceError):
-    code = "forbidden"
+class Forbidden(HeadraceError, code="forbidden"):
+    """The caller has no permission for this."""
 
 
 def by_kind(kind: str) -> type[HeadraceError]:

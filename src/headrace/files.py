@@ -23,8 +23,11 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 IOV_MAX = 1024
+DiskMethod = Literal["auto", "threads", "io_uring"]
+"""How commits are written (``log/uring.py``)."""
 _FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
 _allocate: Callable[[int, int, int], None] | None = getattr(os, "posix_fallocate", None)
 

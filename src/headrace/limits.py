@@ -53,9 +53,9 @@ HEADER_BYTES_MAX = 64 << 10
 BATCH_RECORDS_MAX = 1 << 20
 BATCH_BYTES_MAX = 128 << 20
 """Of the stored or unpacked body. Offsets in a batch are int32, so the format allows 2 GiB; this is less."""
-CLIENT_BATCH_RECORDS_MAX = 100_000
+CLIENT_BATCH_RECORDS_MAX = 50_000
 """Of one batch that a client made. The broker looks at all of them in one turn of its loop."""
-BATCH_HEADERS_MAX = 150_000
+BATCH_HEADERS_MAX = 75_000
 """Of all messages of one batch that a client made, for the same reason."""
 CLIENT_BATCH_BYTES_MAX = 16 << 20
 """Of one batch that a client made, packed or not, besides one message of any size: to unpack and check more takes
@@ -141,7 +141,14 @@ MAX_DELIVERIES_MAX = 1_000_000
 REQUEST_S_MAX = 3600.0
 REQUESTS_MAX = 50_000
 REQUESTS_PER_CALLER_MAX = 10_000
-"""Requests that wait for their replies; each takes about a kilobyte."""
+"""Requests that wait for their replies."""
+REQUEST_BYTES = 1 << 10
+"""About what a request takes while it waits."""
+REQUESTS_KEPT_MAX = 1_000
+REQUESTS_KEPT_S = 30.0
+REQUESTS_KEPT_BYTES_MAX = 16 << 20
+"""Requests that are kept after their reply, for a requester that lost its connection just then: so many, for so long, and
+with so many bytes together."""
 QUEUE_SIZE_MEMORY_DEFAULT = 10_000
 SCHEDULED_MAX = 10_000_000
 JOURNAL_REWRITE_BYTES_MIN = 1 << 20
@@ -189,6 +196,36 @@ PIPELINE_TEXT_CHARS_MAX = 200
 """The name of a query, which is a label of metrics, and the id of a run."""
 PIPELINE_STALE_S = 30.0
 """A running pipeline that has not reported for this long may be dead."""
+
+# --- connections ----------------------------------------------------------------------------------
+UNANSWERED_BYTES_HIGH = 8 << 20
+UNANSWERED_BYTES_LOW = 2 << 20
+UNANSWERED_COUNT_HIGH = 10_000
+UNANSWERED_COUNT_LOW = 2_500
+WRITE_BYTES_HIGH = 1 << 20
+WRITE_BYTES_LOW = 256 << 10
+WRITE_BYTES_HARD = 192 << 20
+"""One answer may be a whole fetch of 128 MiB; more than this is never held for one client."""
+COUNTED_BYTES_MIN = 16 << 10
+"""A request of this size or more counts against the broker's memory by itself."""
+UNSENT_BYTES_MIN = 256 << 10
+"""Unsent answers of one client count against the broker's memory from this size on."""
+UNAUTHENTICATED_BYTES_MAX = 64 << 10
+"""Of an incomplete command that is kept for a client that has not authenticated."""
+HELD_SHOWN_MAX = 20
+"""Subscriptions of one connection that a list of connections names; all of them are counted."""
+CLIENT_ID_CHARS_MAX = 200
+OWNERS_KNOWN_MAX = 200_000
+"""Partitions of a cluster whose owners one client remembers."""
+OWNER_LINKS_MAX = 64
+"""Connections of one client to nodes of a cluster, besides the first. Partitions of more nodes are reached through that one."""
+FOLLOWED_PARTITION_BYTES = 256
+"""The memory that following one partition takes. It counts in ``memory_limit``."""
+
+# --- backups ----------------------------------------------------------------------------------------
+BACKUP_LEASE_S = 60.0
+BACKUP_PAGE_BYTES = 256 << 10
+BACKUP_PAGE_PARTITIONS = 2_000
 
 MEMORY_BYTES_MIN = 16 << 20
 """The smallest ``memory_limit``: one batch of any size must fit."""

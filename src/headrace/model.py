@@ -29,7 +29,7 @@ from msgspec import Meta
 
 from headrace import limits
 from headrace.checking import check, schema_of
-from headrace.contents import Value
+from headrace.contents import TOMBSTONE_HEADER, TOMBSTONE_TEXT, Value
 from headrace.errors import Closed, InvalidArgument
 from headrace.notation import BYTES, HOURS, MILLISECONDS, SECONDS, Unit, position_of, unit_of
 from headrace.times import Duration, Moment, to_ms
@@ -251,7 +251,7 @@ class Message:
         offset: int,
         timestamp: int,
         key: bytes | None,
-        value: bytes,
+        value: bytes | None,
         headers: Mapping[str, str] | None,
         id: bytes | None = None,
         attempt: int = 1,
@@ -264,18 +264,24 @@ class Message:
         self.timestamp = timestamp
         self.key = key
         self.value = value
-        self.headers = headers or _NO_HEADERS
+        """None: it is null (a tombstone)."""
+        if headers:
+            self.headers = headers
+            if not value and headers.get(TOMBSTONE_HEADER) == TOMBSTONE_TEXT:
+                self.value = None
+        else:
+            self.headers = _NO_HEADERS
         self._id = id
         self.attempt = attempt
         self._settling = settling
         self.lease = lease
 
     @property
-    def payload(self) -> bytes:
+    def payload(self) -> bytes | None:
         return self.value
 
     @property
-    def body(self) -> bytes:
+    def body(self) -> bytes | None:
         return self.value
 
     @property
@@ -290,21 +296,23 @@ class Message:
         return self.attempt - 1
 
     def text(self) -> str:
-        """The value as text.
+        """The value as text; empty if it is null.
 
         Example::
 
             print(message.text())
         """
-        return self.value.decode()
+        return (self.value or b"").decode()
 
     def json(self) -> Any:
-        """The value, read as JSON. :class:`InvalidArgument` (``invalid_json``) if it is not JSON.
+        """The value, read as JSON; None if it is null. :class:`InvalidArgument` (``invalid_json``) if it is not JSON.
 
         Example::
 
             order = message.json()["order"]
         """
+        if self.value is None:
+            return None
         try:
             return json.loads(self.value)
         except (ValueError, RecursionError) as error:
@@ -346,15 +354,19 @@ class Message:
 
             message.reply({"price": 0.5})
         """
-        self._settler("use reply of the client to answer it").reply(self, value, headers)
-
-    def _settler(self, instead: str = "use a subscription for ack and nack") -> Settling:
         if self._settling is None:
-            raise not_a_delivery(instead)
+            raise not_a_delivery("use reply of the client to answer it")
+        self._settling.reply(self, value, headers)
+
+    def _settler(self) -> Settling:
+        if self._settling is None:
+            raise not_a_delivery()
         return self._settling
 
     def __repr__(self) -> str:
-        value = self.value if len(self.value) <= 60 else self.value[:57] + b"..."
+        value = self.value
+        if value is not None and len(value) > 60:
+            value = value[:57] + b"..."
         return f"<Message {self.topic}/{self.partition}@{self.offset} {value!r}>"
 
     def __eq__(self, other: object) -> bool:
@@ -373,7 +385,7 @@ class Message:
         return hash((self.topic, self.partition, self.offset))
 
 
-def not_a_delivery(instead: str) -> Closed:
+def not_a_delivery(instead: str = "use a subscription for ack and nack") -> Closed:
     return Closed(
         "this message was fetched or came from a plain subscribe, so there is nothing to "
         f"acknowledge; {instead}",
@@ -559,9 +571,9 @@ class _Settings:
         return {name: unit_of(annotation) for name, annotation in _annotations(cls).items()}
 
     @classmethod
-    def schemas(cls) -> dict[str, dict[str, Any]]:
+    def schemas(cls, of: Callable[..., dict[str, Any]] = schema_of) -> dict[str, dict[str, Any]]:
         """The JSON schema of each setting."""
-        return {name: schema_of(annotation) for name, annotation in _annotations(cls).items()}
+        return {name: of(annotation) for name, annotation in _annotations(cls).items()}
 
 
 def _annotations(settings: type[_Settings]) -> dict[str, Any]:

@@ -57,6 +57,12 @@ class Unit(NamedTuple):
             return "a size is a number of bytes, or such as 512KB or 1GB"
         return f"a duration is a number of {self.name}, or such as 90s, 30m or 1h"
 
+    @property
+    def pattern(self) -> str:
+        """The common texts that :func:`read` takes, for a JSON schema."""
+        number = r"[0-9]{1,12}(\.[0-9]{1,6})?"
+        return f"^{number}[KMGT]?(i?B)?$" if not self.ms else f"^({number}(ms|s|m|h|d|w))+$"
+
 
 BYTES = Unit("bytes", 0)
 MILLISECONDS = Unit("milliseconds", 1)

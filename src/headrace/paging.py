@@ -107,7 +107,8 @@ def page_of(pages: Pages, at: int, asked: Asked, *, values: bool) -> Page[Any]:
 def readable(pages: Iterable[list[Batch]], at: int) -> Iterator[tuple[Batch, int]]:
     """The batches from the offset ``at`` up to the first batch whose records are lost.
 
-    If the first batch is lost, this raises its error, which names the lost offsets.
+    If the first batch is lost, this raises its error, which names the lost offsets. Later batches may begin
+    before the end of the one before, too: the broker joins small ones between two reads (``log/run.py``).
     """
     first = True
     for batches in pages:
@@ -116,8 +117,8 @@ def readable(pages: Iterable[list[Batch]], at: int) -> Iterator[tuple[Batch, int
                 if not first:
                     return
                 batch.plain()
-            yield batch, max(at - batch.base_offset, 0) if first else 0
-            first = False
+            yield batch, max(at - batch.base_offset, 0)
+            first, at = False, batch.end_offset
 
 
 def messages_of(

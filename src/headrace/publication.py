@@ -56,9 +56,11 @@ class Pending(Generic[Result]):
         self._callbacks: list[Callable[[Any], object]] | None = None
 
     def settle(self, result: Result | None, error: HeadraceError | None) -> None:
-        """Called by the client, once."""
-        self._result, self._error = result, error
+        """Called by the client; only the first call counts."""
         with _lock:
+            if self._is_done:
+                return
+            self._result, self._error = result, error
             self._is_done = True
             waiting, callbacks = self._waiting, self._callbacks
         for lock in waiting or ():

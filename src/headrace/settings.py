@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
@@ -24,6 +24,7 @@ from msgspec import Meta
 from headrace import limits
 from headrace.checking import check, shown
 from headrace.errors import InvalidArgument
+from headrace.files import DiskMethod
 from headrace.model import TopicSettings
 from headrace.notation import BYTES, SECONDS
 
@@ -97,6 +98,11 @@ _DiskBytes = Annotated[int, Meta(ge=0, le=1 << 50), BYTES]
 _Deadline = Annotated[float, Meta(ge=0.1, le=86_400), SECONDS]
 _Rate = Annotated[int, Meta(ge=1, le=1 << 30), BYTES]
 _EventsInterval = Annotated[float, Meta(ge=0, le=limits.EVENTS_INTERVAL_S_MAX), SECONDS]
+_Engine = Literal["disk", "kafka"]
+_Cluster = Annotated[str, Meta(min_length=1, max_length=40)]
+_KafkaSession = Annotated[float, Meta(ge=6, le=1800), SECONDS]
+_Slots = Annotated[int, Meta(ge=1, le=256)]
+_KafkaTimeout = Annotated[float, Meta(ge=0.1, le=600), SECONDS]
 _Timeout = Annotated[float, Meta(ge=0.001, le=86_400), SECONDS]
 
 SETTINGS: tuple[Setting, ...] = (
@@ -130,7 +136,17 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("auto_create_topics", "storage", True, bool, "true: the first publish creates its topic", notation=_word),
     Setting("disk_reserve_bytes", "storage", limits.DISK_RESERVE_BYTES_DEFAULT, _DiskBytes, "free disk space below which publishes are refused"),
     Setting("rewrite_segments", "storage", True, bool, "true: closed log files with many small batches are rewritten with large ones", notation=_word),
+    Setting("disk", "storage", "auto", DiskMethod, "how commits are written: io_uring, threads, or auto (io_uring where the system permits it)", notation=_word),
     Setting("events_interval", "storage", limits.EVENTS_INTERVAL_S_DEFAULT, _EventsInterval, "seconds between the broker's own events in the topic __events; 0: no events"),
+    Setting("engine", "kafka", "disk", _Engine, "where partitions are: disk, or kafka (a replicated log; needs headrace[kafka])", notation=_word),
+    Setting("kafka_servers", "kafka", None, _Text | None, "with engine kafka: addresses of Kafka, host:port, separated by commas"),
+    Setting("cluster", "kafka", "headrace", _Cluster, "with engine kafka: name of the cluster; its topics in Kafka begin with it"),
+    Setting("slots", "kafka", 16, _Slots, "with engine kafka: slots that a new cluster gets; its nodes divide them, so it can have so many nodes"),
+    Setting("advertise", "kafka", None, _Text | None, "with engine kafka: this node's name, the address that clients and other nodes use; default: the machine's name and the port"),
+    Setting("kafka_timeout", "kafka", 10.0, _KafkaTimeout, "with engine kafka: seconds that a publish waits for Kafka before it fails"),
+    Setting("kafka_session", "kafka", 10.0, _KafkaSession, "with engine kafka: seconds after which another node takes the place of one that died"),
+    Setting("kafka_config", "kafka", None, _Text | None, "with engine kafka: file with properties of librdkafka, name=value on each line, for example for TLS and SASL"),
+    Setting("kafka_unsafe", "kafka", False, bool, "with engine kafka: start although settings of Kafka may lose messages", notation=_word),
     Setting("log_level", "log", "info", _Level, "least severe level that is logged: debug, info, warning or error", ("QB_LOG_LEVEL",), ("level",), _word),
     Setting("log_format", "log", "text", _LogFormat, "lines of the log: text, or json (one object on each line)", (), ("format",), _word),
     Setting("request_timeout", "client", 30.0, _Timeout, "seconds that a client waits for an answer"),
@@ -161,19 +177,11 @@ class Settings:
         return Settings({**self._values, **values}, self._sources)
 
     def topic_defaults(self) -> TopicSettings:
-        durability = self.durability
+        names = {field.name for field in fields(TopicSettings)} & self._values.keys()
+        given = {name: self._values[name] for name in names}
         if self.fsync_on_write is not None and self._sources["durability"] == "default":
-            durability = "always" if self.fsync_on_write else "interval"
-        return TopicSettings(
-            durable=self.persistence_enabled,
-            durability=durability,
-            compression=self.compression,
-            segment_bytes=self.segment_bytes,
-            retention_hours=self.retention_hours,
-            retention_bytes=self.retention_bytes,
-            retain_unread=self.retain_unread,
-            max_queue_size=self.max_queue_size,
-        )
+            given["durability"] = "always" if self.fsync_on_write else "interval"
+        return TopicSettings(durable=self.persistence_enabled, **given)
 
 
 def load(

@@ -118,7 +118,7 @@ class Tracing:
         attributes |= {
             "messaging.message.id": str(message.id),
             "messaging.destination.partition.id": str(message.partition),
-            "messaging.message.body.size": len(message.value),
+            "messaging.message.body.size": len(message.value or b""),
             "messaging.headrace.message.attempt": message.attempt,
         }
         with self._tracer.start_as_current_span(
@@ -178,13 +178,17 @@ def published(
     return pending
 
 
-@contextlib.contextmanager
-def sending(what: str, topic: Any, headers: Any, count: int = 1) -> Iterator[Any]:
+def sending(
+    what: str, topic: Any, headers: Any, count: int = 1
+) -> contextlib.AbstractContextManager[Any]:
     """A span around the block, which gets the headers to send."""
-    tracing = active
-    if tracing is None:
-        yield headers
-        return
+    if active is None:
+        return contextlib.nullcontext(headers)
+    return _span(active, what, topic, headers, count)
+
+
+@contextlib.contextmanager
+def _span(tracing: Any, what: str, topic: Any, headers: Any, count: int) -> Iterator[Any]:
     span = tracing.begin(what, str(topic), count)
     try:
         yield tracing.inject(span, headers)

@@ -29,6 +29,7 @@ import signal
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -171,7 +172,8 @@ class Worker:
             self._retire()
         deadline = time.monotonic() + STOP_S
         for thread in list(self._threads - self._stuck):
-            if thread is not threading.current_thread():
+            # A handler may stop the worker while its last threads are still being started.
+            if thread is not threading.current_thread() and thread.is_alive():
                 thread.join(max(deadline - time.monotonic(), 0.0))
 
     def _work(self) -> None:
@@ -246,28 +248,19 @@ class Worker:
 
 
 # --- asyncio ----------------------------------------------------------------------------------------
+@dataclass(slots=True, eq=False)
 class AsyncWorker:
     """Calls a handler in tasks. ``retire`` gives back what no task has taken."""
 
-    def __init__(
-        self,
-        consumer: AsyncConsumer,
-        handler: AsyncHandler,
-        name: str,
-        retire: Callable[[], Coroutine[Any, Any, None]],
-        leave: Callable[[], Coroutine[Any, Any, None]],
-        concurrency: int = 1,
-        timeout: float | None = None,
-    ):
-        self._consumer = consumer
-        self._handler = handler
-        self._name = name
-        self._retire = retire
-        self._leave = leave
-        self._concurrency = concurrency
-        self._timeout = timeout
-        self._tasks: list[asyncio.Task[None]] = []
-        self._retiring: asyncio.Task[None] | None = None
+    _consumer: AsyncConsumer
+    _handler: AsyncHandler
+    _name: str
+    _retire: Callable[[], Coroutine[Any, Any, None]]
+    _leave: Callable[[], Coroutine[Any, Any, None]]
+    _concurrency: int = 1
+    _timeout: float | None = None
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    _retiring: asyncio.Task[None] | None = None
 
     async def run(self, *, signals: bool = True) -> None:
         """Handle messages until the worker is stopped or the subscription ends; raises why it ended.

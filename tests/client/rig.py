@@ -34,8 +34,10 @@ class Request:
     def identity(self) -> tuple[int, int]:
         return self.batch.producer_id, self.batch.first_sequence
 
-    def store(self, offset: int, *, duplicate: bool = False) -> None:
+    def store(self, offset: int, *, duplicate: bool = False, owner: str | None = None) -> None:
         properties = {"status": "success", "offset": str(offset), "timestamp": "1000"}
+        if owner is not None:
+            properties["owner"] = owner
         if duplicate:
             properties["duplicate"] = "true"
         self._answer(Frame(Type.ACK, 0, properties))
@@ -73,6 +75,7 @@ class FakeWire:
 class FakeLink:
     def __init__(self) -> None:
         self.wire: FakeWire | None = FakeWire()
+        self.node: str | None = None
 
 
 class Rig:

@@ -6,6 +6,7 @@ from headrace.client import producer as producing
 from headrace.errors import (
     Conflict,
     InvalidArgument,
+    OutcomeUnknown,
     QueueFull,
     RequestTimeout,
     SequenceGap,
@@ -559,3 +560,18 @@ async def test_a_receipt_says_what_an_own_id_is() -> None:
         rig.producer.publish("orders", columns, 0, lambda r, e: found.append(r))  # type: ignore[arg-type]
     (await rig.one()).store(5)
     assert [receipt.id.bytes for receipt in found] == [b"\1" * 16, b"\2" * 16]
+
+
+@run
+async def test_what_may_be_stored_is_not_sent_under_another_identity() -> None:
+    """Both were cut off; the first is given up, and the refusal of the second's repetition may pass."""
+    rig = Rig(batch_bytes=200)
+    rig.publish(b"a" + bytes(200), b"b" + bytes(200))
+    first, second = await rig.sent()
+    rig.go_down(first, second)
+    rig.come_up()
+    first, second = await rig.sent()
+    first.refuse(OutcomeUnknown("Kafka does not answer"))
+    second.refuse(StorageFull("not now"))
+    assert await rig.sent() == []
+    assert rig.code(b"b" + bytes(200)) == "outcome_unknown"

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from headrace import AsyncClient, BrokerClient
-from headrace.client import producer as producing
+from headrace.client import outgoing
 from headrace.errors import (
     Closed,
     HeadraceError,
@@ -206,7 +206,7 @@ def test_when_too_much_waits_it_is_refused_at_once(
     server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The buffer of a client has a bound; what fits is stored when the broker is back."""
-    monkeypatch.setattr(producing, "BUFFER_BYTES_MAX", 100_000)
+    monkeypatch.setattr(outgoing, "BUFFER_BYTES_MAX", 100_000)
     with server.client() as client:
         client.publish("orders", b"first")
         server.stop()
@@ -376,3 +376,85 @@ def test_ids_lead_back_to_their_message(client: BrokerClient) -> None:
     assert client.find(receipt.id).value == b"x"
     own = uuid.uuid4()
     assert client.publish("orders", b"y", id=own).id == own
+
+
+def test_a_value_of_none_is_a_tombstone(client: BrokerClient, server: RunningServer) -> None:
+    """On every way to publish; readers get None, old ones an empty value and a header."""
+    client.publish("orders", None, key="a")
+    client.publish_nowait("orders", None, key="b").result(10)
+    client.publish("orders", None, {"x": "y"}, key="c", idempotency_key="once")
+    client.publish_many("orders", [b"v", None, {"n": 1}, None], keys=["d", "e", "f", "g"])
+    client.publish("orders", b"", key="h")
+
+    async def through_asyncio() -> None:
+        async with AsyncClient(server.host, server.port) as other:
+            await other.publish("orders", None, key="i")
+
+    asyncio.run(through_asyncio())
+    found = client.fetch("orders")
+    assert {message.key: message.value for message in found} == {
+        **dict.fromkeys((b"a", b"b", b"c", b"e", b"g", b"i")),
+        b"d": b"v",
+        b"f": b'{"n":1}',
+        b"h": b"",
+    }
+    assert found[0].payload is found[0].body is found[0].json() is None
+    assert found[0].text() == ""
+    assert found[0].headers == {"kafka-tombstone": "true"}
+    assert found[2].headers == {"kafka-tombstone": "true", "x": "y"}
+    assert client.fetch_values("orders")[0] == b""
+    for message in found:  # what was read can be published again
+        client.publish("again", message.value, message.headers, key=message.key)
+    assert [message.value for message in client.fetch("again")] == [m.value for m in found]
+
+
+def test_a_tombstone_needs_a_key(client: BrokerClient) -> None:
+    """A None without one is more likely a mistake, and is not stored."""
+    for publish in (
+        lambda: client.publish("orders", None),
+        lambda: client.publish("orders", None, {"x": "y"}),
+        lambda: client.publish_nowait("orders", None),
+        lambda: client.publish_many("orders", [b"x", None]),
+        lambda: client.publish_many("orders", [b"x", None], keys=["a", None]),
+    ):
+        with pytest.raises(InvalidArgument, match="tombstone, which needs a key") as refused:
+            publish()
+        assert refused.value.code == "invalid_value"
+    assert "orders" not in client.topics()
+
+
+def test_a_tombstone_that_fails_is_a_dead_letter_and_comes_back(client: BrokerClient) -> None:
+    """Dead letters and delays keep it as it is."""
+    client.create_subscription("billing", "orders", max_deliveries=1)
+    client.publish("orders", None, key="a", delay=0.01)
+    with client.subscription("billing", "orders") as inbox:
+        message = inbox.get(timeout=10)
+        assert message.value is None
+        message.nack(reason="later")
+        wait_until(lambda: client.dead_letters("billing"))
+        [letter] = client.dead_letters("billing")
+        assert letter.message.value is None
+        client.redrive("billing")
+        assert inbox.get(timeout=10).value is None
+
+
+def test_calls_without_keys_fill_all_partitions(
+    client: BrokerClient, server: RunningServer
+) -> None:
+    """Whether they run at the same time, or come from programs that publish once."""
+    client.create_topic("orders", partitions=3)
+    client.create_topic("visits", partitions=3)
+
+    async def at_once() -> None:
+        async with AsyncClient(server.host, server.port) as other:
+            await asyncio.gather(
+                *[other.publish_many("orders", [b"x" * 100] * 1_000) for _ in range(60)]
+            )
+
+    asyncio.run(at_once())
+    for _ in range(6):
+        with server.client() as program:
+            program.publish_many("visits", [b"x" * 100] * 1_000)
+    for topic, least in (("orders", 13_000), ("visits", 2_000)):
+        ends = [place["end"] for place in client.positions(topic)[topic]]
+        assert min(ends) >= least, ends

@@ -123,6 +123,19 @@ def test_the_next_address_is_tried(server: RunningServer, client: BrokerClient) 
         assert reader.bounds("orders", 0) == (0, 10)
 
 
+def test_a_silent_address_does_not_matter(server: RunningServer, client: BrokerClient) -> None:
+    """One that accepts connections and never answers costs its share of the time, at first and later."""
+    fill(client, "orders", 10)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        BatchReader([silent.getsockname(), server.address], timeout=2) as reader,
+    ):
+        assert reader.bounds("orders", 0) == (0, 10)
+        assert reader.reconnects == 1
+        assert len(values(reader.read("orders", 0, 0, 10))) == 10
+        assert reader.reconnects == 1
+
+
 def test_errors_of_the_broker_are_raised_as_they_are(
     server: RunningServer, client: BrokerClient, direct: bool
 ) -> None:

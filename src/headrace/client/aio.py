@@ -21,6 +21,8 @@ from headrace.channels import Arrivals, AsyncChannel
 from headrace.client.address import BrokerAddress, Login, find_brokers, find_login
 from headrace.client.consumer import AckLedger, AsyncRemoteConsumer, Feed, RemoteConsumer
 from headrace.client.link import ConnectionLost, Link, Wire, error_of, login_of
+from headrace.client.outgoing import Bundle, PublishQueue
+from headrace.client.owners import Owners
 from headrace.client.producer import PARTITIONS_CHANGED, Done, Producer
 from headrace.client.remote import RemoteOperations, batches_in, merged_page, receipt_of
 from headrace.clock import Clock
@@ -120,6 +122,15 @@ def goes_alone(options: PublishOptions) -> bool:
     return bool(options) and any(options.get(name) is not None for name in _ALONE)
 
 
+def is_plain(value: object, headers: Mapping[str, str] | None, options: PublishOptions) -> bool:
+    """Whether a message has nothing but a value and perhaps a key: such messages are gathered in bundles."""
+    return (
+        not headers
+        and value is not None
+        and (not options or (len(options) == 1 and "key" in options))
+    )
+
+
 def alone(
     topic: str,
     value: object,
@@ -134,7 +145,8 @@ def alone(
         options["id"] = uuid.uuid4()
     columns = record(value, headers, options, bytes_max, now)
     producer, ttl = options.get("producer") or (None, None, None), options.get("ttl")
-    properties = {"topic": topic} | {f"h.{n}": v for n, v in (headers or {}).items()}
+    own = (columns.headers[0] if columns.headers else None) or {}
+    properties = {"topic": topic} | {f"h.{name}": text for name, text in own.items()}
     optional = {
         "id": str(uuid.UUID(bytes=columns.ids[0])) if columns.ids else None,
         "partition": options.get("partition"),
@@ -231,7 +243,7 @@ class AsyncClient(RemoteOperations):
         self._link: Link | None = None
         self._producer: Producer | None = None
         self._feeds: dict[tuple[str, str | None, str], Feed] = {}
-        self._acks = AckLedger()
+        self._acks: AckLedger
         self._failures = Failures()
         self._background: set[asyncio.Task[None]] = set()
         """Calls on their way that nobody need wait for, except those of the producer."""
@@ -266,6 +278,8 @@ class AsyncClient(RemoteOperations):
         link.on_down = self._down
         self._producer = Producer(link, self._ask_partitions, **self._producer_options)  # type: ignore[arg-type]
         self._link = link
+        self._acks = AckLedger(link)
+        self._outgoing = self._new_outgoing()
         try:
             await link.open()
         except BaseException:
@@ -295,6 +309,7 @@ class AsyncClient(RemoteOperations):
         if link is None or producer is None:
             return
         await self._stop_handlers()
+        self._hand_over()
         if self._background:
             await asyncio.wait(list(self._background), timeout=link.request_timeout)
         if not producer.is_idle and link.refused is None:
@@ -304,7 +319,9 @@ class AsyncClient(RemoteOperations):
                     await producer.flush()
         leaving = [self.unfollow(feed) for feed in self._feeds.values()]
         await asyncio.gather(*leaving, *self._tasks, return_exceptions=True)
+        self._hand_over()
         producer.close()
+        await producer.owners.close()
         await link.close()
         self._link = None
         self._acks.report(self._failures, closing=True)
@@ -328,6 +345,10 @@ class AsyncClient(RemoteOperations):
         if self._producer is None or self._link is None:
             raise not_connected()
         return self._producer
+
+    @property
+    def owners(self) -> Owners:
+        return self.producing.owners
 
     async def _up(self, wire: Wire) -> None:
         self.max_message_size = min(self._max_message_size, self.link.max_message_size)
@@ -367,21 +388,54 @@ class AsyncClient(RemoteOperations):
 
     # --- publishing -------------------------------------------------------------------------
     async def _ask_partitions(self, topic: str) -> int:
-        stats = await self.topic_stats(topic, create=True)
-        return len(stats["partitions"])
+        if self.owners.is_active:
+            with contextlib.suppress(NotFound):
+                return await self._ask_owners(topic)
+        found = (await self.topic_stats(topic, create=True))["partitions"]
+        # Many short programs publish a little each: together they fill all partitions.
+        emptiest = min(found, key=lambda each: (each["bytes"], each["partition"]))
+        self.producing.partitioner(topic, emptiest["partition"])
+        return len(found)
+
+    async def _ask_owners(self, topic: str) -> int:
+        owners = (await self.topic_map(topic))["owners"]
+        await self.owners.learn(topic, owners)
+        return len(owners)
 
     def _publish(
         self, topic: str, value: object, headers: Mapping[str, str] | None, options: PublishOptions
     ) -> asyncio.Future[Receipt]:
+        self.producing  # noqa: B018 - not connected: say so at once
+        if is_plain(value, headers, options):
+            key = options.get("key")
+            return self._outgoing.add(topic, value, key, self.max_message_size)
         topic = checked_topic(topic)
+        self._hand_over()  # what was published before
         if goes_alone(options):
             future: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
             properties, body = alone(topic, value, headers, options, self.max_message_size)
-            self.link  # noqa: B018 - not connected: say so at once
             self.publish_alone(properties, body, partial(self._settle, future))
             return future
         columns = record(value, headers, options, self.max_message_size, Clock().now_ms())
         return self._produce(topic, columns, options.get("partition"))
+
+    def _hand_over(self) -> None:
+        self._outgoing.hand_over(self.produce)
+
+    def _new_outgoing(self) -> PublishQueue[asyncio.Future[Receipt]]:
+        loop = asyncio.get_running_loop()
+
+        def future(bundle: Bundle, number: int) -> asyncio.Future[Receipt]:
+            future = loop.create_future()
+            bundle.futures[number] = future
+            return future
+
+        def wake() -> None:
+            loop.call_soon(self._hand_over)
+
+        return PublishQueue(
+            wake, future, self._failures, int(self._producer_options["batch_bytes"])
+        )
 
     def _settle(
         self, future: asyncio.Future[Receipt], receipt: Receipt | None, error: HeadraceError | None
@@ -481,6 +535,7 @@ class AsyncClient(RemoteOperations):
                 client.publish_nowait("orders", order)
             await client.flush()
         """
+        self._hand_over()
         await self.producing.flush()
         if self._background:
             await asyncio.wait(list(self._background))
@@ -493,8 +548,7 @@ class AsyncClient(RemoteOperations):
         self._acks.check()
 
     async def _sync_acks(self) -> None:
-        for feed in list(self._feeds.values()):
-            await self.link.within_time(feed.flush())
+        await self.link.within_time(self._acks.flush())
         sent = self._acks.sent
         await super().flush()
         self._acks.cover(sent)
@@ -519,6 +573,9 @@ class AsyncClient(RemoteOperations):
         if asked.wait:
             properties["wait"] = str(int(asked.wait * 1000))
         limit = self.link.request_timeout + asked.wait
+        if asked.partition is not None and self.owners.is_active:
+            place = (asked.topic, asked.partition)
+            return await self.owners.ask(place, Type.FETCH, properties, body, limit)
         return await self.link.ask(Type.FETCH, properties, body, again=True, timeout=limit)
 
     async def _read(self, asked: Asked, values: bool) -> Page[Any]:
@@ -538,7 +595,8 @@ class AsyncClient(RemoteOperations):
     async def follow(self, arrivals: Arrivals) -> Feed:
         """Lead a topic into a channel of the caller's making."""
         self._channels += 1
-        feed = Feed(self.link, arrivals, None, topic=arrivals.topic, channel=str(self._channels))
+        channel = str(self._channels)
+        feed = Feed(self.link, arrivals, None, self._acks, topic=arrivals.topic, channel=channel)
         await self._start(feed)
         return feed
 
@@ -588,12 +646,12 @@ class AsyncClient(RemoteOperations):
             self.link,
             consumer,
             consumer,
+            self._acks,
             stats["topic"],
             name,
             _prefetch=prefetch,
             _ack_timeout=stats["settings"]["ack_timeout"],
             _auto_extend=auto_extend,
-            ledger=self._acks,
         )
         await self._start(consumer.feed)
 

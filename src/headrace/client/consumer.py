@@ -26,7 +26,7 @@ from weakref import WeakValueDictionary
 from headrace.channels import ACK, EXTEND, NACK, REPLY, UP_TO, Arrivals, AsyncConsumer, Consumer
 from headrace.client.link import Link, Wire, error_of
 from headrace.errors import DataCorrupt, HeadraceError, OutcomeUnknown, StaleDelivery
-from headrace.log.batch import parse
+from headrace.log.batch import Batch, parse
 from headrace.model import Message, Settling
 from headrace.operations.catalog import OPERATIONS
 from headrace.publication import Failures
@@ -51,14 +51,26 @@ class ClientLease:
 @dataclass(slots=True, eq=False)
 class AckLedger:
     """The settlements of one client: how many were sent, how many of them a flush has covered, and how
-    many may be lost because their connection broke before."""
+    many may be lost because their connection broke before.
 
+    Acks of all subscriptions are gathered as runs of offsets, and sent together at the end of a turn of the loop.
+    """
+
+    _link: Link
+    _runs: list[list[int]] = field(default_factory=list)
+    """``[lease, first offset, last offset]`` of acks that are not sent yet."""
+    _last_lease: ClientLease | None = None
+    _sending: bool = False
+    _unanswered: int = 0
+    _idle: list[asyncio.Future[None]] = field(default_factory=list)
     sent: int = 0
     covered: int = 0
     lost: int = 0
     resumed: int = 0
     """How many of the lost ones the broker delivers again, because the connection came back."""
     refused: int = 0
+    stale: int = 0
+    """All that came too late so far, also extensions."""
 
     def connected(self) -> None:
         self.resumed = self.lost
@@ -74,8 +86,65 @@ class AckLedger:
         self.covered = max(self.covered, sent)
 
     def connection_broke(self) -> None:
-        self.lost += self.sent - self.covered
+        self.lost += self.sent - self.covered + len(self._runs)
         self.covered = self.sent
+        self._runs.clear()
+        self._last_lease = None
+
+    def ack(self, lease: ClientLease, offset: int) -> None:
+        """Gathered, and sent at the end of this turn of the loop."""
+        if lease.void:
+            self.stale += 1
+            self.lost += 1
+            return
+        runs = self._runs
+        if lease is self._last_lease and lease.step and runs[-1][2] + lease.step == offset:
+            runs[-1][2] = offset
+        else:
+            runs.append([lease.id, offset, offset])
+            self._last_lease = lease
+        lease.out -= 1
+        if not self._sending:
+            self._sending = True
+            asyncio.get_running_loop().call_soon(self.send)
+
+    def send(self) -> None:
+        """Send the acks that wait."""
+        self._sending = False
+        runs, self._runs = self._runs, []
+        self._last_lease = None
+        wire = self._link.wire
+        if not runs:
+            return
+        if wire is None:
+            self.lost += len(runs)
+            return
+        self.sent += len(runs)
+        for start in range(0, len(runs), binary.RUNS_MAX):
+            part = runs[start : start + binary.RUNS_MAX]
+            body = binary.encode_runs([(run[0], run[1], run[2]) for run in part])
+            self._unanswered += 1
+            wire.send(Type.SETTLE, {}, body, self._answered)
+
+    def _answered(self, frame: Frame | None) -> None:
+        self._unanswered -= 1
+        if frame is not None:
+            stale = int(frame.properties.get("stale", "0"))
+            self.stale += stale
+            self.refuse(stale)
+        if not self._unanswered:
+            idle, self._idle = self._idle, []
+            for future in idle:
+                if not future.done():
+                    future.set_result(None)
+
+    async def flush(self) -> None:
+        """The broker has heard of every ack so far when this returns."""
+        self.send()
+        if self._unanswered:
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._idle.append(future)
+            await future
 
     def errors(self, *, closing: bool = False) -> Iterator[HeadraceError]:
         """What became of settlements that nobody waits for; said once.
@@ -111,6 +180,8 @@ class Feed:
     _link: Link
     arrivals: Arrivals
     _settling: Settling | None
+    ledger: AckLedger
+    """Shared by all feeds of a client."""
     topic: str
     name: str | None = None
     channel: str = ""
@@ -120,18 +191,10 @@ class Feed:
     _credit: int = 0
     _leases: WeakValueDictionary[int, ClientLease] = field(default_factory=WeakValueDictionary)
     """Deliveries of which somebody still holds a message."""
-    _runs: list[list[int]] = field(default_factory=list)
-    _last_lease: ClientLease | None = None
-    _flushing: bool = False
-    _unanswered: int = 0
-    _idle: list[asyncio.Future[None]] = field(default_factory=list)
     _timer: asyncio.TimerHandle | None = None
     _ended: bool = False
     _retired: bool = False
-    ledger: AckLedger = field(default_factory=AckLedger)
-    """Shared by all feeds of a client."""
     left: asyncio.Event = field(default_factory=asyncio.Event)
-    stale: int = 0
 
     def __post_init__(self) -> None:
         self.arrivals.subscription_name = self.name
@@ -161,7 +224,8 @@ class Feed:
         else:
             self._credit = max(self.arrivals.capacity - len(self.arrivals), 0)
             properties |= {"channel": self.channel, "credit": str(self._credit)}
-        await wire.ask(Type.SUBSCRIBE, properties)
+        answer = await wire.ask(Type.SUBSCRIBE, properties)
+        self.arrivals.topic_created = answer.properties.get("topic_created") == "true"
         if self.is_leaving:  # it was left while we asked
             wire.send(Type.UNSUBSCRIBE, self._place(), b"", lambda frame: None)
             return
@@ -173,9 +237,6 @@ class Feed:
         for lease in list(self._leases.values()):
             lease.void = True
         self._leases.clear()
-        self.ledger.lost += len(self._runs)
-        self._runs.clear()
-        self._last_lease = None
         if self.name is not None:
             self.arrivals.clear()
 
@@ -206,7 +267,7 @@ class Feed:
     async def _pause(self, wire: Wire) -> None:
         # First no more deliveries: one on its way to us would count as begun when we leave.
         await wire.ask(Type.UNSUBSCRIBE, {**self._place(), "pause": "true"})
-        self._send_runs()
+        self.ledger.send()
         self._release_unread(wire)
 
     async def _leave(self, wire: Wire) -> None:
@@ -243,9 +304,7 @@ class Feed:
     # --- deliveries -------------------------------------------------------------------------
     def delivered(self, frame: Frame) -> None:
         properties = frame.properties
-        batch = parse(frame.body)
-        if batch is None:
-            raise DataCorrupt("a delivery arrived damaged")
+        batch = _batch_in(frame.body)
         offsets = properties.get("offsets")
         places = (
             range(batch.base_offset, batch.end_offset)
@@ -283,70 +342,16 @@ class Feed:
             wire.tell(Type.CREDIT, properties)
 
     # --- settling ---------------------------------------------------------------------------
-    def ack(self, lease: ClientLease, offset: int) -> None:
-        """Gathered, and sent at the end of this turn of the loop."""
-        if lease.void:
-            self.stale += 1
-            self.ledger.lost += 1
-            return
-        runs = self._runs
-        if lease is self._last_lease and lease.step and runs[-1][2] + lease.step == offset:
-            runs[-1][2] = offset
-        else:
-            runs.append([lease.id, offset, offset])
-            self._last_lease = lease
-        lease.out -= 1
-        if not self._flushing:
-            self._flushing = True
-            asyncio.get_running_loop().call_soon(self._send_runs)
-
-    def _send_runs(self) -> None:
-        self._flushing = False
-        runs, self._runs = self._runs, []
-        self._last_lease = None
-        wire = self._link.wire
-        if not runs:
-            return
-        if wire is None:
-            self.ledger.lost += len(runs)
-            return
-        self.ledger.sent += len(runs)
-        for start in range(0, len(runs), binary.RUNS_MAX):
-            part = runs[start : start + binary.RUNS_MAX]
-            body = binary.encode_runs([(run[0], run[1], run[2]) for run in part])
-            self._unanswered += 1
-            wire.send(Type.SETTLE, {}, body, self._settle_answered)
-
-    def _settle_answered(self, frame: Frame | None) -> None:
-        self._unanswered -= 1
-        if frame is not None:
-            stale = int(frame.properties.get("stale", "0"))
-            self.stale += stale
-            self.ledger.refuse(stale)
-        if not self._unanswered:
-            idle, self._idle = self._idle, []
-            for future in idle:
-                if not future.done():
-                    future.set_result(None)
-
-    async def flush(self) -> None:
-        """The broker has heard of every ack so far when this returns."""
-        self._send_runs()
-        if self._unanswered:
-            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._idle.append(future)
-            await future
-
     def settle(
         self, kind: int, lease: ClientLease, offset: int, argument: float | None, reason: str
     ) -> None:
         """A nack, an extension or an ack up to: sent by itself, after the acks before it."""
         wire = self._link.wire
         if lease.void or wire is None:
-            self.stale += 1
+            self.ledger.stale += 1
             self.ledger.lost += kind != EXTEND
             return
-        self._send_runs()
+        self.ledger.send()
         self.ledger.sent += kind != EXTEND
         properties = {"lease": str(lease.id), "offset": str(offset)}
         if kind == NACK:
@@ -367,7 +372,7 @@ class Feed:
 
     def _single_answered(self, kind: int, frame: Frame | None) -> None:
         if frame is not None and frame.properties.get("status") == "error":
-            self.stale += 1
+            self.ledger.stale += 1
             self.ledger.refuse(kind not in (EXTEND, REPLY))
             logger.info("%s: %s", self.name, error_of(frame))
 
@@ -382,6 +387,24 @@ class Feed:
             for lease in [lease for lease in self._leases.values() if lease.out > 0]:
                 wire.send(Type.EXTEND, {"lease": str(lease.id)}, b"", lambda frame: None)
         self._arm()
+
+
+_latest: tuple[bytes, Batch | None] = (b"", None)
+"""The last small delivery: several subscriptions of a client often get the same one."""
+_LATEST_BYTES_MAX = 4 << 10
+
+
+def _batch_in(body: bytes) -> Batch:
+    global _latest
+    latest, batch = _latest
+    if batch is not None and body == latest:
+        return batch
+    batch = parse(body)
+    if batch is None:
+        raise DataCorrupt("a delivery arrived damaged")
+    if len(body) <= _LATEST_BYTES_MAX:
+        _latest = (body, batch)
+    return batch
 
 
 def _step(places: range | list[int]) -> int:
@@ -419,7 +442,7 @@ class _Remote:
         reason: str,
     ) -> None:
         if kind == ACK:
-            self.feed.ack(lease, message.offset)
+            self.feed.ledger.ack(lease, message.offset)
         elif kind == REPLY:
             self.feed.reply(argument)
         else:
@@ -445,7 +468,7 @@ class RemoteConsumer(_Remote, Consumer):
 
     def carry_out(self) -> None:
         self._carrying = False
-        settled, ack = self._settled, self.feed.ack
+        settled, ack = self._settled, self.feed.ledger.ack
         while settled:
             kind, lease, message, argument, reason = settled.popleft()
             if kind == ACK:

@@ -39,18 +39,12 @@ def login_of(login: Login) -> dict[str, str] | None:
     return {name: value for name, value in login._asdict().items() if value is not None} or None
 
 
-class ConnectionLost(HeadraceError):
+class ConnectionLost(HeadraceError, code="connection_lost", retryable=True):
     """The connection broke before the answer came."""
 
-    code = "connection_lost"
-    retryable = True
 
-
-class ConnectFailed(HeadraceError):
+class ConnectFailed(HeadraceError, code="connect_failed", retryable=True):
     """The broker could not be reached."""
-
-    code = "connect_failed"
-    retryable = True
 
 
 def error_of(frame: Frame) -> HeadraceError:
@@ -120,6 +114,11 @@ class Wire(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._writable.set()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether everything was answered."""
+        return not self._waiting
 
     async def writable(self) -> None:
         await self._writable.wait()
@@ -218,7 +217,7 @@ class Link:
         self._at = 0
         """Which of the brokers is the current one, or the one to try next."""
         self.client_id = client_id
-        self._login = login
+        self.login = login
         self.request_timeout = request_timeout
         self._heartbeat_s = heartbeat_interval
         self._wire: Wire | None = None
@@ -233,12 +232,19 @@ class Link:
         self.on_down: Callable[[], None] = lambda: None
         self.max_message_size = limits.MESSAGE_BYTES_CEILING
         """The broker's, once it is connected."""
-        self._silence_s = heartbeat_interval
+        self.node: str | None = None
+        """The broker's address in its cluster; None: it is alone."""
+        self.silence_s = heartbeat_interval
         """How long neither side may be silent: our own patience, or the broker's if it has less."""
 
     @property
+    def broker(self) -> tuple[str, int, ssl.SSLContext | None]:
+        """The current one."""
+        return self._brokers[self._at]
+
+    @property
     def address(self) -> tuple[str, int]:
-        host, port, _ = self._brokers[self._at]
+        host, port, _ = self.broker
         return host, port
 
     @property
@@ -261,6 +267,10 @@ class Link:
         await self._connect()
         self._keeper = asyncio.get_running_loop().create_task(self._keep())
 
+    def start(self) -> None:
+        """Keep it up, without waiting for the first connection."""
+        self._keeper = asyncio.get_running_loop().create_task(self._keep())
+
     async def _connect(self) -> None:
         """To the first broker that answers, beginning with the last one that did."""
         failed: list[HeadraceError] = []
@@ -278,18 +288,19 @@ class Link:
         raise ConnectFailed("; ".join(map(str, failed)))
 
     async def _connect_one(self) -> None:
-        host, port, tls = self._brokers[self._at]
+        host, port, tls = self.broker
         wire: Wire | None = None
         try:
             async with asyncio.timeout(self.request_timeout / len(self._brokers)):
                 wire = await self._dial()
-                if self._login is not None:
-                    await wire.ask(Type.AUTH, self._login)
+                if self.login is not None:
+                    await wire.ask(Type.AUTH, self.login)
                 hello = await wire.ask(Type.HEARTBEAT, {"client_id": self.client_id})
                 patience = float(hello.properties.get("interval", self._heartbeat_s))
-                self._silence_s = min(self._heartbeat_s, patience)
+                self.silence_s = min(self._heartbeat_s, patience)
                 most = hello.properties.get("max_message_size", limits.MESSAGE_BYTES_CEILING)
                 self.max_message_size = int(most)
+                self.node = hello.properties.get("node")
                 self._wire = wire
                 self._down.clear()
                 if self.on_up is not None:
@@ -313,7 +324,7 @@ class Link:
         self._up.set()
 
     async def _dial(self) -> Wire:
-        host, port, tls = self._brokers[self._at]
+        host, port, tls = self.broker
         transport, wire = await asyncio.get_running_loop().create_connection(
             lambda: Wire(self.on_frame, self._lost),
             host,
@@ -362,14 +373,14 @@ class Link:
                     failures += 1
                 continue
             silent = asyncio.get_running_loop().time() - wire.last_heard
-            if silent > self._silence_s:
+            if silent > self.silence_s:
                 logger.warning("nothing heard from %s:%d for %.0f s", *self.address, silent)
                 wire.abort()
                 await asyncio.sleep(0)
                 continue
             wire.send(Type.HEARTBEAT, {}, b"", lambda frame: None)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._silence_s / 3):
+                async with asyncio.timeout(self.silence_s / 3):
                     await self._down.wait()
 
     async def close(self) -> None:
@@ -417,7 +428,7 @@ class Link:
                     if not again:
                         raise
                 except Unauthenticated:
-                    if self._login is not None:
+                    if self.login is not None:
                         raise
                     host, port = self.address
                     raise Unauthenticated(

@@ -25,29 +25,29 @@ import asyncio
 import logging
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from headrace import limits
 from headrace.client.link import Link, Wire, error_of
+from headrace.client.outgoing import BUFFER_BYTES_MAX, BundlePart, buffer_full, not_sent, size_of
+from headrace.client.owners import Owners
 from headrace.errors import (
     Closed,
     HeadraceError,
     InvalidArgument,
     OutcomeUnknown,
-    QueueFull,
     RequestTimeout,
     SequenceGap,
 )
 from headrace.log.batch import encode
 from headrace.log.columns import Columns, concat, pick
 from headrace.model import Receipt
-from headrace.partitioning import Partitioner, partition_of_key, spread
+from headrace.partitioning import Partitioner, spread
 from headrace.wire.binary import Frame, Type
 
 logger = logging.getLogger("headrace.client")
 Done = Callable[[Receipt | None, HeadraceError | None], None]
 IN_FLIGHT_MAX = limits.PRODUCER_BATCHES_KEPT
-BUFFER_BYTES_MAX = 64 << 20
 RETRY_S = 0.1
 PARTITIONS_CHANGED = "partitions_changed"
 """The error code of a batch that was planned on another number of partitions: nothing was stored."""
@@ -83,7 +83,16 @@ class _Item:
         self.alone = columns.times is not None
         """Not gathered with others: it has its own times, or was in a batch that was refused."""
         self.count = len(columns.values)
-        self.bytes = sum(map(len, columns.values)) + 32 * self.count
+        self.bytes = done.bytes if isinstance(done, BundlePart) else size_of(columns.values)
+
+    def cut(self, indexes: Sequence[int]) -> _Item:
+        """Some of the messages of a bundle."""
+        assert isinstance(self.done, BundlePart)
+        columns = pick(self.columns, indexes)
+        done = self.done.cut(indexes, size_of(columns.values))
+        part = _Item(columns, done, self.deadline, self.generation, self.number)
+        part.planned_on, part.is_ours, part.alone = self.planned_on, self.is_ours, self.alone
+        return part
 
 
 class _Sent:
@@ -124,24 +133,31 @@ class _PartitionLane:
         self._retry: asyncio.TimerHandle | None = None
         self._stopped = False
         """A batch failed: nothing new is sent until all batches in flight are answered."""
+        self._owners, self._link = producer.owners, producer.link
+        self._unanswered = 0
+        self._is_broken = False
+        """What is in flight has to be sent again when there is a connection."""
         self._new_identity()
 
     def _new_identity(self) -> None:
         self._id = random.SystemRandom().getrandbits(63) | 1
         self._sequence = 0
 
-    @property
-    def idle(self) -> bool:
-        return not self._waiting and not self._in_flight
-
     # --- gathering --------------------------------------------------------------------------
     def add(self, item: _Item) -> None:
         self._waiting.append(item)
         self._waiting_bytes += item.bytes
-        if self._waiting_bytes >= self._producer.batch_bytes:
+        is_full, linger = self._waiting_bytes >= self._producer.batch_bytes, self._producer.linger
+        if (
+            self._scheduled is None
+            and isinstance(item.done, BundlePart)
+            and (is_full or not linger)
+        ):
+            self.send()  # a bundle is what was gathered already
+        elif is_full:
             self._schedule(0.0)
         elif self._scheduled is None:
-            self._schedule(self._producer.linger)
+            self._schedule(linger)
 
     def _schedule(self, delay: float) -> None:
         loop = self._producer.loop
@@ -159,7 +175,7 @@ class _PartitionLane:
     def send(self) -> None:
         """Send what waits, as long as more batches may be in flight."""
         self._scheduled = None
-        wire = self._producer.wire
+        wire = self._wire()
         if self._producer.is_planning_again(self._topic):
             return
         while self._waiting and not self._stopped and wire is not None:
@@ -167,6 +183,15 @@ class _PartitionLane:
             if len(self._in_flight) >= (IN_FLIGHT_MAX if full else 1):
                 return  # continues when an answer comes
             self._send_one(wire, self._take())
+
+    def _wire(self) -> Wire | None:
+        """The connection to the owner; None: there is none now, or what is under way has gone elsewhere."""
+        link = self._owners.link(self._topic, self._partition)
+        if link is not self._link:
+            if self._unanswered:
+                return None
+            self._link = link
+        return link.wire
 
     def _take(self) -> list[_Item]:
         items: list[_Item] = []
@@ -206,19 +231,21 @@ class _PartitionLane:
         properties = {"topic": self._topic, "partition": str(self._partition)}
         if sent.planned_on is not None:
             properties["partitions"] = str(sent.planned_on)
+        self._unanswered += 1
         wire.send(Type.PUBLISH_BATCH, properties, sent.raw, lambda f: self._answered(sent, f))
 
     # --- answers ----------------------------------------------------------------------------
     def _answered(self, sent: _Sent, frame: Frame | None) -> None:
+        self._unanswered -= 1
         if frame is None:  # the connection broke; ``resume`` sends it again
-            sent.unsure = True
+            sent.unsure = self._is_broken = True
             return
+        sent.answered = True
         if frame.properties.get("status") == "error":
-            sent.error = error_of(frame)
-            sent.answered = True
+            sent.error = self._owners.refused(self._topic, self._partition, error_of(frame))
             self._stopped = True
         else:
-            sent.answered = True
+            self._owners.heard(self._topic, self._partition, frame.properties, self._link)
             self._stored(sent, frame)
         while self._in_flight and self._in_flight[0].answered and not self._in_flight[0].error:
             self._in_flight.popleft()
@@ -277,14 +304,14 @@ class _PartitionLane:
         """Fail the records of a refused batch, or have them sent again under the new identity."""
         if isinstance(error, SequenceGap) and not sent.unsure:
             again += sent.items  # an earlier batch was refused, or the broker has forgotten it
-        elif error.retryable and self._in_time(sent):
+        elif error.retryable and not sent.unsure and self._in_time(sent):
             again += sent.items
         elif error.code == PARTITIONS_CHANGED:
             self._fail(self._producer.plan_again(self._topic, sent.items), error)
-        elif isinstance(error, InvalidArgument) and len(sent.items) > 1:
+        elif isinstance(error, InvalidArgument) and _can_be_cut(sent):
             for item in sent.items:  # one of them may be invalid, and the others valid
                 item.alone = True
-            again += sent.items
+                again += self._producer.halves(item)
         else:
             self._producer.forget(self._topic)
             self._fail(sent.items, sent.outcome())
@@ -293,12 +320,20 @@ class _PartitionLane:
         now = self._producer.loop.time()
         return any(item.deadline > now for item in sent.items)
 
+    def reconnect(self) -> None:
+        """A connection has come or gone."""
+        if self._is_broken:
+            self.resume()
+        else:
+            self.send()
+
     def resume(self) -> None:
         """Send the unanswered batches again, in order."""
         if self._retry is not None:
             self._retry.cancel()
             self._retry = None
-        wire = self._producer.wire
+        wire = self._wire()
+        self._is_broken = wire is None
         if wire is None:
             return
         self._stopped = False
@@ -346,17 +381,19 @@ class _PartitionLane:
                 timer.cancel()
         for sent in self._in_flight:
             self._fail(sent.items, sent.outcome())
-        self._fail(list(self._waiting), _not_sent())
+        self._fail(list(self._waiting), not_sent())
         self._in_flight.clear()
         self._waiting.clear()
 
 
+def _can_be_cut(sent: _Sent) -> bool:
+    return len(sent.items) > 1 or (
+        isinstance(sent.items[0].done, BundlePart) and sent.items[0].count > 1
+    )
+
+
 def _may_pass(sent: _Sent) -> bool:
     return sent.error is not None and sent.error.retryable
-
-
-def _not_sent() -> HeadraceError:
-    return Closed("the client was closed before the message was sent")
 
 
 class Producer:
@@ -370,7 +407,8 @@ class Producer:
         timeout: float,
     ):
         self.loop = asyncio.get_running_loop()
-        self._link = link
+        self.link = link
+        self.owners = Owners(link, self.reconnect)
         self._ask_partitions = partitions
         self.linger = linger
         self.batch_bytes = batch_bytes
@@ -393,10 +431,6 @@ class Producer:
         self._expiry: asyncio.TimerHandle | None = None
         self._closed = False
 
-    @property
-    def wire(self) -> Wire | None:
-        return self._link.wire
-
     # --- in ---------------------------------------------------------------------------------
     def publish(
         self,
@@ -417,14 +451,9 @@ class Producer:
         self._count += 1
         deadline = self.loop.time() + self._timeout
         item = _Item(columns, done, deadline, self._generation, self._count)
-        if self._bytes + item.bytes > BUFFER_BYTES_MAX and self._bytes:
-            done(
-                None,
-                QueueFull(
-                    f"{self._bytes >> 20} MiB wait to be sent; wait for some of them first",
-                    code="client_buffer_full",
-                ),
-            )
+        is_admitted = isinstance(done, BundlePart)  # by ``PublishQueue``
+        if self._bytes + item.bytes > BUFFER_BYTES_MAX and self._bytes and not is_admitted:
+            done(None, buffer_full(self._bytes))
             return
         self._bytes += item.bytes
         self._open[item.generation] += 1
@@ -441,25 +470,40 @@ class Producer:
     def _place(self, topic: str, item: _Item) -> None:
         count = item.planned_on = self._partitions[topic]
         item.is_ours = True
-        self._lane(topic, self._choose(topic, item.columns, count)).add(item)
+        keys, partitioner = item.columns.keys, self.partitioner(topic)
+        keyless = partitioner.current(count)
+        if not keys or count == 1:
+            partitioner.add(count, item.bytes)
+            self._lane(topic, keyless).add(item)
+            return
+        places = spread(keys, count, keyless)
+        parts = [item] if len(places) == 1 else self._cut(item, [each for _, each in places])
+        for (partition, _), part in zip(places, parts, strict=True):
+            self._lane(topic, partition).add(part)
 
-    def _choose(self, topic: str, columns: Columns, count: int) -> int:
-        key = columns.keys[0] if columns.keys else None
-        if key is not None:
-            return partition_of_key(key, count)
-        return self._partitioner(topic).current(count)
+    def _cut(self, item: _Item, parts: Sequence[Sequence[int]]) -> list[_Item]:
+        self._open[item.generation] += len(parts) - 1
+        return [item.cut(indexes) for indexes in parts]
 
-    def _partitioner(self, topic: str) -> Partitioner:
+    def halves(self, item: _Item) -> list[_Item]:
+        """A bundle of which one message may be invalid, in two parts."""
+        half = item.count // 2
+        if not half or not isinstance(item.done, BundlePart):
+            return [item]
+        return self._cut(item, [range(half), range(half, item.count)])
+
+    def partitioner(self, topic: str, first: int = 0) -> Partitioner:
+        """Of a topic. ``first``: where its first records without a key go."""
         found = self._partitioners.get(topic)
         if found is None:
-            found = self._partitioners[topic] = Partitioner()
+            found = self._partitioners[topic] = Partitioner(first)
         return found
 
     def sent(self, topic: str, partition: int) -> None:
         """A batch has left: the next records without a key go to the next partition."""
         count = self._partitions.get(topic, 1)
-        if count > 1 and self._partitioner(topic).current(count) == partition:
-            self._partitioner(topic).next(count)
+        if count > 1 and self.partitioner(topic).current(count) == partition:
+            self.partitioner(topic).next(count)
 
     async def spread(
         self, topic: str, columns: Columns, partition: int | None
@@ -475,7 +519,7 @@ class Producer:
             return [(None, None, columns)]
         if count == 1:
             return [(0, count, columns)]
-        keyless = self._partitioner(topic).current(count)
+        keyless = self.partitioner(topic).current(count)
         places = spread(columns.keys, count, keyless)
         return [(number, count, pick(columns, indexes)) for number, indexes in places]
 
@@ -493,6 +537,10 @@ class Producer:
         """The number of partitions of the topic; asked once, and again after a reconnect."""
         known = self._partitions.get(topic)
         return await asyncio.shield(self._learning(topic)) if known is None else known
+
+    def partitions_of(self, topic: str) -> int | None:
+        """The number of partitions if it is known; any thread may ask."""
+        return self._partitions.get(topic)
 
     def forget(self, topic: str) -> None:
         """A publish was refused for good: the topic may have changed."""
@@ -590,8 +638,11 @@ class Producer:
     def resume(self) -> None:
         """The link is up again."""
         self._partitions.clear()
+        self.reconnect()
+
+    def reconnect(self) -> None:
         for lane in list(self._lanes.values()):
-            lane.resume()
+            lane.reconnect()
 
     def _watch(self) -> None:
         if self._expiry is None:
@@ -643,7 +694,7 @@ class Producer:
         for items in (*self._unplaced.values(), *self._again.values()):
             for item in items:
                 self.finished(item)
-                item.done(None, _not_sent())
+                item.done(None, not_sent())
         self._unplaced.clear()
         self._again.clear()
         self.progressed()

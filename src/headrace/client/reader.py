@@ -11,6 +11,8 @@ event loop would only be in its way. So :class:`BatchReader` speaks the few fram
   small batch comes is received at once, and cut up; small neighbours become one batch (``log/run.py``).
 - On the broker's own machine the bytes do not come through the socket at all, if we may read the broker's
   files (``direct.py``).
+- A node of a cluster that does not own the partition says who does (``redirect``), and the reader goes on there; if that node
+  cannot be reached, any other one has the same messages.
 - The offset to go on from is always known, so when the connection breaks, the broker restarts or an
   answer arrives damaged, the same question is asked again, for up to ``timeout`` seconds without any
   progress; a batch is handed out once.
@@ -29,9 +31,10 @@ import time
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 
-from headrace.client.address import Login
+from headrace.client.address import Login, parse_address
 from headrace.client.direct import OpenFile, open_file
-from headrace.client.link import BACKOFF_S, ConnectionLost, connect_failed, error_of, login_of
+from headrace.client.link import BACKOFF_S, ConnectionLost, error_of, login_of
+from headrace.client.sockets import dial, wait_at_most
 from headrace.errors import (
     DataCorrupt,
     HeadraceError,
@@ -55,12 +58,15 @@ logger = logging.getLogger("headrace.client")
 FETCH_BYTES = 2 << 20
 """Asked for at once. Measured: above 4 MiB both sides spend more on fresh pages of memory than they
 gain, below 2 MiB a request costs more than its answer."""
+REDIRECTS_MAX = 10
+"""Of one range: partitions move seldom."""
+REDIRECT_S = 5.0
+"""How long another node may take to be reached."""
 _PIECE_BYTES = 1 << 20
 _HEAD = struct.Struct(">IIQQI")
 _LENGTH = struct.Struct(">I")
 _BATCH = struct.Struct("<IQI")
 """From byte 12 of a batch's header: body_len, base_offset, count."""
-_TIMEVAL = struct.Struct("@ll")
 
 
 class BatchReader:
@@ -81,12 +87,16 @@ class BatchReader:
         self._addresses = tuple(addresses)
         self._login, self._tls = login_of(Login(token, user, password)), tls
         self._timeout = timeout
+        self._share = timeout / max(len(self._addresses), 1)
+        """The most that one address may take: the others need time, too."""
         self._fetch_bytes = fetch_bytes
         self._direct = machine() if direct else None
         self._file: OpenFile | None = None
         self._socket: socket.socket | None = None
         self._sequence = 0
         self._next_address = 0
+        self._redirects = 0
+        """How often it may still go to another node."""
         self.reconnects = 0
         self.direct_bytes = 0
         """Read from the broker's files."""
@@ -114,8 +124,9 @@ class BatchReader:
     ) -> Iterator[list[Batch]]:
         """The batches that hold offsets ``start`` to ``end - 1``, in order, some at a time.
 
-        Whole ones: the first and the last may hold more than was asked for. ``incarnation``: that
-        topic and no later one of the same name.
+        Whole ones: the first and the last may hold more than was asked for, and each may begin before the end of
+        the one before, because the broker joins small ones meanwhile. ``incarnation``: that topic and no later
+        one of the same name.
         """
         where = {"topic": topic, "partition": str(partition), "max_bytes": str(self._fetch_bytes)}
         if incarnation is not None:
@@ -124,6 +135,7 @@ class BatchReader:
         deadline = time.monotonic() + self._timeout
         failures = 0
         is_done = False
+        self._redirects = REDIRECTS_MAX
         try:
             while offset < end:
                 try:
@@ -159,6 +171,10 @@ class BatchReader:
                     # Nothing there that could be used: then the socket has to bring it.
                     is_direct = not holds or offset > before
                     asked = self._fetch(where, offset, deadline, direct=is_direct)
+                continue
+            if not left and self._redirects and "owner" in properties:
+                self._go_to(properties["owner"], deadline)
+                asked = self._fetch(where, offset, deadline)
                 continue
             if not left:
                 raise OffsetOutOfRange(
@@ -201,6 +217,8 @@ class BatchReader:
         question = {**where, "offset": str(offset)}
         if direct and self._direct is not None:
             question["direct"] = self._direct
+        if self._redirects:
+            question["redirect"] = "true"
         return self._ask(Type.FETCH, question, deadline)
 
     def _holds(self, answer: dict[str, str]) -> bool:
@@ -250,6 +268,8 @@ class BatchReader:
 
     def _recover(self, error: HeadraceError, failures: int, deadline: float) -> None:
         """Pause before the next try, or raise when there is no use or no time for one."""
+        if self._socket is not None:
+            self._next_address += 1  # it is not good any more, or has fallen silent
         self.close()  # what else is under way on it belongs to a question that is given up
         pause = BACKOFF_S[min(failures, len(BACKOFF_S) - 1)] * random.uniform(0.5, 1.0)
         if not error.retryable:
@@ -261,6 +281,9 @@ class BatchReader:
         logger.debug("asking again: %s", error)
         self.reconnects += 1
         time.sleep(pause)
+
+    def _left(self, deadline: float) -> float:
+        return max(min(deadline - time.monotonic(), self._share), 0.001)
 
     def _names(self) -> str:
         return ", ".join(f"{host}:{port}" for host, port in self._addresses)
@@ -277,7 +300,7 @@ class BatchReader:
         self, found: socket.socket, type: int, properties: dict[str, str], deadline: float
     ) -> int:
         self._sequence += 1
-        _wait_at_most(found, _left(deadline))
+        wait_at_most(found, self._left(deadline))
         try:
             found.sendall(binary.encode(type, self._sequence, properties))
         except OSError as error:
@@ -287,27 +310,34 @@ class BatchReader:
     def _connect(self, deadline: float) -> socket.socket:
         host, port = self._addresses[self._next_address % len(self._addresses)]
         self._next_address += 1
-        try:
-            found = socket.create_connection((host, port), _left(deadline))
-            if found.getsockname() == found.getpeername():
-                # Nobody listens there, and the system gave us the very port that we call.
-                found.close()
-                raise ConnectionRefusedError("nobody listens there")
-            try:
-                found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                if self._tls is not None:
-                    found = self._tls.wrap_socket(found, server_hostname=host)
-            except BaseException:
-                found.close()
-                raise
-        except OSError as error:
-            raise connect_failed(host, port, error) from None
+        found = dial(host, port, self._tls, self._left(deadline))
         self._socket = found
         self._next_address -= 1  # this one is good
+        self._log_in(found, deadline)
+        return found
+
+    def _log_in(self, found: socket.socket, deadline: float) -> None:
         if self._login is not None:
             number = self._send(found, Type.AUTH, self._login, deadline)
             self._receive(number, deadline)
-        return found
+
+    def _go_to(self, address: str, deadline: float) -> None:
+        """Go on at the node that owns the partition; stay here if it cannot be reached."""
+        self._redirects -= 1
+        before = self._socket
+        try:
+            place = parse_address(address)
+            seconds = min(self._left(deadline), REDIRECT_S)
+            self._socket = dial(place.host, place.port, self._tls, seconds)
+            self._log_in(self._socket, time.monotonic() + seconds)
+        except HeadraceError as error:
+            logger.info("node %s is not reached, so another one is read from: %s", address, error)
+            self._redirects = 0
+            before, self._socket = self._socket, before
+            if before is self._socket:
+                return
+        if before is not None:
+            before.close()
 
     def _receive(self, number: int, deadline: float) -> dict[str, str]:
         """The answer to a question, without its body; an error that it carries is raised."""
@@ -318,7 +348,7 @@ class BatchReader:
     def _receive_start(self, number: int, deadline: float) -> tuple[dict[str, str], int]:
         """An answer up to its body: its properties, and how long the body is."""
         if self._socket is not None:
-            _wait_at_most(self._socket, _left(deadline))
+            wait_at_most(self._socket, self._left(deadline))
         head = self._receive_bytes(_HEAD.size)
         total, type_, sequence, timestamp, size = _HEAD.unpack(head)
         if not FRAME_BYTES_MIN + size <= total <= FRAME_BYTES_MAX or size > PROPERTIES_BYTES_MAX:
@@ -352,22 +382,6 @@ class BatchReader:
 
 def _damaged() -> DataCorrupt:
     return DataCorrupt("a fetched batch arrived damaged", retryable=True)
-
-
-def _left(deadline: float) -> float:
-    return max(deadline - time.monotonic(), 0.001)
-
-
-def _wait_at_most(found: socket.socket, seconds: float) -> None:
-    """Let the system itself end a wait: a timeout of Python's would make the socket non-blocking,
-    and ``MSG_WAITALL`` of no use."""
-    if isinstance(found, ssl.SSLSocket):
-        found.settimeout(seconds)
-        return
-    limit = _TIMEVAL.pack(int(seconds), int(seconds % 1 * 1e6) or 1)
-    found.settimeout(None)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
 
 # --- bytes ------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from headrace import limits
 from headrace.client.link import ConnectionLost, Link
+from headrace.client.owners import Owners
 from headrace.errors import BrokerFailed, Closed, DataCorrupt, HeadraceError, OutcomeUnknown
 from headrace.facade import AsyncFacade
 from headrace.log.batch import Batch
@@ -35,6 +36,10 @@ REPLY_SPARE_S = 2.0
 class RemoteOperations(AsyncFacade):
     @property
     def link(self) -> Link:
+        raise NotImplementedError
+
+    @property
+    def owners(self) -> Owners:
         raise NotImplementedError
 
     @property
@@ -135,8 +140,11 @@ class RemoteOperations(AsyncFacade):
         if partition is not None:
             properties["partition"] = str(partition)
         raw = batch.raw()
+        owners = self.owners
 
         async def when_there_is_room() -> Frame:
+            if partition is not None and type == Type.PUBLISH_BATCH and owners.is_active:
+                return await owners.send((topic, partition), type, properties, raw, self.patience)
             wire = await self.link.ready()
             await wire.writable()
             return await self.link.ask(type, properties, raw, again=True, timeout=self.patience)

@@ -1,20 +1,31 @@
 """``BrokerClient``: a broker over the network, for programs that use threads.
 
-A shell (``shell.py``) around ``AsyncClient``.
+A shell (``shell.py``) around ``AsyncClient``. Only a publish that waits may go around it (``exchange.py``).
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections import deque
+import threading
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Unpack
+from typing import Unpack
 
+from headrace import tracing
 from headrace.channels import Channel
-from headrace.client.aio import AsyncClient, ClientOptions, alone, goes_alone, not_connected
+from headrace.client.aio import (
+    AsyncClient,
+    ClientOptions,
+    alone,
+    goes_alone,
+    is_plain,
+    not_connected,
+)
 from headrace.client.consumer import Feed, RemoteConsumer
+from headrace.client.exchange import Exchange, send_again
+from headrace.client.outgoing import BundledPublication, PublishQueue
 from headrace.clock import Clock
+from headrace.contents import Value
 from headrace.errors import Closed, HeadraceError
 from headrace.facade import BlockingFacade
 from headrace.forking import put_aside
@@ -22,9 +33,7 @@ from headrace.log.columns import record
 from headrace.model import PublishOptions, Receipt, check_options, checked_topic
 from headrace.publication import Publication, renew_lock
 from headrace.shell import documented_as
-
-Outgoing = tuple[str | None, Any, int | None, Publication]
-"""Topic, record and partition; or None, and the properties and body of a frame."""
+from headrace.wire.binary import Frame
 
 
 class BrokerClient(BlockingFacade):
@@ -56,8 +65,20 @@ class BrokerClient(BlockingFacade):
     def _begin_anew(self) -> None:
         super()._begin_anew()
         self.client_id = self._core.client_id
-        self._outgoing: deque[Outgoing] = deque()
-        self._sending = False
+        self._outgoing = self._new_outgoing()
+        self._exchange: Exchange | None = None
+        self._unanswered: set[Publication] = set()
+        """Publishes under way that are not plain: ``_outgoing`` does not know them."""
+
+    def _new_outgoing(self) -> PublishQueue[Publication]:
+        core = self._core
+        return PublishQueue(
+            partial(self._call, self._send),
+            BundledPublication,
+            core._failures,
+            int(core._producer_options["batch_bytes"]),
+            lambda: core.is_connected and threading.current_thread() is not self._thread,
+        )
 
     def forked(self) -> None:
         """In a child process: the connection and all that hangs on it stay with the parent."""
@@ -65,6 +86,8 @@ class BrokerClient(BlockingFacade):
         if self._loop is not None:
             for feed in [*self._channels.values(), *[each.feed for each in self._consumers()]]:
                 feed.disconnected()
+            if self._exchange is not None:
+                self._exchange.forked()
             put_aside(self._core)
             self._core = self._core.anew()
         super().forked()
@@ -72,15 +95,17 @@ class BrokerClient(BlockingFacade):
     # --- connecting -------------------------------------------------------------------------
     @documented_as(AsyncClient.connect)
     def connect(self) -> BrokerClient:
-        self._start(self._core.connect)
+        if self._outgoing.is_closed:
+            self._outgoing = self._new_outgoing()
+            self._unanswered = set()
+        if self._start(self._core.connect):
+            core = self._core
+            self._exchange = Exchange(core.link, core.producing, self._send_again, self._call)
         return self
 
     def _stop(self) -> None:
         super()._stop()
-        # Nobody will answer what other threads handed over too late for the loop.
-        self._sending = False
-        while self._outgoing:
-            self._settled(self._outgoing.popleft()[-1], None, _closed())
+        self._outgoing.close()  # nobody answers what other threads published too late for the loop
 
     def disconnect(self) -> None:
         """Send what waits, end the subscriptions, close the connection.
@@ -99,6 +124,9 @@ class BrokerClient(BlockingFacade):
         for consumer in self._consumers():
             self._call(consumer.carry_out)
         self._call(self._send)
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            exchange.close()
         with contextlib.suppress(Closed):  # another thread was faster
             self._run(self._core._shut_down())
         self._channels.clear()
@@ -136,36 +164,64 @@ class BrokerClient(BlockingFacade):
         return [each for each in self._joined if isinstance(each, RemoteConsumer)]
 
     # --- publishing -------------------------------------------------------------------------
+    @documented_as(BlockingFacade.publish)
+    def publish(
+        self,
+        topic: str,
+        value: Value | None,
+        headers: Mapping[str, str] | None = None,
+        **options: Unpack[PublishOptions],
+    ) -> Receipt:
+        exchange = self._exchange
+        if exchange is not None and self._may_exchange(topic, options):
+            receipt = exchange.publish(topic, value, headers, options, self._core.max_message_size)
+            if receipt is not None:
+                return receipt
+        return super().publish(topic, value, headers, **options)
+
+    def _may_exchange(self, topic: object, options: PublishOptions) -> bool:
+        return (
+            self._outgoing.is_idle
+            and not self._unanswered
+            and tracing.active is None
+            and type(topic) is str
+            and (
+                not options
+                or (type(options.get("partition", 0)) is int and not goes_alone(options))
+            )
+        )
+
+    def _send_again(self, properties: dict[str, str], raw: bytes) -> Frame:
+        core = self._core
+        return self._run(send_again(core.link, properties, raw, core.patience))
+
     def _publish(
         self, topic: str, value: object, headers: Mapping[str, str] | None, options: PublishOptions
     ) -> Publication:
+        core = self._core
         if self._loop is None:
             raise self._not_open()
+        if not options and not headers:
+            return self._outgoing.add(topic, value, None, core.max_message_size)
+        if is_plain(value, headers, options):
+            return self._outgoing.add(topic, value, options["key"], core.max_message_size)
         topic = checked_topic(topic)
         publication = Publication()
-        most = self._core.max_message_size
+        done = partial(self._settled, publication)
         if goes_alone(options):
-            frame = alone(topic, value, headers, options, most)
-            self._outgoing.append((None, frame, None, publication))
+            frame = alone(topic, value, headers, options, core.max_message_size)
+            publish = partial(core.publish_alone, *frame, done)
         else:
-            columns = record(value, headers, options, most, Clock().now_ms())
-            self._outgoing.append((topic, columns, options.get("partition"), publication))
-        if not self._sending:
-            self._sending = True
-            self._call(self._send)
+            columns = record(value, headers, options, core.max_message_size, Clock().now_ms())
+            publish = partial(core.produce, topic, columns, options.get("partition"), done)
+        self._unanswered.add(publication)
+        publication.add_done_callback(self._unanswered.discard)
+        self._outgoing.put(topic, publish, done)
         return publication
 
     def _send(self) -> None:
         """On the loop: hand over what was published since the last time."""
-        self._sending = False
-        outgoing, publish = self._outgoing, self._core.produce
-        while outgoing:
-            topic, what, partition, publication = outgoing.popleft()
-            if topic is None:
-                properties, body = what
-                self._core.publish_alone(properties, body, partial(self._settled, publication))
-            else:
-                publish(topic, what, partition, partial(self._settled, publication))
+        self._outgoing.hand_over(self._core.produce)
 
     def _settled(
         self, publication: Publication, receipt: Receipt | None, error: HeadraceError | None
@@ -202,7 +258,3 @@ class BrokerClient(BlockingFacade):
     async def _leave(self, consumer: RemoteConsumer) -> None:
         consumer.carry_out()
         await self._core.unfollow(consumer.feed)
-
-
-def _closed() -> Closed:
-    return Closed("the client was closed before the message was sent")
