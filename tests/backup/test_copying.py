@@ -11,6 +11,7 @@ from headrace.backup import copying
 from headrace.backup.copying import records, take
 from headrace.backup.manifest import BackupDirectory
 from headrace.backup.sources import BackupLost, PointInTime
+from headrace.client.threads import BrokerClient
 from headrace.errors import (
     DataCorrupt,
     DirectoryLocked,
@@ -418,6 +419,91 @@ def test_under_load_every_generation_is_consistent(tmp_path: Path) -> None:
             values = values_of(client, "later")
             assert len(values) == len(set(values))
             assert set(sent[:count]) <= set(values)
+
+
+# --- staged commits -------------------------------------------------------------------------------
+PLACES = [("a", 0), ("a", 1), ("b", 0)]
+"""The partitions that each commit below writes to."""
+
+
+def staged(client: BrokerClient, number: int) -> list[str]:
+    """A batch for each of the places, not committed."""
+    return [
+        client.stage(
+            topic, encode(Columns([b"%d" % number] * 3)), partition=place, name="job", number=number
+        )
+        for topic, place in PLACES
+    ]
+
+
+def committed(client: BrokerClient) -> list[list[bytes]]:
+    """The values in each of the places."""
+    found: list[list[bytes]] = []
+    for topic, place in PLACES:
+        found.append([])
+        page = client.fetch(topic, partition=place)
+        while page:
+            found[-1] += [message.value for message in page]
+            page = client.fetch(topic, page.next, partition=place)
+    return found
+
+
+def test_a_commit_during_the_copy_is_not_in_it(tmp_path: Path) -> None:
+    """The backup has the batches as they were at its point in time: staged. They can be committed again, once."""
+    with running_server(**QUIET) as server, server.client() as client, source_of(server) as source:
+        client.create_topic("a", partitions=2)
+        client.create_topic("b")
+        assert client.commit_staged("job", 1, staged(client, 1))
+        pieces = staged(client, 2)
+        begin = source.begin
+
+        def begin_and_commit() -> PointInTime:
+            point = begin()
+            assert client.commit_staged("job", 2, pieces)
+            server.call(server.engine.retention.run)  # what is committed could be deleted now
+            return point
+
+        source.begin = begin_and_commit  # type: ignore[method-assign]
+        take(BackupDirectory(tmp_path / "b"), source)
+        assert committed(client) == [[b"1"] * 3 + [b"2"] * 3] * 3
+    with restored(tmp_path / "b", tmp_path / "data") as copy, copy.client() as client:
+        assert committed(client) == [[b"1"] * 3] * 3
+        assert client.commit_staged("job", 2, pieces)
+        assert client.commit_staged("job", 2, pieces) is False
+        assert committed(client) == [[b"1"] * 3 + [b"2"] * 3] * 3
+
+
+def test_a_commit_is_whole_in_every_generation(tmp_path: Path) -> None:
+    """Backups begin at any moment of staging and committing: all places have a commit, or none has."""
+    stop = threading.Event()
+    with running_server(**QUIET) as server, server.client() as client:
+        client.create_topic("a", partitions=2, segment_bytes=1 << 13)
+        client.create_topic("b", segment_bytes=1 << 13)
+
+        def commit() -> None:
+            with server.client() as mine:
+                number = 0
+                while not stop.is_set():
+                    number += 1
+                    mine.commit_staged("job", number, staged(mine, number))
+
+        thread = threading.Thread(target=commit)
+        thread.start()
+        try:
+            for _ in range(4):
+                backed_up(tmp_path / "b", server)
+        finally:
+            stop.set()
+            thread.join()
+        final = committed(client)[0]
+    for number in range(1, 5):
+        started = restored(tmp_path / "b", tmp_path / str(number), generation=number)
+        with started as copy, copy.client() as client:
+            last = client.last_commit("job")  # it waits for a commit that the start goes on with
+            first, *others = committed(client)
+            assert others == [first, first]
+            assert first == final[: len(first)]
+            assert last == (len(first) // 3 or -1)
 
 
 # --- killed ---------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Damage in a backup is named, down to the offsets, and what is left of it can be restored."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -154,12 +155,20 @@ def test_only_an_empty_directory_is_filled(tmp_path: Path, backup: Path) -> None
 
 def test_some_topics_can_be_restored(tmp_path: Path, backup: Path) -> None:
     """With their subscriptions, and without those of others."""
-    started = restored(backup, tmp_path / "data", topics=["some.*", "orders"])
+    started = restored(backup, tmp_path / "data", topics=["orders"])
     with started as server, server.client() as client:
         assert client.topics() == ["orders"]
         assert [each["name"] for each in client.subscriptions()] == ["email"]
-    with pytest.raises(TopicNotFound, match="it has orders, jobs"):
-        restored_to(backup, tmp_path / "none", topics=["nothing"])
+    with restored(backup, tmp_path / "all", topics=["*"]) as server, server.client() as client:
+        assert client.topics() == ["jobs", "orders"]
+
+
+@pytest.mark.parametrize("name", ["nothing", "some.*", "ord*"])
+def test_each_topic_to_restore_must_exist(tmp_path: Path, backup: Path, name: str) -> None:
+    """A misspelt one is named, also beside one that exists."""
+    with pytest.raises(TopicNotFound, match=rf"no topic {re.escape(name)}; it has orders, jobs"):
+        restored_to(backup, tmp_path / "none", topics=["orders", name])
+    assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.parametrize(

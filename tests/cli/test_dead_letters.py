@@ -82,6 +82,28 @@ def test_dead_letters_are_redriven(headrace: Command, client: BrokerClient) -> N
     ]
 
 
+def test_dead_letters_are_changed_on_their_way(headrace: Command, client: BrokerClient) -> None:
+    """A preview first; then elsewhere, with a patch. What is no patch is refused."""
+    bury(client, "patched", b'{"n": 1}', b"no json")
+    patch = ("--transform", '{"x": 2}', "--to", "elsewhere")
+    ran = headrace("dlq", "redrive", "patched", *patch, "--preview")
+    assert ran.lines[0] == "2 letters would be redriven, 1 of them cannot be."
+    assert '"x":2' in ran.lines[1].replace(" ", "")
+    assert "not JSON" in ran.lines[2]
+    ran = headrace("dlq", "redrive", "patched", *patch)
+    assert (ran.code, ran.lines) == (2, ["Redrove 1 letter."])
+    assert headrace("fetch", "elsewhere", "0").out.count('"x"') == 1
+    assert "[invalid_transform]" in headrace("dlq", "redrive", "patched", "--transform", "{").err
+
+
+def test_a_delayed_message_is_published_at_once(headrace: Command, client: BrokerClient) -> None:
+    """By its id."""
+    receipt = client.publish("hurried", b"x", delay=600)
+    ran = headrace("scheduled", "publish", str(receipt.id))
+    assert ran.lines == [f"Published message {receipt.id}."]
+    assert headrace("scheduled", "publish", str(receipt.id)).code == 2
+
+
 def test_some_dead_letters_are_redriven(headrace: Command, client: BrokerClient) -> None:
     """By offset, by reason, by topic, by number and at a rate."""
     bury(client, "chosen", b"0", b"1", b"2", b"3")

@@ -26,6 +26,9 @@ def test_a_topic_that_does_not_exist_is_told(headrace: Command) -> None:
     assert headrace(*joined).err == ""
     subscribed = ("subscribe", "mispelt3", "--offset", "0", "--timeout", "0.05")
     assert headrace(*subscribed).err == created.format("mispelt3")
+    plain = ("subscribe", "mispelt4", "--timeout", "0.05")
+    assert headrace(*plain).err == created.format("mispelt4")
+    assert headrace(*plain).err == ""
 
 
 def test_settings_of_a_subscription(headrace: Command, client: BrokerClient) -> None:
@@ -65,7 +68,9 @@ def test_subscriptions_are_listed(headrace: Command, client: BrokerClient) -> No
         ("wide", "listed.*", "1"),
     }
     assert "plain" in headrace("groups").out
-    assert headrace("groups", "nobody").lines == ["No subscriptions on nobody."]
+    assert headrace("groups", "nobody").err.endswith("[topic_not_found]\n")
+    client.create_topic("alone")
+    assert headrace("groups", "alone").lines == ["No subscriptions on alone."]
 
 
 def test_subscriptions_in_json(headrace: Command, client: BrokerClient) -> None:
@@ -147,6 +152,9 @@ def test_pausing_and_resuming(headrace: Command, client: BrokerClient) -> None:
     ran = headrace("pause", "resting")
     assert ran.lines == ["Paused subscription resting (1 unread, 0 in flight)."]
     assert headrace("groups", "rest").rows[1][-1] == "paused"
+    told = "Subscription resting is paused: it delivers nothing until 'headrace resume resting'."
+    for join in (["join-subscription", "resting"], ["subscribe", "rest", "--group", "resting"]):
+        assert headrace(*join, "--timeout", "0.01").err.splitlines() == [told]
     assert headrace("resume", "resting").lines == ["Resumed subscription resting (1 unread)."]
     assert headrace("groups", "rest").rows[1][-2:] == ["no", "members"]
     assert "[subscription_not_found]" in headrace("pause", "nobody").err
@@ -162,3 +170,17 @@ def test_deleting_asks_first(headrace: Command, client: BrokerClient, terminal: 
     assert "Delete subscription asked and its position (0 unread)?" in ran.err
     assert client.subscription_stats("asked")["name"] == "asked"
     assert headrace("delete-subscription", "asked", "--yes").code == 0
+
+
+def test_a_stuck_subscription_is_explained(headrace: Command, client: BrokerClient) -> None:
+    """In words for people, as one document for programs."""
+    client.create_subscription("stuck", "explained")
+    client.publish("explained", b"x")
+    ran = headrace("explain", "stuck")
+    assert ran.code == 0
+    assert ran.lines[:2] == [
+        "stuck is stuck.",
+        "warning: stuck has no members, and 1 message waits. Start a consumer.",
+    ]
+    assert "explained/0 offset 0" in ran.out
+    assert headrace("explain", "stuck", "--json").json["state"] == "stuck"

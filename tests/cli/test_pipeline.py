@@ -69,7 +69,7 @@ def test_a_file_that_is_wrong(command: Command, file: Path, verb: str) -> None:
     ran = command("pipeline", verb, file)
     assert ran.code == 2
     assert ran.err.endswith(
-        "shop.toml, pipeline copy: tigger: there is no such key; is it trigger? [invalid_pipeline]\n"
+        "shop.toml:13, pipeline copy: tigger: there is no such key; is it trigger? [invalid_pipeline]\n"
     )
 
 
@@ -99,12 +99,33 @@ def test_status(headrace: Command, client: BrokerClient) -> None:
     client.report_pipeline(
         "large",
         report(
-            batch_id=3, input_rows_total=1200, input_rows_per_second=99.6, lag=7, dead_letters=2
+            batch_id=3, input_rows_total=1200, input_rows_per_second=99.6, lag=7, dead_letters=2,
+            processed_rows_per_second=200, trigger_ms=812.4, oldest_unread_at=0,
+            watermark=1_767_225_600_000, state_rows=1200, state_bytes=3 << 20, last_error="was down",
+            last_error_at=1_767_225_600_000,
         ),
-    )
+    )  # fmt: skip
     ran = headrace("pipeline", "status")
     assert ran.rows[1] == [
-        *("large", "running", "2026-01-01", "00:00:00", "3", "1,200", "100", "7", "2", "large"),
+        *(
+            "large",
+            "running",
+            "2026-01-01",
+            "00:00:00",
+            "3",
+            "1,200",
+            "100",
+            "200",
+            "7",
+            "0",
+            "812",
+            "2",
+        ),
+        "large",
+    ]
+    assert ran.lines[-2:] == [
+        "large: watermark 2026-01-01 00:00:00 UTC; state 1,200 rows, 3.0 MiB",
+        "large (2026-01-01 00:00:00 UTC, recovered): was down",
     ]
     client.report_pipeline("large", report("failed", error="no \x1b[31mluck"))
     ran = headrace("pipeline", "status", "large")

@@ -63,6 +63,13 @@ def test_a_follower_goes_on_after_the_broker_came_back(
         assert process.stdout.readline().endswith("  after\n")
 
 
+def test_a_follower_of_a_topic_that_does_not_exist_is_told(server: RunningServer) -> None:
+    """A misspelt topic does not look like one without messages."""
+    with started(server, "tail", "-f", "mispelt") as process:
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("Topic mispelt did not exist: it was created")
+
+
 def test_a_reader_that_has_seen_enough(server: RunningServer, client: BrokerClient) -> None:
     """``headrace fetch … | head -1`` ends without a word."""
     client.publish_many("long", [b"x" * 100] * 5_000)

@@ -10,7 +10,7 @@ from headrace.cli.spark_work import no_orphans
 def start() -> "subprocess.Popen[bytes]":
     """A shell that stays, with a child of its own; both ignore Ctrl-C."""
     started = subprocess.Popen(
-        ["sh", "-c", "trap '' INT; cat & echo started; wait"],
+        ["sh", "-c", "trap '' INT; sleep 600 & echo started; wait"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )

@@ -3,13 +3,16 @@
 import gzip
 import json
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headrace.cli import transfer
+from headrace.client.reader import BatchReader
 from headrace.client.threads import BrokerClient
+from headrace.log.batch import Batch, encode
 from headrace.testing import RunningServer
 from tests.backup.rig import messages
 from tests.cli.rig import Command
@@ -78,6 +81,25 @@ def test_a_part_of_a_topic(client: BrokerClient, headrace: Command) -> None:
     assert len(values("--from", "2020-01-01T00:00:00Z")) == 11
     assert values("--to", "2020-01-01T00:00:00Z") == []
     assert headrace("export", "part", "--partition", "7").code == 2
+
+
+def test_batches_that_the_broker_joins_meanwhile_are_exported_once(
+    client: BrokerClient, headrace: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later answer may begin with messages that an earlier one has brought."""
+    client.publish_many("joined", [b"%d" % number for number in range(10)])
+    whole = BatchReader.read
+
+    def read(self: BatchReader, *where: Any) -> Iterator[list[Batch]]:
+        for [batch] in whole(self, *where):
+            first = encode(batch.columns(range(4)))
+            first.base_timestamp = first.max_timestamp = batch.base_timestamp
+            yield [first]
+            yield [batch]
+
+    monkeypatch.setattr(BatchReader, "read", read)
+    lines = headrace("export", "joined").json_lines
+    assert [line["offset"] for line in lines] == list(range(10))
 
 
 def test_an_import_that_was_killed_continues(

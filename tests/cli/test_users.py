@@ -65,6 +65,8 @@ def test_the_first_administrator(command: Command, data: str) -> None:
         (("tokens", "revoke", "ci", "--yes"), "token_not_found"),
         (("tokens", "create", "ci", "--admin", "--expires", "soon"), "invalid_expiry"),
         (("tokens", "create", "ci", "--grant", "fly:a"), "invalid_grant"),
+        (("tokens", "create", "ci"), "invalid_argument"),
+        (("users", "change", "alice"), "invalid_argument"),
     ],
 )
 def test_a_mistake_is_one_line(

@@ -31,7 +31,7 @@ from headrace.backup.manifest import (
     Manifest,
     SmallFile,
 )
-from headrace.backup.sources import BackupLost, PointInTime, Source
+from headrace.backup.sources import BackupLost, BackupSource, PointInTime
 from headrace.clock import Clock
 from headrace.errors import DataCorrupt, HeadraceError, TopicNotFound
 from headrace.files import Files, Handle
@@ -114,7 +114,7 @@ class Copying:
     """One try to take a generation."""
 
     directory: BackupDirectory
-    source: Source
+    source: BackupSource
     generation: int
     known: dict[tuple[str, int, int], KeptPartition]
     """(topic, incarnation, partition) -> what the backup has of it."""
@@ -422,7 +422,7 @@ class Taken:
 
 def take(
     directory: BackupDirectory,
-    source: Source,
+    source: BackupSource,
     *,
     keep: int = 7,
     rate: float | None = None,
@@ -458,7 +458,7 @@ def take(
 
 def _begin(
     directory: BackupDirectory,
-    source: Source,
+    source: BackupSource,
     pacer: Pacer,
     progress: Progress,
     is_again: bool,
@@ -473,7 +473,7 @@ def _begin(
     return Copying(directory, source, generation, known, point, pacer, progress, is_whole)
 
 
-def _point(source: Source, is_again: bool) -> PointInTime:
+def _point(source: BackupSource, is_again: bool) -> PointInTime:
     """A new point in time. If the broker was lost, wait until it is back, and has forgotten the old one."""
     deadline = time.monotonic() + PATIENCE_S
     while True:

@@ -99,9 +99,11 @@ class _Restore:
         self._manifest, self._salvage, self._progress = manifest, salvage, progress
         self._topics = [topic for topic in manifest.topics if _is_wanted(topic.topic, topics)]
         self._all = topics is None
-        if not self._topics and not self._all:
-            known = ", ".join(t.topic for t in manifest.topics if not t.topic.startswith("__"))
-            raise TopicNotFound(f"the generation has no such topic; it has {known or 'none'}")
+        names = [topic.topic for topic in manifest.topics]
+        for each in topics or []:  # a misspelt one must not be missed only when it is needed
+            if not any(_is_wanted(name, [each]) for name in names):
+                known = ", ".join(name for name in names if not name.startswith("__"))
+                raise TopicNotFound(f"the generation has no topic {each}; it has {known or 'none'}")
         self._total = sum(
             file.bytes for topic in self._topics for kept in topic.partitions for file in kept.files
         )

@@ -67,14 +67,11 @@ class PointInTime(NamedTuple):
     clean: bool
 
 
-class BackupLost(NotFound):
+class BackupLost(NotFound, code="backup_not_found", retryable=True):
     """The point in time cannot be read any more; begin again."""
 
-    code = "backup_not_found"
-    retryable = True
 
-
-class Source(Protocol):
+class BackupSource(Protocol):
     name: str
     damaged: list[tuple[int, int]]
     """Offsets (first, end) that the last ``read`` could not read."""

@@ -17,12 +17,16 @@ from headrace.cli import (
     archive,
     backup,
     bench,
+    bridge,
+    cluster,
     dead_letters,
     doctor,
     groups,
     messages,
+    moving,
     pipeline,
     replay,
+    report,
     serve,
     sql,
     tokens,
@@ -32,10 +36,9 @@ from headrace.cli import (
     users,
 )
 from headrace.cli.printing import print_error
+from headrace.cli.serve import EXIT_UNAVAILABLE
 from headrace.errors import HeadraceError, InvalidArgument
 
-EXIT_CANNOT_LISTEN = 69
-"""A service manager may try again: an address appears when the network does, and a port becomes free."""
 app = typer.Typer(
     name="headrace",
     help="Headrace, a message broker. Each command explains itself with --help.",
@@ -52,7 +55,7 @@ for command in (
     *(topics.topics, topics.describe),
     *(topics.create_topic, topics.alter_topic, topics.delete_topic),
     *(groups.groups, groups.create_subscription, groups.delete_subscription, groups.seek),
-    *(groups.pause, groups.resume, top.top, top.clients),
+    *(groups.pause, groups.resume, groups.explain, top.top, top.clients),
 ):
     app.command()(command)
 app.add_typer(dead_letters.dlq, name="dlq", help="Dead letters: list, show, redrive, edit, purge.")
@@ -63,12 +66,17 @@ app.add_typer(
 app.add_typer(
     archive.archive, name="archive", help="Lake tables: run, verify, list, show, compact."
 )
+app.add_typer(bridge.bridge, name="bridge", help="Plain Kafka topics: from-kafka, to-kafka.")
+moving.register(cluster.cluster)
+app.add_typer(
+    cluster.cluster, name="cluster", help="Several nodes over Kafka: status, drain, import, export."
+)
 app.add_typer(users.users, name="users", help="Users: add, list, change, delete.")
 app.add_typer(tokens.tokens, name="tokens", help="Tokens: create, list, revoke.")
 app.add_typer(users.access, name="access", help="Rights: whoami, quotas.")
 for command in (
     *(doctor.doctor, backup.backup, backup.restore, backup.verify),
-    *(bench.bench, sql.sql, replay.replay),
+    *(bench.bench, sql.sql, report.report, replay.replay),
 ):
     app.command()(command)
 app.command("export")(transfer.export)
@@ -108,6 +116,6 @@ def main() -> None:
         app(prog_name="headrace")  # whatever started Python: a script, -m, a test runner
     except HeadraceError as error:
         print_error(error)
-        sys.exit(EXIT_CANNOT_LISTEN if error.code == "cannot_listen" else 2)
+        sys.exit(EXIT_UNAVAILABLE if error.code == "cannot_listen" else 2)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,9 +15,12 @@ from headrace.cli.spark_work import (
     Log,
     Once,
     SparkPlace,
+    TableOptions,
     check_installed,
     run_job,
     sparkling,
+    state_directory,
+    table_options,
     watched,
     with_place,
 )
@@ -31,7 +35,7 @@ if TYPE_CHECKING:
     from headrace.spark.lake import Description
 
 archive = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-Table = Annotated[str, typer.Argument(metavar="PATH", help="The table.")]
+Table = Annotated[str, typer.Argument(metavar="PATH", help="The table: a directory, or s3://…")]
 SHOWN_MAX = 50
 """Differences that are printed; all of them are in --json."""
 
@@ -59,12 +63,16 @@ def run(
     ] = "10 seconds",
     checkpoint: Annotated[
         str | None,
-        typer.Option(metavar="PATH", help="The checkpoint; default: in TABLE/_headrace."),
+        typer.Option(
+            metavar="PATH",
+            help="The checkpoint; default: in TABLE/_headrace, or ~/.local/state for a store.",
+        ),
     ] = None,
     compact_every: Annotated[
         int,
         typer.Option(min=0, help="Commits between compactions of small files; 0: never compact."),
     ] = 20,
+    option: TableOptions = None,
     log: Log = None,
     *,
     place: SparkPlace,
@@ -79,12 +87,24 @@ def run(
     Examples:
       headrace archive run orders --to /lake/orders
       headrace archive run 'shop.>' --to /lake/shop --format iceberg --once
+      headrace archive run orders --to s3://lake/orders
+      headrace archive run orders --to s3://lake/orders -o catalog=prod -o table=shop.orders
     """
     check_installed()
-    from headrace.spark.lake.table import KINDS, check_kind, directory_of
-    from headrace.spark.lake.tables import kind_of
+    from headrace.spark.lake.stores import place_of
+    from headrace.spark.lake.table import KINDS, Options, check_kind
+    from headrace.spark.lake.tables import kind_of, open_table
 
-    kind = check_kind(format_ or kind_of(directory_of(to)) or KINDS[0])
+    options, target = table_options(option), place_of(to)
+    kind = "iceberg" if "catalog" in options else KINDS[0]
+    kind = check_kind(format_ or kind_of(target, **options) or kind)
+    options = {"compact_every": str(compact_every), **options}
+    open_table(
+        Options.of({**options, "path": to, "kind": kind})
+    )  # mistakes are said before Spark starts
+    if checkpoint is None and not isinstance(target, Path):
+        named = f"{group}-{sha256(str(target).encode()).hexdigest()[:12]}"
+        checkpoint = str(state_directory() / "archives" / named)
     source = place.source()
     with connected(place.server, place.token, place.ca, place.user) as client:
         client.positions(
@@ -106,7 +126,7 @@ def run(
             source=source,
             trigger={"processingTime": spark_duration(trigger)},
             checkpoint=checkpoint,
-            options={"compact_every": compact_every},
+            options=options,
         )
 
     run_job(job, name="archive", place=place, once=once, log=log)
@@ -124,6 +144,7 @@ def verify(
         Path | None,
         typer.Option("--path", metavar="DATA_DIR", help="Read a data directory without a broker."),
     ] = None,
+    option: TableOptions = None,
     as_json: AsJson = False,
     log: Log = None,
     *,
@@ -143,7 +164,8 @@ def verify(
     from headrace.spark.lake import describe
 
     source = place.source(data_dir)
-    describe(path)  # a table that does not exist is an error before Spark starts
+    options = table_options(option)
+    describe(path, **options)  # a table that does not exist is an error before Spark starts
     if data_dir is None:
         with connected(place.server, place.token, place.ca, place.user):
             pass
@@ -151,7 +173,7 @@ def verify(
         verdict = watched(
             spark,
             "comparing",
-            lambda: compare(spark, path, source, topics=topics or None),
+            lambda: compare(spark, path, source, topics=topics or None, options=options),
         )
     if as_json:
         print_json(verdict.as_document())
@@ -168,13 +190,17 @@ def _print_verdict(path: str, verdict: Verdict) -> None:
         say(f"the log has no topic {topic} any more: counted, not compared")
     if verdict.waiting:
         say(f"not archived yet: {count_of(verdict.waiting.count, 'record')}")
+    for file in verdict.files[:SHOWN_MAX]:
+        say(str(file))
+    if len(verdict.files) > SHOWN_MAX:
+        say(f"and {count_of(len(verdict.files) - SHOWN_MAX, 'file')} more; --json has all of them")
     for difference in verdict.differences[:SHOWN_MAX]:
         say(str(difference))
     more = len(verdict.differences) - SHOWN_MAX
     if more > 0:
         say(f"and {count_of(more, 'difference')} more; --json has all of them")
     records = count_of(verdict.records, "record")
-    if not verdict.differences:
+    if verdict.is_good:
         say(f"{path} and the log hold the same: {records} compared")
     else:
         say(f"{path} and the log differ; {records} compared")
@@ -185,6 +211,7 @@ def list_tables(
     paths: Annotated[
         list[str], typer.Argument(metavar="PATH...", help="Tables, or directories of tables.")
     ],
+    option: TableOptions = None,
     as_json: AsJson = False,
 ) -> None:
     """List tables: format, rows, files, size, topics.
@@ -196,7 +223,8 @@ def list_tables(
     check_installed()
     from headrace.spark.lake import describe
 
-    found = [describe(str(path)) for path in _tables(paths)]
+    options = table_options(option)
+    found = [describe(path, **options) for path in _tables(paths, options)]
     rows = [
         {
             "path": each.path,
@@ -213,24 +241,24 @@ def list_tables(
     print_listing(as_json, document, rows, names, "No tables.")
 
 
-def _tables(paths: list[str]) -> list[Path]:
-    from headrace.spark.lake.table import directory_of
+def _tables(paths: list[str], options: dict[str, str]) -> list[str]:
+    from headrace.spark.lake.stores import place_of
     from headrace.spark.lake.tables import kind_of
 
-    found = []
+    found: list[str] = []
     for given in paths:
-        directory = directory_of(given)
-        if kind_of(directory) is not None:
-            found.append(directory)
+        place = place_of(given)
+        if not isinstance(place, Path) or kind_of(place, **options) is not None:
+            found.append(str(place))
             continue
-        if not directory.is_dir():
-            raise InvalidArgument(f"there is no directory {directory}", code="table_not_found")
-        found += [each for each in sorted(directory.iterdir()) if each.is_dir() and kind_of(each)]
+        if not place.is_dir():
+            raise InvalidArgument(f"there is no directory {place}", code="table_not_found")
+        found += [str(each) for each in sorted(place.iterdir()) if each.is_dir() and kind_of(each)]
     return found
 
 
 @archive.command()
-def show(path: Table, as_json: AsJson = False) -> None:
+def show(path: Table, option: TableOptions = None, as_json: AsJson = False) -> None:
     """Show the offsets that a table holds, by partition.
 
     \b
@@ -240,7 +268,7 @@ def show(path: Table, as_json: AsJson = False) -> None:
     check_installed()
     from headrace.spark.lake import describe
 
-    table = describe(path)
+    table = describe(path, **table_options(option))
     if as_json:
         print_json(table.as_document())
         return
@@ -281,6 +309,7 @@ def compact(
     vacuum: Annotated[
         bool, typer.Option("--vacuum", help="Also delete files that no reader needs any more.")
     ] = False,
+    option: TableOptions = None,
 ) -> None:
     """Join small files of a table into large ones.
 
@@ -294,7 +323,8 @@ def compact(
     check_installed()
     from headrace.spark import lake
 
-    done = lake.compact(path, target_bytes=target)
+    options: dict[str, Any] = {**table_options(option)}
+    done = lake.compact(path, target_bytes=target, **options)
     say(f"joined {count_of(done.removed, 'file')} into {done.added}")
     if vacuum:
-        say(f"deleted {count_of(lake.vacuum(path), 'file')}")
+        say(f"deleted {count_of(lake.vacuum(path, **options), 'file')}")

@@ -12,7 +12,7 @@ import typer
 from headrace.backup.copying import Taken, take
 from headrace.backup.manifest import BackupDirectory
 from headrace.backup.restoring import restore as restore_generation
-from headrace.backup.sources import BrokerSource, DirectorySource, Source
+from headrace.backup.sources import BackupSource, BrokerSource, DirectorySource
 from headrace.backup.verifying import BackupVerdict
 from headrace.backup.verifying import verify as verify_backup
 from headrace.cli.connecting import (
@@ -134,7 +134,7 @@ def disk_errors() -> Iterator[None]:
 
 
 @contextmanager
-def _source(place: BrokerPlace, data: Path | None, *, access: bool) -> Iterator[Source]:
+def _source(place: BrokerPlace, data: Path | None, *, access: bool) -> Iterator[BackupSource]:
     if data is not None:  # stronger than an address, which may be in the environment
         yield DirectorySource(data, access=access)
         return

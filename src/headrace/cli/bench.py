@@ -36,16 +36,16 @@ DRAW_S = 0.1
 OPEN_FILES_SPARE = 100
 
 
-class BrokerOptions(NamedTuple):
+class GivenBroker(NamedTuple):
     server: str | None
     token: str | None
     ca: str | None
     user: str | None
 
 
-@with_options("broker", BROKER_OPTIONS, given_as(BrokerOptions))
+@with_options("broker", BROKER_OPTIONS, given_as(GivenBroker))
 def bench(
-    broker: BrokerOptions,
+    broker: GivenBroker,
     concurrent: Annotated[
         int,
         typer.Option(

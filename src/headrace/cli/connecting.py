@@ -124,8 +124,9 @@ def connected(
     user: str | None = None,
     password: str | None = None,
     patience: float | None = None,
+    delivery: float = PUBLISH_S,
 ) -> Iterator[BrokerClient]:
-    """``patience``: the most seconds for one request, if somebody watches."""
+    """``patience``: the most seconds for one request, if somebody watches. ``delivery``: for a publish."""
     if password is None:
         user, password = login_as(token, user)
     client = BrokerClient(
@@ -136,7 +137,7 @@ def connected(
         password=password,
         ca=ca,
         request_timeout=min(request_timeout(), patience or request_timeout()),
-        delivery_timeout=min(request_timeout(), PUBLISH_S),
+        delivery_timeout=min(request_timeout(), delivery),
     )
     with client:
         yield client

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+from typing import Annotated, Any
 
 import typer
 
@@ -12,15 +13,16 @@ from headrace.cli.printing import (
     count_of,
     errors,
     place_of,
+    print_each,
     print_json,
-    print_listing,
     say,
     text_of,
     when,
 )
 from headrace.cli.values import Yes, confirm
 from headrace.client.threads import BrokerClient
-from headrace.errors import Conflict, NotFound
+from headrace.errors import Conflict, InvalidArgument, NotFound
+from headrace.model import DeadLetter
 
 dlq = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 scheduled = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -45,24 +47,21 @@ def list_letters(
 ) -> None:
     """List the dead letters of a subscription, or count all."""
     if subscription is None:
-        counts = client.dead_letter_topics()
-        print_listing(as_json, counts, counts, ("topic", "letters"), "No dead letters.")
+        print_each(as_json, client.dead_letter_topics(), dict, "No dead letters.")
         return
     letters = client.dead_letters(subscription, limit=limit)
-    rows = [
-        {
-            "offset": letter.offset,
-            "when": when(letter.timestamp),
-            "from": place_of(letter.message),
-            "attempts": letter.attempts,
-            "reason": text_of(letter.reason.encode()),
-            "value": text_of(letter.message.value)[:60],
-        }
-        for letter in letters
-    ]
-    names = ("offset", "when", "from", "attempts", "reason", "value")
-    columns = {**dict(zip(names, names, strict=True)), "when": "when (UTC)"}
-    print_listing(as_json, letters, rows, columns, f"No dead letters of {subscription}.")
+    print_each(as_json, letters, _row, f"No dead letters of {subscription}.")
+
+
+def _row(letter: DeadLetter) -> dict[str, Any]:
+    return {
+        "offset": letter.offset,
+        "when (UTC)": when(letter.timestamp),
+        "from": place_of(letter.message),
+        "attempts": letter.attempts,
+        "reason": text_of(letter.reason.encode()),
+        "value": text_of(letter.message.value)[:60],
+    }
 
 
 @dlq.command()
@@ -103,6 +102,18 @@ def redrive(
         bool,
         typer.Option("--everybody", help="Deliver to all subscriptions, not only to this one."),
     ] = False,
+    destination: Annotated[
+        str | None, typer.Option("--to", metavar="TOPIC", help="Publish to this topic instead.")
+    ] = None,
+    transform: Annotated[
+        str | None,
+        typer.Option(
+            metavar="JSON", help="Change each payload by a JSON Merge Patch or JSON Patch."
+        ),
+    ] = None,
+    preview: Annotated[
+        bool, typer.Option("--preview", help="Show what would be published, and publish nothing.")
+    ] = False,
 ) -> None:
     """Publish dead letters to their topics again.
 
@@ -110,7 +121,26 @@ def redrive(
     Examples:
       headrace dlq redrive email
       headrace dlq redrive email --reason timeout --rate 50
+      headrace dlq redrive email --transform '{"currency": "EUR"}' --preview
     """
+    patch = None if transform is None else read_patch(transform)
+    if preview:
+        found = client.preview_redrive(
+            subscription,
+            offsets=offset,
+            reason=reason,
+            topic=topic,
+            limit=limit,
+            destination=destination,
+            transform=patch,
+        )
+        say(
+            f"{count_of(found['matching'], 'letter')} would be redriven, {found['failing']} of them cannot be."
+        )
+        for sample in found["samples"]:
+            what = sample["error"] or text_of((sample["after"] or "").encode())
+            say(f"{sample['offset']} to {sample['topic']}: {what}")
+        return
     with errors.status(f"redriving dead letters of {subscription}"):
         result = client.redrive(
             subscription,
@@ -120,6 +150,8 @@ def redrive(
             limit=limit,
             rate=rate,
             to="topic" if everybody else "subscription",
+            destination=destination,
+            transform=patch,
         )
     count, skipped = result["redriven"], result["skipped"]
     say(f"Redrove {count_of(count, 'letter')}.")
@@ -133,9 +165,18 @@ def redrive(
         if missing > 0:
             raise NotFound(
                 f"{missing} of {count_of(len(set(offset)), 'letter')} not found; "
-                "see 'headrace dlq list'",
+                f"see 'headrace dlq list {subscription}'",
                 code="message_not_found",
             )
+
+
+def read_patch(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise InvalidArgument(
+            f"the transform is not JSON: {error}", code="invalid_transform"
+        ) from None
 
 
 @dlq.command()
@@ -175,9 +216,12 @@ def list_scheduled(
 ) -> None:
     """List delayed messages, soonest first."""
     found = client.scheduled(topic, limit=limit)
-    rows = [{"id": each.id, "topic": each.topic, "when": when(each.deliver_at)} for each in found]
-    columns = {"when": "when (UTC)", "topic": "topic", "id": "id"}
-    print_listing(as_json, found, rows, columns, "No delayed messages.")
+    print_each(
+        as_json,
+        found,
+        lambda each: {"when (UTC)": when(each.deliver_at), "topic": each.topic, "id": each.id},
+        "No delayed messages.",
+    )
 
 
 @scheduled.command()
@@ -191,3 +235,14 @@ def cancel(
     confirm(f"Cancel message {message_id}?", yes)
     client.cancel(message_id)
     say(f"Cancelled message {message_id}.")
+
+
+@scheduled.command("publish")
+@with_client
+def publish_scheduled(
+    client: BrokerClient,
+    message_id: Annotated[str, typer.Argument(metavar="ID", help="The message's id.")],
+) -> None:
+    """Publish a delayed message now."""
+    client.publish_now(message_id)
+    say(f"Published message {message_id}.")

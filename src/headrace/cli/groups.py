@@ -12,10 +12,20 @@ from rich.text import Text
 
 from headrace.cli.connecting import Group, TopicOrWildcard, with_client
 from headrace.cli.live import Interval, Screen
-from headrace.cli.printing import AsJson, complain, console, print_listing, say, table_of
+from headrace.cli.printing import (
+    AsJson,
+    complain,
+    console,
+    print_json,
+    print_listing,
+    say,
+    table_of,
+    when,
+)
 from headrace.cli.topics import Sets, settings_of
 from headrace.cli.values import Yes, confirm, duration_option
 from headrace.client.threads import BrokerClient
+from headrace.model import is_pattern
 from headrace.operations.results import SubscriptionStats
 
 COLUMNS = {
@@ -34,10 +44,19 @@ OfTopic = Annotated[
 ]
 
 
-def tell_created(made: SubscriptionStats) -> None:
+def tell_created(topic: str, is_new: bool | None) -> None:
     """A misspelt topic must not look like one without messages."""
-    if made.get("topic_created"):
-        complain(f"Topic {made['topic']} did not exist: it was created now, and is empty.")
+    if is_new:
+        complain(f"Topic {topic} did not exist: it was created now, and is empty.")
+
+
+def tell_paused(stats: SubscriptionStats) -> None:
+    """A paused subscription must not look like one without messages."""
+    if stats["paused"]:
+        name = stats["name"]
+        complain(
+            f"Subscription {name} is paused: it delivers nothing until 'headrace resume {name}'."
+        )
 
 
 @with_client
@@ -87,7 +106,7 @@ def create_subscription(
             f"headrace: {subscription} keeps its position: --offset is where a new subscription "
             f"begins. To move it: headrace seek {subscription} {offset} --topic {topic}"
         )
-    tell_created(made)
+    tell_created(topic, made.get("topic_created"))
 
 
 @with_client
@@ -131,6 +150,8 @@ def groups(
         ).run()
         return
     found = client.subscriptions(topic)
+    if not found and topic is not None and not is_pattern(topic):
+        client.topic_stats(topic)  # an error if it does not exist
     print_listing(as_json, found, map(_row, found), COLUMNS, empty)
     for line in [] if as_json else _stops(found):
         say(line)
@@ -138,7 +159,9 @@ def groups(
 
 def _row(stats: SubscriptionStats) -> dict[str, Any]:
     blocked = any(part["blocked"] for part in stats["partitions"])
-    return {**stats, "state": state_of(stats["paused"], blocked, stats["lag"], stats["members"])}
+    state = state_of(stats["paused"], blocked, stats["lag"], stats["members"])
+    verdict = stats.get("verdict", "ok")
+    return {**stats, "state": state or ("" if verdict == "ok" else verdict)}
 
 
 def state_of(paused: bool, blocked: bool, lag: int, members: int) -> str:
@@ -187,6 +210,41 @@ def pause(client: BrokerClient, subscription: Group, topic: OfTopic = None) -> N
         f"Paused subscription {subscription} ({stats['lag']:,} unread, "
         f"{stats['in_flight']:,} in flight)."
     )
+
+
+@with_client
+def explain(
+    client: BrokerClient, subscription: Group, topic: OfTopic = None, as_json: AsJson = False
+) -> None:
+    """Say why a subscription is stuck or behind, and who holds what.
+
+    \b
+    Example:
+      headrace explain email
+    """
+    found = client.explain_subscription(subscription, topic)
+    if as_json:
+        print_json(found)
+        return
+    say(f"{subscription} is {found['state']}.")
+    for concern in found["findings"]:
+        say(f"{concern['severity']}: {concern['text']}")
+    oldest = found["oldest"]
+    if oldest is not None:
+        place = f"{oldest['topic']}/{oldest['partition']} offset {oldest['offset']}"
+        say(
+            f"The oldest message that is not done is {place}, of {when(oldest['timestamp'])} UTC: {oldest['state']}."
+        )
+    for member in found["members"]:
+        held = member["oldest"]
+        since = (
+            ""
+            if held is None
+            else f", the oldest since {when(held['since'])} UTC, attempt {held['attempt']}"
+        )
+        say(
+            f"{member['name']} ({member['address'] or 'has left'}) holds {member['in_flight']:,} of {member['prefetch']:,}{since}"
+        )
 
 
 @with_client

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.live import Live
 from rich.table import Table
 
-from headrace.cli.printing import console, count_of, say, table_of, when
+from headrace.cli.printing import console, count_of, say, size, table_of, text_of, when
 
 if TYPE_CHECKING:
     from headrace.spark.pipelines.running import RunningJob
@@ -84,7 +84,7 @@ class Lines:
             say(last_line(job))
 
 
-class Screen(Lines):
+class ProgressScreen(Lines):
     """Progress on a terminal: a live table with a row for each query."""
 
     def __init__(self, live: Live):
@@ -105,14 +105,14 @@ def display() -> Iterator[Lines]:
         yield Lines()
         return
     with Live(console=console, auto_refresh=True, refresh_per_second=4, transient=True) as live:
-        yield Screen(live)
+        yield ProgressScreen(live)
 
 
 def progress_table(jobs: Sequence[RunningJob]) -> Table:
     rows: list[Mapping[str, Any]] = []
     for job in jobs:
         rows += query_rows(job.name, {**job.document(), "stopping": job.is_stopping})
-    return table_of(rows, {**QUERY_COLUMNS, "took_ms": "last batch (ms)"})
+    return table_of(rows, QUERY_COLUMNS)
 
 
 QUERY_COLUMNS = {
@@ -121,8 +121,11 @@ QUERY_COLUMNS = {
     "since": "since (UTC)",
     "batch": "batch",
     "rows": "rows",
-    "rate": "rows/s",
+    "rate": "in/s",
+    "processed": "done/s",
     "lag": "lag",
+    "age": "lag (s)",
+    "took_ms": "batch (ms)",
     "dead": "dead letters",
     "sink": "to",
 }
@@ -135,6 +138,8 @@ def query_rows(name: str, document: Mapping[str, Any]) -> list[dict[str, Any]]:
         state = "silent"
     elif document.get("stopping") and state == "running":
         state = "stopping"
+    elif document.get("verdict", "ok") != "ok":
+        state = document["verdict"]
     return [
         {
             "name": query.get("name", name),
@@ -143,13 +148,36 @@ def query_rows(name: str, document: Mapping[str, Any]) -> list[dict[str, Any]]:
             "batch": query.get("batch_id"),
             "rows": query.get("input_rows_total"),
             "rate": round(query.get("input_rows_per_second") or 0),
+            "processed": round(query.get("processed_rows_per_second") or 0),
             "lag": query.get("lag"),
+            "age": None if query.get("lag_seconds") is None else round(query["lag_seconds"]),
             "dead": query.get("dead_letters"),
             "sink": query.get("sink"),
             "took_ms": round(query.get("trigger_ms") or 0),
         }
         for query in document["queries"] or [{}]
     ]
+
+
+def more_lines(document: Mapping[str, Any]) -> list[str]:
+    """What a table has no room for: the watermark, the state and the last error of each query."""
+    found = []
+    for query in document["queries"]:
+        parts = []
+        if query.get("watermark") is not None:
+            parts.append(f"watermark {when(query['watermark'])} UTC")
+        if query.get("state_rows") is not None:
+            parts.append(
+                f"state {count_of(query['state_rows'], 'row')}, {size(query['state_bytes'] or 0)}"
+            )
+        if parts:
+            found.append(f"{query['name']}: {'; '.join(parts)}")
+        error = query.get("error") or query.get("last_error")
+        if error:
+            at = query.get("last_error_at")
+            moment = "" if query.get("error") or at is None else f" ({when(at)} UTC, recovered)"
+            found.append(f"{query['name']}{moment}: {text_of(error.encode())}")
+    return found
 
 
 def line_of(query: dict[str, Any]) -> str:

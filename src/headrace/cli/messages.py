@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from headrace import limits
+from headrace.channels import Channel
 from headrace.cli.connecting import (
     Group,
     Topic,
@@ -21,7 +22,7 @@ from headrace.cli.connecting import (
     with_client,
     with_options,
 )
-from headrace.cli.groups import OfTopic, tell_created
+from headrace.cli.groups import OfTopic, tell_created, tell_paused
 from headrace.cli.printing import (
     MESSAGE_OPTIONS,
     AsJson,
@@ -96,8 +97,10 @@ def publish(
       headrace publish images --file photo.jpg --key customer-7
       cat lines.txt | headrace publish events -
     """
-    if (message is None) == (file is None):
-        raise InvalidArgument("give a message, or --file PATH, and not both")
+    if message is None and file is None:
+        raise InvalidArgument("give a message, '-' for lines of standard input, or --file PATH")
+    if message is not None and file is not None:
+        raise InvalidArgument("give a message or --file PATH, not both")
     headers = named_values("--header", header)
     options: dict[str, Any] = {"to": to, "ttl": ttl, "partition": partition}
     if message == "-":
@@ -211,7 +214,7 @@ def fetch(
 
 
 def _write_raw(message: Message) -> None:
-    sys.stdout.buffer.write(message.value)
+    sys.stdout.buffer.write(message.value or b"")
     sys.stdout.buffer.flush()
 
 
@@ -266,7 +269,7 @@ def tail(
     wildcard = is_pattern(topic)
     if wildcard and not follow:
         raise InvalidArgument("a wildcard can only be followed: add -f, or name one topic")
-    channel = client.subscribe(topic) if follow else None
+    channel = _follow(client, topic) if follow else None
     if count and not wildcard:
         for message in _last(client, topic, count):
             print_message(message, style=style)
@@ -303,8 +306,10 @@ def join_subscription(
       headrace join-subscription my-group
     """
     if topic is not None:
-        tell_created(client.create_subscription(subscription, topic))
+        made = client.create_subscription(subscription, topic)
+        tell_created(topic, made.get("topic_created"))
     channel = client.subscription(subscription, topic, prefetch=100)
+    tell_paused(client.subscription_stats(subscription, topic))
     _print_all(channel, count, timeout, style, ack=True)
 
 
@@ -336,17 +341,25 @@ def subscribe(
       headrace subscribe 'orders.*'
     """
     if offset is None and group is None:
-        _print_all(client.subscribe(topic), count, timeout, style, ack=False)
+        _print_all(_follow(client, topic), count, timeout, style, ack=False)
         return
     name = group or client.client_id
     try:
         start = offset or "earliest"
-        tell_created(client.create_subscription(name, topic, start))
+        made = client.create_subscription(name, topic, start)
+        tell_created(topic, made.get("topic_created"))
+        tell_paused(made)
         channel = client.subscription(name, topic, prefetch=100, start=start)
         _print_all(channel, count, timeout, style, ack=True)
     finally:
         if group is None:  # it was created for this command alone
             client.delete_subscription(name, topic)
+
+
+def _follow(client: BrokerClient, topic: str) -> Channel:
+    channel = client.subscribe(topic)
+    tell_created(topic, channel.topic_created)
+    return channel
 
 
 def _print_all(

@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.connecting import connected, with_client
-from headrace.cli.job_progress import QUERY_COLUMNS, query_rows, signals
+from headrace.cli.job_progress import QUERY_COLUMNS, more_lines, query_rows, signals
 from headrace.cli.printing import (
     AsJson,
     errors,
     print_error,
     print_listing,
     say,
-    text_of,
 )
 from headrace.cli.spark_work import (
     Once,
@@ -44,12 +43,21 @@ if TYPE_CHECKING:
     from headrace.spark.pipelines.declaration import Pipeline
     from headrace.spark.pipelines.files import PipelineFile
     from headrace.spark.pipelines.planning import PipelinePlan, PipelineSetting
+    from headrace.spark.pipelines.sections import InvalidPipeline
 
 pipeline = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 File = Annotated[Path, typer.Argument(metavar="FILE", help="A .toml or .py file.")]
 Names = Annotated[
     list[str] | None,
     typer.Argument(metavar="[NAME]...", help="Only these pipelines; default: all."),
+]
+
+CheckpointDir = Annotated[
+    str | None,
+    typer.Option(
+        envvar="HEADRACE_CHECKPOINT_DIR",
+        help="The directory for checkpoints; default: FILE.state.",
+    ),
 ]
 
 
@@ -60,21 +68,32 @@ def run(
     file: File,
     names: Names = None,
     once: Once = False,
-    checkpoint_dir: Annotated[
-        str | None,
-        typer.Option(
-            envvar="HEADRACE_CHECKPOINT_DIR",
-            help="The directory for checkpoints; default: FILE.state.",
-        ),
-    ] = None,
+    checkpoint_dir: CheckpointDir = None,
     py_files: Annotated[
         list[str] | None,
         typer.Option("--py-files", help="A module or zip for the executors; may be repeated."),
     ] = None,
+    reset: Annotated[
+        bool,
+        typer.Option(
+            "--reset", help="Leave the checkpoint behind: read and write everything again."
+        ),
+    ] = False,
+    from_: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="PLACE",
+            help="Leave the checkpoint behind and begin at earliest, latest, a time, or checkpoint "
+            "(where the old query stopped).",
+        ),
+    ] = None,
     ui: Annotated[bool, typer.Option("--ui", help="Serve Spark's web interface.")] = False,
     log: Annotated[
         str | None,
-        typer.Option(help="A file for Spark's log; default on a terminal: FILE.state/spark.log."),
+        typer.Option(
+            help="A file for Spark's log; default on a terminal or with --once: FILE.state/spark.log."
+        ),
     ] = None,
     *,
     place: SparkPlace,
@@ -83,23 +102,30 @@ def run(
 
     Ctrl-C and SIGTERM stop it after the current batches; a second Ctrl-C interrupts them.
 
+    A query that has changed continues from its checkpoint if it can; otherwise it is refused. Then give it
+    a new name, or let it begin anew with --reset or --from. The old checkpoint is renamed, not deleted.
+
     Exit code 0: all succeeded. 1: a pipeline failed.
 
     \b
     Examples:
       headrace pipeline run orders.toml
+      headrace pipeline run orders.toml revenue --from checkpoint
       headrace pipeline run orders.toml revenue --once
       headrace pipeline run orders.py --master spark://10.0.0.5:7077 --checkpoint-dir /shared/state
     """
-    from headrace.spark.pipelines.files import load
     from headrace.spark.pipelines.running import PipelineJob
 
     check_installed()
-    declared = load(file)
+    declared = _load(file)
     chosen = declared.choose(names or ())
     base = _checkpoint_dir(declared, chosen, checkpoint_dir, place.master)
+    begins_anew = reset or from_ is not None
+    if begins_anew:
+        chosen = _beginning(declared, chosen, names, base, reset=reset, place=from_)
     source = _source(declared, place)
     setting = _prepared(source, chosen)
+    once = once or all(each.is_once for each in chosen)
     with (
         signals() as asked,
         started(
@@ -107,19 +133,41 @@ def run(
             place.master,
             {**declared.spark, **place.spark_settings()},
             ui=ui,
-            log_file=_log_file(declared, log),
+            log_file=_log_file(declared, log, once),
         ) as spark,
     ):
         asked.take_over()  # Spark has installed its own handlers
-        for path in py_files or ():
-            spark.sparkContext.addPyFile(path)
-        plans = [_plan(each, spark, base, setting) for each in chosen]
-        for each in chosen:
-            say(_way(each))
-        once = once or all(each.is_once for each in chosen)
+        if py_files:
+            spark.addArtifacts(*py_files, pyfile=True)
+        plans = [_plan(each, spark, base, setting, begins_anew=begins_anew) for each in chosen]
+        for each in plans:
+            say(_way(each.pipeline))
+            if each.changed:
+                say(f"  continues from its checkpoint, with changes: {', '.join(each.changed)}")
+        if begins_anew:
+            _leave_checkpoints(source, chosen, base, is_reset=reset)
         jobs = [PipelineJob(plan) for plan in plans]
         ended = run_jobs(jobs, _connection(source), asked, once=once)
     end_with(ended, "pipeline ")
+
+
+def _load(file: Path, *, exit_code: int = 2) -> PipelineFile:
+    """Read the file; print every mistake in it, and exit."""
+    from headrace.spark.pipelines.files import load
+    from headrace.spark.pipelines.sections import InvalidPipeline
+
+    try:
+        return load(file)
+    except InvalidPipeline as error:
+        _complain(error)
+        raise typer.Exit(exit_code) from None
+
+
+def _complain(error: InvalidPipeline) -> int:
+    """Print each mistake; returns how many."""
+    for mistake in error.mistakes:
+        print_error(HeadraceError(mistake, code=error.code))
+    return len(error.mistakes)
 
 
 def _way(pipeline: Pipeline) -> str:
@@ -127,11 +175,66 @@ def _way(pipeline: Pipeline) -> str:
 
 
 def _plan(
-    pipeline: Pipeline, spark: SparkSession, base: str, setting: PipelineSetting
+    pipeline: Pipeline,
+    spark: SparkSession,
+    base: str,
+    setting: PipelineSetting,
+    *,
+    begins_anew: bool = False,
 ) -> PipelinePlan:
     from headrace.spark.pipelines.planning import plan
 
-    return plan(pipeline, spark, pipeline.checkpoint or f"{base}/{pipeline.name}", setting)
+    checkpoint = _checkpoint(pipeline, base)
+    return plan(pipeline, spark, checkpoint, setting, begins_anew=begins_anew)
+
+
+def _checkpoint(pipeline: Pipeline, base: str) -> str:
+    return pipeline.checkpoint or f"{base}/{pipeline.name}"
+
+
+def _beginning(
+    declared: PipelineFile,
+    chosen: Sequence[Pipeline],
+    names: Sequence[str] | None,
+    base: str,
+    *,
+    reset: bool,
+    place: str | None,
+) -> tuple[Pipeline, ...]:
+    """The pipelines, with the place where they begin anew."""
+    from headrace.spark.pipelines.restarting import beginning_at
+
+    if reset and place is not None:
+        raise InvalidArgument("give --reset or --from, not both")
+    if not names and len(declared.pipelines) > 1:
+        raise InvalidArgument(
+            f"--reset and --from leave checkpoints behind: name the pipelines, for example "
+            f"'{declared.path.name} {declared.pipelines[0].name}'"
+        )
+    found = []
+    for each in chosen:
+        pipeline, is_unconfirmed = beginning_at(each, _checkpoint(each, base), place)
+        if is_unconfirmed:
+            say(
+                f"{each.name}: the old query did not confirm its last batch. Rows of that batch may be "
+                "written twice."
+            )
+        found.append(pipeline)
+    return tuple(found)
+
+
+def _leave_checkpoints(
+    source: dict[str, str], chosen: Sequence[Pipeline], base: str, *, is_reset: bool
+) -> None:
+    from headrace.spark.pipelines.restarting import forget_progress, set_aside
+
+    with _broker(source) as client:
+        for each in chosen:
+            checkpoint = _checkpoint(each, base)
+            forget_progress(client, each, checkpoint, all_of=is_reset)
+            moved = set_aside(checkpoint)
+            if moved is not None:
+                say(f"  the old checkpoint is now {moved}")
 
 
 def _checkpoint_dir(
@@ -194,11 +297,11 @@ def _broker(source: dict[str, str]) -> AbstractContextManager[BrokerClient]:
     return connected(server, source.get("token"), source.get("ca"), *login)
 
 
-def _log_file(declared: PipelineFile, given: str | None) -> Path | None:
-    """The file for Spark's log. On a terminal it must not mix with the progress."""
+def _log_file(declared: PipelineFile, given: str | None, once: bool) -> Path | None:
+    """The file for Spark's log. On a terminal it must not mix with the progress, and a run by cron is silent."""
     if given is not None:
         return Path(given)
-    if not errors.is_terminal:
+    if not errors.is_terminal and not once:
         return None
     try:
         declared.state_dir.mkdir(exist_ok=True)
@@ -213,9 +316,7 @@ def _log_file(declared: PipelineFile, given: str | None) -> Path | None:
 @pipeline.command("list")
 def list_pipelines(file: File, as_json: AsJson = False) -> None:
     """List the pipelines that a file declares."""
-    from headrace.spark.pipelines.files import load
-
-    declared = load(file)
+    declared = _load(file)
     base = declared.checkpoint_dir or str(declared.state_dir)
     rows = [
         {
@@ -238,12 +339,17 @@ def list_pipelines(file: File, as_json: AsJson = False) -> None:
 def validate(
     file: File,
     names: Names = None,
+    checkpoint_dir: CheckpointDir = None,
     *,
     place: SparkPlace,
 ) -> None:
     """Check the pipelines of a file without running them.
 
-    Schemas, SQL, functions and topics are checked. Nothing is read, written or created.
+    Schemas, SQL, functions and topics are checked, and whether a changed query can continue from its
+    checkpoint. Nothing is read, written or created.
+
+    All mistakes are printed, with file, line and key. Of a valid pipeline, the parts of its messages are
+    printed, with the fields of their JSON, or the columns of its table.
 
     Exit code 0: they are valid. 1: at least one is not.
 
@@ -251,31 +357,28 @@ def validate(
     Example:
       headrace pipeline validate orders.toml
     """
-    from headrace.spark.pipelines.files import load
     from headrace.spark.pipelines.sections import InvalidPipeline
 
     check_installed()
     wrong = 0
-    try:
-        declared = load(file)
-    except InvalidPipeline as error:
-        print_error(error)
-        raise typer.Exit(1) from None
+    declared = _load(file, exit_code=1)
     chosen = declared.choose(names or ())
     source = _source(declared, place)
     setting = _setting(source)
+    base = _checkpoint_dir(declared, chosen, checkpoint_dir, None)
     settings = {**declared.spark, **place.spark_settings()}
     with started(declared.path.name, place.master, settings, log_file=os.devnull) as spark:
         for each in chosen:
             try:
-                found = _plan(each, spark, str(declared.state_dir), setting)
+                found = _plan(each, spark, base, setting)
             except InvalidPipeline as error:
-                wrong += 1
-                print_error(error)
+                wrong += _complain(error)
                 continue
-            columns = [f.simpleString() for f in found.queries[0].rows.schema.fields]
             say(_way(each))
-            say(f"  {', '.join(columns)}")
+            for part, text in found.queries[0].parts.items():
+                say(f"  {part}: {text}")
+            if found.changed:
+                say(f"  continues from its checkpoint, with changes: {', '.join(found.changed)}")
     wrong += _missing_topics(source, chosen)
     raise typer.Exit(1 if wrong else 0)
 
@@ -292,12 +395,12 @@ def _missing_topics(source: dict[str, str], chosen: Sequence[Pipeline]) -> int:
         return 0
     missing = 0
     for each in chosen:
-        for topic in [topic for given in each.topics for topic in given.topics]:
+        for given, topic in [(read, topic) for read in each.topics for topic in read.topics]:
             if not is_pattern(topic) and not topic.startswith("__") and topic not in known:
                 missing += 1
-                where = f"{each.section.where}: from"
+                where = given.section.place("from")
                 print_error(
-                    NotFound(f"{where}: there is no topic {topic!r}", code="topic_not_found")
+                    NotFound(f"{where}: from: there is no topic {topic!r}", code="topic_not_found")
                 )
     return missing
 
@@ -310,7 +413,10 @@ def status(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="Only this pipeline.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show running and recent pipelines: rates, lag, errors.
+    """Show running and recent pipelines: rates, lag, batches, watermark, state, errors.
+
+    A running pipeline that cannot keep up is 'falling behind'; one that has records to process and finishes no
+    batch is 'stalled'; one that does not report any more is 'silent'.
 
     \b
     Examples:
@@ -322,11 +428,8 @@ def status(
     rows = [row for each in found for row in query_rows(each["name"], each)]
     empty = "No pipeline has reported to this broker."
     print_listing(as_json, document, rows, QUERY_COLUMNS, empty)
-    for each in [] if as_json else found:
-        for query in each["queries"]:
-            error = query.get("error")
-            if error:
-                say(f"{query['name']}: {text_of(error.encode())}")
+    for line in [] if as_json else [line for each in found for line in more_lines(each)]:
+        say(line)
 
 
 @pipeline.command()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Annotated, Any, BinaryIO, NamedTuple
@@ -133,6 +133,14 @@ def print_listing(
         print_rows(rows, columns, empty)
 
 
+def print_each(
+    as_json: bool, found: Sequence[Any], row: Callable[[Any], Mapping[str, Any]], empty: str
+) -> None:
+    """Print what was found as JSON, or as a table: ``row`` makes the row of each, with its columns."""
+    rows = [] if as_json else list(map(row, found))
+    print_listing(as_json, found, rows, list(rows[0]) if rows else (), empty)
+
+
 def print_rows(
     rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str] | Sequence[str], empty: str
 ) -> None:
@@ -242,12 +250,14 @@ def count_of(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def text_of(value: bytes, *, lines: bool = False) -> str:
+def text_of(value: bytes | None, *, lines: bool = False) -> str:
     """A value for people: text as it is, other bytes as Python shows them.
 
     Characters that cannot be printed are escaped: a message must not control the reader's terminal,
     and it stays on one line unless ``lines`` is true.
     """
+    if value is None:
+        return "(null)"
     try:
         text = value.decode()
     except UnicodeDecodeError:
@@ -312,6 +322,11 @@ class Bar:
         if total:
             text = f"{self._text}: {done:,} of {count_of(total, noun)}"
             self._progress.update(self._task, description=text, total=total, completed=done)
+
+    def show_step(self, step: str, done: int, total: int, noun: str) -> None:
+        """One of several steps, such as copying and verifying."""
+        self._text = step
+        self.show(done, total, noun)
 
     def show_count(self, done: int, noun: str) -> None:
         """The same where the total is unknown."""

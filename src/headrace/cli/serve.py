@@ -11,7 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from headrace.cli.connecting import given_as, with_options
-from headrace.cli.printing import AsJson, print_listing, visible
+from headrace.cli.printing import AsJson, print_error, print_listing, visible
+from headrace.errors import StorageFailed
 from headrace.settings import BY_NAME, SETTINGS, Settings, load
 
 ConfigFile = Annotated[
@@ -23,11 +24,14 @@ ConfigFile = Annotated[
 _FLAGS = (
     *("host", "port", "http_port", "data_dir", "durability", "token", "tls_cert", "tls_key"),
     *("insecure", "max_message_size", "log_level", "log_format"),
+    *("engine", "kafka_servers", "cluster", "advertise"),
 )
 """The settings that are also flags of ``headrace serve``."""
+EXIT_UNAVAILABLE = 69
+"""A service manager may try again: an address appears when the network does, a port becomes free, and Kafka answers again."""
 
 
-def _flag(name: str) -> Any:
+def setting_flag(name: str) -> Any:
     setting = BY_NAME[name]
     text = f"{setting.help[0].upper()}{setting.help[1:]}."
     option = f"--{name.replace('_', '-')}"
@@ -35,7 +39,7 @@ def _flag(name: str) -> Any:
     return Annotated[kind | None, typer.Option(option, help=text)]
 
 
-@with_options("flags", {name: _flag(name) for name in _FLAGS}, given_as(dict))
+@with_options("flags", {name: setting_flag(name) for name in _FLAGS}, given_as(dict))
 def serve(
     flags: dict[str, Any],
     config: ConfigFile = None,
@@ -50,9 +54,17 @@ def serve(
       headrace serve
       headrace serve --port 0 --data-dir /var/lib/headrace
       HEADRACE_TOKEN=correct-horse-battery-staple headrace serve --host 0.0.0.0
+      headrace serve --engine kafka --kafka-servers k1:9092,k2:9092 --cluster shop
     """
     flags["persistence_enabled"] = False if memory else None
-    raise typer.Exit(_run(lambda: load(flags, os.environ, config)))
+    try:
+        code = _run(lambda: load(flags, os.environ, config))
+    except StorageFailed as error:
+        if error.code != "kafka_unavailable":
+            raise
+        print_error(error)
+        code = EXIT_UNAVAILABLE
+    raise typer.Exit(code)
 
 
 def _run(read: Callable[[], Settings]) -> int:
@@ -69,6 +81,8 @@ def _run(read: Callable[[], Settings]) -> int:
 def _say_ready(server: Any) -> None:
     schemes = {"tcp": "tls", "http": "https"} if server.is_tls else {"tcp": "tcp", "http": "http"}
     where = "in memory" if server.engine.directory is None else str(server.engine.directory.path)
+    if server.settings.engine == "kafka":
+        where = f"Kafka {server.settings.kafka_servers}, cluster {server.settings.cluster}"
     places = [f"{schemes[name]}://{host}:{port}" for name, (host, port) in server.addresses.items()]
     print(visible(f"Headrace is ready: {', '.join(places)} (data: {where})"), flush=True)
 

@@ -56,7 +56,13 @@ Format = Annotated[
 ]
 Log = Annotated[
     Path | None,
-    typer.Option("--log", help="A file for Spark's log; default on a terminal: a temporary one."),
+    typer.Option("--log", help="A file for Spark's log; by default a temporary one."),
+]
+TableOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--option", "-o", metavar="NAME=VALUE", help="An option of the table; may be repeated."
+    ),
 ]
 Since = Annotated[
     str | None,
@@ -142,6 +148,11 @@ def check_installed() -> None:
         )
 
 
+def table_options(given: list[str] | None) -> dict[str, str]:
+    """The values of ``--option``: ``catalog=prod``, ``storage.aws_endpoint_url=http://…``."""
+    return named_values("--option", given)
+
+
 def state_directory() -> Path:
     """The directory for files that the next run of a command needs."""
     home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
@@ -209,18 +220,24 @@ def started(
 
 @contextmanager
 def sparkling(
-    name: str, place: SparkPlace, log: Path | None = None, *, in_background: bool = False
+    name: str,
+    place: SparkPlace,
+    log: Path | None = None,
+    *,
+    in_background: bool = False,
+    is_service: bool = False,
 ) -> Iterator[SparkSession]:
     """The same, with a temporary folder, and with Spark's log in a file.
 
     If Spark itself fails, the log is kept, and the error names it. ``in_background``: the terminal is left to
-    another thread.
+    another thread. ``is_service``: it runs until it is stopped; without a terminal it logs to standard error. A
+    command that ends by itself does not: what Spark says at its start and end would be in every mail of cron.
     """
     settings = place.spark_settings()
     folder = Path(tempfile.mkdtemp(prefix="headrace-"))
     remove = partial(shutil.rmtree, folder, ignore_errors=True)
     atexit.register(remove)  # for a thread that does not get to the end
-    log_file = log or (folder / "spark.log" if in_background or errors.is_terminal else None)
+    log_file = log or (folder / "spark.log" if errors.is_terminal or not is_service else None)
     more: dict[str, Any] = {"log_file": log_file, "log_level": "ERROR"}
     keeps = False
     try:
@@ -300,7 +317,7 @@ def run_job(
     from headrace.spark.options import Given
 
     connection = ConnectionOptions.of(Given(place.source()))
-    with signals() as asked, sparkling(name, place, log) as spark:
+    with signals() as asked, sparkling(name, place, log, is_service=not once) as spark:
         asked.take_over()  # Spark has installed its own handlers
         ended = run_jobs([job_of(spark)], connection, asked, once=once)
     end_with(ended)

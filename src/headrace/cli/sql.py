@@ -82,6 +82,13 @@ def sql(
         Path | None,
         typer.Option(metavar="DATA_DIR", help="Read a data directory without a broker."),
     ] = None,
+    history: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ARCHIVE",
+            help="Also read records that only an archive still has: its name, or its table's path.",
+        ),
+    ] = None,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Do not print inferred schemas.")
     ] = False,
@@ -100,6 +107,7 @@ def sql(
       headrace sql "SELECT * FROM orders" --format csv --output orders.csv
       headrace sql --schema "orders: id STRING, ordered_at TIMESTAMP"
       headrace sql --path ./data "SELECT _timestamp, value FROM logs LIMIT 5"
+      headrace sql --history archive "SELECT year(_timestamp), count(*) FROM orders GROUP BY 1"
 
     \b
     Columns: the fields of JSON values, or else the column value; and for each record
@@ -131,7 +139,10 @@ def sql(
         raise InvalidArgument("the query is empty; without a query, headrace sql opens a prompt")
     if output is not None and (given is None or len(given) != 1):
         raise InvalidArgument("--output needs exactly one query")
-    catalog = Catalog(place.source(path), schemas)
+    source = place.source(path)
+    if history is not None:
+        source["history"] = history
+    catalog = Catalog(source, schemas)
     if limit is None and shape == "table":
         limit = LIMIT
     with StatementRunner(catalog, bounds, shape, output, limit or None, quiet, place) as work:

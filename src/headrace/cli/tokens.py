@@ -6,10 +6,12 @@ from typing import Annotated, Any
 
 import typer
 
-from headrace.cli.printing import AsJson, complain, print_json, print_listing, say, visible, when
+from headrace.cli.printing import AsJson, complain, print_each, print_json, say, visible, when
 from headrace.cli.users import Admin, Grants, QuotaOptions, grants_of, quotas_of, with_access
 from headrace.cli.values import Yes, confirm
+from headrace.errors import InvalidArgument
 from headrace.operations.arguments import expiry_ms
+from headrace.operations.results import TokenInfo
 
 tokens = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 Name = Annotated[str, typer.Argument(metavar="TOKEN", help="The name of the token.")]
@@ -40,6 +42,8 @@ def create(
       headrace tokens create ci --grant 'publish:builds.>' --expires 90d
       headrace tokens create laptop --for alice
     """
+    if not (grant or admin or for_user):
+        raise InvalidArgument("a token needs rights: give --grant, --admin, or --for USER")
     found = rules.create_token(
         name,
         user=for_user,
@@ -58,19 +62,18 @@ def create(
 @with_access
 def list_tokens(rules: Any, as_json: AsJson = False) -> None:
     """List the tokens and their rights."""
-    found = rules.tokens()
-    rows = [
-        {
-            "token": each["token"],
-            "rights": f"user {each['user']}" if each["user"] else "; ".join(each["grants"]),
-            "created": when(each["created"]),
-            "expires": "never" if each["expires"] is None else when(each["expires"]),
-            "expired": each["expired"],
-        }
-        for each in found
-    ]
-    columns = ("token", "rights", "created", "expires", "expired")
-    print_listing(as_json, found, rows, columns, "No tokens yet.")
+    print_each(as_json, rules.tokens(), _row, "No tokens yet.")
+
+
+def _row(token: TokenInfo) -> dict[str, Any]:
+    user, expires = token["user"], token["expires"]
+    return {
+        "token": token["token"],
+        "rights": f"user {user}" if user else "; ".join(token["grants"]),
+        "created": when(token["created"]),
+        "expires": "never" if expires is None else when(expires),
+        "expired": token["expired"],
+    }
 
 
 @tokens.command()

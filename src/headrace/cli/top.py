@@ -18,8 +18,8 @@ from headrace.cli.printing import (
     ago,
     console,
     count_of,
+    print_each,
     print_json,
-    print_listing,
     print_table,
     say,
     size,
@@ -253,30 +253,21 @@ def clients(
     """
     found = _connections(client, limit)
     now = client.info()["time"]
-    rows = [
-        {
+    print_each(
+        as_json,
+        found,
+        lambda each: {
             "client": each["client_id"],
             "login": each["name"],
             "address": each["address"],
             "protocol": each["protocol"],
-            "connected": ago(now - each["connected"]),
-            "in_flight": each["in_flight"],
+            "for": ago(now - each["connected"]),
+            "in flight": each["in_flight"],
             "unsent": size(each["unsent_bytes"]),
             "subscriptions": _subscriptions(each),
-        }
-        for each in found
-    ]
-    columns = {
-        "client": "client",
-        "login": "login",
-        "address": "address",
-        "protocol": "protocol",
-        "connected": "for",
-        "in_flight": "in flight",
-        "unsent": "unsent",
-        "subscriptions": "subscriptions",
-    }
-    print_listing(as_json, found, rows, columns, "No connections.")
+        },
+        "No connections.",
+    )
 
 
 def _connections(client: BrokerClient, limit: int | None) -> list[ClientInfo]:

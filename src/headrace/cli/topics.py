@@ -11,8 +11,8 @@ from headrace.cli.connecting import Topic, named_values, with_client
 from headrace.cli.printing import (
     AsJson,
     count_of,
+    print_each,
     print_json,
-    print_listing,
     print_rows,
     say,
     size,
@@ -21,6 +21,7 @@ from headrace.cli.printing import (
 from headrace.cli.values import Yes, confirm
 from headrace.client.threads import BrokerClient
 from headrace.errors import InvalidArgument
+from headrace.operations.results import TopicStats
 
 Sets = Annotated[
     list[str] | None,
@@ -98,20 +99,19 @@ def delete_topic(client: BrokerClient, topic: Topic, yes: Yes = False) -> None:
 @with_client
 def topics(client: BrokerClient, as_json: AsJson = False) -> None:
     """List the topics."""
-    found = client.list_topics()
-    rows = [
-        {
-            "topic": each["topic"],
-            "partitions": len(each["partitions"]),
-            "messages": each["messages"],
-            "size": size(each["bytes"]),
-            "durability": each["durability"],
-            "subscriptions": ", ".join(each["subscriptions"]) or None,
-        }
-        for each in found
-    ]
-    columns = ("topic", "partitions", "messages", "size", "durability", "subscriptions")
-    print_listing(as_json, found, rows, columns, "No topics yet. The first publish creates one.")
+    empty = "No topics yet. The first publish creates one."
+    print_each(as_json, client.list_topics(), _row, empty)
+
+
+def _row(topic: TopicStats) -> dict[str, Any]:
+    return {
+        "topic": topic["topic"],
+        "partitions": len(topic["partitions"]),
+        "messages": topic["messages"],
+        "size": size(topic["bytes"]),
+        "durability": topic["durability"],
+        "subscriptions": ", ".join(topic["subscriptions"]) or None,
+    }
 
 
 @with_client

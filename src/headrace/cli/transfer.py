@@ -48,8 +48,9 @@ from headrace.cli.printing import (
     progress_bar,
     say,
 )
+from headrace.client.own_times import OwnTimes
 from headrace.client.threads import BrokerClient
-from headrace.contents import check_headers, check_key
+from headrace.contents import TOMBSTONE_HEADER, TOMBSTONE_TEXT, check_headers, check_key
 from headrace.errors import HeadraceError, InvalidArgument
 from headrace.log.batch import LOST, Batch, encode
 from headrace.log.columns import NO_ID, Columns, pieces
@@ -67,7 +68,6 @@ from headrace.partitioning import partition_of_key
 CHUNK_LINES = 5_000
 CHUNK_BYTES = 4 << 20
 LINE_BYTES_MAX = 256 << 20
-TIME_HEADER = "headrace-time"
 FIELDS = frozenset(
     {
         *("id", "topic", "partition", "offset", "timestamp", "key", "headers", "attempt", "data"),
@@ -127,6 +127,7 @@ def export(
                     else:
                         out.writelines(_lines(batch, topic, number, low, high))
                     done += high - low
+                    start = high  # the next one may begin earlier
                 bar.show(done, total, "message")
     if file != "-":
         say(f"Exported {count_of(done - lost, 'message')} of {topic} to {file}.")
@@ -191,6 +192,8 @@ def _written(file: str) -> Iterator[Any]:
     path = Path(file)
     temporary = path.with_name(path.name + ".tmp")
     try:
+        if not path.parent.is_dir():
+            raise InvalidArgument(f"{file} cannot be written: there is no directory {path.parent}")
         with temporary.open("wb") as raw:
             if path.suffix == ".gz":
                 with gzip.GzipFile(path.stem, "wb", 6, raw, mtime=0) as packed:
@@ -312,8 +315,7 @@ class _Import:
         self._digest = b""
         self._name = ""
         self._last = -1
-        self._times: dict[int, int] = {}
-        """Of the last message in each partition."""
+        self._times = OwnTimes(client)
         self.done = self.skipped = 0
 
     def check_all(self) -> int:
@@ -393,25 +395,8 @@ class _Import:
 
     def _columns(self, partition: int, lines: list[Line]) -> Columns:
         now = time.time_ns() // 1_000_000
-        last = self._times.get(partition)
-        if last is None:
-            found = self._client.positions([self._topic])[self._topic][partition]
-            last = 0
-            if found["end"] > found["start"]:
-                batches = self._client.fetch_batches(
-                    self._topic, found["end"] - 1, partition=partition, max_bytes=1
-                )
-                last = batches[-1].max_timestamp if batches else 0
-        times, headers = [], []
-        for line in lines:
-            own = now if line.timestamp is None else line.timestamp
-            more = line.headers
-            if not last <= own <= now:
-                more = {TIME_HEADER: str(own), **(more or {})}
-            last = max(last, min(own, now))
-            times.append(own)
-            headers.append(more)
-        self._times[partition] = last
+        times = [now if line.timestamp is None else line.timestamp for line in lines]
+        headers = self._times.kept(self._topic, partition, times, [line.headers for line in lines])
         return Columns(
             [line.value for line in lines],
             _or_none([line.key for line in lines], None),
@@ -501,14 +486,16 @@ def _read(document: dict[str, Any], raw: bytes) -> Line:
         key = {"data": document["key64"], "encoding": "base64"}
     if key is not None:
         key = check_key(key if isinstance(key, str) else _bytes("key", key))
-    data = document.get("data", "")
-    if not isinstance(data, str) and "encoding" not in document:  # JSON, byte for byte
-        value = bytes(msgspec.json.decode(raw, type=_Exact).data)
-    else:
-        value = _bytes("the message", document)
     headers = document.get("headers")
     if headers is not None:
         headers = dict(check_headers(headers))
+    data = document.get("data", "")
+    if data is None and (headers or {}).get(TOMBSTONE_HEADER) == TOMBSTONE_TEXT:
+        value = b""
+    elif not isinstance(data, str) and "encoding" not in document:  # JSON, byte for byte
+        value = bytes(msgspec.json.decode(raw, type=_Exact).data)
+    else:
+        value = _bytes("the message", document)
     target, topic = document.get("to"), document.get("topic")
     return Line(
         None if topic is None else check_topic_name(topic, internal=True),

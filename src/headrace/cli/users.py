@@ -24,10 +24,11 @@ from headrace.cli.connecting import (
     with_client,
     with_options,
 )
-from headrace.cli.printing import AsJson, print_json, print_listing, say
+from headrace.cli.printing import AsJson, print_each, print_json, print_listing, say
 from headrace.cli.values import Yes, confirm
 from headrace.client.threads import BrokerClient
 from headrace.errors import InvalidArgument
+from headrace.operations.results import UserInfo
 
 users = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 access = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -151,20 +152,18 @@ def add(
 @with_access
 def list_users(rules: Any, as_json: AsJson = False) -> None:
     """List the users and their rights."""
-    found = rules.users()
-    rows = [
-        {
-            "user": each["user"],
-            "rights": _rights(each["grants"]),
-            "password": each["has_password"],
-            "certificates": ", ".join(each["certificates"]) or None,
-            "tokens": ", ".join(each["tokens"]) or None,
-            "disabled": each["disabled"],
-        }
-        for each in found
-    ]
-    columns = ("user", "rights", "password", "certificates", "tokens", "disabled")
-    print_listing(as_json, found, rows, columns, "No users yet.")
+    print_each(as_json, rules.users(), _row, "No users yet.")
+
+
+def _row(user: UserInfo) -> dict[str, Any]:
+    return {
+        "user": user["user"],
+        "rights": _rights(user["grants"]),
+        "password": user["has_password"],
+        "certificates": ", ".join(user["certificates"]) or None,
+        "tokens": ", ".join(user["tokens"]) or None,
+        "disabled": user["disabled"],
+    }
 
 
 @users.command()
@@ -196,6 +195,8 @@ def change(
       headrace users change alice --disable
     """
     grants = [] if no_grants else grants_of(grant, admin, namespace)
+    if grants is None and not (certificate or quota or password) and disable is None:
+        raise InvalidArgument("nothing to change: give an option, see 'headrace users change -h'")
     found = rules.change_user(
         name,
         password=new_password(name) if password else None,

@@ -251,6 +251,8 @@ class ServerProcess(_TestServer):
     """A real ``headrace serve``."""
 
     arguments: tuple[str, ...] = ()
+    main = "from headrace.cli import main; main()"
+    """The program that the process runs."""
     addresses: dict[str, Address]
     ready_line: str
     _process: subprocess.Popen[bytes] | None = None
@@ -262,12 +264,13 @@ class ServerProcess(_TestServer):
         stdout, stderr = self._directory / "stdout", self._directory / "stderr"
         with stdout.open("wb") as output, stderr.open("ab") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _MAIN, "serve", *self.arguments],
+                [sys.executable, "-c", self.main, "serve", *self.arguments],
                 cwd=self._directory,
                 env=self._environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=errors,
+                start_new_session=True,  # Ctrl-C is for the program that started it, which then stops it
             )
         try:
             self._wait_for_ready(self._process)
@@ -356,9 +359,6 @@ class ServerProcess(_TestServer):
         if self._process is not None:
             self.signal(signal.SIGKILL)
             self.wait()
-
-
-_MAIN = "from headrace.cli import main; main()"
 
 
 def server_process(
