@@ -2,7 +2,7 @@
 
 ``python -m benchmarks._bare text``  answers ``OK <n>`` to each ``PUB`` of 100 bytes, and keeps nothing.
 ``python -m benchmarks._bare http``  answers each request with its body.
-``python -m benchmarks._bare relay`` hands each ``PUB`` of 100 bytes on to whoever has said ``SUB``.
+``python -m benchmarks._bare relay`` hands each ``PUB`` of 100 bytes on to all who have said ``SUB``.
 
 All print their port and run until they are killed.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import cast
+from typing import ClassVar, cast
 
 import httptools
 import uvloop
@@ -54,19 +54,24 @@ class Http(asyncio.Protocol):
 
 
 class Relay(asyncio.Protocol):
-    subscriber: asyncio.Transport | None = None
+    subscribers: ClassVar[set[asyncio.Transport]] = set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         if data.startswith(b"SUB"):
-            Relay.subscriber = self._transport
-            self._transport.write(b"OK\r\n")
-        elif Relay.subscriber is not None:
+            Relay.subscribers.add(self._transport)
+            self._transport.write(b"OK\r\n" * data.count(b"SUB"))
+        else:
             many = data.count(b"PUB")  # small writes over loopback arrive whole
             self._transport.write(b"OK 1\r\n" * many)
-            Relay.subscriber.write((b"MSG 1 100 t 0 - 1\r\n" + data[-100:]) * many)
+            delivery = (b"MSG 1 100 t 0 - 1\r\n" + data[-100:]) * many
+            for subscriber in Relay.subscribers:
+                subscriber.write(delivery)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        Relay.subscribers.discard(self._transport)
 
 
 async def main(what: str) -> None:

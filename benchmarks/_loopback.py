@@ -121,7 +121,10 @@ class Load:
     def listening(
         self, address: Address, unit: str, connections: int, greeting: bytes, answers: int = 1
     ) -> Iterator[Listeners]:
-        """Connections that have sent ``greeting`` and got its answer; then they count what comes."""
+        """Connections that have sent ``greeting`` and got its answer; then they count what comes.
+
+        The first ``####`` of the greeting becomes the number of the connection.
+        """
         command = self._command(
             "listen", address, unit, connections, answers, self._file("listen", greeting)
         )

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -23,6 +24,7 @@ def prepared(*, quick: bool) -> Iterator[Benchmark]:
         _fill(directory / "threads", total)
         store_singly(directory / "threads", "singly", messages(1000), total)
         _fill(directory / "asyncio", total)
+        store_singly(directory / "asyncio", "singly", messages(1000), total)
         broker = stack.enter_context(Broker.open(directory / "threads", retention_hours=None))
 
         def one(topic: str = "t") -> float:
@@ -40,9 +42,9 @@ def prepared(*, quick: bool) -> Iterator[Benchmark]:
             consumer.close()
             return speed
 
-        def two() -> float:
+        def two(topic: str = "t") -> float:
             name = f"g{next(numbers)}"
-            consumers = [broker.subscription(name, "t") for _ in range(2)]
+            consumers = [broker.subscription(name, topic) for _ in range(2)]
             left = [total]
 
             def work(consumer) -> None:  # type: ignore[no-untyped-def]
@@ -62,20 +64,27 @@ def prepared(*, quick: bool) -> Iterator[Benchmark]:
                 thread.join()
             return total / (time.perf_counter() - started)
 
-        def in_asyncio(consumers: int) -> float:
+        def in_asyncio(consumers: int, topic: str = "t") -> float:
             group = f"g{next(numbers)}"
-            return asyncio.run(_asyncio(directory / "asyncio", total, group, consumers))
+            return asyncio.run(_asyncio(directory / "asyncio", topic, total, group, consumers))
+
+        measured: dict[str, Callable[..., float]] = {
+            "one consumer, threads": one,
+            "two consumers, threads": two,
+            "one consumer, asyncio": partial(in_asyncio, 1),
+            "two consumers, asyncio": partial(in_asyncio, 2),
+        }
 
         yield Benchmark(
             "consume",
             f"embedded, {total:,} × 100 bytes, subscribe and acknowledge",
             [
-                Case("one consumer, threads", one, "messages/s", 200_000),
-                Case("one consumer, threads, published one at a time", lambda: one("singly"), "messages/s", 0.7,
-                     reference="one consumer, threads", relative=True),
-                Case("two consumers, threads", two, "messages/s", 200_000),
-                Case("one consumer, asyncio", lambda: in_asyncio(1), "messages/s", 200_000),
-                Case("two consumers, asyncio", lambda: in_asyncio(2), "messages/s", 200_000),
+                *[Case(name, run, "messages/s", 200_000) for name, run in measured.items()],
+                *[
+                    Case(f"{name}, published one at a time", partial(run, topic="singly"), "messages/s", 0.7,
+                         reference=name, relative=True)
+                    for name, run in measured.items()
+                ],
             ],
         )  # fmt: skip
 
@@ -87,9 +96,9 @@ def _fill(directory: Path, total: int) -> None:
             broker.publish_many("t", part)
 
 
-async def _asyncio(directory: Path, total: int, group: str, count: int) -> float:
+async def _asyncio(directory: Path, topic: str, total: int, group: str, count: int) -> float:
     async with AsyncBroker.open(directory, retention_hours=None) as broker:
-        consumers = [await broker.subscription(group, "t") for _ in range(count)]
+        consumers = [await broker.subscription(group, topic) for _ in range(count)]
         left = total
 
         async def work(consumer) -> None:  # type: ignore[no-untyped-def]

@@ -259,10 +259,9 @@ def write(benchmark: Benchmark, directory: Path) -> None:
 
 
 @contextmanager
-def data_directory() -> Iterator[Path]:
+def data_directory(base: Path = ROOT / "bench-data") -> Iterator[Path]:
     """A folder on the real disk, removed afterwards."""
-    base = ROOT / "bench-data"
-    base.mkdir(exist_ok=True)
+    base.mkdir(parents=True, exist_ok=True)
     path = Path(tempfile.mkdtemp(dir=base))
     try:
         yield path

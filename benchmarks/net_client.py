@@ -25,6 +25,7 @@ def prepared(*, quick: bool) -> Iterator[Benchmark]:
             client.publish_many("read", values)
         client.create_topic("singly")
         send_singly(process, "singly", values, total)
+        client.create_topic("memory", durable=False)
 
         def publish_many(part: list[bytes]) -> Callable[[], float]:
             rounds = total // len(part)
@@ -42,6 +43,15 @@ def prepared(*, quick: bool) -> Iterator[Benchmark]:
                 for _ in range(wanted):
                     publish(TOPIC, value)
                 client.flush()
+
+            return rate(wanted, work)
+
+        def publish_and_wait(topic: str) -> float:
+            wanted = total // 500
+
+            def work() -> None:
+                for _ in range(wanted):
+                    client.publish(topic, values[0])
 
             return rate(wanted, work)
 
@@ -86,6 +96,8 @@ def prepared(*, quick: bool) -> Iterator[Benchmark]:
                 Case("publish_many by 10,000", publish_many(values), "messages/s", 1_000_000),
                 Case("publish_many by 1,000", publish_many(thousand), "messages/s"),
                 Case("publish, not waiting for each", publish_each, "messages/s"),
+                Case("publish, waiting for each", lambda: publish_and_wait(TOPIC), "messages/s"),
+                Case("publish, waiting for each, in memory", lambda: publish_and_wait("memory"), "messages/s"),
                 Case("subscribe and ack each", subscribe_and_ack, "messages/s", 150_000),
                 Case("fetch as values", fetch_values, "messages/s", 2_000_000),
                 Case("fetch as messages", fetch_messages, "messages/s", 800_000),

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
-from benchmarks.harness import Benchmark, Case, data_directory, messages, rate
+from benchmarks.harness import Benchmark, Case, data_directory, messages, rate, store_singly
 from headrace import Broker
 
 SMALL = 10_000
@@ -15,13 +15,14 @@ SMALL = 10_000
 @contextmanager
 def prepared(*, quick: bool) -> Iterator[Benchmark]:
     large = 500_000 if quick else 10_000_000
+    singly = large // 10
     rounds = 300 if quick else 2000
     choose = random.Random(7)
     values = messages(1000)
     with ExitStack() as stack:
-        broker = stack.enter_context(
-            Broker.open(stack.enter_context(data_directory()), retention_hours=None)
-        )
+        directory = stack.enter_context(data_directory())
+        store_singly(directory, "singly", values, singly)
+        broker = stack.enter_context(Broker.open(directory, retention_hours=None))
         for topic, size in (("small", SMALL), ("large", large)):
             broker.create_topic(topic, durability="never")
             for _ in range(size // 1000):
@@ -53,6 +54,8 @@ def prepared(*, quick: bool) -> Iterator[Benchmark]:
                      relative=True),
                 Case("fetch, small", fetch("small", SMALL), "calls/s"),
                 Case("fetch, large", fetch("large", large), "calls/s", 0.8,
+                     reference="fetch, small", relative=True),
+                Case("fetch, published one at a time", fetch("singly", singly), "calls/s", 0.7,
                      reference="fetch, small", relative=True),
             ],
             repeat=7,

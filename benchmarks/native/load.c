@@ -222,23 +222,6 @@ static int pull(Connection *c) {
 }
 
 /* --- many connections ------------------------------------------------------------------------------ */
-static Connection *open_all(const char *host, int port, int many, int *epoll) {
-    Connection *all = calloc((size_t)many, sizeof *all);
-    *epoll = epoll_create1(0);
-    if (!all || *epoll < 0) die("epoll");
-    for (int n = 0; n < many; n++) {
-        all[n].fd = connect_to(host, port, n);
-        struct epoll_event event = {.events = EPOLLIN, .data.ptr = &all[n]};
-        if (epoll_ctl(*epoll, EPOLL_CTL_ADD, all[n].fd, &event) < 0) die("epoll_ctl");
-    }
-    return all;
-}
-
-static void want_writes(int epoll, Connection *c, int wanted) {
-    struct epoll_event event = {.events = EPOLLIN | (wanted ? EPOLLOUT : 0), .data.ptr = c};
-    if (epoll_ctl(epoll, EPOLL_CTL_MOD, c->fd, &event) < 0) die("epoll_ctl");
-}
-
 static void greet(Connection *c, const Blob *greeting, uint64_t answers) {
     if (!greeting->size) return;
     if (!start_sending(c, greeting)) die("a greeting that does not fit");
@@ -251,14 +234,48 @@ static void greet(Connection *c, const Blob *greeting, uint64_t answers) {
     c->answers = 0;
 }
 
+/* Read what has come: a broker closes connections that do not answer its pings. */
+static void attend(int epoll) {
+    struct epoll_event events[256];
+    for (int ready; (ready = epoll_wait(epoll, events, 256, 0)) > 0;)
+        for (int n = 0; n < ready; n++)
+            if (!pull(events[n].data.ptr)) die("the broker closed the connection");
+}
+
+/* Each greets as soon as it is connected: a broker closes connections that stay silent. */
+static Connection *open_all(const char *host, int port, int many, int *epoll, Blob *greeting,
+                            uint64_t answers) {
+    Connection *all = calloc((size_t)many, sizeof *all);
+    *epoll = epoll_create1(0);
+    if (!all || *epoll < 0) die("epoll");
+    greeting->data[greeting->size] = 0;
+    char *number = strstr(greeting->data, "####"), digits[12];
+    for (int n = 0; n < many; n++) {
+        if (number) {
+            snprintf(digits, sizeof digits, "%04d", n % 10000);
+            memcpy(number, digits, 4);
+        }
+        all[n].fd = connect_to(host, port, n);
+        struct epoll_event event = {.events = EPOLLIN, .data.ptr = &all[n]};
+        if (epoll_ctl(*epoll, EPOLL_CTL_ADD, all[n].fd, &event) < 0) die("epoll_ctl");
+        greet(&all[n], greeting, answers);
+        if (n % 100 == 99) attend(*epoll);
+    }
+    return all;
+}
+
+static void want_writes(int epoll, Connection *c, int wanted) {
+    struct epoll_event event = {.events = EPOLLIN | (wanted ? EPOLLOUT : 0), .data.ptr = c};
+    if (epoll_ctl(epoll, EPOLL_CTL_MOD, c->fd, &event) < 0) die("epoll_ctl");
+}
+
 static int publish(char **argv) {
     const char *host = argv[0];
     int port = atoi(argv[1]), many = atoi(argv[3]), epoll;
     long rounds = atol(argv[4]), per_round = atol(argv[5]);
     Blob greeting = read_file(argv[6]), round = read_file(argv[7]);
-    Connection *all = open_all(host, port, many, &epoll);
-    for (int n = 0; n < many; n++)
-        greet(&all[n], &greeting, greeting.size && memcmp(greeting.data, "GET ", 4) ? 1 : 0);
+    uint64_t greeted = greeting.size && memcmp(greeting.data, "GET ", 4) ? 1 : 0;
+    Connection *all = open_all(host, port, many, &epoll, &greeting, greeted);
     double began = now();
     int busy = 0;
     for (int n = 0; n < many; n++) {
@@ -300,8 +317,7 @@ static int listen_all(char **argv) {
     int port = atoi(argv[1]), many = atoi(argv[3]), epoll;
     uint64_t greetings = strtoull(argv[4], NULL, 10);
     Blob greeting = read_file(argv[5]);
-    Connection *all = open_all(host, port, many, &epoll);
-    for (int n = 0; n < many; n++) greet(&all[n], &greeting, greetings);
+    Connection *all = open_all(host, port, many, &epoll, &greeting, greetings);
     struct epoll_event event = {.events = EPOLLIN, .data.ptr = NULL};
     if (epoll_ctl(epoll, EPOLL_CTL_ADD, 0, &event) < 0) die("standard input");
     printf("ready\n");

@@ -11,14 +11,14 @@ import subprocess
 from pathlib import Path
 
 from benchmarks.harness import ROOT, console
+from benchmarks.peers.server import Missing
+from benchmarks.spark.kafka import NotFetched, fetch_jars
+from headrace.spark import use_java
 
 CACHE = ROOT / ".cache" / "peers"
 FETCH_S = 900.0
 NATS_CLI = "v0.3.0"
-
-
-class Missing(Exception):
-    """The peer, or its load tool, cannot be had here."""
+_PATIENT = ("-o", "DPkg::Lock::Timeout=300")  # another installation may be under way
 
 
 def debian(program: str, package: str) -> str:
@@ -36,8 +36,11 @@ def debian(program: str, package: str) -> str:
         policy.chmod(0o755)
     try:
         with console.status(f"installing {package}"):
-            _run(["apt-get", "update", "-qq"])
-            _run(["apt-get", "install", "-y", "-qq", package], DEBIAN_FRONTEND="noninteractive")
+            _run(["apt-get", *_PATIENT, "update", "-qq"])
+            _run(
+                ["apt-get", *_PATIENT, "install", "-y", "-qq", package],
+                DEBIAN_FRONTEND="noninteractive",
+            )
     finally:
         if ours:
             policy.unlink()
@@ -60,19 +63,38 @@ def go(program: str, module: str) -> str:
 def nats_cli() -> str:
     """NATS's load tool. ``go install`` needs the proxy's list of versions, which not every proxy has; a build in a
     module of its own does not."""
-    path = CACHE / "go" / "nats"
+    module = f"module cli\n\ngo 1.24\n\nrequire github.com/nats-io/natscli {NATS_CLI}\n"
+    source = 'package cli\n\nimport _ "github.com/nats-io/natscli/cli"\n'
+    return go_program("nats", module, {"cli.go": source}, "github.com/nats-io/natscli/nats")
+
+
+def go_program(name: str, module: str, files: dict[str, str], package: str = ".") -> str:
+    """A program that is built in a module of its own: its go.mod, its files, and the package of the program."""
+    path = CACHE / "go" / name
     if not path.exists():
         _need("go")
-        folder = CACHE / "nats-cli"
+        folder = CACHE / f"go-{name}"
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "go.mod").write_text(
-            f"module cli\n\ngo 1.24\n\nrequire github.com/nats-io/natscli {NATS_CLI}\n"
-        )
-        (folder / "cli.go").write_text('package cli\n\nimport _ "github.com/nats-io/natscli/cli"\n')
-        with console.status("building nats"):
+        for file, text in {"go.mod": module, **files}.items():
+            (folder / file).write_text(text)
+        with console.status(f"building {name}"):
             _run(["go", "mod", "tidy"], cwd=folder)
-            _run(["go", "build", "-o", str(path), "github.com/nats-io/natscli/nats"], cwd=folder)
+            _run(["go", "build", "-o", str(path), package], cwd=folder)
     return str(path)
+
+
+def maven(name: str, package: str) -> list[str]:
+    """The jars of a package of Maven Central."""
+    try:
+        use_java()
+        return [str(jar) for jar in fetch_jars(name, package)]
+    except (NotFetched, OSError, subprocess.TimeoutExpired) as error:
+        raise Missing(f"{package} cannot be fetched: {error}") from None
+
+
+def java() -> str:
+    use_java()
+    return str(Path(os.environ["JAVA_HOME"]) / "bin" / "java")
 
 
 def _need(program: str) -> None:

@@ -2,117 +2,74 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
-from typing import ClassVar
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import Any
 
-from confluent_kafka import Consumer, Message, Producer
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from benchmarks.peers.driver import Driver, Seen
-from benchmarks.peers.fetching import Missing
-from benchmarks.peers.server import Server, free_port
+from benchmarks.peers.driver import Driver, Ready, Seen
 
 COMMIT_EVERY = 1000
-
-
-class Broker(Server):
-    name = "Kafka"
-    modes: ClassVar = {
-        "default": "acks=all on one node, no sync (the default)",
-        "fsync": "acks=all, flush.messages=1: each batch is synced before its answer",
-    }
-
-    def __init__(self, mode: str, directory: Path):
-        super().__init__(mode, directory)
-        self._controller = free_port()
-
-    @classmethod
-    def fetch(cls) -> None:
-        jars()
-
-    def command(self) -> list[str]:
-        settings = self.directory / "server.properties"
-        settings.write_text(
-            "process.roles=broker,controller\nnode.id=1\n"
-            f"controller.quorum.voters=1@127.0.0.1:{self._controller}\n"
-            f"listeners=PLAINTEXT://127.0.0.1:{self.port},CONTROLLER://127.0.0.1:{self._controller}\n"
-            f"advertised.listeners=PLAINTEXT://127.0.0.1:{self.port}\n"
-            "controller.listener.names=CONTROLLER\n"
-            f"log.dirs={self.directory / 'data'}\n"
-            "offsets.topic.replication.factor=1\noffsets.topic.num.partitions=4\n"
-            "transaction.state.log.replication.factor=1\ntransaction.state.log.min.isr=1\n"
-            "share.coordinator.state.topic.replication.factor=1\nshare.coordinator.state.topic.min.isr=1\n"
-            "group.initial.rebalance.delay.ms=0\nauto.create.topics.enable=false\n"
-        )
-        program = [str(java()), "-Xmx1g", "-cp", os.pathsep.join(jars())]
-        if not (self.directory / "data").exists():
-            subprocess.run(
-                [*program, "kafka.tools.StorageTool", "format", "-t", "SGVhZHJhY2UtYmVuY2hfMQ", "-c", str(settings)],
-                check=True, capture_output=True,
-            )  # fmt: skip
-        return [*program, "kafka.Kafka", str(settings)]
-
-    def serves(self) -> bool:
-        if not super().serves():
-            return False
-        try:
-            AdminClient({"bootstrap.servers": self.address}).list_topics(timeout=2)
-        except Exception:
-            return False
-        return True
-
-
-def jars() -> list[str]:
-    from benchmarks.spark.kafka import packages
-
-    found = packages()
-    if found is None:
-        raise Missing("its packages cannot be fetched from Maven Central")
-    import pyspark
-
-    scala = next((Path(pyspark.__file__).parent / "jars").glob("scala-library-*.jar"))
-    return [str(jar) for jar in (*found.broker, scala)]
-
-
-def java() -> Path:
-    return Path(os.environ["JAVA_HOME"]) / "bin" / "java"
+FETCH = 10_000
+ANSWER_S = 120.0
 
 
 class Client(Driver):
-    def __init__(self, address: str, mode: str, topic: str):
-        super().__init__(address, mode, topic)
+    def __init__(self, address: str, mode: str, topic: str, as_log: bool = False):
+        super().__init__(address, mode, topic, as_log)
         config = {"flush.messages": "1"} if mode == "fsync" else {}
-        admin = AdminClient({"bootstrap.servers": address})
+        self._admin = AdminClient({"bootstrap.servers": address})
         new = NewTopic(topic, num_partitions=1, replication_factor=1, config=config)
         try:
-            admin.create_topics([new])[topic].result(30)
-        except Exception as error:  # the publisher of the latency finds the consumer's topic
-            if "TOPIC_ALREADY_EXISTS" not in str(error):
+            self._admin.create_topics([new])[topic].result(60)
+        except KafkaException as error:  # the publisher of the latency finds the consumer's topic
+            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise
-        self._producer = Producer(
-            {"bootstrap.servers": address, "queue.buffering.max.messages": 1_000_000}
-        )
+        self._producer = self._new_producer()
         self._swift: Producer | None = None
+        self._alone: Producer | None = None
+        self._consumers: list[Consumer] = []
+
+    def _new_producer(self, **more: Any) -> Producer:
+        return Producer(
+            {
+                "bootstrap.servers": self.address,
+                "acks": "all",
+                "queue.buffering.max.messages": 1_000_000,
+                # Kafka's own client has the same default. Without it nothing is batched that does not linger.
+                "max.in.flight.requests.per.connection": 5,
+                "socket.nagle.disable": True,
+                **more,
+            }
+        )
 
     def close(self) -> None:
-        self._producer.flush(30)
+        for consumer in self._consumers:
+            consumer.close()
 
+    def drop(self) -> None:
+        self._admin.delete_topics([self.topic])[self.topic].result(60)
+
+    # --- publishing -------------------------------------------------------------------------
     def _at_once(self) -> Producer:
         """Without lingering, for those who wait for each."""
         if self._swift is None:
-            self._swift = Producer({"bootstrap.servers": self.address, "linger.ms": 0})
+            self._swift = self._new_producer(**{"linger.ms": 0})
+            self._swift.list_topics(self.topic, timeout=60)  # now it is connected
         return self._swift
+
+    def _flush(self, producer: Producer) -> None:
+        if producer.flush(ANSWER_S):
+            raise TimeoutError("Kafka has not answered")
 
     def put(self, value: bytes) -> None:
         producer = self._at_once()
         producer.produce(self.topic, value)
-        if producer.flush(30):
-            raise TimeoutError("Kafka has not answered")
+        self._flush(producer)
 
     def send_all(self, values: Iterable[bytes]) -> None:
         produce, poll = self._producer.produce, self._producer.poll
@@ -120,76 +77,95 @@ class Client(Driver):
             produce(self.topic, value)
             if not number & 1023:
                 poll(0)
-        if self._producer.flush(120):
-            raise TimeoutError("Kafka has not answered")
+        self._flush(self._producer)
 
     def send_batch(self, values: Sequence[bytes]) -> None:
-        self.send_all(values)
+        queued = self._producer.produce_batch(self.topic, [{"value": value} for value in values])
+        assert queued == len(values), "the queue of the client is full"
+        self._flush(self._producer)
 
-    def send_paced(self, values: Iterable[bytes]) -> None:
-        producer = self._at_once()
+    def send_singly(self, values: Sequence[bytes]) -> None:
+        if self._alone is None:
+            self._alone = self._new_producer(**{"linger.ms": 0, "batch.num.messages": 1})
         for value in values:
+            self._alone.produce(self.topic, value)
+        self._flush(self._alone)
+
+    def send_paced(self, due: Iterable[list[bytes]]) -> None:
+        producer = self._at_once()
+        for value in chain.from_iterable(due):
             producer.produce(self.topic, value)
             producer.poll(0)
-        producer.flush(30)
+        self._flush(producer)
 
-    def _consumer(self, group: str) -> Consumer:
+    # --- reading ----------------------------------------------------------------------------
+    def _consumer(self, group: str, **more: Any) -> Consumer:
         consumer = Consumer(
             {
                 "bootstrap.servers": self.address,
-                "group.id": group,
+                "group.id": f"{self.topic}-{group}",
                 "auto.offset.reset": "earliest",
                 "enable.auto.commit": False,
                 "fetch.wait.max.ms": 100,
+                "socket.nagle.disable": True,
+                **more,
             }
         )
-        consumer.subscribe([self.topic])
+        self._consumers.append(consumer)
         return consumer
 
-    def read(self, count: int) -> int:
-        consumer = self._consumer("reader")
+    def _reader(self, group: str) -> Consumer:
+        """One that reads a log: no group decides what it gets."""
+        consumer = self._consumer(group)
+        consumer.assign([TopicPartition(self.topic, 0, 0)])
+        return consumer
+
+    def read(self, count: int, ready: Ready) -> int:
+        consumer = self._reader("reader")
+        while not _good(consumer.consume(1, timeout=10)):  # it is connected when it has the first
+            pass
+        consumer.seek(TopicPartition(self.topic, 0, 0))
+        ready()
         found = 0
         while found < count:
-            found += len(consumer.consume(10_000, timeout=10))
-        consumer.close()
+            found += len(_good(consumer.consume(min(FETCH, count - found), timeout=10)))
         return found
 
-    def take(
-        self, count: int, seen: Seen | None = None, ready: Callable[[], object] | None = None
-    ) -> None:
-        """Kafka's groups have no ack for a message; a commit for each thousand is as near as it comes."""
-        consumer = self._consumer("q")
-        if ready:
-            while not consumer.assignment():
-                consumer.poll(0.1)
-            ready()
-        left = count
+    def take(self, count: int, ready: Ready, seen: Seen | None = None) -> None:
+        """Kafka's groups have no ack for a message; a commit for each thousand is as near as it comes. The latency
+        is measured with commits in the background, every five seconds, which is the default."""
+        consumer = self._consumer("q", **({"enable.auto.commit": True} if seen else {}))
+        consumer.subscribe([self.topic])
+        early: list[Message] = []
+        while not consumer.assignment():
+            early += _good(consumer.consume(1, timeout=0.01))
+        ready()
+        left = count - len(early)
         while left:
             if seen:
                 one = consumer.poll(10)
-                messages: list[Message] = [one] if one is not None else []
+                messages = _good([one] if one is not None else [])
+                for message in messages:
+                    seen(message.value() or b"")
             else:
-                messages = consumer.consume(min(COMMIT_EVERY, left), timeout=10)
-            for message in messages:
-                value = message.value()
-                assert value is not None
-                if seen:
-                    seen(value)
-            if messages:
-                consumer.commit(asynchronous=True)
+                messages = _good(consumer.consume(min(COMMIT_EVERY, left), timeout=10))
+                if messages:
+                    consumer.commit(asynchronous=True)
             left -= len(messages)
-        consumer.close()
+        if not seen:
+            consumer.commit(asynchronous=False)
 
     def fan_out(self, subscribers: int, values: Sequence[bytes]) -> float:
-        consumers = [self._consumer(f"follower-{number}") for number in range(subscribers)]
-        for consumer in consumers:
-            while not consumer.assignment():
-                consumer.poll(0.05)
+        consumers = [self._reader(f"follower-{number}") for number in range(subscribers)]
+        self.send_all(values[:1])
+        for consumer in consumers:  # each is connected when it has the first
+            while not _good(consumer.consume(1, timeout=10)):
+                pass
 
         def follow(consumer: Consumer) -> None:
             left = len(values)
             while left:
-                left -= len(consumer.consume(500, timeout=1))
+                left -= len(_good(consumer.consume(min(FETCH, left), timeout=1)))
 
         threads = [threading.Thread(target=follow, args=(consumer,)) for consumer in consumers]
         began = time.perf_counter()
@@ -198,7 +174,11 @@ class Client(Driver):
         self.send_all(values)
         for thread in threads:
             thread.join()
-        took = time.perf_counter() - began
-        for consumer in consumers:
-            consumer.close()
-        return took
+        return time.perf_counter() - began
+
+
+def _good(messages: list[Message]) -> list[Message]:
+    """An error comes as a message. The last one is enough: asking each would cost as much as reading it."""
+    if messages and (error := messages[-1].error()):
+        raise KafkaException(error)
+    return messages

@@ -4,121 +4,106 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import Any
 
 import nats
-from nats.errors import TimeoutError as NatsTimeout
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StorageType, StreamConfig
 
-from benchmarks.peers.driver import Driver, Seen
-from benchmarks.peers.fetching import go
-from benchmarks.peers.server import Server
+from benchmarks.peers.driver import AsyncDriver, Ready, Seen
+
+WINDOW = 10_000
+"""Publishes whose answer is outstanding."""
+FETCH = 1000
 
 
-class Broker(Server):
-    name = "NATS JetStream"
-    modes: ClassVar = {
-        "default": "file storage, sync_interval 2 minutes (the default)",
-        "fsync": "file storage, sync_interval always",
-    }
-
-    @classmethod
-    def fetch(cls) -> None:
-        go("nats-server", "github.com/nats-io/nats-server/v2@latest")
-
-    def command(self) -> list[str]:
-        sync = "sync_interval: always" if self.mode == "fsync" else ""
-        config = self.directory / "nats.conf"
-        config.write_text(
-            f"listen: 127.0.0.1:{self.port}\nmax_payload: 8MB\n"
-            f'jetstream {{ store_dir: "{self.directory / "data"}", {sync} }}\n'
-        )
-        return [go("nats-server", "github.com/nats-io/nats-server/v2@latest"), "-c", str(config)]
-
-
-class Client(Driver):
-    """nats-py is asyncio only, so each call runs a piece of one loop."""
-
-    def __init__(self, address: str, mode: str, topic: str):
-        super().__init__(address, mode, topic)
-        self._runner = asyncio.Runner()
-        self._loop = self._runner.get_loop()
-        self._nats = self._run(nats.connect(f"nats://{address}"))
-        self._stream = self._nats.jetstream(publish_async_max_pending=20_000)
-        config = StreamConfig(name=topic, subjects=[topic], storage=StorageType.FILE)
-        self._run(self._stream.add_stream(config))
-
-    def _run(self, call: Awaitable[Any]) -> Any:
-        return self._loop.run_until_complete(call)
+class Client(AsyncDriver):
+    def __init__(self, address: str, mode: str, topic: str, as_log: bool = False):
+        super().__init__(address, mode, topic, as_log)
+        self._nats = self.run(nats.connect(f"nats://{address}"))
+        self._stream = self._nats.jetstream(publish_async_max_pending=WINDOW, timeout=60)
+        config = StreamConfig(name=topic, subjects=[topic, f"{topic}.*"], storage=StorageType.FILE)
+        self.run(self._stream.add_stream(config))
 
     def close(self) -> None:
-        self._run(self._nats.close())
-        self._runner.close()
+        self.run(self._nats.close())
+        super().close()
 
-    def put(self, value: bytes) -> None:
-        self._run(self._stream.publish(self.topic, value))
+    def drop(self) -> None:
+        self.run(self._stream.delete_stream(self.topic))
+
+    def enqueue(self) -> None:
+        self.run(self._stream.pull_subscribe(self.topic, durable="q"))
+
+    # --- publishing -------------------------------------------------------------------------
+    def put_each(self, values: Iterable[bytes]) -> list[float]:
+        async def put_each() -> list[float]:
+            times, clock, publish = [], time.perf_counter, self._stream.publish
+            for value in values:
+                began = clock()
+                await publish(self.topic, value)
+                times.append(clock() - began)
+            return times
+
+        return list(self.run(put_each()))
 
     def send_all(self, values: Iterable[bytes]) -> None:
-        self._run(self._send(values))
+        self.run(self._send((self.topic, value) for value in values))
 
-    async def _send(self, values: Iterable[bytes]) -> None:
-        for value in values:
-            await self._stream.publish_async(self.topic, value, wait_stall=60)
-        await self._stream.publish_async_completed()
-
-    def send_batch(self, values: Sequence[bytes]) -> None:
-        self.send_all(values)
-
-    def send_paced(self, values: Iterable[bytes]) -> None:
-        async def send() -> None:
-            for value in values:
-                await self._stream.publish_async(self.topic, value, wait_stall=60)
+    async def _send(self, messages: Iterable[tuple[str, bytes]], pause: bool = False) -> None:
+        publish, answers = self._stream.publish_async, []
+        for subject, value in messages:
+            answers.append(await publish(subject, value))
+            if pause:
                 await asyncio.sleep(0)  # so that the client sends it
-            await self._stream.publish_async_completed()
+        await self._stream.publish_async_completed()
+        for answer in answers:
+            answer.result()  # an error is raised here
 
-        self._run(send())
+    def send_paced(self, due: Iterable[list[bytes]]) -> None:
+        values = chain.from_iterable(due)
+        self.run(self._send(((self.topic, value) for value in values), pause=True))
 
-    def read(self, count: int) -> int:
+    def topics(self, many: int, values: Sequence[bytes]) -> float:
+        """Subjects of one stream, as its documentation advises."""
+        subjects = [f"{self.topic}.{number}" for number in range(many)]
+        began = time.perf_counter()
+        self.run(self._send((subjects[at % many], value) for at, value in enumerate(values)))
+        return time.perf_counter() - began
+
+    # --- reading ----------------------------------------------------------------------------
+    def read(self, count: int, ready: Ready) -> int:
         async def read() -> int:
             config = ConsumerConfig(ack_policy=AckPolicy.NONE, deliver_policy=DeliverPolicy.ALL)
             consumer = await self._stream.pull_subscribe(self.topic, config=config)
+            ready()
             found = 0
             while found < count:
-                found += len(await consumer.fetch(min(10_000, count - found), timeout=30))
+                found += len(await consumer.fetch(min(10 * FETCH, count - found), timeout=60))
+            await consumer.unsubscribe()
             return found
 
-        return int(self._run(read()))
+        return int(self.run(read()))
 
-    def take(
-        self, count: int, seen: Seen | None = None, ready: Callable[[], object] | None = None
-    ) -> None:
+    def take(self, count: int, ready: Ready, seen: Seen | None = None) -> None:
         async def take() -> None:
             consumer = await self._stream.pull_subscribe(self.topic, durable="q")
-            if ready:
-                ready()
+            ready()
             left = count
             while left:
-                # A full fetch waits for 500 messages; few at a time keeps the latency low.
-                want = 1 if seen else min(500, left)
-                try:
-                    messages = await consumer.fetch(want, timeout=30)
-                except NatsTimeout:
-                    continue
+                messages = await consumer.fetch(min(FETCH, left), timeout=60)
                 for message in messages:
-                    if seen:
-                        seen(message.data)
                     await message.ack()
                 left -= len(messages)
-            await self._nats.flush()
+            await self._nats.flush(60)
 
-        async def push() -> None:
+        async def push(seen: Seen) -> None:
             """For the latency: a push consumer, which waits for no request."""
             left, done = count, asyncio.Event()
 
             async def got(message: Any) -> None:
                 nonlocal left
-                assert seen is not None
                 seen(message.data)
                 await message.ack()
                 left -= 1
@@ -126,11 +111,11 @@ class Client(Driver):
                     done.set()
 
             await self._stream.subscribe(self.topic, durable="q", cb=got, manual_ack=True)
-            if ready:
-                ready()
+            await self._nats.flush()
+            ready()
             await done.wait()
 
-        self._run(push() if seen else take())
+        self.run(push(seen) if seen else take())
 
     def fan_out(self, subscribers: int, values: Sequence[bytes]) -> float:
         async def fan_out() -> float:
@@ -144,15 +129,19 @@ class Client(Driver):
                     done.set()
 
             clients = [await nats.connect(f"nats://{self.address}") for _ in range(subscribers)]
-            config = ConsumerConfig(ack_policy=AckPolicy.NONE)
-            for client in clients:
-                await client.jetstream().subscribe(self.topic, cb=got, config=config)
+            for (
+                client
+            ) in clients:  # each with a configuration of its own: nats-py writes an inbox into it
+                config = ConsumerConfig(ack_policy=AckPolicy.NONE, mem_storage=True)
+                await client.jetstream(timeout=60).subscribe(self.topic, cb=got, config=config)
+                await client.flush(60)
             began = time.perf_counter()
-            await self._send(values)
+            await self._send([(self.topic, value) for value in values])
             await done.wait()
             took = time.perf_counter() - began
+            assert not left, "more came than was published"
             for client in clients:
                 await client.close()
             return took
 
-        return float(self._run(fan_out()))
+        return float(self.run(fan_out()))

@@ -3,56 +3,23 @@
 from __future__ import annotations
 
 import statistics
-from html import escape
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import number
-from benchmarks.peers.works import WORKS, Work
+from benchmarks.peers.native import TOOLS
+from benchmarks.peers.plots import Rows, bar_plot, ratio_plot
+from benchmarks.peers.targets import MODES, NAMES, TARGETS, judge, samples_of, to_the_best
+from benchmarks.peers.works import NAMED, WORKS
 
-COLOURS = {
-    "headrace": "#1f77b4",
-    "redis": "#d62728",
-    "nats": "#2ca02c",
-    "rabbitmq": "#ff7f0e",
-    "kafka": "#7f7f7f",
-}
-NAMES = {
-    "headrace": "Headrace",
-    "redis": "Redis",
-    "nats": "NATS",
-    "rabbitmq": "RabbitMQ",
-    "kafka": "Kafka",
-}
-MODES = {
+NOTES = Path(__file__).parent / "notes.md"
+"""What the numbers alone do not say; it stands at the end of the report."""
+SHARED = 0.1
+"""From this share of the processors on, the machine was not ours alone."""
+HEADINGS = {
     "fsync": "Synced before each answer",
-    "default": "Each peer at its default (Headrace: `durability=interval`)",
+    "default": "Each peer at its default durability (Headrace: `durability=interval`)",
 }
-
-
-def _rows(result: dict[str, Any], mode: str) -> list[tuple[Work, dict[str, list[float]]]]:
-    rows = []
-    for work in WORKS:
-        samples = {
-            label.split()[0]: values
-            for label, values in result["samples"].get(work.name, {}).items()
-            if label.endswith(f" {mode}")
-        }
-        if samples:
-            rows.append((work, samples))
-    return rows
-
-
-def ratio(work: Work, samples: dict[str, list[float]]) -> tuple[float, str] | None:
-    """How many times as good Headrace is as the best peer, and which peer that is."""
-    peers = {
-        name: statistics.median(values) for name, values in samples.items() if name != "headrace"
-    }
-    if "headrace" not in samples or not peers:
-        return None
-    best = (min if work.smaller else max)(peers, key=lambda name: peers[name])
-    ours = statistics.median(samples["headrace"])
-    return (peers[best] / ours if work.smaller else ours / peers[best]), best
 
 
 def write_report(result: dict[str, Any], directory: Path) -> Path:
@@ -61,46 +28,128 @@ def write_report(result: dict[str, Any], directory: Path) -> Path:
     lines = [
         "# Headrace beside other brokers",
         "",
+        *_head(result),
+        *_losses(result),
+        *_targets(result),
+    ]
+    for mode, heading in HEADINGS.items():
+        rows = _rows(result, mode)
+        if rows:
+            lines += [f"## {heading}", ""]
+            for name, draw in (("ratios", ratio_plot), ("bars", bar_plot)):
+                file = f"peers-{mode}-{name}.svg"
+                (plots / file).write_text(draw(rows, result["quick"]))
+                lines += [f"![{heading}: {name}](results/{file})", ""]
+            lines += _table(rows, result["quick"])
+    lines += [*_configured(result), *_measured(result)]
+    if result["failures"]:
+        lines += ["## Not measured", "", *[f"- {failure}" for failure in result["failures"]], ""]
+    if NOTES.exists():
+        lines += [NOTES.read_text().strip(), ""]
+    path = directory / "REPORT.md"
+    path.write_text("\n".join(lines))
+    return path
+
+
+def _rows(result: dict[str, Any], mode: str) -> Rows:
+    found = [(work, samples_of(result, work, mode)) for work in WORKS if work.call != "echo"]
+    return [(work, samples) for work, samples in found if samples]
+
+
+def _head(result: dict[str, Any]) -> list[str]:
+    rounds = result["rounds"]
+    lines = [
         f"One run of `{result['command']}` on {result['when'][:10]}: {result['cpus']} cores ({result['processor']}), "
-        f"{result['system']}, Python {result['python']}, commit {result['commit']}. {result['rounds']} rounds; peers take "
-        "turns; each number is a median. `make bench-peers` repeats it; the samples are in `results/peers.json`.",
+        f"{_gigabytes(result['memory'])} of memory, {result['system']}, {result['file system']}, Python {result['python']}, commit "
+        f"{result['commit']}. {rounds} round{'s' if rounds > 1 else ''} in {result['seconds'] / 60:.0f} minutes. Each "
+        "number is a median, ± half the distance between its extremes. The samples are in "
+        "[`results/peers.json`](results/peers.json).",
         "",
     ]
-    if result["quick"]:
+    for command in result.get("added", []):
+        lines += [f"Some works were measured again, by `{command}`.", ""]
+    busy = max([result["busy before"], *result["busy between rounds"][:1]])
+    if busy > SHARED:
         lines += [
-            "**This was a quick run: small amounts, few rounds. Its numbers show that it works, not how fast.**",
+            f"**The machine was shared:** other programs used {busy:.0%} of its processors when the run began. Rates are "
+            "too low, times too long, and ratios are rough.",
             "",
         ]
-    for name, why in result["missing"].items():
-        lines += [f"**{name} is missing:** {why}", ""]
-    for mode, title in MODES.items():
-        rows = _rows(result, mode)
-        if not rows:
-            continue
-        peers = [name for name in NAMES if any(name in samples for _, samples in rows)]
-        lines += [f"## {title}", "", f"![{title}](results/peers-{mode}.svg)", ""]
+    if result.get("is cut"):
+        lines += ["**The time was over** before the last round was complete.", ""]
+    if result["quick"]:
         lines += [
-            f"| | {' | '.join(NAMES[name] for name in peers)} | to the best peer |",
-            "|---|" + "---:|" * (len(peers) + 1),
+            "**This was a quick run:** small amounts, one round. It shows that everything works, and only roughly how "
+            "fast.",
+            "",
         ]
-        for work, samples in rows:
-            cells = [_cell(samples.get(name)) for name in peers]
-            found = ratio(work, samples)
-            verdict = "" if found is None else f"**{found[0]:.2f} ×** {NAMES[found[1]]}"
-            lines.append(f"| {work.title} ({work.unit}) | {' | '.join(cells)} | {verdict} |")
-        lines.append("")
-        (plots / f"peers-{mode}.svg").write_text(plot(rows, peers))
-    lines += _losses(result)
-    lines += ["## How each was configured", "", "| peer | mode | configuration |", "|---|---|---|"]
-    for name, modes in result["configured"].items():
-        lines += [f"| {name} | {mode} | {text} |" for mode, text in modes.items()]
-    lines += ["", "| peer | load tool |", "|---|---|"]
-    lines += [f"| {name} | {text} |" for name, text in result["tools"].items()]
-    if result["failures"]:
-        lines += ["", "## Not measured", "", *[f"- {failure}" for failure in result["failures"]]]
-    path = directory / "REPORT.md"
-    path.write_text("\n".join(lines) + "\n")
-    return path
+    for peer, why in result["missing"].items():
+        lines += [f"**{NAMES[peer]} is missing:** {why}", ""]
+    return lines
+
+
+def _gigabytes(text: str) -> str:
+    """The kernel gives kilobytes: "24682416 kB"."""
+    amount, _, unit = text.partition(" ")
+    return f"{int(amount) * 1024 / 1e9:.0f} GB" if unit == "kB" else text
+
+
+def _losses(result: dict[str, Any]) -> list[str]:
+    """Worst first."""
+    quick, found = result["quick"], []
+    for mode in HEADINGS:
+        for work, samples in _rows(result, mode):
+            best = to_the_best(work, samples)
+            if best is not None and best[0] < 1 and not (work.call == "store" and mode == "fsync"):
+                ours, theirs = (statistics.median(samples[peer]) for peer in ("headrace", best[1]))
+                cells = (
+                    work.title(quick), "–" if work.call == "store" else MODES[mode],
+                    f"{number(ours)} {work.unit}", f"{NAMES[best[1]]}: {number(theirs)} {work.unit}",
+                    f"**{best[0]:.2f} ×**",
+                )  # fmt: skip
+                found.append((best[0], f"| {' | '.join(cells)} |"))
+    lines = ["## Where Headrace loses", ""]
+    if not found:
+        return [*lines, "In no row of this run.", ""]
+    lines += [
+        "Every row in which a peer is better. The ratio says how many times as good Headrace is, whether more is "
+        "better or less.",
+        "",
+        "| work | durability | Headrace | the best peer | ratio |",
+        "|---|---|---:|---:|---:|",
+    ]
+    return [*lines, *[line for _, line in sorted(found)], ""]
+
+
+def _targets(result: dict[str, Any]) -> list[str]:
+    lines = [
+        "## Targets", "",
+        "Ratios of this run. Peers are compared at the same durability, unless the target says otherwise.", "",
+        "| work | durability | target | measured | |", "|---|---|---|---|---|",
+    ]  # fmt: skip
+    for verdict in (judge(result, target) for target in TARGETS):
+        work = NAMED[verdict.target.work]
+        sign = {True: "met", False: "**missed**", None: "–"}[verdict.met]
+        durability = "–" if work.call == "store" else MODES[verdict.target.mode]
+        title = work.title(result["quick"])
+        lines.append(
+            f"| {title} | {durability} | {verdict.target.text} | {verdict.measured} | {sign} |"
+        )
+    return [*lines, ""]
+
+
+def _table(rows: Rows, quick: bool) -> list[str]:
+    peers = [peer for peer in NAMES if any(peer in samples for _, samples in rows)]
+    lines = [
+        f"| | {' | '.join(NAMES[peer] for peer in peers)} | Headrace to the best peer |",
+        "|---|" + "---:|" * (len(peers) + 1),
+    ]
+    for work, samples in rows:
+        cells = [_cell(samples.get(peer)) for peer in peers]
+        best = to_the_best(work, samples)
+        verdict = "" if best is None else f"{best[0]:.2f} × {NAMES[best[1]]}"
+        lines.append(f"| {work.title(quick)} ({work.unit}) | {' | '.join(cells)} | {verdict} |")
+    return [*lines, ""]
 
 
 def _cell(values: list[float] | None) -> str:
@@ -108,49 +157,52 @@ def _cell(values: list[float] | None) -> str:
         return "–"
     middle = statistics.median(values)
     wide = (max(values) - min(values)) / middle / 2 if middle else 0.0
-    return f"{number(middle)}" + (f" ±{wide:.0%}" if len(values) > 1 else "")
+    return number(middle) + (f" ±{wide:.0%}" if len(values) > 1 else "")
 
 
-def _losses(result: dict[str, Any]) -> list[str]:
-    lines = ["## Where Headrace loses", ""]
-    for mode, title in MODES.items():
-        for work, samples in _rows(result, mode):
-            found = ratio(work, samples)
-            if found is not None and found[0] < 1:
-                lines.append(
-                    f"- {work.title} ({title.split(' (')[0].lower()}): {found[0]:.2f} × {NAMES[found[1]]}"
-                )
-    return [*lines, ""] if len(lines) > 2 else [*lines, "In no row of this run.", ""]
+def _configured(result: dict[str, Any]) -> list[str]:
+    lines = [
+        "## How each was configured", "",
+        "| | version | Python client | synced before each answer | default durability | load tool |",
+        "|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    for peer, about in result["about"].items():
+        modes = about["modes"]
+        cells = (
+            about["name"], about["version"], about["client"], modes["fsync"], modes["default"], TOOLS[peer],
+        )  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    return [*lines, ""]
 
 
-def plot(rows: list[tuple[Work, dict[str, list[float]]]], peers: list[str]) -> str:
-    """Bars for each work, as shares of the longest; text in the reader's own colour."""
-    bar, gap, left, width = 14, 18, 330, 900
-    y, parts = 40, []
-    for column, name in enumerate(peers):
-        x = left + column * 110
-        parts.append(f'<rect x="{x}" y="12" width="12" height="12" fill="{COLOURS[name]}"/>')
-        parts.append(f'<text x="{x + 17}" y="22">{NAMES[name]}</text>')
-    for work, samples in rows:
-        middles = {name: statistics.median(samples[name]) for name in peers if samples.get(name)}
-        longest = max(middles.values()) or 1
-        hint = "less is better" if work.smaller else "more is better"
-        parts.append(
-            f'<text x="{left - 10}" y="{y + bar * len(middles) / 2 + 4}" text-anchor="end">{escape(work.title)}'
-            f"<title>{hint}</title></text>"
-        )
-        for name, middle in middles.items():
-            size = max(middle / longest * (width - left - 130), 1)
-            parts.append(
-                f'<rect x="{left}" y="{y}" width="{size:.0f}" height="{bar - 2}" fill="{COLOURS[name]}"/>'
-            )
-            parts.append(
-                f'<text x="{left + size + 6:.0f}" y="{y + bar - 4}">{number(middle)} {escape(work.unit)}</text>'
-            )
-            y += bar
-        y += gap
-    style = "text{font:11px sans-serif;fill:#24292f}@media (prefers-color-scheme:dark){text{fill:#e6edf3}}"
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {y}" width="{width}" height="{y}">'
-        f"<style>{style}</style>{''.join(parts)}</svg>\n"
-    )
+def _measured(result: dict[str, Any]) -> list[str]:
+    fetching = result["fetching seconds"]
+    return [
+        "## How it is measured", "",
+        "- All servers run at the same time, on loopback, with their data on the disk of the checkout. One is driven at a "
+        "time. Each work runs in a new process with a new topic, which is removed afterwards. Peers take turns, and each "
+        "round begins with another one.",
+        "- Each client does what its documentation advises: Redis gets pipelines of 1,000, NATS up to 10,000 unanswered "
+        "publishes, RabbitMQ up to 2,000 unconfirmed ones through pika's callbacks, Kafka `produce` and `produce_batch` "
+        "with the client's own batches. Clients for asyncio run on uvloop.",
+        "- A queue acknowledges each message. Redis takes all acks of a read in one `XACK`. Kafka's groups have no ack for a "
+        "message: it commits after each 1,000, and in the background (its default) while the latency is measured.",
+        "- \"Published one at a time\" means that the server got and stored each message alone: Headrace as a batch of one, "
+        "Kafka with `batch.num.messages=1`. The other peers store messages alone however they come.",
+        "- Latency is open loop: a message carries the time at which it was due, so a publisher that falls behind is not "
+        "forgiven. The publisher and the consumer are two processes.",
+        "- A peer that is slow does less of a work; its rate is that of what it did. A dash is a work that a peer cannot do: "
+        "RabbitMQ's streams are never synced, and only Headrace and RabbitMQ take messages over HTTP.",
+        "- Memory is the resident memory of all processes of a server that holds nothing else. Kafka's includes the heap of "
+        "1 GB that its start script gives it. Memory and restarts are measured once for peers whose files do not depend on "
+        "the durability.",
+        "", "## How to repeat it", "",
+        "```sh",
+        "make bench-peers                                      # at most 40 minutes",
+        'make bench-peers ARGS="--quick"                       # about five minutes',
+        'make bench-peers ARGS="--peers redis,headrace queue"  # some peers, some works; this report stays as it is',
+        "```", "",
+        f"The first run fetches the peers, which takes some minutes more ({fetching:.0f} s in this run): Redis, RabbitMQ and wrk from "
+        "Debian (as root), NATS through the Go module proxy (with Go), Kafka and PerfTest from Maven Central (with Java). A "
+        "peer that cannot be had is reported as missing. Ctrl-C stops every server and removes all data.", "",
+    ]  # fmt: skip

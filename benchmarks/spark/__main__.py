@@ -12,7 +12,7 @@ from benchmarks.spark import __doc__ as text
 from benchmarks.spark.kafka import packages
 from benchmarks.spark.world import world
 
-NAMES = ("scan", "sink", "trigger", "archive", "growth")
+NAMES = ("scan", "sink", "trigger", "archive", "history", "upsert", "growth")
 RECORDS = 10_000_000
 RECORDS_QUICK = 200_000
 

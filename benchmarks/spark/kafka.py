@@ -10,6 +10,7 @@ The broker is one node in KRaft mode, on loopback, with its default settings.
 
 from __future__ import annotations
 
+import fcntl
 import glob
 import os
 import signal
@@ -17,8 +18,8 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +34,7 @@ SCALA = "2.13"
 CONNECTORS = ((pyspark.__version__, pyspark.__version__), ("4.2.0", "4.0.0"))
 """Versions of the connector and of its part for tokens, the best first."""
 CACHE = ROOT / ".cache" / "ivy"
-START_S = 60.0
+START_S = 180.0
 FETCH_S = 600.0
 _TOKENS = f"org.apache.spark:spark-token-provider-kafka-0-10_{SCALA}"
 _NEEDED = ("spark-sql-kafka", "spark-token-provider-kafka", "kafka-clients", "commons-pool2")
@@ -45,27 +46,34 @@ class NotFetched(Exception):
 
 
 # --- packages -------------------------------------------------------------------------------------
-def _fetch(name: str, package: str, without: str = "") -> list[Path]:
-    """The jars of a package and of all it needs but what Spark has itself."""
+def fetch_jars(name: str, package: str, without: str = "") -> list[Path]:
+    """The jars of a package and of all it needs but what Spark has itself. Ivy cannot share a folder
+    with another Ivy, so the second of two that ask at once waits for the first."""
     folder = CACHE / name
     done = folder / ".done"
-    if not done.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory() as empty:
-            script = Path(empty) / "nothing.py"
-            script.touch()
-            command = [
-                str(_SPARK_HOME / "bin" / "spark-submit"), "--packages", package,
-                "--conf", f"spark.jars.ivy={folder}", "--conf", "spark.ui.enabled=false",
-                *(("--exclude-packages", without) if without else ()), str(script),
-            ]  # fmt: skip
-            with console.status(f"fetching {package}"):
-                found = subprocess.run(command, capture_output=True, text=True, timeout=FETCH_S)
-        if found.returncode:
-            why = [line for line in found.stderr.splitlines() if "Exception" in line]
-            raise NotFetched(f"{package}: {why[0] if why else found.stderr[-300:]}")
-        done.touch()
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not done.exists():
+            _fetch(folder, package, without)
+            done.touch()
     return [Path(path) for path in sorted(glob.glob(f"{folder}/jars/*.jar"))]
+
+
+def _fetch(folder: Path, package: str, without: str) -> None:
+    with tempfile.TemporaryDirectory() as empty:
+        script = Path(empty) / "nothing.py"
+        script.touch()
+        command = [
+            str(_SPARK_HOME / "bin" / "spark-submit"), "--packages", package,
+            "--conf", f"spark.jars.ivy={folder}", "--conf", "spark.ui.enabled=false",
+            *(("--exclude-packages", without) if without else ()), str(script),
+        ]  # fmt: skip
+        with console.status(f"fetching {package}"):
+            found = subprocess.run(command, capture_output=True, text=True, timeout=FETCH_S)
+    if found.returncode:
+        why = [line for line in found.stderr.splitlines() if "Exception" in line]
+        raise NotFetched(f"{package}: {why[0] if why else found.stderr[-300:]}")
 
 
 @dataclass
@@ -79,7 +87,7 @@ def packages() -> Packages | None:
     """Everything that Kafka needs, or None when it cannot be had, which is said."""
     use_java()
     try:
-        broker = _fetch(f"kafka-{KAFKA}", f"org.apache.kafka:kafka_{SCALA}:{KAFKA}")
+        broker = fetch_jars(f"kafka-{KAFKA}", f"org.apache.kafka:kafka_{SCALA}:{KAFKA}")
         connector, text = _connector()
     except (NotFetched, OSError, subprocess.TimeoutExpired) as error:
         console.print(f"[yellow]Kafka is not measured, it cannot be fetched: {error}[/yellow]")
@@ -92,8 +100,8 @@ def _connector() -> tuple[list[Path], str]:
     for version, tokens in CONNECTORS:
         package = f"org.apache.spark:spark-sql-kafka-0-10_{SCALA}:{version}"
         try:
-            jars = _fetch(f"connector-{version}", package, _TOKENS)
-            jars += _fetch(
+            jars = fetch_jars(f"connector-{version}", package, _TOKENS)
+            jars += fetch_jars(
                 f"tokens-{tokens}", f"{_TOKENS}:{tokens}", "org.apache.kafka:kafka-clients"
             )
         except NotFetched as error:
@@ -141,56 +149,120 @@ class Kafka:
         )
 
 
-@contextmanager
-def kafka(found: Packages, directory: Path, partitions: int) -> Iterator[Kafka]:
-    """A Kafka in a process of its own, ready; it makes topics of so many partitions by itself."""
-    home = directory / "kafka"
-    home.mkdir()
-    port, controller = _free_port(), _free_port()
-    settings = home / "server.properties"
+def broker_jars() -> list[Path]:
+    """Kafka, and the Scala library that Spark brings. Raises :class:`NotFetched`."""
+    use_java()
+    jars = fetch_jars(f"kafka-{KAFKA}", f"org.apache.kafka:kafka_{SCALA}:{KAFKA}")
+    return [*jars, next((_SPARK_HOME / "jars").glob("scala-library-*.jar"))]
+
+
+def _java() -> str:
+    return str(use_java().home / "bin" / "java")
+
+
+def _command(
+    directory: Path,
+    port: int,
+    controller: int,
+    *,
+    heap: str = "1g",
+    more: str = "",
+    options: Sequence[str] = (),
+) -> list[str]:
+    """The command of a node whose data are in the directory; formats it first, if that is needed."""
+    settings = directory / "server.properties"
     settings.write_text(
-        "process.roles=broker,controller\n"
-        "node.id=1\n"
+        "process.roles=broker,controller\nnode.id=1\n"
         f"controller.quorum.voters=1@127.0.0.1:{controller}\n"
         f"listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}\n"
         f"advertised.listeners=PLAINTEXT://127.0.0.1:{port}\n"
         "controller.listener.names=CONTROLLER\n"
-        f"log.dirs={home / 'data'}\n"
-        f"num.partitions={partitions}\n"
-        "offsets.topic.replication.factor=1\n"
-        "transaction.state.log.replication.factor=1\n"
-        "transaction.state.log.min.isr=1\n"
+        f"log.dirs={directory / 'data'}\n"
+        "offsets.topic.replication.factor=1\noffsets.topic.num.partitions=4\n"
+        "transaction.state.log.replication.factor=1\ntransaction.state.log.min.isr=1\n"
+        "share.coordinator.state.topic.replication.factor=1\nshare.coordinator.state.topic.min.isr=1\n"
+        f"{more}"
     )
-    scala = next((_SPARK_HOME / "jars").glob("scala-library-*.jar"))
-    java = Path(os.environ["JAVA_HOME"]) / "bin" / "java"
-    program = [str(java), "-Xmx1g", "-cp", os.pathsep.join(map(str, [*found.broker, scala]))]
-    with ExitStack() as stack:
-        log = stack.enter_context((home / "log").open("ab"))
+    program = [
+        _java(),
+        f"-Xmx{heap}",
+        *options,
+        "-cp",
+        os.pathsep.join(str(jar) for jar in broker_jars()),
+    ]
+    if not (directory / "data").exists():
         subprocess.run(
-            [*program, "kafka.tools.StorageTool", "format", "-t", "SGVhZHJhY2UtYmVuY2hfMQ",
-             "-c", str(settings)],
-            stdout=log, stderr=log, check=True,
+            [*program, "kafka.tools.StorageTool", "format", "-t", "SGVhZHJhY2UtYmVuY2hfMQ", "-c", str(settings)],
+            check=True, capture_output=True,
         )  # fmt: skip
-        process = subprocess.Popen([*program, "kafka.Kafka", str(settings)], stdout=log, stderr=log)
-        try:
-            _wait_for(process, port)
-            yield Kafka(f"127.0.0.1:{port}", found.text)
-        finally:
-            process.send_signal(signal.SIGTERM)
+    return [*program, "kafka.Kafka", str(settings)]
+
+
+class Node:
+    """One Kafka in a process of its own. It keeps its port and its data over a restart.
+
+    ``more`` are lines of its settings, which win over the others; ``options`` are Java's.
+    """
+
+    def __init__(
+        self, directory: Path, *, heap: str = "1g", more: str = "", options: Sequence[str] = ()
+    ):
+        self._directory, self._heap, self.more, self._options = directory, heap, more, options
+        self.port, self.controller = _free_port(), _free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def servers(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        program = _command(
+            self._directory,
+            self.port,
+            self.controller,
+            heap=self._heap,
+            more=self.more,
+            options=self._options,
+        )
+        with (self._directory / "log").open("ab") as log:
+            self._process = subprocess.Popen(program, stdout=log, stderr=log)
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline and self._process.poll() is None:
             try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+                socket.create_connection(("127.0.0.1", self.port), 1).close()
+            except OSError:
+                time.sleep(0.1)
+            else:
+                return
+        raise SystemExit(f"Kafka did not start within {START_S:g} seconds")
 
+    def send(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
 
-def _wait_for(process: subprocess.Popen[bytes], port: int) -> None:
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
-        except OSError:
-            time.sleep(0.1)
-        else:
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
+        if self._process is None:
             return
-    raise SystemExit(f"Kafka did not start within {START_S:g} seconds")
+        self._process.send_signal(number)
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+
+@contextmanager
+def kafka(found: Packages, directory: Path, partitions: int) -> Iterator[Kafka]:
+    """A Kafka in a process of its own, ready; it makes topics of so many partitions by itself."""
+    node = Node(directory / "kafka", more=f"num.partitions={partitions}\n")
+    try:
+        node.start()
+        yield Kafka(node.servers, found.text)
+    finally:
+        node.stop()

@@ -1,0 +1,1 @@
+"""A node over Kafka against Kafka's own Python client on the same Kafka: ``make bench-cluster``."""
