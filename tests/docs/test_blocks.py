@@ -5,55 +5,73 @@ The table says how. A block of a new kind, or on a new page, fails here until so
 
 from __future__ import annotations
 
-import ast
 import json
 import os
-import shlex
 import shutil
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from headrace.access.rights import parse_grant
 from headrace.testing import RunningServer, running_server
 from tests.docs.blocks import ROOT, Block, blocks, read
-from tests.docs.test_cli import COMMANDS
+from tests.server.http_rig import http_of
 
-PAGES = [
-    "README.md",
-    "CONTRIBUTING.md",
-    *sorted(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md")),
-]
+FOLDERS = (".github", "benchmarks", "deploy", "docs", "examples")
+PAGES = sorted(
+    str(path.relative_to(ROOT))
+    for path in [
+        *ROOT.glob("*.md"),
+        *[page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md")],
+    ]
+)
 HOW: dict[tuple[str, str], str] = {
     ("README.md", "python"): "test_readme",
     ("README.md", "sh"): "test_readme",
-    ("CONTRIBUTING.md", "sh"): "commands",
+    ("CONTRIBUTING.md", "sh"): "test_commands",
+    ("benchmarks/REPORT.md", "sh"): "test_commands",
     ("docs/architecture.md", "python"): "test_architecture",
-    ("docs/cli.md", "sh"): "test_cli",
-    ("docs/format.md", "json"): "json",
-    ("docs/http.md", "json"): "json",
+    ("docs/cli.md", "sh"): "test_commands",
+    ("docs/cluster.md", "sh"): "test_commands",
+    ("docs/kafka.md", "sh"): "test_commands",
+    ("docs/format.md", "json"): "stopped",
+    ("docs/from-celery.md", "python"): "test_coming_from",
+    ("docs/from-celery.md", "sh"): "test_coming_from",
+    ("docs/from-kafka.md", "python"): "test_coming_from",
+    ("docs/from-kafka.md", "sh"): "test_coming_from",
+    ("docs/from-rabbitmq.md", "python"): "test_coming_from",
+    ("docs/from-rabbitmq.md", "sh"): "test_coming_from",
+    ("docs/from-redis.md", "python"): "test_coming_from",
+    ("docs/from-redis.md", "sh"): "test_coming_from",
+    ("docs/http.md", "json"): "answers",
     ("docs/http.md", "js"): "node",
     ("docs/http.md", "sh"): "curl",
     ("docs/operations.md", "json"): "test_operations",
-    ("docs/operations.md", "sh"): "commands",
-    ("docs/pipelines.md", "python"): "syntax",
-    ("docs/pipelines.md", "toml"): "toml",
+    ("docs/operations.md", "sh"): "test_commands",
+    ("docs/pipelines.md", "python"): "test_commands",
+    ("docs/pipelines.md", "toml"): "test_commands",
     ("docs/protocol.md", "text"): "test_protocol",
     ("docs/protocol.md", "frames"): "test_protocol",
     ("docs/protocol.md", "hex"): "test_protocol",
     ("docs/python.md", "python"): "test_python",
-    ("docs/reliability.md", "sh"): "commands",
-    ("docs/security.md", "json"): "json",
-    ("docs/security.md", "sh"): "commands",
-    ("docs/security.md", "text"): "text",
-    ("docs/spark.md", "python"): "syntax",
-    ("docs/spark.md", "sh"): "commands",
-    ("docs/spark.md", "toml"): "toml",
+    ("docs/reliability.md", "sh"): "test_commands",
+    ("docs/security.md", "json"): "test_commands",
+    ("docs/security.md", "sh"): "test_commands",
+    ("docs/security.md", "text"): "grants",
+    ("docs/spark.md", "python"): "test_commands",
+    ("docs/spark.md", "sh"): "test_commands",
+    ("docs/spark.md", "toml"): "test_commands",
+    ("docs/spark.md", "yaml"): "catalogs",
+    ("examples/declarative/README.md", "sh"): "test_examples",
 }
-"""(page, language) -> the test file that runs them, or what is checked here. ``syntax``: they need Spark."""
+"""(page, language) -> the test file that runs them, or what is checked here.
+
+``test_commands`` has the list of the few commands that no test can run, each with its reason.
+"""
 
 
 def found(how: str) -> list[tuple[str, Block]]:
@@ -82,44 +100,67 @@ def test_every_block_has_a_test() -> None:
     here = {(page, b.language) for page in PAGES for b in blocks(read(page)) if b.language}
     assert here == set(HOW)
     for how in HOW.values():
-        assert not how.startswith("test_") or Path(__file__).with_name(f"{how}.py").is_file()
+        assert not how.startswith("test_") or list((ROOT / "tests").rglob(f"{how}.py")), how
 
 
-@named("json")  # type: ignore[operator]
-def test_json_is_json(block: Block) -> None:
-    """A reader can paste it."""
-    json.loads(block.text)
+@named("grants")  # type: ignore[operator]
+def test_grants_are_grants(block: Block) -> None:
+    """Each line begins with a grant that the broker understands."""
+    for line in block.text.splitlines():
+        parse_grant(line.split()[0])
 
 
-@named("toml")  # type: ignore[operator]
-def test_toml_is_toml(block: Block) -> None:
-    """A reader can paste it."""
-    assert tomllib.loads(block.text)["pipeline"]
+@named("catalogs")  # type: ignore[operator]
+def test_catalogs_are_configured_as_pyiceberg_reads_them(
+    block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each catalog of the file is of a type that pyiceberg has."""
+    config = pytest.importorskip("pyiceberg.utils.config")
+    catalog = pytest.importorskip("pyiceberg.catalog")
+    (tmp_path / ".pyiceberg.yaml").write_text(block.text)
+    monkeypatch.setenv("PYICEBERG_HOME", str(tmp_path))
+    known = config.Config()
+    names = [line.split(":")[0].strip() for line in block.text.splitlines() if line[2:3].isalpha()]
+    assert names[1:] == ["prod", "sql", "glue", "unity"]
+    for name in names[1:]:
+        catalog.CatalogType(known.get_catalog_config(name)["type"])
 
 
-@named("syntax")  # type: ignore[operator]
-def test_python_is_python(block: Block) -> None:
-    """It compiles, and the names that it imports from Headrace exist."""
-    for node in ast.walk(ast.parse(block.text)):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("headrace"):
-            exec(compile(ast.Module([node], []), "block", "exec"), {})
+def shape(value: object) -> object:
+    """Which fields a document has, at every level."""
+    if isinstance(value, dict):
+        return {name: shape(inner) for name, inner in value.items()}
+    return [shape(inner) for inner in value[:1]] if isinstance(value, list) else None
 
 
-@named("commands")  # type: ignore[operator]
-def test_commands_exist(block: Block) -> None:
-    """Bash understands the block, each ``headrace`` command its arguments, and make has each target."""
-    subprocess.run(["bash", "-n", "-c", block.text], check=True)
-    for line in block.text.replace("\\\n", " ").replace("&&", "\n").splitlines():
-        words = shlex.split(line, comments=True)
-        while words and "=" in words[0]:
-            words.pop(0)
-        if words[:1] == ["headrace"]:
-            name = next(n for n in COMMANDS if words[1 : 1 + len(n.split())] == n.split())
-            COMMANDS[name].make_context(
-                name, words[1 + len(name.split()) :], resilient_parsing=False
-            )
-        elif words[:1] == ["make"]:
-            assert f"\n{words[1]}:" in read("Makefile")
+def test_answers_look_as_shown(server: RunningServer) -> None:
+    """An error, a receipt, a message and a pipeline have the fields of docs/http.md, and no others."""
+    error, receipt, message, pipeline = [json.loads(block.text) for _, block in found("answers")]
+    with closing(http_of(server)) as http, server.client() as client:
+        assert shape(json.loads(http.get("/topics/x/messages").body)) == shape(error)
+        http.ok("POST", "/subscribe/user.events")
+        made = http.publish(message["topic"], message["data"], key=message["key"])
+        assert shape(made) == shape(receipt)
+        client.publish(message["topic"], message["data"], message["headers"], key=message["key"])
+        given = http.consume_batch(message["topic"], limit=2)[1]
+        assert shape(given) == shape(message)
+        known = ("name", "stale", "stopping", "reported_at")
+        report = {name: value for name, value in pipeline.items() if name not in known}
+        client.report_pipeline(pipeline["name"], report)
+        assert shape(http.ok("GET", f"/pipelines/{pipeline['name']}")) == shape(pipeline)
+
+
+def test_the_file_of_the_last_stop_looks_as_shown() -> None:
+    """docs/format.md shows the fields of the file that a clean stop leaves."""
+    [(_, block)] = found("stopped")
+    with running_server() as server:
+        with server.client() as client:
+            client.publish("orders", b"x")
+        server.stop()
+        files = [path.read_bytes() for path in server.data_dir.glob("@*") if path.is_file()]
+    assert shape(json.loads(block.text)) in [
+        shape(json.loads(content)) for content in files if content.startswith(b"{")
+    ]
 
 
 def test_the_commands_with_curl_run(server: RunningServer, tmp_path: Path) -> None:

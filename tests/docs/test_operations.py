@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from headrace.cli import EXIT_CANNOT_LISTEN, app
+from headrace.cli import EXIT_UNAVAILABLE, app
 from headrace.log.directory import SUSPECT
 from headrace.model import SubscriptionSettings, TopicSettings
 from headrace.server import server as serving
@@ -55,7 +55,7 @@ def test_the_config_file_can_be_used(tmp_path: Path) -> None:
 def test_exit_codes_are_those_of_the_source() -> None:
     """The codes of a broker that cannot listen or that stopped itself stand in the table."""
     rows = table(TEXT, "exit code", "meaning", "what to do")
-    own = [str(EXIT_CANNOT_LISTEN), str(serving.EXIT_FAILED)]
+    own = [str(EXIT_UNAVAILABLE), str(serving.EXIT_FAILED)]
     assert [row[0] for row in rows] == ["0", "2", *own, "137"]
 
 

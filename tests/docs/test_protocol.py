@@ -172,6 +172,7 @@ def test_every_code_is_described() -> None:
             "serve",
             "doctor",
             "backup",
+            "nodes",
         }
 
 
