@@ -12,8 +12,12 @@ from collections.abc import Callable, Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from headrace.server.server import collect_seldom
 from headrace.testing import RunningServer
 from tests.fakes.steady import Steadiness
+from tests.fixtures.kafka import _node, cluster, kafka, kafka_node  # noqa: F401
+from tests.fixtures.s3 import s3, s3_proxy, s3_server  # noqa: F401
+from tests.fixtures.three_nodes import _three_nodes, three_nodes  # noqa: F401
 
 _COMMON = settings(
     deadline=None,  # a slow machine is not a bug
@@ -24,16 +28,35 @@ settings.register_profile("default", _COMMON, max_examples=60, derandomize=True)
 settings.register_profile("explore", _COMMON, max_examples=200)
 settings.register_profile("thorough", _COMMON, max_examples=5_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+GROUPS = ("spark", "kafka", "browser")
 
 
 @pytest.fixture
 def steady() -> Iterator[Callable[[RunningServer], None]]:
     """``steady(server)``: the test fails if something keeps the server's loop for too long."""
     steadiness = Steadiness()
-    gc.freeze()  # as a server does: else the collector walks over everything that pytest has loaded
+    usual = gc.get_threshold()
+    collect_seldom()  # as a server does: else the collector walks over everything that pytest has loaded
     yield steadiness.watch
     gc.unfreeze()
+    gc.set_threshold(*usual)
     steadiness.check()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With several workers, tests that share a Spark, a Kafka or a browser run in one of them."""
+    if getattr(config.option, "loadgroup", False):
+        for item in items:
+            if item.get_closest_marker("xdist_group") and "@" not in item.nodeid:
+                pytest.exit("pytest-xdist does not see groups with this version of pytest", 4)
+    items.sort(key=_turn)
+
+
+def _turn(item: pytest.Item) -> int:
+    """The longest groups begin first, each in a worker of its own; else the last worker would be alone with one."""
+    group = item.get_closest_marker("xdist_group")
+    return GROUPS.index(group.args[0]) if group and group.args[0] in GROUPS else len(GROUPS)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

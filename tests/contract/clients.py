@@ -55,10 +55,10 @@ class ClientInbox(Inbox):
 
     def _settle(self, settle: Any, *arguments: Any) -> None:
         feed = getattr(self._channel, "feed", None)
-        before = 0 if feed is None else feed.stale
+        before = 0 if feed is None else feed.ledger.stale
         settle(*arguments)
         self._client.flush()
-        if feed is not None and feed.stale > before:
+        if feed is not None and feed.ledger.stale > before:
             raise StaleDelivery("the broker counted it as stale")
 
     def close(self) -> None:
@@ -133,13 +133,13 @@ class AsyncClientInbox(AsyncInbox):
         feed = getattr(self._channel, "feed", None)
 
         async def run() -> int:
-            before = 0 if feed is None else feed.stale
+            before = 0 if feed is None else feed.ledger.stale
             settle(*arguments)
             if feed is None:
                 return 0
             await self._channel.flush()
             await feed._link.ask(Type.ADMIN, {}, b'{"op": "info"}')  # what was before it is done
-            after: int = feed.stale
+            after: int = feed.ledger.stale
             return after - before
 
         if self._thread.run(run()):

@@ -28,6 +28,10 @@ FRONT_ENDS: list[type[FrontEnd]] = [
 @pytest.fixture(params=FRONT_ENDS, ids=lambda front: front.name)
 def front(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FrontEnd]:
     """A broker with one way to it. ``@pytest.mark.needs`` skips those that lack something."""
+    yield from opened(request, tmp_path)
+
+
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FrontEnd]:
     kind: type[FrontEnd] = request.param
     for mark in request.node.iter_markers("needs"):
         for ability in mark.args:

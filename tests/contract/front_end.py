@@ -49,7 +49,7 @@ ABILITIES = (
 class Got:
     """A message as it arrived."""
 
-    value: bytes
+    value: bytes | None
     offset: int
     topic: str = ""
     partition: int = 0

@@ -35,9 +35,11 @@ from tests.server.http_rig import Answer, Events, Http, http_of, target
 OWN_TYPE = "application/octet-stream"
 
 
-def value_in(view: dict[str, Any]) -> bytes:
+def value_in(view: dict[str, Any]) -> bytes | None:
     """The bytes behind ``data``."""
     data = view["data"]
+    if data is None:
+        return None
     if view.get("encoding") == "base64":
         return base64.b64decode(data)
     return data.encode() if isinstance(data, str) else json.dumps(data).encode()

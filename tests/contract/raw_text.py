@@ -120,7 +120,7 @@ class TextInbox(Inbox):
         self._socket = TextSocket(address)
         self._leave = leave
         try:
-            assert self._socket.ask(command) == ["OK"]
+            assert self._socket.ask(command)[0] == "OK"
         except BaseException:
             self._socket.close()
             raise

@@ -93,6 +93,19 @@ def test_capitals_in_the_names_of_headers_are_kept(session: Session) -> None:
 
 
 @needs(HEADERS)
+def test_a_null_value_is_carried_by_a_header(session: Session) -> None:
+    """A protocol without null has an empty value; an empty value without the header is no null."""
+    inbox = session.subscribe("orders")
+    member = session.join("billing", "orders")
+    session.publish("orders", b"", {"kafka-tombstone": "true"}, key="a")
+    session.publish("orders", b"", key="a")
+    for one, other in (session.fetch("orders"), inbox.take(2), member.take(2)):
+        assert not one.value
+        assert one.headers == {"kafka-tombstone": "true"}
+        assert (other.value, other.headers) == (b"", {})
+
+
+@needs(HEADERS)
 def test_a_key_may_be_any_bytes(session: Session) -> None:
     """A key that is no text arrives as it was, too."""
     inbox = session.subscribe("orders")

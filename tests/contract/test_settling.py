@@ -191,11 +191,8 @@ def test_dead_letters_are_redriven_to_the_subscription_that_failed(session: Sess
     for got in member.take(3):
         member.nack(got, reason="down")
     wait_until(lambda: session.stats("billing", "orders")["dead_lettered"] == 3)
-    assert [letter.message.value for letter in session.dead_letters("billing")] == [
-        b"0",
-        b"1",
-        b"2",
-    ]
+    letters = [letter.message.value for letter in session.dead_letters("billing")]
+    assert sorted(letters) == [b"0", b"1", b"2"]
     assert session.redrive("billing") == 3
     assert sorted(member.values(3)) == [b"0", b"1", b"2"]
     assert session.dead_letters("billing") == []

@@ -6,7 +6,7 @@ import time
 from random import Random
 from typing import Any
 
-from headrace import Broker, HeadraceError, Message
+from headrace import Broker, BrokerClient, HeadraceError, Message
 from headrace.errors import Closed, RequestTimeout, StaleDelivery, StorageFailed, StorageFull
 from tests.crash.history import Oracle, identify, is_poison
 from tests.crash.load import GROUPS, Client
@@ -27,16 +27,19 @@ class Member(Client):
 
     def run(self) -> None:
         while not self.stopping.is_set():
-            self._joined += 1
-            self.member = f"{self.name}-{self._joined}"
-            with self.broker.subscription(
-                self.group,
-                self.topic,
-                prefetch=self.random.choice((5, 50, 500)),
-                **self.settings,
-            ) as consumer:
-                self.consume(consumer, self.random.choice((50, 500, 5000)))
-                self.oracle.tell("left", member=self.member, life=self.life)
+            self.join_group()
+
+    def join_group(self) -> None:
+        self._joined += 1
+        self.member = f"{self.name}-{self._joined}"
+        with self.broker.subscription(
+            self.group,
+            self.topic,
+            prefetch=self.random.choice((5, 50, 500)),
+            **self.settings,
+        ) as consumer:
+            self.consume(consumer, self.random.choice((50, 500, 5000)))
+            self.oracle.tell("left", member=self.member, life=self.life)
 
     def consume(self, consumer: Any, count: int) -> None:
         for number in range(count):
@@ -49,13 +52,17 @@ class Member(Client):
                     self.flush()
                 continue
             except Closed:
-                self.stopping.set()
+                if not self.is_patient:
+                    self.stopping.set()
                 return
             self.handle(message)
             if self.group == "timid" and not self.tidy and self.random.random() < 0.02:
                 time.sleep(0.05)  # falls behind, so that retention has to wait for it
             if number % 64 == 63 and self.random.random() < 0.5:
                 self.flush()
+
+    def deadline(self, message: Message) -> int:
+        return int(message.lease.deadline * 1e9)
 
     def flush(self) -> None:
         since = time.monotonic_ns()
@@ -83,7 +90,7 @@ class Member(Client):
             value=value,
             key=None if message.key is None else message.key.decode(),
             attempt=message.attempt,
-            deadline=int(message.lease.deadline * 1e9),
+            deadline=self.deadline(message),
         )
         fate = 1.0 if self.tidy else self.random.random()
         try:
@@ -117,7 +124,7 @@ def members(
     ]
 
 
-def is_idle(broker: Broker) -> str | None:
+def is_idle(broker: Broker | BrokerClient) -> str | None:
     """None when every group is done with everything; else what is missing."""
     waiting = len(broker.scheduled())
     if waiting:

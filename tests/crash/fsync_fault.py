@@ -1,6 +1,7 @@
 """A sync that really fails: the kernel's answer to one ``fdatasync`` is replaced by ``EIO``.
 
-``strace`` does that from outside of the process. The broker must not try again: whoever waits hears
+``strace`` does that from outside of the process, so the commits are written by threads here: it does not see what the
+kernel does for io_uring (``tests/log/test_uring.py`` and the full ext4 of ``tests/faults/failing_syncs.py`` do). The broker must not try again: whoever waits hears
 that the outcome is unknown, the process ends by itself with a code of its own, and the next start
 does not trust what was cached. The checker looks at all of it, as after a kill.
 """
@@ -26,6 +27,7 @@ def absence() -> str | None:
 
 def go(run: Run, rounds: int, progress: Callable[[str], None] = lambda line: None) -> Checker:
     random = Random(run.seed)
+    run.options["disk"] = "threads"
     # Making a topic syncs files of its own; that one of those fails is a plain refusal.
     run.without.add("admin")
     run.set_the_stage()

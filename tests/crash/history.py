@@ -15,9 +15,9 @@ processes of a machine share.
 ``ok``         ``op``, ``receipts`` as [partition, offset, count]
 ``fail``       ``op``, ``code``: definite, nothing was stored
 ``unknown``    ``op``, ``code``: it may have been stored
-``bounds``     ``topic``, ``partition``, ``start``, ``end``, as a broker says
+``bounds``     ``topic``, ``partition``, ``start``, ``end``, as a broker says; ``since``: when it was asked
 ``read``       ``topic``, ``partition``, ``offset``, ``values``: what stands there one behind the other
-``defined``    ``names`` of all topics and subscriptions there are
+``defined``    ``names`` of all topics and subscriptions there are; ``since`` likewise
 ``deliver``    ``delivery`` (its number), ``group``, ``member``, ``life``, ``topic``, ``partition``,
                ``offset``, ``value``, ``key``, ``attempt``, ``deadline``
 ``ack``        ``delivery``; before the call. ``nack`` likewise; ``stale`` when it was refused
@@ -25,6 +25,8 @@ processes of a machine share.
 ``left``       ``member``, ``life``: it closes
 ``dead``       a dead letter: ``group``, ``topic``, ``partition``, ``offset``, ``value``, ``stored_ms``
 ``rest``       ``left``: what is left over after the drain, by name; all of it has to be 0
+``unflushed``  ``member``, ``life``: of all that it had acknowledged nothing is known to be durable
+``fault``      of a cluster: ``what``, ``who``, ``until``, ``at_ms``, ``until_ms``, ``holds`` (it keeps messages back)
 ``final``      from here on, ``read`` shows everything there is at the end
 ``stuck``      ``what`` was not delivered within the recovery window
 ``problem``    ``what`` should never have happened

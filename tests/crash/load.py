@@ -1,4 +1,4 @@
-"""The publishers of a victim: each a thread that tells the oracle what it asks for and what it gets.
+"""The publishers of a victim, or of a cluster: each a thread that tells the oracle what it asks for and what it gets.
 
 Everything they do follows from the seed and the life, so that a run can be repeated (its timing
 cannot). A publisher's name begins its values; ``k…`` publishes with keys.
@@ -13,12 +13,14 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
-from headrace import Broker, HeadraceError, Receipt
+from headrace import Broker, BrokerClient, HeadraceError, Receipt
+from headrace.client.link import ConnectFailed, ConnectionLost
 from headrace.errors import (
     BrokerFailed,
     Closed,
     OutcomeUnknown,
     ProducerFenced,
+    RequestTimeout,
     StorageFailed,
     StorageFull,
 )
@@ -62,15 +64,33 @@ PUBLISHERS = {
 """By mode; ``mixed`` is all of them."""
 
 
-class Client:
-    """A thread of the victim, until it is stopped."""
+UNKNOWN = (OutcomeUnknown, RequestTimeout, ConnectionLost, ConnectFailed)
+"""After these, the call may have had its effect or not."""
 
-    def __init__(self, name: str, broker: Broker, oracle: Oracle, life: int, random: Random):
+
+class Client:
+    """A thread with a broker, or with a client of one, until it is stopped."""
+
+    is_patient = False
+    """The broker comes back: go on after an error."""
+    pace = 1.0
+    """How many times as long it pauses."""
+
+    def __init__(
+        self,
+        name: str,
+        broker: Broker | BrokerClient,
+        oracle: Oracle,
+        life: int,
+        random: Random,
+    ):
         self.name, self.broker, self.oracle = name, broker, oracle
         self.life, self.random = life, random
         self.stopping = threading.Event()
         self.is_unknown = False
         """The outcome of the last call."""
+        self.trouble: HeadraceError | None = None
+        """The last error outside of a call that is told."""
         self._count = 0
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
 
@@ -82,7 +102,14 @@ class Client:
 
     def _main(self) -> None:
         try:
-            self.run()
+            while not self.stopping.is_set():
+                try:
+                    self.run()
+                except HeadraceError as error:
+                    if not self.is_patient:
+                        raise
+                    self.trouble = error
+                    self.stopping.wait(0.2)
         except (Closed, BrokerFailed, OutcomeUnknown):
             pass  # the broker went first, or is about to
         except Exception as error:
@@ -96,7 +123,7 @@ class Client:
         raise NotImplementedError
 
     def pause(self, seconds_max: float) -> None:
-        self.stopping.wait(self.random.random() * seconds_max)
+        self.stopping.wait(self.random.random() * seconds_max * self.pace)
 
     def next_op(self) -> str:
         self._count += 1
@@ -110,13 +137,13 @@ class Client:
         self.is_unknown = False
         try:
             answer = call()
-        except OutcomeUnknown as error:
+        except UNKNOWN as error:
             self.is_unknown = True
             self.oracle.tell("unknown", op=op, code=error.code)
             return None
         except HeadraceError as error:
             self.oracle.tell("fail", op=op, code=error.code)
-            if isinstance(error, (Closed, BrokerFailed)):
+            if isinstance(error, (Closed, BrokerFailed)) and not self.is_patient:
                 raise
             return None
         receipts = answer if isinstance(answer, list) else [answer]
@@ -151,6 +178,29 @@ class Single(Client):
             ),
             count=1,
         )
+        self.pause(0.008)
+
+
+class Pinned(Single):
+    """To one partition: ``p3-`` to partition 3. ``answered``: when the last call that had an answer began."""
+
+    answered = 0
+
+    def step(self) -> None:
+        op = self.next_op()
+        value, partition = value_of(op, 0), int(self.name[1:])
+        began = time.monotonic_ns()
+        receipt = self.call(
+            op,
+            "publish",
+            self.topic,
+            lambda: self.broker.publish(
+                self.topic, body_of(value), headers_of(value), partition=partition
+            ),
+            count=1,
+        )
+        if receipt is not None:
+            self.answered = began
         self.pause(0.008)
 
 
@@ -344,17 +394,25 @@ class Admin(Client):
             with contextlib.suppress(StorageFull):
                 self.broker.publish_many(name, [b"x"] * 10)
             self.oracle.tell("invoke", op=(gone := self.next_op()), what="drop", topic=group)
-            self.call(self.next_op(), "drop", name, lambda: self.broker.delete_topic(name))
-            self.oracle.tell("ok", op=gone)
+            drop = self.call(
+                self.next_op(), "drop", name, lambda: self.broker.delete_topic(name) or []
+            )
+            if drop is not None:
+                self.oracle.tell("ok", op=gone)
+        if isinstance(self.broker, Broker):
+            self.retain(self.broker)
+        self.pause(0.3)
+
+    @staticmethod
+    def retain(broker: Broker) -> None:
         done = threading.Event()
 
         def retain() -> None:
-            self.broker.engine.retention.run()
+            broker.engine.retention.run()
             done.set()
 
-        self.broker._call(retain)
+        broker._call(retain)
         done.wait(5)
-        self.pause(0.3)
 
     def define(self, name: str, call: Callable[[], Any]) -> None:
         self.made += self.call(self.next_op(), "define", name, lambda: call() or []) is not None
@@ -362,7 +420,7 @@ class Admin(Client):
 
 def publishers(
     names: Sequence[str],
-    broker: Broker,
+    broker: Broker | BrokerClient,
     oracle: Oracle,
     life: int,
     seed: int,
@@ -384,6 +442,8 @@ def publishers(
             clients.append(Delay(name, *common))
         elif kind == "a":
             clients.append(Admin(name, *common))
+        elif kind == "p":
+            clients.append(Pinned(name, topic, *common))
         elif kind.endswith("b"):
             clients.append(Bulk(name, topic, *common))
         else:

@@ -131,8 +131,6 @@ class Run:
         with (self.directory / "history.jsonl").open("ab") as file:
             for event in events:
                 file.write(orjson.dumps(event) + b"\n")
-                if event["event"] == "failed":
-                    continue
                 self.checker.add(event)
                 self._remember(event)
 

@@ -541,6 +541,23 @@ def test_redelivered_before_the_deadline() -> None:
     assert end_of_one(story) == {"unexplained"}
 
 
+@pytest.mark.parametrize("answered", [True, False])
+def test_redelivered_after_an_ack_in_time(answered: bool) -> None:
+    """A broker that answered another call between the ack and the deadline has seen the ack, too."""
+    story = one_message()
+    story.deliver("workers", 0, 0, value_of(A, 0), lease_ms=500)
+    if answered:
+        story.sent(B, 0, 1)
+    story.later(600)
+    story.deliver("workers", 0, 0, value_of(A, 0), attempt=2)
+    if answered:
+        story.deliver("workers", 0, 1, value_of(B, 0))
+    story.tell("final")
+    story.bounds(0, 0, 1 + answered)
+    story.read(0, 0, *(value_of(op, 0) for op in (A, B)[: 1 + answered]))
+    assert anomalies(story.events) == ({"unexplained"} if answered else set())
+
+
 def test_redelivered_when_a_member_left() -> None:
     story = one_message()
     story.deliver("workers", 0, 0, value_of(A, 0), None, member="m1")
@@ -606,6 +623,16 @@ def test_two_dead_letters_need_a_restart() -> None:
     story.tell("dead", **dead, value=value_of(A, 0), stored_ms=1)
     story.tell("dead", **dead, value=value_of(A, 0), stored_ms=2)
     assert end_of_one(story) == {"unexplained"}
+
+
+def test_a_broker_that_stopped_itself_explains_two_dead_letters() -> None:
+    story = one_message()
+    story.deliver("workers", 0, 0, value_of(A, 0), "nack")
+    story.tell("failed", life=story.life, what="a sync failed", at_ms=2)
+    dead = {"group": "workers", "topic": TOPIC, "partition": 0, "offset": 0}
+    story.tell("dead", **dead, value=value_of(A, 0), stored_ms=1)
+    story.tell("dead", **dead, value=value_of(A, 0), stored_ms=3)
+    assert end_of_one(story) == set()
 
 
 def in_turn() -> Story:

@@ -21,7 +21,7 @@ from typing import Any
 
 import orjson
 
-from headrace import Broker, HeadraceError
+from headrace import Broker, BrokerClient, HeadraceError
 from headrace.errors import StaleDelivery
 from tests.crash.consumers import is_idle, members
 from tests.crash.history import Oracle, identify
@@ -42,18 +42,21 @@ def define(broker: Broker, changes: dict[str, Any]) -> None:
         broker.create_subscription(group, topic, **settings)
 
 
-def show(broker: Broker, oracle: Oracle, begin: dict[str, int]) -> None:
+def show(broker: Broker | BrokerClient, oracle: Oracle, begin: dict[str, int]) -> None:
     """Tell the bounds of every partition, and what stands in it from ``begin`` on."""
+    since = time.monotonic_ns()
     there = set(broker.topics())
     names = sorted(there) + [f"{s['topic']}:{s['name']}" for s in broker.subscriptions()]
-    oracle.tell("defined", names=names)
+    oracle.tell("defined", names=names, since=since)
     for topic in TOPICS:
         if topic not in there:
             continue
+        since = time.monotonic_ns()
         for bounds in broker.topic_stats(topic)["partitions"]:
             partition = bounds["partition"]
             start, end = bounds["start_offset"], bounds["end_offset"]
-            oracle.tell("bounds", topic=topic, partition=partition, start=start, end=end)
+            place = {"topic": topic, "partition": partition}
+            oracle.tell("bounds", **place, start=start, end=end, since=since)
             if bounds["read_only"]:
                 oracle.tell("problem", what=f"{topic}/{partition}: {bounds['read_only']}")
             offset = max(start, begin.get(f"{topic}/{partition}", 0))
@@ -61,7 +64,9 @@ def show(broker: Broker, oracle: Oracle, begin: dict[str, int]) -> None:
                 offset = show_some(broker, oracle, topic, partition, offset)
 
 
-def show_some(broker: Broker, oracle: Oracle, topic: str, partition: int, offset: int) -> int:
+def show_some(
+    broker: Broker | BrokerClient, oracle: Oracle, topic: str, partition: int, offset: int
+) -> int:
     try:
         messages = broker.fetch(topic, offset, READ_CHUNK, partition=partition)
     except HeadraceError as error:
@@ -82,7 +87,7 @@ def show_some(broker: Broker, oracle: Oracle, topic: str, partition: int, offset
     return offset + len(messages)
 
 
-def show_dead(broker: Broker, oracle: Oracle) -> None:
+def show_dead(broker: Broker | BrokerClient, oracle: Oracle) -> None:
     for group in GROUPS:
         after = -1
         while True:
@@ -159,7 +164,7 @@ def drain(broker: Broker, oracle: Oracle, orders: dict[str, Any]) -> None:
     oracle.tell("rest", left=left_over(broker))
 
 
-def left_over(broker: Broker) -> dict[str, int]:
+def left_over(broker: Broker | BrokerClient) -> dict[str, int]:
     """What should be nothing when everything is done: liveness, and not only safety."""
     groups = [broker.subscription_stats(group, topic) for group, (topic, _) in GROUPS.items()]
     left = {
@@ -167,6 +172,8 @@ def left_over(broker: Broker) -> dict[str, int]:
         for group in groups
         for what in ("lag", "in_flight", "waiting_for_retry")
     }
+    if not isinstance(broker, Broker):
+        return left
     found: list[int] = []
     done = threading.Event()
 
@@ -225,7 +232,8 @@ def main() -> int:
         except HeadraceError as error:
             if broker.engine.failed is None:
                 raise
-            oracle.tell("failed", life=life, what=str(error))
+            at_ms = time.time_ns() // 1_000_000
+            oracle.tell("failed", life=life, what=str(error), at_ms=at_ms)
             return EXIT_FAILED
     oracle.tell("closed", life=life, files_open=open_files(orders["data"]))
     return 0

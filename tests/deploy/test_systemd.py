@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from headrace.cli import EXIT_CANNOT_LISTEN, app
+from headrace.cli import EXIT_UNAVAILABLE, app
 from headrace.server import server as serving
 from headrace.settings import load
 from tests.cli.rig import SCRIPT
@@ -34,7 +34,7 @@ def test_it_starts_what_is_there() -> None:
     assert load(environment={name: value}).data_dir == "/var/lib/headrace"
     assert service["RestartPreventExitStatus"] == "2"
     comments = UNIT.read_text()
-    for code in (EXIT_CANNOT_LISTEN, serving.EXIT_FAILED):
+    for code in (EXIT_UNAVAILABLE, serving.EXIT_FAILED):
         assert f"# Exit code {code}: " in comments
     assert float(service["TimeoutStopSec"]) > serving.DRAIN_S
 

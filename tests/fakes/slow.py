@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from headrace import limits
 from headrace.clock import Loop
 from headrace.log.batch import Batch
-from headrace.log.interface import Deletion, Log, ReadPending, Storage, TopicRecord
+from headrace.log.interface import CLEAN, Deletion, LastStop, Log, ReadPending, Storage, TopicRecord
 from headrace.model import TopicSettings
 
 Result = TypeVar("Result")
@@ -116,11 +116,14 @@ class SlowStorage:
     def save(self, topic: TopicRecord) -> None:
         self._storage.save(topic)
 
-    def open(self, topic: TopicRecord, number: int, **how: Any) -> Log:
-        return self._slow(self._storage.open(topic, number, **how))
+    def open(self, topic: TopicRecord, number: int, stop: LastStop = CLEAN) -> Log:
+        return self._slow(self._storage.open(topic, number, stop))
 
     def delete(self, topic: TopicRecord) -> Deletion:
         return self._storage.delete(topic)
+
+    def close(self) -> None:
+        self._storage.close()
 
     def _slow(self, log: Log) -> Log:
         slow = SlowLog(log, self._loop, self._delay_s)

@@ -2,7 +2,8 @@
 
     publish HOST PORT NAME    publishes ``NAME-0``, ``NAME-1`` … to ``orders``, and tells each that was answered
     consume HOST PORT NAME    a member of the group ``workers``: tells and acknowledges what it gets
-    drip    HOST PORT COUNT   opens sockets and sends the beginning of a request, a byte at a time
+    drip    HOST PORT COUNT   opens sockets and sends the beginning of an HTTP request, a byte at a time
+    mumble  HOST PORT COUNT   the same with the beginning of a text command
     hold    HOST PORT COUNT   opens sockets and stays silent
 
 It tells on stdout, a line at a time, and ends when its stdin ends.
@@ -23,6 +24,7 @@ from headrace.errors import Closed, RequestTimeout
 ACK_TIMEOUT_S = 2.0
 MAX_DELIVERIES = 8
 HEAD = b"POST /publish/orders HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\nX-Slow: " + b"x" * 4000
+COMMAND = b"PUB orders " + b"x" * 4000
 DRIP_S = 2.0
 
 
@@ -100,7 +102,7 @@ def open_sockets(host: str, port: int, count: int) -> list[socket.socket]:
     return found
 
 
-def drip(host: str, port: int, count: int, *, silent: bool = False) -> None:
+def drip(host: str, port: int, count: int, content: bytes) -> None:
     """Tells every second how many sockets the server has not closed."""
     end = ended()
     sockets = open_sockets(host, port, count)
@@ -110,12 +112,12 @@ def drip(host: str, port: int, count: int, *, silent: bool = False) -> None:
     at, next_byte = 0, 0.0
     tell("ready")
     while not end.is_set():
-        if not silent and time.monotonic() >= next_byte:
+        if content and time.monotonic() >= next_byte:
             next_byte = time.monotonic() + DRIP_S
             for key in list(selector.get_map().values()):
                 assert isinstance(key.fileobj, socket.socket)
                 try:
-                    key.fileobj.send(HEAD[at : at + 1])
+                    key.fileobj.send(content[at : at + 1])
                 except OSError:
                     selector.unregister(key.fileobj)
                     key.fileobj.close()
@@ -141,7 +143,8 @@ def main() -> None:
     elif what == "consume":
         consume(host, int(port), argument)
     else:
-        drip(host, int(port), int(argument), silent=what == "hold")
+        content = {"drip": HEAD, "mumble": COMMAND, "hold": b""}[what]
+        drip(host, int(port), int(argument), content)
 
 
 if __name__ == "__main__":

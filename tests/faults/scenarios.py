@@ -15,6 +15,7 @@ from tests.faults import (
     vanished,
     websockets,
 )
+from tests.faults.cluster import run as cluster
 from tests.faults.scenario import Scenario
 
 SCENARIOS: dict[str, Scenario] = {
@@ -31,5 +32,6 @@ SCENARIOS: dict[str, Scenario] = {
         websockets.SCENARIO,
         slowloris.SCENARIO,
         fuzzing.SCENARIO,
+        cluster.SCENARIO,
     )
 }

@@ -463,11 +463,14 @@ class Clients:
         topic = self.topic()
         assert topic is not None
         count = self.partitions(topic)
-        if count < PARTITIONS_MAX and self.world.engine.topics.when_unchanged(topic) is None:
+
+        def done(*_: object) -> None:  # publishes went on while the disk made the partition
             for group in self.groups:
                 if any(name == topic for name, _ in group.subscription.cursors):
                     group.grown(topic)
-            self.world.engine.change_topic(topic, {"partitions": count + 1})
+
+        if count < PARTITIONS_MAX and self.world.engine.topics.when_unchanged(topic) is None:
+            self.world.engine.change_topic(topic, {"partitions": count + 1}, done)
 
     def listed(self, group: GroupOracle) -> list[DeadLetter]:
         """The dead letters of a group, each known to the oracle."""

@@ -371,11 +371,16 @@ class GroupOracle:
         self.excused |= past
 
     def grown(self, topic: str) -> None:
-        """Partitions are about to be added to a topic."""
+        """Partitions were added to a topic, just now.
+
+        Keys keep their order over that if the group has read everything, also what is just being stored.
+        """
         read = all(
             cursor.next >= cursor.partition.log.end_offset
             for (name, _), cursor in self.subscription.cursors.items()
             if name == topic
+        ) and not any(
+            sent.topic == topic and sent.answered_at is None for sent in self.log.sent.values()
         )
         self.cross[topic] = self.cross.get(topic, True) and read
 

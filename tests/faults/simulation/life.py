@@ -297,6 +297,8 @@ class Life:
         engine = self.world.engine
         if self.clients.open_calls:
             return f"{self.clients.open_calls} calls are not answered"
+        if engine.schedule._when_loaded is not None:
+            return "delayed messages are still being read"
         if len(engine.schedule):
             return f"{len(engine.schedule)} delayed messages wait: {engine.schedule.listing().collect()}"
         for group in self.clients.groups:
