@@ -12,7 +12,7 @@ VENV := .venv$(if $(PYTHON),-$(shell "$$(deploy/find-python $(PYTHON) 2>/dev/nul
 BIN := $(VENV)/bin
 PIP_INSTALL := PIP_USER=0 $(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	--no-input -c constraints.txt
-PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadgroup --tb=short -rfE
+PYTEST := $(BIN)/python -m pytest -q -n 3 --dist loadgroup --tb=short -rfE
 
 # Arguments of the command: make run ARGS="--port 0", make test ARGS="-k segment", make bench ARGS=…
 ARGS ?=
@@ -20,16 +20,21 @@ ARGS ?=
 DIST ?= dist
 # The supported versions. pyproject.toml lists those that the tests have passed on.
 VERSIONS = $(shell sed -n 's/.*"Programming Language :: Python :: \(3\.[0-9]*\)".*/\1/p' pyproject.toml)
+# The oldest and the newest PySpark of pyproject.toml.
+SPARK_VERSIONS = 4.0 4.3
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run test test-pythons test-bare slow check format dist bench bench-spark cluster-spark crash faults faults-spark fuzz spark venv clean
+.PHONY: help run demo test test-pythons test-spark-versions test-bare slow check format docs dist bench bench-cluster bench-peers bench-spark cluster-spark crash faults faults-cluster faults-spark fuzz spark venv clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 
 run: $(VENV)/.has-run ## start a broker (ARGS="--port 9999 --http-port 8080 …")
 	@$(BIN)/headrace serve $(ARGS)
+
+demo: $(VENV)/.has-$(if $(filter --no-spark,$(ARGS)),run,spark) ## four services, a broker and Spark, in two minutes (ARGS="--no-spark")
+	@$(BIN)/python examples/demo $(ARGS)
 
 test: $(VENV)/.has-test ## run the tests (ARGS="-k name …")
 	@$(PYTEST) -m "not slow" $(ARGS)
@@ -47,6 +52,24 @@ test-pythons: ## run the tests on each supported Python that is installed
 	[ -z "$$missing" ] || echo "Not installed, not tested: Python$$missing"; \
 	[ -z "$$failed" ] || { echo "Failed on Python$$failed" >&2; exit 1; }
 
+test-spark-versions: $(VENV)/.has-test ## run the tests of Spark on the oldest and the newest supported PySpark
+	@site=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); failed=; \
+	for version in $(SPARK_VERSIONS); do \
+		home=$(VENV)-spark-$$version; \
+		if [ ! -e $$home/.made ]; then \
+			echo "Installing PySpark $$version into $$home …"; \
+			$(BIN)/python -m venv --clear $$home && \
+			$$home/bin/python -m pip install --quiet --disable-pip-version-check "pyspark==$$version.*" && \
+			echo "import site; site.addsitedir('$$site')" > \
+				$$($$home/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/rest.pth && \
+			touch $$home/.made || exit 1; \
+		fi; \
+		$$home/bin/python -c 'import pyspark; print("PySpark", pyspark.__version__)'; \
+		$$home/bin/python -m pytest -q -n 2 --dist loadgroup --tb=short -rfE -m "not slow" tests/spark $(ARGS) || \
+			failed="$$failed $$version"; \
+	done; \
+	[ -z "$$failed" ] || { echo "Failed on PySpark$$failed" >&2; exit 1; }
+
 test-bare: ## make run and make test in a new Debian with git, make and python3 (needs root, debootstrap)
 	@ARGS='$(ARGS)' tests/bare_debian.sh
 
@@ -63,6 +86,10 @@ format: $(VENV)/.has-dev ## format the code and apply the fixes of the linter
 	@$(BIN)/ruff check --fix-only --quiet .
 	@$(BIN)/ruff format .
 
+docs: $(VENV)/.has-docs ## build the documentation site into build/site/
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --clean
+	@echo "Open build/site/index.html in a browser."
+
 dist: $(VENV)/.made ## build a wheel and an sdist into dist/
 	@$(BIN)/python -c 'import build' 2>/dev/null || $(PIP_INSTALL) build
 	@rm -f $(DIST)/headrace-*
@@ -74,6 +101,9 @@ bench: $(VENV)/.has-run ## run the benchmarks (ARGS="--quick net_http", ARGS="--
 bench-peers: $(VENV)/.has-test ## compare with Redis, NATS, RabbitMQ and Kafka, which it fetches (ARGS="--quick", ARGS="--peers redis,headrace queue")
 	@$(PIP_INSTALL) -e '.[peers]'
 	@$(BIN)/python -m benchmarks.peers $(ARGS)
+
+bench-cluster: $(VENV)/.has-test ## compare a node over Kafka with Kafka's own Python client (ARGS="--quick", ARGS="latency failover")
+	@$(BIN)/python -m benchmarks.cluster $(ARGS)
 
 bench-spark: $(VENV)/.has-test ## run the benchmarks of Spark, with Kafka for comparison (ARGS="--records 1000000 scan")
 	@$(BIN)/python -m benchmarks.spark $(ARGS)
@@ -90,8 +120,11 @@ faults: $(VENV)/.has-test ## break a broker in every way we know and check every
 		echo "strace is not installed: no sync is made to fail with it"
 	@$(BIN)/python -m tests.faults $(ARGS)
 
-faults-spark: $(VENV)/.has-test ## kill drivers, workers and brokers 30 times and check the tables
-	@$(BIN)/python -m tests.faults_spark --kills 30 $(ARGS)
+faults-cluster: $(VENV)/.has-test ## break three nodes over three Kafka nodes 100 times and check everything
+	@$(BIN)/python -m tests.faults cluster $(ARGS)
+
+faults-spark: $(VENV)/.has-test ## kill drivers, workers, brokers and an S3 server 60 times and check the tables (ARGS="--pipeline s3")
+	@$(BIN)/python -m tests.faults_spark --kills 12 $(ARGS)
 
 fuzz: $(VENV)/.has-test ## feed random bytes to every parser (ARGS="--seconds 600")
 	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(PIP_INSTALL) atheris
@@ -105,7 +138,7 @@ clean: ## remove the environments, caches and builds
 	@rm -rf .venv .venv-* build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Each set contains the one before it, so its stamp covers those too.
+# test contains the three before it, and dev contains test: their stamps cover those, too.
 $(VENV)/.has-run: $(VENV)/.made pyproject.toml constraints.txt
 	@echo "Installing Headrace into $(VENV) …"
 	@$(PIP_INSTALL) -e .
@@ -116,15 +149,20 @@ $(VENV)/.has-spark: $(VENV)/.made pyproject.toml constraints.txt
 	@$(PIP_INSTALL) -e '.[spark]'
 	@touch $(VENV)/.has-run $@
 
+$(VENV)/.has-docs: $(VENV)/.made pyproject.toml constraints.txt
+	@echo "Installing Headrace and mkdocs into $(VENV) …"
+	@$(PIP_INSTALL) -e '.[docs]'
+	@touch $(VENV)/.has-run $@
+
 $(VENV)/.has-test: $(VENV)/.made pyproject.toml constraints.txt
 	@echo "Installing Headrace and its test tools into $(VENV) …"
 	@$(PIP_INSTALL) -e '.[test]'
-	@touch $(VENV)/.has-run $(VENV)/.has-spark $@
+	@touch $(VENV)/.has-run $(VENV)/.has-spark $(VENV)/.has-docs $@
 
 $(VENV)/.has-dev: $(VENV)/.made pyproject.toml constraints.txt
 	@echo "Installing Headrace and its development tools into $(VENV) …"
 	@$(PIP_INSTALL) -e '.[dev]'
-	@touch $(VENV)/.has-run $(VENV)/.has-spark $(VENV)/.has-test $@
+	@touch $(VENV)/.has-run $(VENV)/.has-spark $(VENV)/.has-docs $(VENV)/.has-test $@
 
 # Debian packages the venv module separately. If it is missing and we may install it, we do.
 $(VENV)/.made:
