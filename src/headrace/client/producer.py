@@ -113,7 +113,12 @@ class _Sent:
     def outcome(self) -> HeadraceError:
         """The error of its records when it is given up."""
         error = self.error
-        if error is None or (self.unsure and (error.retryable or isinstance(error, SequenceGap))):
+        if self.unsure and isinstance(error, SequenceGap):
+            return OutcomeUnknown(
+                "the connection broke before the answer came, and the broker of the new connection does not "
+                "know the messages before this one: the message may or may not be stored"
+            )
+        if error is None or (self.unsure and error.retryable):
             return OutcomeUnknown(
                 "the broker did not answer in time: the message may or may not be stored"
             )
