@@ -36,7 +36,7 @@ run: $(VENV)/.has-run ## start a broker (ARGS="--port 9999 --http-port 8080 …"
 demo: $(VENV)/.has-$(if $(filter --no-spark,$(ARGS)),run,spark) ## four services, a broker and Spark, in two minutes (ARGS="--no-spark")
 	@$(BIN)/python examples/demo $(ARGS)
 
-test: $(VENV)/.has-test ## run the tests (ARGS="-k name …")
+test: $(VENV)/.has-test $(VENV)/.has-browser ## run the tests (ARGS="-k name …")
 	@$(PYTEST) -m "not slow" $(ARGS)
 
 test-pythons: ## run the tests on each supported Python that is installed
@@ -73,10 +73,10 @@ test-spark-versions: $(VENV)/.has-test ## run the tests of Spark on the oldest a
 test-bare: ## make run and make test in a new Debian with git, make and python3 (needs root, debootstrap)
 	@ARGS='$(ARGS)' tests/bare_debian.sh
 
-slow: $(VENV)/.has-test ## run the tests marked slow
+slow: $(VENV)/.has-test $(VENV)/.has-browser ## run the tests marked slow
 	@$(PYTEST) -m slow $(ARGS)
 
-check: $(VENV)/.has-dev ## format, lint, types and tests: run it before a commit
+check: $(VENV)/.has-dev $(VENV)/.has-browser ## format, lint, types and tests: run it before a commit
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
@@ -163,6 +163,17 @@ $(VENV)/.has-dev: $(VENV)/.made pyproject.toml constraints.txt
 	@echo "Installing Headrace and its development tools into $(VENV) …"
 	@$(PIP_INSTALL) -e '.[dev]'
 	@touch $(VENV)/.has-run $(VENV)/.has-spark $(VENV)/.has-docs $(VENV)/.has-test $@
+
+# The tests of the console need a Chromium. If it is missing and we may install it, we do. Without it those tests
+# are not run, and the summary says so.
+$(VENV)/.has-browser: $(VENV)/.made
+	@if ! { command -v chromium && command -v chromedriver; } >/dev/null && \
+		[ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "Installing Chromium for the tests of the console …"; \
+		{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+			chromium chromium-driver; } >/dev/null 2>&1 || true; \
+	fi
+	@touch $@
 
 # Debian packages the venv module separately. If it is missing and we may install it, we do.
 $(VENV)/.made:
