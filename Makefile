@@ -23,6 +23,9 @@ VERSIONS = $(shell sed -n 's/.*"Programming Language :: Python :: \(3\.[0-9]*\)"
 # The oldest and the newest PySpark of pyproject.toml.
 SPARK_VERSIONS = 4.0 4.3
 
+# Some images forbid Python to keep bytecode. Then every process of the tests compiles everything again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help run demo test test-pythons test-spark-versions test-bare slow check format docs dist bench bench-cluster bench-peers bench-spark cluster-spark crash faults faults-cluster faults-spark fuzz spark venv clean
