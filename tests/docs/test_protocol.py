@@ -99,6 +99,13 @@ def test_every_argument_of_an_operation_is_described() -> None:
         assert described == taken, name
 
 
+def test_the_error_codes_of_an_operation_exist() -> None:
+    """What a declaration names is raised somewhere."""
+    known = set(raised()) | {each.code for each in classes().values()}
+    for operation in OPERATIONS.values():
+        assert set(operation.errors) <= known, operation.name
+
+
 SPARK = SOURCE / "spark"
 
 

@@ -22,6 +22,7 @@ from schemathesis.specs.openapi.checks import (
     unsupported_method,
 )
 
+from headrace.operations.catalog import OPERATIONS as DECLARED
 from headrace.server import schemas
 from headrace.server.server import ALL_ROUTES
 from headrace.testing import RunningServer, running_server, wait_until
@@ -54,6 +55,14 @@ def test_it_is_a_valid_openapi_3_1_document(http: Http) -> None:
     SCHEMA.validate()
     assert DOCUMENT["openapi"].startswith("3.1")
     assert http.ok("GET", "/openapi.json") == DOCUMENT
+
+
+def test_the_error_codes_of_an_operation_are_described() -> None:
+    """As its declaration has them: for people as a sentence, for programs as a list."""
+    created = DOCUMENT["paths"]["/topics/{topic}"]["put"]
+    assert created["x-error-codes"] == list(DECLARED["create_topic"].errors)
+    for code in created["x-error-codes"]:
+        assert code in created["description"]
 
 
 def test_every_route_is_described_once() -> None:

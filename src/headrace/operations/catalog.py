@@ -402,7 +402,7 @@ class Operations(
         runs="leader",
         answer="committed",
         patient=True,
-        errors=("piece_not_found", "stale_commit"),
+        errors=("piece_gone", "piece_lost", "commit_too_large"),
     )
     async def commit_staged(self, name: str, number: int, pieces: Pieces) -> bool:
         """Publish all staged pieces at once, under a name and a number that grows with each commit.
@@ -499,7 +499,7 @@ class Operations(
         letters=True,
         runs="owner of letters",
         repeatable=False,
-        errors=("queue_full", "disk_full"),
+        errors=("queue_full", "storage_full"),
         http=Http(
             "POST",
             "/dead-letters/{subscription}/redrive",

@@ -158,6 +158,7 @@ def route_of(operation: Operation, route: Http) -> Route:
             word: _one_of(operation.arguments[name].schema)
             for word, name in route.path_arguments.items()
         },
+        errors=operation.errors,
         body_bytes_max=BODY_LIMITS.get(operation.name) if body is not None else None,
     )
 

@@ -45,6 +45,8 @@ class Route:
     """A GET that takes no messages away: ``HEAD`` is allowed too."""
     path_schemas: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Of the parameters in the path."""
+    errors: tuple[str, ...] = ()
+    """Error codes of its own."""
     body_bytes_max: Callable[[int], int] | None = None
     """How large a body may be, given the limit of a message; None: ``JSON_BYTES_MAX``, or next to nothing."""
 

@@ -301,6 +301,9 @@ def document(routes: list[Route]) -> dict[str, Any]:
             "parameters": parameters,
             "responses": responses,
         }
+        if route.errors:
+            operation["description"] = f"Error codes of its own: {', '.join(route.errors)}."
+            operation["x-error-codes"] = list(route.errors)
         if route.body is not None:
             operation["requestBody"] = route.body
         paths.setdefault(route.path, {})[route.method.lower()] = operation
