@@ -112,17 +112,13 @@ class _Sent:
 
     def outcome(self) -> HeadraceError:
         """The error of its records when it is given up."""
-        error = self.error
-        if self.unsure and isinstance(error, SequenceGap):
-            return OutcomeUnknown(
-                "the connection broke before the answer came, and the broker of the new connection does not "
-                "know the messages before this one: the message may or may not be stored"
-            )
-        if error is None or (self.unsure and error.retryable):
-            return OutcomeUnknown(
-                "the broker did not answer in time: the message may or may not be stored"
-            )
-        return error
+        if self.unsure and isinstance(self.error, SequenceGap):
+            why = "the connection broke before the answer, and the next broker has not seen this producer"
+        elif self.error is None or (self.unsure and self.error.retryable):
+            why = "the broker did not answer in time"
+        else:
+            return self.error
+        return OutcomeUnknown(f"{why}: the message may or may not be stored")
 
 
 class _PartitionLane:
@@ -641,7 +637,6 @@ class Producer:
         self._flushes = [(g, future) for g, future in self._flushes if not future.done()]
 
     def resume(self) -> None:
-        """The link is up again."""
         self._partitions.clear()
         self.reconnect()
 
