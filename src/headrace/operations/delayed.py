@@ -32,7 +32,6 @@ class DelayedOperations:
         runs="leader",
         repeatable=False,
         answer="cancelled",
-        errors=("message_not_found",),
         http=Http("DELETE", "/scheduled/{id}", "Cancel a delayed message", tag="delayed messages"),
     )
     async def cancel(self, id: MessageId) -> None:
@@ -49,7 +48,6 @@ class DelayedOperations:
         runs="leader",
         repeatable=False,
         answer="published",
-        errors=("message_not_found",),
         http=Http(
             "POST",
             "/scheduled/{id}/publish",

@@ -303,7 +303,6 @@ class WatchingOperations:
     @operation(
         permission="see",
         about="topic",
-        errors=("topic_not_found",),
         http=Http("GET", "/topics/{topic}/history", "The last ten minutes of a topic"),
     )
     async def topic_history(self, topic: ExistingTopic) -> History:
@@ -318,7 +317,6 @@ class WatchingOperations:
         permission="see",
         about="topic",
         runs="every node",
-        errors=("topic_not_found",),
         http=Http("GET", "/topics/{topic}/publishers", "Who published to a topic lately"),
     )
     async def topic_publishers(
@@ -335,7 +333,6 @@ class WatchingOperations:
     @operation(
         permission="see",
         about="subscription",
-        errors=("subscription_not_found", "ambiguous_subscription"),
         http=Http(
             "GET",
             "/subscriptions/{subscription}/history",
@@ -413,7 +410,6 @@ class WatchingOperations:
         permission="see",
         about="subscription",
         runs="every node",
-        errors=("subscription_not_found", "ambiguous_subscription"),
         http=Http("GET", "/subscriptions/{subscription}/explain", "Why is a subscription behind?"),
     )
     async def explain_subscription(
@@ -431,7 +427,6 @@ class WatchingOperations:
         permission="consume",
         about="subscription",
         runs="every node",
-        errors=("subscription_not_found", "ambiguous_subscription", "offset_out_of_range"),
         http=Http("GET", "/subscriptions/{subscription}/seek", "What a seek would do"),
     )
     async def preview_seek(
@@ -452,15 +447,8 @@ class WatchingOperations:
     @operation(
         permission="browse",
         about="subscription",
-        letters=True,
         runs="owner of letters",
-        errors=("invalid_transform",),
-        http=Http(
-            "POST",
-            "/dead-letters/{subscription}/preview",
-            "What a redrive would do",
-            tag="dead letters",
-        ),
+        http=Http("POST", "/dead-letters/{subscription}/preview", "What a redrive would do"),
     )
     async def preview_redrive(
         self,
@@ -484,7 +472,6 @@ class WatchingOperations:
     @operation(
         permission="browse",
         about="topic",
-        errors=("topic_not_found", "invalid_search", "invalid_cursor"),
         http=Http("GET", "/topics/{topic}/search", "Search a topic", tag="reading"),
     )
     async def search_messages(
@@ -516,7 +503,6 @@ class WatchingOperations:
     @operation(
         permission="browse",
         runs="owner of message",
-        errors=("message_not_found",),
         http=Http("GET", "/messages/{id}/life", "What became of a message", tag="reading"),
     )
     async def message_life(self, id: MessageId) -> MessageLife:
