@@ -304,11 +304,10 @@ class Administration(BackupAdministration, ClusterAdministration, WatchingAdmini
     async def seek(
         self, subscription: str, to: Start, topic: str | None, partition: int | None
     ) -> SubscriptionStats:
-        position, time_ms = split_position(to)
-        engine = self.engine
         found, only = self._to_seek(subscription, topic)
+        position, time_ms = split_position(to)
         await done(
-            lambda done: engine.seek(
+            lambda done: self.engine.seek(
                 found, position, done, time_ms=time_ms, topic=only, partition=partition
             )
         )
