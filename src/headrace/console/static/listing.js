@@ -1,7 +1,7 @@
 // A page with a long list. The broker filters, sorts and cuts it, so 5,000 rows are as quick as five.
 
 import { get } from "./api.js";
-import { h, put } from "./dom.js";
+import { dialog, h, put, toast } from "./dom.js";
 import { every } from "./live.js";
 import { pager, table } from "./table.js";
 
@@ -9,7 +9,8 @@ const LIMIT = 50;
 
 /**
  * The list at `from`, with a filter and, if `create` is given, a button. `sort` and `descending` say how it is sorted
- * until somebody chooses; `empty` is what stands there without rows, and `none` if no row matches the filter.
+ * until somebody chooses; `empty` is what stands there without rows, and `none` if no row matches the filter. `create.form()`
+ * gives the fields of a dialog, and `make`, which creates something and returns the sentence that says so.
  */
 export async function listing({ signal, query, keep, title }, { name, from, columns, sort, descending, by, empty, none, create }) {
   title(name);
@@ -41,9 +42,17 @@ export async function listing({ signal, query, keep, title }, { name, from, colu
     });
     refresh().catch(() => {});
   }
+  function open() {
+    const { fields, make } = create.form();
+    return dialog(create.text, fields, [["Create", async () => {
+      toast(await make());
+      refresh().catch(() => {});
+      return true;
+    }]]);
+  }
   search.addEventListener("input", () => change({ match: search.value.trim(), skip: 0 }));
   await refresh();
   every(3000, signal, refresh);
   return [h("div", { class: "row spread" }, h("h1", {}, name), h("div", { class: "row" }, search,
-    create ? h("button", { type: "button", id: create.id, class: "primary", onclick: () => create.open(refresh) }, create.text) : null)), list];
+    create ? h("button", { type: "button", id: create.id, class: "primary", onclick: open }, create.text) : null)), list];
 }

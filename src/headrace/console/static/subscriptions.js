@@ -1,7 +1,7 @@
 // The list of subscriptions, and a form to create one.
 
 import { path, post } from "./api.js";
-import { dialog, field, h, select, toast } from "./dom.js";
+import { field, h, select } from "./dom.js";
 import { count, rate } from "./format.js";
 import { lettersLink, subscriptionLink } from "./links.js";
 import { listing } from "./listing.js";
@@ -29,17 +29,17 @@ const COLUMNS = [
   { title: "Dead letters", number: true, cell: (row) => (row.dead_letters ? h("a", { href: lettersLink(row.subscription) }, count(row.dead_letters)) : "0") },
 ];
 
-function create(again) {
+function form() {
   const name = h("input", { type: "text", id: "new-subscription", required: true });
   const topic = h("input", { type: "text", id: "new-pattern", required: true });
   const start = select({}, [["earliest", "the oldest message"], ["latest", "now"]], "earliest");
-  return dialog("Create a subscription", [field("Name", name), field("Topic or pattern", topic, "* is one word, > at the end is the rest"), field("Begin at", start)],
-    [["Create", async () => {
+  return {
+    fields: [field("Name", name), field("Topic or pattern", topic, "* is one word, > at the end is the rest"), field("Begin at", start)],
+    async make() {
       await post(path("subscribe", topic.value), { group: name.value, start: start.value });
-      toast(`Created subscription ${name.value}.`);
-      again();
-      return true;
-    }]]);
+      return `Created subscription ${name.value}.`;
+    },
+  };
 }
 
 export const subscriptions = (page) =>
@@ -52,5 +52,5 @@ export const subscriptions = (page) =>
     by: "name or topic",
     empty: "There are no subscriptions.",
     none: "No subscription matches.",
-    create: may("consume") && { id: "create-subscription", open: create, text: "Create a subscription" },
+    create: may("consume") && { id: "create-subscription", form, text: "Create a subscription" },
   });

@@ -1,7 +1,7 @@
 // The list of topics, and a form to create one.
 
 import { ask, path } from "./api.js";
-import { dialog, field, h, select, toast } from "./dom.js";
+import { field, h, select } from "./dom.js";
 import { bytes, count, rate } from "./format.js";
 import { topicLink } from "./links.js";
 import { listing } from "./listing.js";
@@ -19,21 +19,21 @@ const COLUMNS = [
   { title: "Kept", cell: (row) => (row.retention_hours === null ? "for ever" : `${count(row.retention_hours)} h`) },
 ];
 
-function create(again) {
+function form() {
   const name = h("input", { type: "text", id: "new-topic", required: true, autocapitalize: "none", spellcheck: "false" });
   const partitions = h("input", { type: "number", min: 1, max: 1000, value: "1" });
   const hours = h("input", { type: "number", min: 1, placeholder: "the broker's default" });
   const durability = select({}, [["", "the broker's default"], ["always", "always: after a sync"], ["interval", "interval"], ["never", "never"]], "");
-  return dialog("Create a topic", [field("Name", name), field("Partitions", partitions), field("Keep messages for (hours)", hours), field("Durability", durability)],
-    [["Create", async () => {
+  return {
+    fields: [field("Name", name), field("Partitions", partitions), field("Keep messages for (hours)", hours), field("Durability", durability)],
+    async make() {
       const body = { partitions: Number(partitions.value) };
       if (hours.value) body.retention_hours = Number(hours.value);
       if (durability.value) body.durability = durability.value;
       await ask("PUT", path("topics", name.value), { body });
-      toast(`Created topic ${name.value}.`);
-      again();
-      return true;
-    }]]);
+      return `Created topic ${name.value}.`;
+    },
+  };
 }
 
 export const topics = (page) =>
@@ -46,5 +46,5 @@ export const topics = (page) =>
     by: "name",
     empty: "There are no topics. The first publish creates one.",
     none: "No topic has this in its name.",
-    create: may("manage") && { id: "create-topic", open: create, text: "Create a topic" },
+    create: may("manage") && { id: "create-topic", form, text: "Create a topic" },
   });
