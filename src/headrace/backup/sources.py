@@ -221,7 +221,8 @@ class FileSource:
         try:
             some: list[Batch] = []
             read = 0
-            for part in scan(files, handle, size or files.size(handle), base_offset=base):
+            length = files.size(handle) if size is None else size
+            for part in scan(files, handle, length, base_offset=base):
                 if isinstance(part, Damage) or part.batch.end_offset <= at:
                     continue
                 if part.batch.base_offset >= limit:
