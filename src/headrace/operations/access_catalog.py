@@ -17,7 +17,10 @@ from headrace.operations.results import CallerInfo, NewToken, QuotaInfo, TokenIn
 class AccessOperations:
     """Who may do what."""
 
-    @operation(permission="none", http=Http("GET", "/access/whoami", "Show your own rights"))
+    @operation(
+        permission="none",
+        http=Http("GET", "/access/whoami", "Show your own rights"),
+    )
     async def whoami(self) -> CallerInfo:
         """Who the broker thinks you are, and what you may do.
 
@@ -26,7 +29,10 @@ class AccessOperations:
             print((await client.whoami())["name"])
         """
 
-    @operation(permission="admin", http=Http("GET", "/access/users", "List users"))
+    @operation(
+        permission="admin",
+        http=Http("GET", "/access/users", "List users"),
+    )
     async def users(self) -> list[UserInfo]:
         """The users that you may administer, by name.
 
@@ -40,6 +46,14 @@ class AccessOperations:
         permission="admin",
         about="user",
         repeatable=False,
+        errors=(
+            "user_exists",
+            "grant_exceeded",
+            "no_administrator",
+            "invalid_grant",
+            "invalid_password",
+            "certificate_taken",
+        ),
         http=Http("POST", "/access/users/{user}", "Create a user"),
     )
     async def create_user(
@@ -63,6 +77,14 @@ class AccessOperations:
     @operation(
         permission="admin",
         about="user",
+        errors=(
+            "user_not_found",
+            "grant_exceeded",
+            "no_administrator",
+            "invalid_grant",
+            "invalid_password",
+            "certificate_taken",
+        ),
         http=Http("PATCH", "/access/users/{user}", "Change a user"),
     )
     async def change_user(
@@ -90,6 +112,7 @@ class AccessOperations:
         about="user",
         repeatable=False,
         answer="deleted",
+        errors=("user_not_found", "no_administrator"),
         http=Http("DELETE", "/access/users/{user}", "Delete a user"),
     )
     async def delete_user(self, user: PrincipalName) -> None:
@@ -100,7 +123,10 @@ class AccessOperations:
             await client.delete_user("alice")
         """
 
-    @operation(permission="admin", http=Http("GET", "/access/tokens", "List tokens"))
+    @operation(
+        permission="admin",
+        http=Http("GET", "/access/tokens", "List tokens"),
+    )
     async def tokens(self) -> list[TokenInfo]:
         """The tokens that you may administer, by name. The secrets are not known to the broker.
 
@@ -114,6 +140,7 @@ class AccessOperations:
         permission="admin",
         about="token",
         repeatable=False,
+        errors=("token_exists", "user_not_found", "grant_exceeded", "no_administrator"),
         http=Http("POST", "/access/tokens/{token}", "Create a token"),
     )
     async def create_token(
@@ -137,6 +164,7 @@ class AccessOperations:
         about="token",
         repeatable=False,
         answer="revoked",
+        errors=("token_not_found", "no_administrator"),
         http=Http("DELETE", "/access/tokens/{token}", "Revoke a token"),
     )
     async def revoke_token(self, token: PrincipalName) -> None:

@@ -56,7 +56,7 @@ class BackupOperations:
     async def _operate(self, operation: Operation, arguments: dict[str, Any]) -> Any:
         raise NotImplementedError
 
-    @operation(permission="admin", runs="leader", repeatable=False)
+    @operation(permission="admin", runs="leader", repeatable=False, errors=("backup_running",))
     async def begin_backup(self, *, access: bool = True) -> BackupBegun:
         """Fix a point in time of the whole broker, and keep its messages until the backup ends.
 
@@ -68,7 +68,7 @@ class BackupOperations:
             backup = (await client.begin_backup())["backup"]
         """
 
-    @operation(permission="admin", runs="leader")
+    @operation(permission="admin", runs="leader", errors=("backup_not_found",))
     async def read_backup(self, backup: BackupId, page: Page | None = None) -> BackupPage:
         """A page of the topics, journal and access file of a backup. Without ``page``, only renew its lease.
 
@@ -77,7 +77,12 @@ class BackupOperations:
             page = await client.read_backup(backup, 0)
         """
 
-    @operation(permission="admin", about="topic", runs="leader")
+    @operation(
+        permission="admin",
+        about="topic",
+        runs="leader",
+        errors=("backup_not_found", "topic_not_found"),
+    )
     async def read_backup_partition(
         self,
         backup: BackupId,

@@ -85,6 +85,7 @@ class Operations(
         permission="manage",
         about="topic",
         settings=TopicSettings,
+        errors=("topic_exists", "too_many_partitions"),
         http=Http("PUT", "/topics/{topic}", "Create a topic with settings"),
     )
     async def create_topic(
@@ -104,6 +105,7 @@ class Operations(
         permission="manage",
         about="topic",
         settings=TopicSettings,
+        errors=("topic_not_found", "too_many_partitions"),
         http=Http("PATCH", "/topics/{topic}", "Change settings"),
     )
     async def change_topic(
@@ -123,6 +125,7 @@ class Operations(
         about="topic",
         repeatable=False,
         answer="deleted",
+        errors=("topic_not_found",),
         http=Http("DELETE", "/topics/{topic}", "Delete a topic"),
     )
     async def delete_topic(self, topic: TopicName) -> None:
@@ -162,6 +165,7 @@ class Operations(
         permission="see",
         about="topic",
         runs="every node",
+        errors=("topic_not_found",),
         http=(
             Http("GET", "/topics/{topic}", "Describe a topic"),
             Http("GET", "/topics/{topic}/stats", "Statistics of a topic"),
@@ -188,7 +192,7 @@ class Operations(
             offset = await client.offset_at("orders", datetime.now(UTC) - timedelta(hours=1))
         """
 
-    @operation(permission="browse")
+    @operation(permission="browse", errors=("message_not_found",))
     async def find(self, id: MessageId) -> Message:
         """The message that an id from a receipt belongs to.
 
@@ -202,6 +206,7 @@ class Operations(
         permission="consume",
         about="subscription",
         settings=SubscriptionSettings,
+        errors=("subscription_busy", "too_many_subscriptions", "topic_not_found"),
         http=Http(
             "POST",
             "/subscribe/{topic}",
@@ -236,6 +241,7 @@ class Operations(
         about="subscription",
         repeatable=False,
         answer="deleted",
+        errors=("subscription_not_found", "ambiguous_subscription"),
         http=Http("DELETE", "/subscriptions/{subscription}", "Delete a subscription"),
     )
     async def delete_subscription(
@@ -266,6 +272,7 @@ class Operations(
         permission="see",
         about="subscription",
         runs="every node",
+        errors=("subscription_not_found", "ambiguous_subscription"),
         http=Http("GET", "/subscriptions/{subscription}", "Describe a subscription"),
     )
     async def subscription_stats(
@@ -282,6 +289,7 @@ class Operations(
         permission="consume",
         about="subscription",
         runs="every node",
+        errors=("subscription_not_found", "ambiguous_subscription", "offset_out_of_range"),
         http=Http("POST", "/subscriptions/{subscription}/seek", "Replay, or skip"),
     )
     async def seek(
@@ -305,6 +313,7 @@ class Operations(
         runs="every node",
         answer="advanced",
         patient=True,
+        errors=("subscription_not_found", "ambiguous_subscription", "offset_out_of_range"),
     )
     async def advance(
         self,
@@ -323,6 +332,7 @@ class Operations(
     @operation(
         permission="manage",
         about="subscription",
+        errors=("subscription_not_found", "ambiguous_subscription"),
         http=Http("POST", "/subscriptions/{subscription}/pause", "Pause a subscription"),
     )
     async def pause_subscription(
@@ -340,6 +350,7 @@ class Operations(
     @operation(
         permission="manage",
         about="subscription",
+        errors=("subscription_not_found", "ambiguous_subscription"),
         http=Http("POST", "/subscriptions/{subscription}/resume", "Resume a subscription"),
     )
     async def resume_subscription(
@@ -391,6 +402,7 @@ class Operations(
         runs="leader",
         answer="committed",
         patient=True,
+        errors=("piece_not_found", "stale_commit"),
     )
     async def commit_staged(self, name: str, number: int, pieces: Pieces) -> bool:
         """Publish all staged pieces at once, under a name and a number that grows with each commit.
@@ -426,7 +438,7 @@ class Operations(
     @operation(
         permission="see",
         runs="every node",
-        http=Http("GET", "/dead-letters", "Count dead letters"),
+        http=Http("GET", "/dead-letters", "Count dead letters", tag="dead letters"),
     )
     async def dead_letter_topics(self) -> list[DeadLetterCount]:
         """The dead-letter topics, and how many letters each has.
@@ -440,8 +452,9 @@ class Operations(
     @operation(
         permission="browse",
         about="subscription",
+        letters=True,
         runs="owner of letters",
-        http=Http("GET", "/dead-letters/{subscription}", "List dead letters"),
+        http=Http("GET", "/dead-letters/{subscription}", "List dead letters", tag="dead letters"),
     )
     async def dead_letters(
         self,
@@ -465,8 +478,12 @@ class Operations(
     @operation(
         permission="browse",
         about="subscription",
+        letters=True,
         runs="owner of letters",
-        http=Http("GET", "/dead-letters/{subscription}/{offset}", "Show a dead letter"),
+        errors=("message_not_found",),
+        http=Http(
+            "GET", "/dead-letters/{subscription}/{offset}", "Show a dead letter", tag="dead letters"
+        ),
     )
     async def dead_letter(self, subscription: ExistingSubscription, offset: Offset) -> DeadLetter:
         """One dead letter.
@@ -479,9 +496,16 @@ class Operations(
     @operation(
         permission="manage",
         about="subscription",
+        letters=True,
         runs="owner of letters",
         repeatable=False,
-        http=Http("POST", "/dead-letters/{subscription}/redrive", "Publish dead letters again"),
+        errors=("queue_full", "disk_full"),
+        http=Http(
+            "POST",
+            "/dead-letters/{subscription}/redrive",
+            "Publish dead letters again",
+            tag="dead letters",
+        ),
     )
     async def redrive(
         self,
@@ -516,10 +540,14 @@ class Operations(
     @operation(
         permission="manage",
         about="subscription",
+        letters=True,
         runs="owner of letters",
         repeatable=False,
         answer="offset",
-        http=Http("PUT", "/dead-letters/{subscription}/{offset}", "Edit a dead letter"),
+        errors=("message_not_found",),
+        http=Http(
+            "PUT", "/dead-letters/{subscription}/{offset}", "Edit a dead letter", tag="dead letters"
+        ),
     )
     async def edit_dead_letter(
         self,
@@ -540,15 +568,23 @@ class Operations(
     @operation(
         permission="manage",
         about="subscription",
+        letters=True,
         runs="owner of letters",
         repeatable=False,
         answer="purged",
+        errors=("message_not_found",),
         http=(
-            Http("DELETE", "/dead-letters/{subscription}", "Purge all dead letters"),
+            Http(
+                "DELETE",
+                "/dead-letters/{subscription}",
+                "Purge all dead letters",
+                tag="dead letters",
+            ),
             Http(
                 "DELETE",
                 "/dead-letters/{subscription}/{offset}",
                 "Purge a dead letter",
+                tag="dead letters",
                 rename={"offset": "offsets"},
             ),
         ),

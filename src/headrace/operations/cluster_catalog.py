@@ -62,6 +62,7 @@ class ClusterOperations:
     @operation(
         permission="metrics",
         runs="every node",
+        errors=("no_cluster",),
         http=Http("GET", "/cluster", "The nodes of the cluster", tag="cluster"),
     )
     async def cluster_status(self) -> ClusterStatus:
@@ -77,6 +78,7 @@ class ClusterOperations:
         permission="admin",
         runs="named node",
         answer="drained",
+        errors=("no_cluster", "last_node"),
         http=Http("POST", "/cluster/{node}/drain", "Hand a node's slots to others", tag="cluster"),
     )
     async def drain_node(self, node: NodeName) -> None:
@@ -90,6 +92,7 @@ class ClusterOperations:
     @operation(
         permission="see",
         about="topic",
+        errors=("topic_not_found", "no_cluster"),
         http=Http(
             "GET", "/topics/{topic}/owners", "Who serves a topic's partitions", tag="cluster"
         ),

@@ -70,7 +70,7 @@ class Http:
     path: str
     summary: str
     tag: str = ""
-    """The heading in the API's description; the first name of the path if empty."""
+    """The heading in the API's description; the first word of the path if empty."""
     rename: dict[str, str] = field(default_factory=dict)
     """Name of an argument in HTTP -> the argument."""
     defaults: dict[str, Any] = field(default_factory=dict)
@@ -129,18 +129,17 @@ class Operation:
     permission: Permission
     about: str | None
     """The argument that names the topic or subscription for which the permission is needed."""
+    letters: bool
+    """It is about dead letters: each letter is also checked by the topic that it comes from."""
     runs: Runs
     repeatable: bool
     """A client may send it again after a broken connection: a repetition changes nothing."""
     patient: bool
     """A client retries it while the broker is unavailable, for as long as it would retry a publish."""
+    errors: tuple[str, ...]
+    """Error codes of the operation, besides those of its arguments and those of every request."""
     http: tuple[Http, ...]
     signature: inspect.Signature
-
-    @property
-    def letters(self) -> bool:
-        """It is about dead letters: each letter is also checked by the topic that it comes from."""
-        return self.runs == "owner of letters"
 
     # --- arguments --------------------------------------------------------------------------
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -228,11 +227,13 @@ def operation(
     permission: Permission,
     runs: Runs = "any node",
     about: str | None = None,
+    letters: bool = False,
     name: str | None = None,
     settings: Any = None,
     answer: str | None = None,
     repeatable: bool = True,
     patient: bool = False,
+    errors: tuple[str, ...] = (),
     http: Http | tuple[Http, ...] = (),
 ) -> Callable[[Method], Method]:
     """Declare an operation; see the head of this file."""
@@ -254,9 +255,11 @@ def operation(
             answer=answer,
             permission=permission,
             about=about,
+            letters=letters,
             runs=runs,
             repeatable=repeatable,
             patient=patient,
+            errors=errors,
             http=(http,) if isinstance(http, Http) else http,
             signature=inspect.signature(function),
         )

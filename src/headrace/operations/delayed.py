@@ -32,6 +32,7 @@ class DelayedOperations:
         runs="leader",
         repeatable=False,
         answer="cancelled",
+        errors=("message_not_found",),
         http=Http("DELETE", "/scheduled/{id}", "Cancel a delayed message", tag="delayed messages"),
     )
     async def cancel(self, id: MessageId) -> None:
@@ -48,6 +49,7 @@ class DelayedOperations:
         runs="leader",
         repeatable=False,
         answer="published",
+        errors=("message_not_found",),
         http=Http(
             "POST",
             "/scheduled/{id}/publish",

@@ -12,7 +12,12 @@ from headrace.operations.results import PipelineReport, PipelineStats, StopWante
 class PipelineOperations:
     """What runs on Spark, as it reports about itself."""
 
-    @operation(permission="publish", about="pipeline", runs="leader")
+    @operation(
+        permission="publish",
+        about="pipeline",
+        runs="leader",
+        errors=("pipeline_replaced", "report_too_large"),
+    )
     async def report_pipeline(
         self, pipeline: PipelineName, report: Annotated[PipelineReport, Code("invalid_report")]
     ) -> StopWanted:
@@ -23,7 +28,11 @@ class PipelineOperations:
             stop = (await client.report_pipeline("totals", report))["stop"]
         """
 
-    @operation(permission="see", runs="leader", http=Http("GET", "/pipelines", "List pipelines"))
+    @operation(
+        permission="see",
+        runs="leader",
+        http=Http("GET", "/pipelines", "List pipelines"),
+    )
     async def pipelines(self) -> list[PipelineStats]:
         """The last report of each pipeline.
 
@@ -38,6 +47,7 @@ class PipelineOperations:
         about="pipeline",
         name="pipeline",
         runs="leader",
+        errors=("pipeline_not_found",),
         http=Http("GET", "/pipelines/{pipeline}", "Describe a pipeline"),
     )
     async def pipeline_stats(self, pipeline: PipelineName) -> PipelineStats:
@@ -52,6 +62,7 @@ class PipelineOperations:
         permission="manage",
         about="pipeline",
         runs="leader",
+        errors=("pipeline_not_found", "pipeline_not_running"),
         http=Http("POST", "/pipelines/{pipeline}/stop", "Ask a pipeline to stop"),
     )
     async def stop_pipeline(self, pipeline: PipelineName) -> PipelineStats:
@@ -68,6 +79,7 @@ class PipelineOperations:
         runs="leader",
         repeatable=False,
         answer="deleted",
+        errors=("pipeline_not_found", "pipeline_running"),
         http=Http("DELETE", "/pipelines/{pipeline}", "Forget a pipeline that has ended"),
     )
     async def forget_pipeline(self, pipeline: PipelineName) -> None:

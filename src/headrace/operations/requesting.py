@@ -15,7 +15,12 @@ RequestSeconds = Annotated[float, Meta(ge=0, le=limits.REQUEST_S_MAX)]
 
 
 class Requesting:
-    @operation(name="request", permission="publish", about="topic")
+    @operation(
+        name="request",
+        permission="publish",
+        about="topic",
+        errors=("no_reply", "too_many_requests", "request_exists", "queue_full"),
+    )
     async def send_request(
         self,
         topic: TopicName,

@@ -303,6 +303,7 @@ class WatchingOperations:
     @operation(
         permission="see",
         about="topic",
+        errors=("topic_not_found",),
         http=Http("GET", "/topics/{topic}/history", "The last ten minutes of a topic"),
     )
     async def topic_history(self, topic: ExistingTopic) -> History:
@@ -317,6 +318,7 @@ class WatchingOperations:
         permission="see",
         about="topic",
         runs="every node",
+        errors=("topic_not_found",),
         http=Http("GET", "/topics/{topic}/publishers", "Who published to a topic lately"),
     )
     async def topic_publishers(
@@ -333,6 +335,7 @@ class WatchingOperations:
     @operation(
         permission="see",
         about="subscription",
+        errors=("subscription_not_found", "ambiguous_subscription"),
         http=Http(
             "GET",
             "/subscriptions/{subscription}/history",
@@ -410,6 +413,7 @@ class WatchingOperations:
         permission="see",
         about="subscription",
         runs="every node",
+        errors=("subscription_not_found", "ambiguous_subscription"),
         http=Http("GET", "/subscriptions/{subscription}/explain", "Why is a subscription behind?"),
     )
     async def explain_subscription(
@@ -427,6 +431,7 @@ class WatchingOperations:
         permission="consume",
         about="subscription",
         runs="every node",
+        errors=("subscription_not_found", "ambiguous_subscription", "offset_out_of_range"),
         http=Http("GET", "/subscriptions/{subscription}/seek", "What a seek would do"),
     )
     async def preview_seek(
@@ -447,8 +452,15 @@ class WatchingOperations:
     @operation(
         permission="browse",
         about="subscription",
+        letters=True,
         runs="owner of letters",
-        http=Http("POST", "/dead-letters/{subscription}/preview", "What a redrive would do"),
+        errors=("invalid_transform",),
+        http=Http(
+            "POST",
+            "/dead-letters/{subscription}/preview",
+            "What a redrive would do",
+            tag="dead letters",
+        ),
     )
     async def preview_redrive(
         self,
@@ -472,6 +484,7 @@ class WatchingOperations:
     @operation(
         permission="browse",
         about="topic",
+        errors=("topic_not_found", "invalid_search", "invalid_cursor"),
         http=Http("GET", "/topics/{topic}/search", "Search a topic", tag="reading"),
     )
     async def search_messages(
@@ -503,6 +516,7 @@ class WatchingOperations:
     @operation(
         permission="browse",
         runs="owner of message",
+        errors=("message_not_found",),
         http=Http("GET", "/messages/{id}/life", "What became of a message", tag="reading"),
     )
     async def message_life(self, id: MessageId) -> MessageLife:

@@ -150,7 +150,7 @@ def route_of(operation: Operation, route: Http) -> Route:
         route.path,
         _handler(operation, route),
         route.summary,
-        route.tag or route.path.split("/")[1].replace("-", " "),
+        route.tag or route.path.split("/")[1],
         parameters,
         body,
         answers,
