@@ -503,6 +503,11 @@ class BlockingFacade(BlockingOperations):
         headers: Mapping[str, str] | None = None,
         **options: Unpack[PublishOptions],
     ) -> Receipt:
+        return self._publish_and_wait(topic, value, headers, options)
+
+    def _publish_and_wait(
+        self, topic: str, value: object, headers: Mapping[str, str] | None, options: PublishOptions
+    ) -> Receipt:
         result: Receipt = published(self._publish, topic, value, headers, options).result()
         return result
 

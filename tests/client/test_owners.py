@@ -3,7 +3,7 @@
 import asyncio
 
 from headrace.client.link import ConnectionLost
-from headrace.client.owners import Owners
+from headrace.client.owners import Owners, Question
 from headrace.errors import Closed, QueueFull
 from headrace.wire.binary import Frame, Type
 from tests.client.rig import FakeLink, FakeWire, Request, Rig, run, until
@@ -179,7 +179,9 @@ async def test_batches_keep_their_order_when_the_owner_changes() -> None:
     owners._links[OTHER] = other  # type: ignore[assignment]
 
     def send(body: bytes) -> asyncio.Task[Frame]:
-        return asyncio.create_task(owners.send(("orders", 0), Type.PUBLISH_BATCH, {}, body, 30.0))
+        return asyncio.create_task(
+            owners.send(("orders", 0), Question(Type.PUBLISH_BATCH, {}, body), 30.0)
+        )
 
     async def turns() -> None:
         for _ in range(10):

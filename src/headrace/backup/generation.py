@@ -7,27 +7,23 @@ from collections.abc import Iterator
 from headrace.backup.manifest import (
     ACCESS,
     JOURNAL,
-    READ_BYTES,
     BackupDirectory,
     KeptPartition,
     KeptTopic,
     Manifest,
 )
-from headrace.backup.sources import PointInTime, SourceTopic, lost_batches
-from headrace.errors import DataCorrupt
-from headrace.log.batch import Batch, parse
+from headrace.backup.sources import FileSource, PointInTime, SourceTopic
+from headrace.log.batch import Batch
 from headrace.log.interface import TopicRecord
 from headrace.log.journal import entries_in
 from headrace.log.producers import Producers
-from headrace.log.segment import Damage, scan
 
 
-class GenerationSource:
+class GenerationSource(FileSource):
     """See :class:`~headrace.backup.sources.BackupSource`."""
 
     def __init__(self, directory: BackupDirectory, generation: int | None = None):
-        self.name = str(directory.path.absolute())
-        self.damaged: list[tuple[int, int]] = []
+        super().__init__(directory.path, directory.files)
         self._directory, self._generation = directory, generation
         self._lock = directory.locked()
         self._kept: dict[str, KeptTopic] = {}
@@ -58,40 +54,15 @@ class GenerationSource:
         self, topic: TopicRecord, partition: int, start: int, end: int
     ) -> Iterator[list[Batch]]:
         self.damaged = []
-        files, at, time = self._directory.files, start, 0
+        at, time = start, 0
         home = self._directory.partition(self._kept[topic.name], partition)
         for kept in self._partition(topic, partition).files:
             if kept.end <= at or kept.base >= end:
                 continue
-            handle = files.open(home / kept.name)
-            try:
-                some: list[Batch] = []
-                size = 0
-                for part in scan(files, handle, kept.bytes, base_offset=kept.base):
-                    if isinstance(part, Damage) or part.batch.end_offset <= at:
-                        continue
-                    if part.batch.base_offset > at:
-                        some += self._lost(at, part.batch.base_offset, time)
-                    whole = parse(files.read_at(handle, part.position, part.size))
-                    if whole is None:
-                        raise DataCorrupt(f"{home / kept.name} does not read the same twice")
-                    some.append(whole)
-                    at, time = whole.end_offset, whole.max_timestamp
-                    size += part.size
-                    if size >= READ_BYTES:
-                        yield some
-                        some, size = [], 0
-                if at < kept.end:
-                    some += self._lost(at, kept.end, time)
-                    at = kept.end
-                if some:
-                    yield some
-            finally:
-                handle.close()
-
-    def _lost(self, first: int, end: int, time: int) -> list[Batch]:
-        self.damaged.append((first, end))
-        return lost_batches(first, end, time)
+            path = home / kept.name
+            at, time = yield from self._read_file(
+                path, kept.base, at, kept.end, time, size=kept.bytes
+            )
 
     def batch_at(self, topic: TopicRecord, partition: int, offset: int) -> Batch | None:
         for found in self.read(topic, partition, offset, offset + 1):

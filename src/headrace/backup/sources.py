@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from base64 import b64decode
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -33,7 +33,7 @@ from headrace.errors import (
     NotFound,
     OutcomeUnknown,
 )
-from headrace.files import Files
+from headrace.files import Files, Handle
 from headrace.log import batch as batches
 from headrace.log.batch import Batch
 from headrace.log.directory import JOURNAL, RUN, SUSPECT, TOPIC_SETTINGS, DataDirectory
@@ -204,15 +204,65 @@ def lost_batches(first: int, end: int, time: int) -> list[Batch]:
     return [batches.lost(at, min(step, end - at), time) for at in range(first, end, step)]
 
 
+class FileSource:
+    """What sources on a disk share: they read files of batches, and tell what is destroyed in them."""
+
+    def __init__(self, path: Path, files: Files):
+        self.name = str(path.absolute())
+        self.damaged: list[tuple[int, int]] = []
+        self._files = files
+
+    def _read_file(
+        self, path: Path, base: int, at: int, limit: int, time: int, size: int | None = None
+    ) -> Generator[list[Batch], None, tuple[int, int]]:
+        """The batches from ``at`` to ``limit``; returns where they end, and the time of the last one."""
+        files = self._files
+        handle = files.open(path)
+        try:
+            some: list[Batch] = []
+            read = 0
+            length = files.size(handle) if size is None else size
+            for part in scan(files, handle, length, base_offset=base):
+                if isinstance(part, Damage) or part.batch.end_offset <= at:
+                    continue
+                if part.batch.base_offset >= limit:
+                    break
+                if part.batch.base_offset > at:
+                    some += self._lost(at, part.batch.base_offset, time)
+                whole = self._whole(handle, part)
+                some.append(whole)
+                at, time = whole.end_offset, whole.max_timestamp
+                read += part.size
+                if read >= READ_BYTES:
+                    yield some
+                    some, read = [], 0
+            if some:
+                yield some
+            if at < limit:
+                yield self._lost(at, limit, time)
+                at = limit
+        finally:
+            handle.close()
+        return at, time
+
+    def _lost(self, first: int, end: int, time: int) -> list[Batch]:
+        self.damaged.append((first, end))
+        return lost_batches(first, end, time)
+
+    def _whole(self, handle: Handle, part: Found) -> Batch:
+        found = batches.parse(self._files.read_at(handle, part.position, part.size))
+        if found is None:
+            raise DataCorrupt(f"{handle.path} does not read the same twice at byte {part.position}")
+        return found
+
+
 # --- a directory ----------------------------------------------------------------------------------
-class DirectorySource:
+class DirectorySource(FileSource):
     """The directory of a stopped broker."""
 
     def __init__(self, data_dir: Path, *, access: bool = True, files: Files | None = None):
-        self.name = str(data_dir.absolute())
-        self.damaged: list[tuple[int, int]] = []
+        super().__init__(data_dir, files or Files())
         self._path, self._access = data_dir, access
-        self._files = files or Files()
         self._clock = Clock()
         self._lock: DataDirectory | None = None
         self._witnesses = Witnesses()
@@ -309,44 +359,17 @@ class DirectorySource:
         self, topic: TopicRecord, partition: int, start: int, end: int
     ) -> Iterator[list[Batch]]:
         self.damaged = []
-        files, home = self._files, self._home(topic, partition)
+        home = self._home(topic, partition)
         bases = [base for base, _ in self._segments(topic, partition)]
         at, last_time = start, 0
         for number, base in enumerate(bases):
             limit = min(bases[number + 1], end) if number + 1 < len(bases) else end
             if limit <= at or base >= end:
                 continue
-            handle = files.open(home / log_name(base))
-            try:
-                some: list[Batch] = []
-                size = 0
-                for part in scan(files, handle, files.size(handle), base_offset=base):
-                    if isinstance(part, Damage) or part.batch.end_offset <= at:
-                        continue
-                    if part.batch.base_offset >= limit:
-                        break
-                    if part.batch.base_offset > at:
-                        some += self._lost(at, part.batch.base_offset, last_time)
-                    whole = _whole(files.read_at(handle, part.position, part.size), part)
-                    some.append(whole)
-                    at, last_time = whole.end_offset, whole.max_timestamp
-                    size += part.size
-                    if size >= READ_BYTES:
-                        yield some
-                        some, size = [], 0
-                if some:
-                    yield some
-                if at < limit:
-                    yield self._lost(at, limit, last_time)
-                    at = limit
-            finally:
-                handle.close()
+            path = home / log_name(base)
+            at, last_time = yield from self._read_file(path, base, at, limit, last_time)
         if at < end:
             yield self._lost(at, end, last_time)
-
-    def _lost(self, first: int, end: int, time: int) -> list[Batch]:
-        self.damaged.append((first, end))
-        return lost_batches(first, end, time)
 
     def batch_at(self, topic: TopicRecord, partition: int, offset: int) -> Batch | None:
         for found in self._batches_from(topic, partition, offset):
@@ -363,7 +386,7 @@ class DirectorySource:
             for part in scan(files, handle, files.size(handle), base_offset=base):
                 if isinstance(part, Found) and part.batch.end_offset > offset:
                     if part.batch.base_offset <= offset:
-                        yield _whole(files.read_at(handle, part.position, part.size), part)
+                        yield self._whole(handle, part)
                     return
         finally:
             handle.close()
@@ -378,10 +401,3 @@ class DirectorySource:
         if self._lock is not None:
             self._lock.release()
             self._lock = None
-
-
-def _whole(raw: bytes, part: Found) -> Batch:
-    found = batches.parse(raw)
-    if found is None:
-        raise DataCorrupt(f"the disk does not read the same twice at byte {part.position}")
-    return found

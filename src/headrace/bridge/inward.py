@@ -34,7 +34,7 @@ import orjson
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import OffsetSpec
 
-from headrace.bridge.kafka import KafkaInquiry, KafkaPlace, explained, replaced
+from headrace.bridge.kafka import KafkaInquiry, explained, replaced
 from headrace.bridge.routes import BridgeRoute
 from headrace.bridge.running import LOOK_S, Bridge, Reopen, logger
 from headrace.bridge.translating import KafkaRecord, to_message
@@ -148,28 +148,14 @@ class _Round:
 
 
 class InwardBridge(Bridge):
-    def __init__(
-        self,
-        client: BrokerClient,
-        place: KafkaPlace,
-        routes: Sequence[BridgeRoute],
-        name: str,
-        *,
-        repartition: bool = False,
-        **more: Any,
-    ):
-        super().__init__(client, routes, name, **more)
-        self._place = place
+    def __init__(self, *given: Any, repartition: bool = False, **more: Any):
+        super().__init__(*given, **more)
         self._repartition = repartition
-        self._routes = {route.kafka: route for route in routes}
+        self._routes = {route.kafka: route for route in self.progress.routes}
         self._consumer: Consumer | None = None
         self._storing: Future[None] | None = None
         self._stored: _Round | None = None
         self._worker: ThreadPoolExecutor | None = None
-        place.on_trouble = self._trouble
-
-    def _trouble(self, text: str) -> None:
-        self.progress.trouble = text
 
     # --- opening ------------------------------------------------------------------------------
     def _open(self) -> None:

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -46,7 +46,6 @@ from headrace.bridge.kafka import KafkaInquiry, KafkaPlace, explained, replaced
 from headrace.bridge.routes import BridgeRoute
 from headrace.bridge.running import LOOK_S, Bridge, Reopen
 from headrace.bridge.translating import KafkaRecord, to_record
-from headrace.client.threads import BrokerClient
 from headrace.clock import Clock
 from headrace.errors import Conflict, DataCorrupt, OffsetOutOfRange, StorageFailed, TooLarge
 from headrace.log.batch import LOST, Batch
@@ -163,27 +162,15 @@ class KafkaLedger:
 
 
 class OutwardBridge(Bridge):
-    def __init__(
-        self,
-        client: BrokerClient,
-        place: KafkaPlace,
-        routes: Sequence[BridgeRoute],
-        name: str,
-        **more: Any,
-    ):
-        super().__init__(client, routes, name, **more)
-        self._place = place
-        self._routes = {route.headrace: route for route in routes}
-        self._subscription = f"bridge.{name}"
+    def __init__(self, *given: Any, **more: Any):
+        super().__init__(*given, **more)
+        self._routes = {route.headrace: route for route in self.progress.routes}
+        self._subscription = f"bridge.{self._name}"
         self._producer: Producer | None = None
-        self._ledger = KafkaLedger(place, name)
+        self._ledger = KafkaLedger(self._place, self._name)
         self._error: KafkaError | None = None
         self._counts: dict[str, int] = {}
         self._bytes_max: dict[str, int] = {}
-        place.on_trouble = self._trouble
-
-    def _trouble(self, text: str) -> None:
-        self.progress.trouble = text
 
     # --- opening ------------------------------------------------------------------------------
     def _open(self) -> None:

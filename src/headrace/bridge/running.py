@@ -11,6 +11,7 @@ import logging
 import threading
 from collections.abc import Sequence
 
+from headrace.bridge.kafka import KafkaPlace
 from headrace.bridge.routes import BridgeProgress, BridgeRoute
 from headrace.client.threads import BrokerClient
 from headrace.errors import BrokerFailed, Closed, HeadraceError, OutcomeUnknown
@@ -31,6 +32,7 @@ class Bridge:
     def __init__(
         self,
         client: BrokerClient,
+        place: KafkaPlace,
         routes: Sequence[BridgeRoute],
         name: str,
         *,
@@ -39,11 +41,16 @@ class Bridge:
         stop: threading.Event | None = None,
     ):
         self._client = client
+        self._place = place
         self._name = name
         self._start = start
         self._skips = skips
         self.stop = stop or threading.Event()
         self.progress = BridgeProgress(routes)
+        place.on_trouble = self._trouble
+
+    def _trouble(self, text: str) -> None:
+        self.progress.trouble = text
 
     def run(self, *, until_caught_up: bool = False) -> None:
         """Copy until ``stop`` is set, or everything that exists is copied."""

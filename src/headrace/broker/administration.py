@@ -25,7 +25,7 @@ from headrace.broker import positions as places
 from headrace.broker.audit import IN_PROCESS, Source
 from headrace.broker.awaiting import answer, done
 from headrace.broker.backups import BackupAdministration
-from headrace.broker.clustering import ClusterAdministration
+from headrace.broker.clustering import ClusterAdministration, WantedSubscription
 from headrace.broker.engine import Engine
 from headrace.broker.permissions import Permissions
 from headrace.broker.subscription import Subscription
@@ -254,7 +254,8 @@ class Administration(BackupAdministration, ClusterAdministration, WatchingAdmini
             await done(subscribe)
         else:
             with self.permissions.owning():
-                await cluster.subscribe(subscription, topic, position, time_ms, settings, owner)
+                wanted = WantedSubscription(subscription, topic, position, time_ms, settings, owner)
+                await cluster.subscribe(wanted)
         found = self.engine.subscription(subscription, topic)
         if before is None:
             created = {"topic_created": True} if no_topic else {}
@@ -304,11 +305,10 @@ class Administration(BackupAdministration, ClusterAdministration, WatchingAdmini
     async def seek(
         self, subscription: str, to: Start, topic: str | None, partition: int | None
     ) -> SubscriptionStats:
-        position, time_ms = split_position(to)
-        engine = self.engine
         found, only = self._to_seek(subscription, topic)
+        position, time_ms = split_position(to)
         await done(
-            lambda done: engine.seek(
+            lambda done: self.engine.seek(
                 found, position, done, time_ms=time_ms, topic=only, partition=partition
             )
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from headrace.access.caller import Caller
 from headrace.broker.audit import Source
@@ -47,6 +47,15 @@ class ClusterFigures:
     """How long Kafka took from getting a commit to giving it back."""
 
 
+class WantedSubscription(NamedTuple):
+    name: str
+    pattern: str
+    start: str | int
+    start_time_ms: int | None
+    settings: dict[str, Any]
+    owner: str | None
+
+
 class Cluster(Protocol):
     address: str
     """Of this node, as the others and clients reach it."""
@@ -69,15 +78,7 @@ class Cluster(Protocol):
 
     def delete_topic(self, name: str, done: Done) -> None: ...
 
-    async def subscribe(
-        self,
-        name: str,
-        pattern: str,
-        start: str | int,
-        start_time_ms: int | None,
-        settings: dict[str, Any],
-        owner: str | None,
-    ) -> None:
+    async def subscribe(self, wanted: WantedSubscription) -> None:
         """Create the subscription, or change its settings."""
 
     def define(self, subscription: Subscription, done: Done) -> None:

@@ -152,6 +152,7 @@ class Broker(BlockingFacade):
         self._begin_publish(start)
         return publication
 
+    @documented_as(AsyncFacade.publish_many)
     def publish_many(
         self,
         topic: str,
@@ -159,12 +160,6 @@ class Broker(BlockingFacade):
         headers: Sequence[Mapping[str, str] | None] | Mapping[str, str] | None = None,
         **options: Unpack[PublishManyOptions],
     ) -> list[Receipt]:
-        """Store many messages together; see ``AsyncFacade.publish_many``.
-
-        Example::
-
-            client.publish_many("orders", [b"one", b"two"], keys=["a", "b"])
-        """
         future: Future[list[Receipt]] = Future()
 
         def start() -> None:

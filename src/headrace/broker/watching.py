@@ -59,8 +59,6 @@ SAMPLE_CHARS_MAX = 20_000
 COUNTED_MAX = 100_000
 """Letters that a preview counts."""
 LETTERS_PAGE = 500
-FOUND_AFTER = 10_000
-"""Dead letters that are looked through for one message."""
 MEMORY_SHARE = 0.9
 DISK_SHARE = 2
 """Free space below this many reserves is worth a word."""

@@ -11,6 +11,7 @@ import typer
 from headrace.cli.connecting import connected
 from headrace.cli.printing import AsJson, count_of, print_json, print_listing, print_rows, say, size
 from headrace.cli.spark_work import (
+    DataDir,
     Format,
     Log,
     Once,
@@ -140,10 +141,7 @@ def verify(
         list[str] | None,
         typer.Argument(metavar="[TOPIC]...", help="Only these topics; default: all."),
     ] = None,
-    data_dir: Annotated[
-        Path | None,
-        typer.Option("--path", metavar="DATA_DIR", help="Read a data directory without a broker."),
-    ] = None,
+    data_dir: DataDir = None,
     option: TableOptions = None,
     as_json: AsJson = False,
     log: Log = None,

@@ -42,11 +42,7 @@ Topics = Annotated[
 BRIDGE_OPTIONS: dict[str, Any] = {
     "kafka_servers": Annotated[
         str | None,
-        typer.Option(
-            metavar="HOST:PORT,...",
-            envvar="HEADRACE_KAFKA_SERVERS",
-            help="Kafka.",
-        ),
+        typer.Option(metavar="HOST:PORT,...", envvar="HEADRACE_KAFKA_SERVERS", help="Kafka."),
     ],
     "kafka_config": Annotated[
         str | None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -123,17 +123,16 @@ def redrive(
       headrace dlq redrive email --reason timeout --rate 50
       headrace dlq redrive email --transform '{"currency": "EUR"}' --preview
     """
-    patch = None if transform is None else read_patch(transform)
+    wanted: dict[str, Any] = {
+        "offsets": offset,
+        "reason": reason,
+        "topic": topic,
+        "limit": limit,
+        "destination": destination,
+        "transform": None if transform is None else read_patch(transform),
+    }
     if preview:
-        found = client.preview_redrive(
-            subscription,
-            offsets=offset,
-            reason=reason,
-            topic=topic,
-            limit=limit,
-            destination=destination,
-            transform=patch,
-        )
+        found = client.preview_redrive(subscription, **wanted)
         say(
             f"{count_of(found['matching'], 'letter')} would be redriven, {found['failing']} of them cannot be."
         )
@@ -142,17 +141,8 @@ def redrive(
             say(f"{sample['offset']} to {sample['topic']}: {what}")
         return
     with errors.status(f"redriving dead letters of {subscription}"):
-        result = client.redrive(
-            subscription,
-            offsets=offset,
-            reason=reason,
-            topic=topic,
-            limit=limit,
-            rate=rate,
-            to="topic" if everybody else "subscription",
-            destination=destination,
-            transform=patch,
-        )
+        to: Literal["topic", "subscription"] = "topic" if everybody else "subscription"
+        result = client.redrive(subscription, rate=rate, to=to, **wanted)
     count, skipped = result["redriven"], result["skipped"]
     say(f"Redrove {count_of(count, 'letter')}.")
     if skipped:

@@ -50,10 +50,7 @@ def doctor(
             help="The data directory. No broker may be running on it.",
         ),
     ] = None,
-    repair: Annotated[
-        bool,
-        typer.Option("--repair", help="Ask, then repair the damage."),
-    ] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Ask, then repair the damage.")] = False,
     yes: Yes = False,
     as_json: AsJson = False,
     dump: Annotated[

@@ -9,6 +9,8 @@ import typer
 
 from headrace.cli.printing import say
 from headrace.cli.spark_work import (
+    DataDir,
+    History,
     Log,
     SparkPlace,
     check_installed,
@@ -41,17 +43,8 @@ def report(
     no_sizes: Annotated[
         bool, typer.Option("--no-sizes", help="Do not read messages to show their sizes.")
     ] = False,
-    path: Annotated[
-        Path | None,
-        typer.Option(metavar="DATA_DIR", help="Read a data directory without a broker."),
-    ] = None,
-    history: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ARCHIVE",
-            help="Also read records that only an archive still has: its name, or its table's path.",
-        ),
-    ] = None,
+    path: DataDir = None,
+    history: History = None,
     log: Log = None,
     *,
     place: SparkPlace,

@@ -54,6 +54,17 @@ Format = Annotated[
     str | None,
     typer.Option("--format", "-f", metavar="KIND", help="delta (the default) or iceberg."),
 ]
+DataDir = Annotated[
+    Path | None,
+    typer.Option("--path", metavar="DATA_DIR", help="Read a data directory without a broker."),
+]
+History = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ARCHIVE",
+        help="Also read records that only an archive still has: its name, or its table's path.",
+    ),
+]
 Log = Annotated[
     Path | None,
     typer.Option("--log", help="A file for Spark's log; by default a temporary one."),

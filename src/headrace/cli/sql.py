@@ -23,6 +23,8 @@ import typer
 from headrace import limits
 from headrace.cli.printing import SafeStream, count_of, errors, progress_bar, size
 from headrace.cli.spark_work import (
+    DataDir,
+    History,
     SparkPlace,
     check_installed,
     sparkling,
@@ -78,17 +80,8 @@ def sql(
             help=f"Maximum number of rows; 0: all. Default for tables: {LIMIT}.",
         ),
     ] = None,
-    path: Annotated[
-        Path | None,
-        typer.Option(metavar="DATA_DIR", help="Read a data directory without a broker."),
-    ] = None,
-    history: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ARCHIVE",
-            help="Also read records that only an archive still has: its name, or its table's path.",
-        ),
-    ] = None,
+    path: DataDir = None,
+    history: History = None,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Do not print inferred schemas.")
     ] = False,

@@ -22,7 +22,7 @@ from headrace.client.address import BrokerAddress, Login, find_brokers, find_log
 from headrace.client.consumer import AckLedger, AsyncRemoteConsumer, Feed, RemoteConsumer
 from headrace.client.link import ConnectionLost, Link, Wire, error_of, login_of
 from headrace.client.outgoing import Bundle, PublishQueue
-from headrace.client.owners import Owners
+from headrace.client.owners import Owners, Question
 from headrace.client.producer import PARTITIONS_CHANGED, Done, Producer
 from headrace.client.remote import RemoteOperations, batches_in, merged_page, receipt_of
 from headrace.clock import Clock
@@ -575,7 +575,7 @@ class AsyncClient(RemoteOperations):
         limit = self.link.request_timeout + asked.wait
         if asked.partition is not None and self.owners.is_active:
             place = (asked.topic, asked.partition)
-            return await self.owners.ask(place, Type.FETCH, properties, body, limit)
+            return await self.owners.ask(place, Question(Type.FETCH, properties, body), limit)
         return await self.link.ask(Type.FETCH, properties, body, again=True, timeout=limit)
 
     async def _read(self, asked: Asked, values: bool) -> Page[Any]:

@@ -24,6 +24,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 from headrace import limits
 from headrace.client.address import parse_address
@@ -40,6 +41,14 @@ AGAIN_S_MAX = 60.0
 IDLE_S = 60.0
 ELSEWHERE = (ConnectionLost, Closed, BrokerFailed)
 """A node that stops, or is gone: another one has the partition, or will have it."""
+
+
+class Question(NamedTuple):
+    """A frame that is sent to one node or another."""
+
+    type: int
+    properties: Mapping[str, str]
+    body: bytes
 
 
 @dataclass(slots=True, eq=False)
@@ -203,37 +212,23 @@ class Owners:
         await asyncio.gather(*opening, *self._closing, *closing, return_exceptions=True)
 
     # --- asking -----------------------------------------------------------------------------
-    async def ask(
-        self,
-        place: tuple[str, int],
-        type: int,
-        properties: Mapping[str, str],
-        body: bytes,
-        timeout: float,
-    ) -> Frame:
+    async def ask(self, place: tuple[str, int], question: Question, timeout: float) -> Frame:
         """Ask the owner of a partition, or the main node; it does no harm to ask twice."""
         link = self.link(*place)
         if link is not self._main:
             try:
-                frame = await link.ask(type, properties, body, timeout=timeout)
+                frame = await link.ask(*question, timeout=timeout)
             except ELSEWHERE as error:
                 self.forget(*place)
                 logger.debug("asking another node: %s", error)
             else:
                 self.heard(*place, frame.properties, link)
                 return frame
-        frame = await self._main.ask(type, properties, body, again=True, timeout=timeout)
+        frame = await self._main.ask(*question, again=True, timeout=timeout)
         self.heard(*place, frame.properties, self._main)
         return frame
 
-    async def send(
-        self,
-        place: tuple[str, int],
-        type: int,
-        properties: Mapping[str, str],
-        body: bytes,
-        timeout: float,
-    ) -> Frame:
+    async def send(self, place: tuple[str, int], question: Question, timeout: float) -> Frame:
         """Send a batch when there is room: those of one partition in the order of the calls, also when the owner changes."""
         series = self._series.get(place)
         if series is None:
@@ -246,7 +241,7 @@ class Owners:
                 try:
                     wire = await link.ready()
                     await wire.writable()
-                    frame = await link.ask(type, properties, body, again=is_main, timeout=timeout)
+                    frame = await link.ask(*question, again=is_main, timeout=timeout)
                 except ELSEWHERE:
                     if is_main:
                         raise

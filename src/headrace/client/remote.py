@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from headrace import limits
 from headrace.client.link import ConnectionLost, Link
-from headrace.client.owners import Owners
+from headrace.client.owners import Owners, Question
 from headrace.errors import BrokerFailed, Closed, DataCorrupt, HeadraceError, OutcomeUnknown
 from headrace.facade import AsyncFacade
 from headrace.log.batch import Batch
@@ -144,7 +144,8 @@ class RemoteOperations(AsyncFacade):
 
         async def when_there_is_room() -> Frame:
             if partition is not None and type == Type.PUBLISH_BATCH and owners.is_active:
-                return await owners.send((topic, partition), type, properties, raw, self.patience)
+                question = Question(type, properties, raw)
+                return await owners.send((topic, partition), question, self.patience)
             wire = await self.link.ready()
             await wire.writable()
             return await self.link.ask(type, properties, raw, again=True, timeout=self.patience)

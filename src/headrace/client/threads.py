@@ -25,7 +25,6 @@ from headrace.client.consumer import Feed, RemoteConsumer
 from headrace.client.exchange import Exchange, send_again
 from headrace.client.outgoing import BundledPublication, PublishQueue
 from headrace.clock import Clock
-from headrace.contents import Value
 from headrace.errors import Closed, HeadraceError
 from headrace.facade import BlockingFacade
 from headrace.forking import put_aside
@@ -164,20 +163,15 @@ class BrokerClient(BlockingFacade):
         return [each for each in self._joined if isinstance(each, RemoteConsumer)]
 
     # --- publishing -------------------------------------------------------------------------
-    @documented_as(BlockingFacade.publish)
-    def publish(
-        self,
-        topic: str,
-        value: Value | None,
-        headers: Mapping[str, str] | None = None,
-        **options: Unpack[PublishOptions],
+    def _publish_and_wait(
+        self, topic: str, value: object, headers: Mapping[str, str] | None, options: PublishOptions
     ) -> Receipt:
         exchange = self._exchange
         if exchange is not None and self._may_exchange(topic, options):
             receipt = exchange.publish(topic, value, headers, options, self._core.max_message_size)
             if receipt is not None:
                 return receipt
-        return super().publish(topic, value, headers, **options)
+        return super()._publish_and_wait(topic, value, headers, options)
 
     def _may_exchange(self, topic: object, options: PublishOptions) -> bool:
         return (

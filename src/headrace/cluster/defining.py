@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from headrace.broker import attaching, deleting
-from headrace.broker.clustering import settings_of
+from headrace.broker.clustering import WantedSubscription, settings_of
 from headrace.broker.engine import Engine
 from headrace.broker.subscription import Subscription
 from headrace.broker.topic import Topic
@@ -300,16 +300,9 @@ class Defining:
 
         self._answer(delete(), lambda _, error: done(error))
 
-    async def subscribe(
-        self,
-        name: str,
-        pattern: str,
-        start: str | int,
-        start_time_ms: int | None,
-        settings: dict[str, Any],
-        owner: str | None,
-    ) -> None:
+    async def subscribe(self, wanted: WantedSubscription) -> None:
         engine = self.engine
+        name, pattern, start, start_time_ms, settings, owner = wanted
         check_subscription_name(name)
         check_pattern(pattern)
         existing = engine.subscription_or_none(name, pattern)

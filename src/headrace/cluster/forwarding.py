@@ -172,7 +172,6 @@ class ForwardQueue:
             if not parcel.answered and not parcel.sent:
                 parcel.sent = True
                 parcel.tries += 1
-                batch = parcel.batch
 
                 def stored(entry: Append, parcel: Parcel = parcel) -> None:
                     if entry.error is not None:
@@ -186,16 +185,7 @@ class ForwardQueue:
                             place["duplicate"] = "true"
                         self._finish(parcel, Frame(0, 0, place), None)
 
-                self._log.append(
-                    Append(
-                        None,
-                        batch,
-                        stored,
-                        producer_id=batch.producer_id,
-                        producer_epoch=batch.producer_epoch,
-                        first_sequence=batch.first_sequence,
-                    )
-                )
+                self._log.append(Append.of_batch(parcel.batch, stored))
 
     def _gather(self) -> None:
         """A burst: batches as they came, then plain records as one batch."""

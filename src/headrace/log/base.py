@@ -31,6 +31,8 @@ class BaseLog:
         """The offset of the next record. Ahead of ``end_offset`` only while the end is held."""
         self._held = False
         self._parked: list[Append] = []
+        self._closing: Callable[[], None] | None = None
+        self._closed = False
         self.read_only: str | None = None
         self.on_advance: Callable[[], None] = lambda: None
         self.on_commit: Callable[[float, int], None] = lambda seconds, count: None
@@ -93,6 +95,23 @@ class BaseLog:
         parked, self._parked = self._parked, []
         for entry in parked:
             entry.fail(Closed("the log is closed"))
+
+    # --- closing ----------------------------------------------------------------------------
+    def _begins_to_close(self, done: Callable[[], None]) -> bool:
+        """Whether this call is the first. ``done`` is called when the log is closed, whoever was the first."""
+        if self._closed:
+            done()
+            return False
+        first, self._closing = self._closing, done
+        if first is None:
+            return True
+
+        def both() -> None:
+            first()
+            done()
+
+        self._closing = both
+        return False
 
     # --- asking -----------------------------------------------------------------------------
     def last_producer_batch(self, producer_id: int) -> tuple[int, int] | None:

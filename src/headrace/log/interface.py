@@ -83,6 +83,11 @@ class Append:
             self.count = len(self.columns.values)
             self.bytes = _size(self.columns)
 
+    @classmethod
+    def of_batch(cls, batch: Batch, done: Callable[[Append], None]) -> Append:
+        """A batch as a producer has numbered it."""
+        return cls(None, batch, done, batch.producer_id, batch.producer_epoch, batch.first_sequence)
+
     def fail(self, error: HeadraceError) -> None:
         self.error = error
         self.done(self)

@@ -38,7 +38,6 @@ class MemoryLog(BaseLog):
         self._bases: list[int] = []
         self._bytes = 0
         self._waiting: list[Append] = []
-        self._closed = False
         self._first_arrival = 0.0
         self.start_offset = 0
         self.end_offset = 0

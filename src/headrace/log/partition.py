@@ -144,8 +144,6 @@ class PartitionLog(BaseLog):
         self.first_arrival = 0.0
         """When the first entry of the next commit arrived."""
         self._sync_timer: Timer | None = None
-        self._closing: Callable[[], None] | None = None
-        self._closed = False
         self.failed: HeadraceError | None = None
 
         segments = [
@@ -651,19 +649,8 @@ class PartitionLog(BaseLog):
             self._lane.put("roll")
 
     def close(self, done: Callable[[], None]) -> None:
-        if self._closed:
-            done()
+        if not self._begins_to_close(done):
             return
-        if self._closing is not None:
-            first = self._closing
-
-            def both() -> None:
-                first()
-                done()
-
-            self._closing = both
-            return
-        self._closing = done
         if self._sync_timer is not None:
             self._sync_timer.cancel()
             self._sync_timer = None

@@ -16,12 +16,11 @@ from headrace.broker.slots import moved
 from headrace.errors import (
     Conflict,
     InvalidArgument,
-    StaleDelivery,
 )
 from headrace.log.batch import Batch, parse
 from headrace.log.interface import Append
 from headrace.model import Receipt
-from headrace.server.settling import deliveries_in, owner_among, settling
+from headrace.server.settling import deliveries_in, owner_among, settle_those_out, settling
 from headrace.wire import binary
 from headrace.wire.binary import Frame, Type
 
@@ -92,14 +91,7 @@ def publish(connection: Connection, frame: Frame, done: PublishDone) -> None:
             place = (topic.name, partition.number, entry.first_offset, entry.timestamp)
             done([Receipt(*place, entry.count, entry.duplicate)], None)
 
-    entry = Append(
-        None,
-        batch,
-        stored,
-        producer_id=batch.producer_id,
-        producer_epoch=batch.producer_epoch,
-        first_sequence=batch.first_sequence,
-    )
+    entry = Append.of_batch(batch, stored)
     if properties.get("only_repeated") == "true":
         entry.refusal = Conflict(
             "the topic has another number of partitions; plan again", code="partitions_changed"
@@ -142,13 +134,7 @@ def _settle_pulled(
     topic, verb = given.pop("topic", None), given.pop("verb")
     each, deliveries = settling(verb, given), deliveries_in(given)
     owner = owner_among(connection.hub.pulled, permissions, topic)
-    stale = []
-    for lease, offset in deliveries:
-        try:
-            each(owner(lease), lease, offset)
-        except StaleDelivery:
-            stale.append(f"{lease}.{offset}")
-    return stale
+    return settle_those_out(deliveries, each, owner)
 
 
 def delivered(sink: WireSink, delivery: Delivery, source: dict[str, str]) -> bytes:

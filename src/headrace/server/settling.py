@@ -76,6 +76,16 @@ def _no_delivery() -> InvalidArgument:
 def settle_each(
     deliveries: list[tuple[int, int]], settle: Settle, owner: Callable[[int], Subscription]
 ) -> list[str]:
+    """Settle each delivery; returns those that had ended, unless all of them had."""
+    stale = settle_those_out(deliveries, settle, owner)
+    if len(stale) == len(deliveries):
+        raise _ended()
+    return stale
+
+
+def settle_those_out(
+    deliveries: list[tuple[int, int]], settle: Settle, owner: Callable[[int], Subscription]
+) -> list[str]:
     """Settle each delivery; returns those that had ended. ``owner`` finds a lease's subscription."""
     stale = []
     for lease, offset in deliveries:
@@ -83,8 +93,6 @@ def settle_each(
             settle(owner(lease), lease, offset)
         except StaleDelivery:
             stale.append(f"{lease}.{offset}")
-    if len(stale) == len(deliveries):
-        raise _ended()
     return stale
 
 

@@ -73,6 +73,19 @@ FORBIDDEN = (
 REACH_S = 0.5
 
 librdkafka = logging.getLogger("headrace.kafka.client")
+_MISTAKES = {
+    KafkaError._AUTHENTICATION: (
+        "kafka_login_failed",
+        "Kafka refuses the login: {}; check sasl.mechanism, sasl.username and sasl.password in the file of "
+        "kafka_config",
+    ),
+    KafkaError._SSL: (
+        "kafka_tls_failed",
+        "the TLS connection to Kafka fails: {}; check security.protocol and ssl.ca.location in the file of "
+        "kafka_config, and Kafka's certificate",
+    ),
+}
+"""Error of librdkafka -> code and sentence. Waiting does not help."""
 
 
 class _Seldom(logging.Filter):
@@ -205,20 +218,10 @@ class KafkaLink:
                 return
             except KafkaException as error:
                 trouble = self._trouble
-                if trouble is not None and trouble.code() == KafkaError._AUTHENTICATION:
-                    raise StorageFailed(
-                        f"Kafka refuses the login: {trouble.str()}; check sasl.mechanism, sasl.username and sasl.password "
-                        "in the file of kafka_config",
-                        code="kafka_login_failed",
-                        retryable=False,
-                    ) from None
-                if trouble is not None and trouble.code() == KafkaError._SSL:
-                    raise StorageFailed(
-                        f"the TLS connection to Kafka fails: {trouble.str()}; check security.protocol and "
-                        "ssl.ca.location in the file of kafka_config, and Kafka's certificate",
-                        code="kafka_tls_failed",
-                        retryable=False,
-                    ) from None
+                if trouble is not None and trouble.code() in _MISTAKES:
+                    code, sentence = _MISTAKES[trouble.code()]
+                    text = sentence.format(trouble.str())
+                    raise StorageFailed(text, code=code, retryable=False) from None
                 if time.monotonic() > deadline:
                     why = error.args[0] if trouble is None else trouble
                     raise Timeout(f"Kafka cannot be reached: {why.str()}") from None

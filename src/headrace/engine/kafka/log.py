@@ -127,8 +127,6 @@ class KafkaLog(BaseLog):
         """The parts of a checkpoint that are still to be sent."""
         self._timer: Timer | None = None
         self._stalled = False
-        self._closing: Callable[[], None] | None = None
-        self._closed = False
         # --- checkpoints
         self._checkpoint_size = 0
         self._checkpoint_at = 0
@@ -591,19 +589,8 @@ class KafkaLog(BaseLog):
         return self._closing or self._closed or self._stalled or not self.owned or None
 
     def close(self, done: Callable[[], None]) -> None:
-        if self._closed:
-            done()
+        if not self._begins_to_close(done):
             return
-        first = self._closing
-        if first is not None:
-
-            def both() -> None:
-                first()
-                done()
-
-            self._closing = both
-            return
-        self._closing = done
         if self._stalled:
             self._answer_all(self._waiting, Closed("the log is closed"))
             self._finish_closing()
