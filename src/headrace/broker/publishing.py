@@ -59,6 +59,7 @@ from headrace.errors import (
     QueueFull,
     ReadOnly,
     StorageFull,
+    TopicNotFound,
 )
 from headrace.log.batch import Batch
 from headrace.log.columns import Columns, pick, record, records, time_of
@@ -324,6 +325,10 @@ class Publishing:
 
     def _append_gathered(self, name: str, at_once: bool = False) -> None:
         topic, publishes = self._gathered.pop(name)
+        if self._engine.topics.get(name) is not topic:
+            for publish in publishes:
+                publish.done([], TopicNotFound(f"topic {name!r} was deleted"))
+            return
         values = cast(list[bytes], [publish.records for publish in publishes])
         several = len(topic.partitions) > 1
         number = topic.next_partition(sum(map(len, values))) if several else 0
