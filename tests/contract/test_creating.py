@@ -166,6 +166,22 @@ def test_everybody_who_waits_is_told_that_the_disk_refuses_the_topic(
     assert third.join("billing", SLOW).values(before + 1)[-1] == b"3"
 
 
+def test_a_broker_that_stops_meanwhile_stores_what_waits(
+    front: FrontEnd, disk: SlowDisk, threads: ThreadPoolExecutor
+) -> None:
+    """It was accepted before. The publisher is answered, or is told that the connection is gone."""
+    publish = threads.submit(front.open().publish, SLOW, b"x")
+    begun(disk, publish)
+    wait_until(lambda: disk.waiting() == 2)
+    stopping = threads.submit(front.restart)
+    disk.goes_on.set()
+    stopping.result(WAIT_S)
+    stored = publish.exception(WAIT_S) is None
+    values = [got.value for got in front.open().fetch(SLOW)]
+    assert values == [b"x"] or not stored
+    assert stored or isinstance(front, (ThreadClient, AsyncioClient))
+
+
 def code(call: Future[Any]) -> str | None:
     """Of the error with which the call ends."""
     error = call.exception(WAIT_S)

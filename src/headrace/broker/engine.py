@@ -564,9 +564,8 @@ class Engine:
         if self.cluster is not None:
             self.cluster.undefine(subscription, done)
             return
-        self.remove(
-            subscription, SubscriptionNotFound(f"subscription {subscription.name!r} was deleted")
-        )
+        gone = SubscriptionNotFound(f"subscription {subscription.name!r} was deleted")
+        self.remove(subscription, gone)
         self.state.flush(done)
 
     def remove(self, subscription: Subscription, error: HeadraceError) -> None:

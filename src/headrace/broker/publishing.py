@@ -357,7 +357,7 @@ class Publishing:
     def _stored(self, entry: Append) -> None:
         topic, number, publishes = cast(tuple[Topic, int, list[Publish]], entry.context)
         if entry.error is not None:
-            self._note(entry.error)
+            self._note(topic, entry.error)
             for publish in publishes:
                 publish.done([], entry.error)
             return
@@ -374,8 +374,8 @@ class Publishing:
             publish.done([Receipt(name, number, offset, timestamp)], None)
             offset += 1
 
-    def _note(self, error: HeadraceError) -> None:
-        if isinstance(error, StorageFull):
+    def _note(self, topic: Topic, error: HeadraceError) -> None:
+        if isinstance(error, StorageFull) and error is not topic.refusal:
             self._engine.guard.hit_the_wall()
 
     def append(self, topic: Topic, partition: int, entry: Append) -> None:
@@ -530,7 +530,7 @@ class _Spread:
         if entry.error is not None:
             if not isinstance(self._error, OutcomeUnknown):
                 self._error = entry.error
-            self._publishing._note(entry.error)
+            self._publishing._note(self._topic, entry.error)
         else:
             number, by = entry.context, self._publish.by
             assert isinstance(number, int)
