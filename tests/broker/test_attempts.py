@@ -198,8 +198,10 @@ def test_a_new_partition_is_in_the_journal_before_it_delivers() -> None:
     rig.workers.hold = True
     sent = rig.send("new", b"first")
     rig.run()
-    journal, _ = rig.workers._held
+    _creation, journal = rig.workers._held
     rig.workers._held.remove(journal)
+    rig.workers.release()
+    rig.run()
     rig.workers.release()
     rig.run()
     assert sent.get()

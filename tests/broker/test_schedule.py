@@ -61,9 +61,11 @@ def test_many_are_listed_and_forgotten_in_turns(rig: Rig, monkeypatch: pytest.Mo
     now = rig.clock.now_ms()
     assert [s.deliver_at - now for s in rig.complete(listing.collect)] == [15_000, 16_000, 17_000]
     rig.engine.create_topic(TOPIC)
+    rig.run()
     left: list[Any] = []
     monkeypatch.setattr(rig.engine.pace, "soon", left.append)
     deleted = rig.ask(rig.engine.delete_topic, TOPIC)
+    rig.run()
     monkeypatch.undo()
     rig.advance(30)  # all are due
     assert (deleted.calls, rig.engine.topics.get(TOPIC)) == (0, None)

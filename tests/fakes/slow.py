@@ -13,7 +13,16 @@ from typing import Any, TypeVar
 from headrace import limits
 from headrace.clock import Loop
 from headrace.log.batch import Batch
-from headrace.log.interface import CLEAN, Deletion, LastStop, Log, ReadPending, Storage, TopicRecord
+from headrace.log.interface import (
+    CLEAN,
+    Creation,
+    Deletion,
+    LastStop,
+    Log,
+    ReadPending,
+    Storage,
+    TopicRecord,
+)
 from headrace.model import TopicSettings
 
 Result = TypeVar("Result")
@@ -109,6 +118,10 @@ class SlowStorage:
 
     def create(self, topic: TopicRecord) -> list[Log]:
         return [self._slow(log) for log in self._storage.create(topic)]
+
+    def begin(self, topic: TopicRecord) -> Creation:
+        creation = self._storage.begin(topic)
+        return creation._replace(logs=[self._slow(log) for log in creation.logs])
 
     def add(self, topic: TopicRecord, numbers: range) -> list[Log]:
         return [self._slow(log) for log in self._storage.add(topic, numbers)]

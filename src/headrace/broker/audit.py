@@ -117,9 +117,15 @@ class Audit:
         who, source = self.author
         about = {"topic": topic.name}
         shown = {"automatic": True}
-        self.record(
-            who, source, "create_topic", "ok", about, minor=True, target=topic.name, arguments=shown
-        )
+
+        def record(outcome: str) -> None:
+            self.record(
+                who, source, "create_topic", outcome, about, minor=True, target=topic.name,
+                arguments=shown,
+            )  # fmt: skip
+
+        record("ok")
+        self._engine.topics.if_refused(topic.name, lambda error: record(error.code))
         return topic
 
     def record(

@@ -31,7 +31,7 @@ from headrace.broker.audit import Audit
 from headrace.broker.backups import Backups
 from headrace.broker.cursor import Cursor
 from headrace.broker.dead_letters import DeadLetters
-from headrace.broker.deleting import delete_topic
+from headrace.broker.deleting import abandon, delete_topic
 from headrace.broker.delivery import Member, Sink
 from headrace.broker.events import Events
 from headrace.broker.follower import Follower
@@ -320,7 +320,8 @@ class Engine:
             )
             missing.missing_topic = name
             raise missing
-        topic = self.topics.create(name, settings or self.topics.defaults, internal=internal)
+        chosen = settings or self.topics.defaults
+        topic = self.topics.create(name, chosen, partial(abandon, self), internal=internal)
         attaching.attach_all(self, topic, 0)
         return topic
 
@@ -459,7 +460,7 @@ class Engine:
         start: Start = "earliest",
         start_time_ms: int | None = None,
         settings: dict[str, Any] | None = None,
-        done: Done | None = None,
+        done: Done = lambda error: None,
         internal: bool = False,
         owner: str | None = None,
     ) -> Subscription:
@@ -481,11 +482,12 @@ class Engine:
             if changed != existing.settings:
                 existing.change(changed)
                 self._unstored.add(existing.key)
+            done = self.topics.once_made(pattern, done)
             if existing in self.beginnings:
-                self.beginnings[existing].waiting.append(done or (lambda error: None))
+                self.beginnings[existing].waiting.append(done)
             elif existing.key in self._unstored:
                 self.keep(existing, done)
-            elif done is not None:
+            else:
                 self.call_soon(done, None)
             return existing
         chosen = SubscriptionSettings.of(settings or {})
@@ -512,18 +514,17 @@ class Engine:
         offsets = self.resolve_all(partitions, start, time_ms=start_time_ms)
         self.next_number()
         self._subscriptions[subscription.key] = subscription
-        attaching.begin(self, subscription, Beginning(offsets, [done or (lambda error: None)]))
+        attaching.begin(self, subscription, offsets, done)
         return subscription
 
-    def keep(self, subscription: Subscription, done: Done | None = None) -> None:
+    def keep(self, subscription: Subscription, done: Done = lambda error: None) -> None:
         """Write the definition. Until it is stored, who asks for the same waits for it, too."""
         self._unstored.add(subscription.key)
 
         def stored(error: HeadraceError | None) -> None:
             if error is None:
                 self._unstored.discard(subscription.key)
-            if done is not None:
-                done(error)
+            done(error)
 
         if self.cluster is not None and not subscription.name.startswith(INTERNAL_PREFIX):
             self.cluster.define(subscription, stored)
@@ -563,9 +564,8 @@ class Engine:
         if self.cluster is not None:
             self.cluster.undefine(subscription, done)
             return
-        self.remove(
-            subscription, SubscriptionNotFound(f"subscription {subscription.name!r} was deleted")
-        )
+        gone = SubscriptionNotFound(f"subscription {subscription.name!r} was deleted")
+        self.remove(subscription, gone)
         self.state.flush(done)
 
     def remove(self, subscription: Subscription, error: HeadraceError) -> None:
@@ -643,6 +643,7 @@ class Engine:
         if is_pattern(pattern):
             self.budget.check(places * limits.FOLLOWED_PARTITION_BYTES)
         self._followers.add(follower)
+        self.topics.if_refused(pattern, partial(self.unfollow, follower))
         for topic in topics:
             for partition in topic.partitions:
                 follower.attach(partition, partition.log.end_offset)

@@ -59,6 +59,7 @@ from headrace.errors import (
     QueueFull,
     ReadOnly,
     StorageFull,
+    TopicNotFound,
 )
 from headrace.log.batch import Batch
 from headrace.log.columns import Columns, pick, record, records, time_of
@@ -324,6 +325,10 @@ class Publishing:
 
     def _append_gathered(self, name: str, at_once: bool = False) -> None:
         topic, publishes = self._gathered.pop(name)
+        if self._engine.topics.get(name) is not topic:
+            for publish in publishes:
+                publish.done([], TopicNotFound(f"topic {name!r} was deleted"))
+            return
         values = cast(list[bytes], [publish.records for publish in publishes])
         several = len(topic.partitions) > 1
         number = topic.next_partition(sum(map(len, values))) if several else 0
@@ -352,7 +357,7 @@ class Publishing:
     def _stored(self, entry: Append) -> None:
         topic, number, publishes = cast(tuple[Topic, int, list[Publish]], entry.context)
         if entry.error is not None:
-            self._note(entry.error)
+            self._note(topic, entry.error)
             for publish in publishes:
                 publish.done([], entry.error)
             return
@@ -369,8 +374,8 @@ class Publishing:
             publish.done([Receipt(name, number, offset, timestamp)], None)
             offset += 1
 
-    def _note(self, error: HeadraceError) -> None:
-        if isinstance(error, StorageFull):
+    def _note(self, topic: Topic, error: HeadraceError) -> None:
+        if isinstance(error, StorageFull) and error is not topic.refusal:
             self._engine.guard.hit_the_wall()
 
     def append(self, topic: Topic, partition: int, entry: Append) -> None:
@@ -525,7 +530,7 @@ class _Spread:
         if entry.error is not None:
             if not isinstance(self._error, OutcomeUnknown):
                 self._error = entry.error
-            self._publishing._note(entry.error)
+            self._publishing._note(self._topic, entry.error)
         else:
             number, by = entry.context, self._publish.by
             assert isinstance(number, int)

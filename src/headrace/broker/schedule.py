@@ -239,9 +239,10 @@ class Schedule:
             self._arm()
             done([Receipt(topic, None, None, entry.timestamp, id=waiting.id.bytes)], None)
 
-        engine.append(self._home(), 0, Append(kept, None, stored))
+        engine.append(self.home(), 0, Append(kept, None, stored))
 
-    def _home(self) -> Topic:
+    def home(self) -> Topic:
+        """The topic in which messages wait, created if needed."""
         home = self._engine.topics.get(TOPIC)
         if home is None:
             home = self._engine.create_topic(TOPIC, SETTINGS, internal=True)
@@ -262,7 +263,7 @@ class Schedule:
             )
         if len(self._waiting) + batch.count > limits.SCHEDULED_MAX:
             raise QueueFull(f"more than {limits.SCHEDULED_MAX} messages would wait for their time")
-        self._home()
+        self.home()
         size = batch.plain_bytes + batch.count * PREPARING_BYTES
         self._engine.budget.take(size)
         now = self._engine.now_ms()

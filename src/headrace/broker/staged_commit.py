@@ -17,13 +17,13 @@ from __future__ import annotations
 import logging
 import re
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from headrace import limits
 from headrace.broker import schedule
-from headrace.broker.topic import Partition
+from headrace.broker.topic import Partition, Topic
 from headrace.errors import (
     DataCorrupt,
     Done,
@@ -142,6 +142,15 @@ def target_of(engine: Engine, piece: StagedPiece) -> Partition | None:
     return topic.partitions[min(piece.partition, len(topic.partitions) - 1)]
 
 
+def unmade_target(engine: Engine, pieces: Iterable[StagedPiece]) -> Topic | None:
+    """A topic that pieces are meant for and that is not stored yet; its logs are held."""
+    for name in {piece.topic for piece in pieces}:
+        topic = engine.topics.get(name)
+        if topic is not None and topic.making is not None:
+            return topic
+    return None
+
+
 def read_piece(log: Log, piece: StagedPiece) -> Batch | None:
     """The piece's batch, under a header of its own; None when it cannot be read any more.
 
@@ -222,6 +231,10 @@ class CommitRun:
 
     def start(self) -> None:
         decision = self._decision
+        unmade = unmade_target(self._engine, decision.pieces)
+        if unmade is not None:  # deleted since it was decided, and created again
+            self._engine.topics.when_made(unmade, lambda error: self.start())
+            return
         sequences: dict[Partition, int] = {}
         for piece in decision.pieces:
             partition = target_of(self._engine, piece)

@@ -57,6 +57,7 @@ from headrace.broker.staged_commit import (
     read_in_background,
     read_piece,
     target_of,
+    unmade_target,
 )
 from headrace.broker.topic import Topic
 from headrace.clock import Timer
@@ -196,6 +197,7 @@ class Staging:
             check_commit(name, number)
         target = engine.topic_for_publish(topic)
         engine.budget.check(batch.stored_bytes)
+        done = self._after(target, done)
         if delayed:
             if partition is not None:
                 target.partition(partition)
@@ -205,7 +207,8 @@ class Staging:
                     if made is None:
                         raise error or InvalidArgument("there is nothing to stage")
                     engine.check_open()
-                    self._keep(SCHEDULED, 0, made, done, name, number)
+                    kept = self._after(engine.schedule.home(), done)
+                    self._keep(SCHEDULED, 0, made, kept, name, number)
                 except HeadraceError as refusal:
                     done(None, refusal)
 
@@ -217,6 +220,20 @@ class Staging:
             else target.partition(partition).number
         )
         self._keep(topic, place, batch, done, name, number)
+
+    def _after(self, topic: Topic, done: StageDone) -> StageDone:
+        """``done``, when the topic is stored, too: a piece that is answered can be committed after a crash."""
+
+        def staged(piece: str | None, error: HeadraceError | None) -> None:
+            def made(refusal: HeadraceError | None) -> None:
+                done(None if refusal is not None else piece, refusal)
+
+            if error is not None:
+                done(None, error)
+            else:
+                self._engine.topics.when_made(topic, made)
+
+        return staged
 
     def _keep(
         self,
@@ -295,6 +312,10 @@ class Staging:
             known.after.append(once_more)
             return
         pieces = [self._check_piece(incarnation, piece) for incarnation, piece in given]
+        unmade = unmade_target(self._engine, pieces)
+        if unmade is not None:  # if it cannot be, the commit is not decided
+            self._engine.topics.when_made(unmade, once_more)
+            return
         self._check_targets(pieces)
         unknown = [piece for piece in pieces if piece.offset not in self._pieces]
         if unknown:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from headrace import limits
-from headrace.errors import InvalidArgument
+from headrace.errors import Done, HeadraceError, InvalidArgument
 from headrace.log.interface import Log, TopicRecord
 from headrace.model import TopicSettings, topic_hash
 from headrace.partitioning import Partitioner, partition_of_key
@@ -69,6 +69,10 @@ class Topic:
         self.refused = 0
         self.appending = 0
         """Records on their way into the log; they count against ``max_queue_size``."""
+        self.making: list[Done] | None = None
+        """Who waits until it is stored; None when it is, or when it is known that it cannot be."""
+        self.refusal: HeadraceError | None = None
+        """Why it could not be stored."""
         self.ring: HistoryRing | None = None
         """Its last ten minutes (``history.py``)."""
         self._partitioner = Partitioner()

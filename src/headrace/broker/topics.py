@@ -5,7 +5,19 @@ accepted, and how many partitions there may be.
 
 A topic with thousands of partitions takes the disk a second, so ``create_later`` and ``change_later`` leave
 that to a worker; a deletion takes turns of the loop (``deleting.py``). Meanwhile the topic is *changing*: nothing else changes or deletes it (``when_unchanged``),
-and publishes do not create it. What publishing creates, and the broker's own topics, are created at once.
+and publishes do not create it.
+
+What publishing and subscribing create, and the broker's own topics, exist at once: everybody finds the topic, and its
+logs take entries. A worker makes its files meanwhile, and the logs store nothing before that (``Creation``)::
+
+    publish ──▶ create ──▶ the topic, its logs held ──▶ entries wait in the logs, in order
+                   │
+                   └─ a worker: directories, topic.json ──▶ the logs are released, who waits is told (``when_made``)
+                                                      └──▶ or: the topic is gone again, entries and who waits get
+                                                           the disk's error (``deleting.abandon``)
+
+So a second publish needs no code of its own: it finds the topic. Rejected: publishes that wait outside of the topic and begin
+again when it is stored. Every protocol would need that, with its own order, and its own count of the memory that waits.
 """
 
 from __future__ import annotations
@@ -22,6 +34,7 @@ from headrace.broker.topic import Topic
 from headrace.clock import Clock
 from headrace.errors import (
     Conflict,
+    Done,
     HeadraceError,
     InvalidArgument,
     MessageNotFound,
@@ -30,7 +43,7 @@ from headrace.errors import (
     refused_by_disk,
 )
 from headrace.log.batch import LOST
-from headrace.log.interface import Deletion, LastStop, Log, Storage, TopicRecord
+from headrace.log.interface import Creation, Deletion, LastStop, Log, Storage, TopicRecord
 from headrace.log.witness import Ends, Witnesses
 from headrace.log.workers import Workers
 from headrace.model import (
@@ -167,14 +180,89 @@ class Topics:
         self._check_partitions(settings.partitions)
 
     # --- creating, changing, deleting ---------------------------------------------------------
-    def create(self, name: str, settings: TopicSettings, *, internal: bool = False) -> Topic:
+    def create(
+        self,
+        name: str,
+        settings: TopicSettings,
+        abandon: Callable[[Topic, Callable[[], None]], None],
+        *,
+        internal: bool = False,
+    ) -> Topic:
+        """A topic that can be used at once. If it cannot be stored, ``abandon`` takes it away from everybody, and
+        then calls back."""
         topic = self._plan(name, settings, internal=internal)
-        try:
-            topic.add_partitions(self.storage.create(topic.record))
-        except OSError as error:
-            raise refused_by_disk(error) from error
+        creation = self.storage.begin(topic.record)
+        topic.add_partitions(creation.logs)
         self._register(topic)
+        if self.storage.durable:
+            topic.making = []
+            self._changing[name] = []
+            made = partial(self._made, topic, creation, abandon)
+            self._workers.submit(creation.store, made)
         return topic
+
+    def _made(
+        self,
+        topic: Topic,
+        creation: Creation,
+        abandon: Callable[[Topic, Callable[[], None]], None],
+        _result: object,
+        error: BaseException | None,
+    ) -> None:
+        def end() -> None:
+            waiting = self._changing.pop(topic.name)
+            making, topic.making = topic.making or [], None
+            if topic.refusal is None:
+                creation.finish(None)
+            for done in making:
+                done(topic.refusal)
+            if (
+                topic.refusal is not None
+            ):  # last: a publisher may try again at once, and create it anew
+                creation.finish(topic.refusal)
+            for go_on in waiting:
+                go_on()
+
+        if error is None:
+            end()
+        else:
+            topic.refusal = self.not_stored(topic, error)
+            abandon(topic, end)
+
+    def when_made(self, topic: Topic, done: Done) -> None:
+        """Call ``done`` when the topic is stored, or with the reason why it could not be."""
+        if topic.making is None:
+            done(topic.refusal)
+        else:
+            topic.making.append(done)
+
+    def if_refused(self, name: str, act: Callable[[HeadraceError], object]) -> None:
+        """Call ``act`` if the topic is being stored, and cannot be."""
+        topic = self.get(name)
+
+        def told(error: HeadraceError | None) -> None:
+            if error is not None:
+                act(error)
+
+        if topic is not None and topic.making is not None:
+            topic.making.append(told)
+
+    def once_made(self, name: str, done: Done) -> Done:
+        """``done``, which is called when the topic is stored, too. The first error counts."""
+        topic = self.get(name)
+        if topic is None or topic.making is None:
+            return done
+        left = 2
+        first: HeadraceError | None = None
+
+        def told(error: HeadraceError | None) -> None:
+            nonlocal left, first
+            left, first = left - 1, first or error
+            if left == 0:
+                done(first)
+
+        topic.making.append(told)
+        return told
 
     def create_later(self, name: str, settings: TopicSettings, done: TopicDone) -> None:
         topic = self._plan(name, settings)
@@ -257,24 +345,25 @@ class Topics:
                 go_on()
             if error is None:
                 done(topic, None)
-            elif isinstance(error, OSError):
-                done(None, refused_by_disk(error))
             else:
-                logger.error(
-                    "topic %s cannot be stored",
-                    topic.name,
-                    exc_info=error,
-                    extra={"topic": topic.name},
-                )
-                done(
-                    None, HeadraceError("the broker has a bug here; its log says more", code="bug")
-                )
+                done(None, self.not_stored(topic, error))
 
         self._changing[topic.name] = []
         if self.storage.durable:
             self._workers.submit(work, finished)
         else:
             finished(work(), None)
+
+    @staticmethod
+    def not_stored(topic: Topic, error: BaseException) -> HeadraceError:
+        if isinstance(error, HeadraceError):
+            return error
+        if isinstance(error, OSError):
+            return refused_by_disk(error)
+        logger.error(
+            "topic %s cannot be stored", topic.name, exc_info=error, extra={"topic": topic.name}
+        )
+        return HeadraceError("the broker has a bug here; its log says more", code="bug")
 
     def check_unchanged(self, name: str) -> None:
         if name in self._changing:
@@ -306,10 +395,19 @@ class Topics:
 
     def begin_deletion(self, topic: Topic) -> None:
         """Remove it at once; its name stays taken until ``end_deletion``."""
+        self.remove(topic)
+        self._changing[topic.name] = []
+
+    def undo_deletion(self, topic: Topic) -> None:
+        """The disk has refused it: the topic is back, and nothing of it has changed."""
+        self._register(topic)
+        for go_on in self._changing.pop(topic.name):
+            go_on()
+
+    def remove(self, topic: Topic) -> None:
         del self._topics[topic.name]
         del self._by_hash[topic.hash]
         self._partitions -= len(topic.partitions)
-        self._changing[topic.name] = []
         self._changed()
 
     def end_deletion(self, topic: Topic, deletion: Deletion, done: Callable[[], None]) -> None:

@@ -3,6 +3,9 @@
 While the end is *held*, hidden entries are stored after it and all other entries wait. ``release``
 shows all hidden entries at once; the entries that waited follow. So a commit to many partitions
 becomes visible in all of them in the same turn of the loop.
+
+The log of a topic that is being created is held from the beginning: its entries wait until the topic is stored, or
+fail if it cannot be (``abandon``).
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from headrace.clock import Clock, Loop
-from headrace.errors import Closed, OffsetOutOfRange
+from headrace.errors import Closed, HeadraceError, OffsetOutOfRange
 from headrace.log.commit import CommitGroup, gather
 from headrace.log.interface import Append
 from headrace.log.producers import Producers
@@ -34,6 +37,8 @@ class BaseLog:
         self._closing: Callable[[], None] | None = None
         self._closed = False
         self.read_only: str | None = None
+        self.failed: HeadraceError | None = None
+        """Why it takes no entries any more."""
         self.on_advance: Callable[[], None] = lambda: None
         self.on_commit: Callable[[float, int], None] = lambda seconds, count: None
 
@@ -94,7 +99,15 @@ class BaseLog:
     def _refuse_parked(self) -> None:
         parked, self._parked = self._parked, []
         for entry in parked:
-            entry.fail(Closed("the log is closed"))
+            entry.fail(self.failed or Closed("the log is closed"))
+
+    def abandon(self, error: HeadraceError) -> None:
+        """Its topic could not be created: entries that wait fail, and so do those that come later."""
+        self.failed = error
+        self.close(lambda: None)
+
+    def close(self, done: Callable[[], None]) -> None:
+        raise NotImplementedError
 
     # --- closing ----------------------------------------------------------------------------
     def _begins_to_close(self, done: Callable[[], None]) -> bool:

@@ -256,6 +256,17 @@ class TopicRecord(NamedTuple):
     """Its settings were lost, and nobody has set them since."""
 
 
+class Creation(NamedTuple):
+    """A new topic. Its logs take entries at once, and keep them until it is stored."""
+
+    logs: list[Log]
+    store: Callable[[], None]
+    """Makes the topic durable. It takes long, and may be called in any thread. If it raises, the topic does not
+    exist."""
+    finish: Callable[[HeadraceError | None], None]
+    """On the loop, after ``store``: the logs store what waits in them, or refuse it with the error."""
+
+
 class Deletion(NamedTuple):
     """A deleted topic: no later start finds it."""
 
@@ -300,6 +311,9 @@ class Storage(Protocol):
         ``create``, ``add`` and ``save`` take long, and may be called in any thread: no two of them for one
         topic at a time.
         """
+
+    def begin(self, topic: TopicRecord) -> Creation:
+        """``create`` for a caller that cannot wait: nothing is stored yet."""
 
     def add(self, topic: TopicRecord, numbers: range) -> list[Log]:
         """Open partitions that are new. Raises OSError if that fails."""

@@ -44,7 +44,7 @@ class MemoryLog(BaseLog):
 
     def append(self, entry: Append) -> None:
         if self._closed:
-            entry.fail(Closed("the log is closed"))
+            entry.fail(self.failed or Closed("the log is closed"))
             return
         # A batch counts as it is when it is decoded, which is how readers keep it here.
         batch = entry.batch

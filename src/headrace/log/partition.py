@@ -144,7 +144,6 @@ class PartitionLog(BaseLog):
         self.first_arrival = 0.0
         """When the first entry of the next commit arrived."""
         self._sync_timer: Timer | None = None
-        self.failed: HeadraceError | None = None
 
         segments = [
             Segment(files, readers, directory / log_name(base), base, size)
@@ -274,8 +273,8 @@ class PartitionLog(BaseLog):
         try:
             self._files.sync_directory(self.directory)
         except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):
-                raise  # no descriptor is free: the sync has not failed, it has not begun
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOENT):
+                raise  # no descriptor is free, or the topic was deleted: no sync has failed, it has not begun
             raise SyncFailed(f"{path}: {error}") from error
         self._writer = handle
         self._position = self._allocated = self._synced_position = 0

@@ -7,7 +7,8 @@ settings again, and the damaged file is kept as ``topic.json.damaged``. A topic 
 records in memory.
 
 To create a topic, or to add partitions, takes a few syncs and a directory for each partition: up to seconds.
-``create``, ``add`` and ``save`` may therefore run in any thread; no two of them for one topic at a time.
+``create``, ``add`` and ``save`` may therefore run in any thread; no two of them for one topic at a time. ``begin`` is for
+topics that somebody needs now: it makes the logs, which are held until the directories exist.
 A deletion survives a crash: the directory is first moved to ``@deleted`` in one step, and the next
 start removes everything there. If the disk refuses that step, the topic is not changed.
 """
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -24,6 +25,7 @@ from typing import Any
 from headrace.budget import Budget
 from headrace.clock import Clock, Loop
 from headrace.errors import (
+    Conflict,
     DataCorrupt,
     HeadraceError,
     InvalidArgument,
@@ -33,7 +35,7 @@ from headrace.errors import (
 from headrace.files import Files
 from headrace.log.cache import BatchCache
 from headrace.log.directory import DELETED, TOPIC_SETTINGS
-from headrace.log.interface import CLEAN, Deletion, LastStop, Log, TopicRecord
+from headrace.log.interface import CLEAN, Creation, Deletion, LastStop, Log, TopicRecord
 from headrace.log.memory import MemoryLog
 from headrace.log.partition import PartitionLog
 from headrace.log.rewriting import Rewriter
@@ -98,6 +100,9 @@ class MemoryStorage:
     def create(self, topic: TopicRecord) -> list[Log]:
         return self.add(topic, range(topic.settings.partitions))
 
+    def begin(self, topic: TopicRecord) -> Creation:
+        return Creation(self.create(topic), lambda: None, lambda error: None)
+
     def add(self, topic: TopicRecord, numbers: range) -> list[Log]:
         return [self.open(topic, number) for number in numbers]
 
@@ -105,6 +110,9 @@ class MemoryStorage:
         pass
 
     def open(self, topic: TopicRecord, number: int, stop: LastStop = CLEAN) -> Log:
+        return self._in_memory()
+
+    def _in_memory(self) -> MemoryLog:
         log = MemoryLog(clock=self._clock, loop=self._loop, budget=self.budget)
         log.on_commit = lambda seconds, count: self.on_commit(seconds, count)
         return log
@@ -194,17 +202,59 @@ class DiskStorage(MemoryStorage):
 
     # --- creating and changing ----------------------------------------------------------------
     def create(self, topic: TopicRecord) -> list[Log]:
+        with self._new_directory(topic):
+            return self.add(topic, range(topic.settings.partitions))
+
+    def begin(self, topic: TopicRecord) -> Creation:
+        numbers, durable = range(topic.settings.partitions), topic.settings.durable
+        logs: list[PartitionLog | MemoryLog] = [
+            self._open(topic, number, is_new=True) if durable else self._in_memory()
+            for number in numbers
+        ]
+        for log in logs:
+            log.hold()
+
+        def store() -> None:
+            path = self._directory / topic.name
+            if durable and self._files.exists(path):
+                self._check_empty([path / str(number) for number in numbers])
+            with self._new_directory(topic):
+                if durable:
+                    self._files.make_directories(path, map(str, numbers))
+
+        def finish(error: HeadraceError | None) -> None:
+            for log in logs:
+                if error is None:
+                    log.release()
+                else:
+                    log.abandon(error)
+
+        return Creation([*logs], store, finish)
+
+    @contextlib.contextmanager
+    def _new_directory(self, topic: TopicRecord) -> Iterator[None]:
+        """The directory of a topic, with its settings. If what follows fails, it is removed again."""
         path = self._directory / topic.name
         is_new = not self._files.exists(path)
         try:
             self._files.make_directory(path)
             self.save(topic)
-            return self.add(topic, range(topic.settings.partitions))
+            yield
         except OSError:
             if is_new:
                 with contextlib.suppress(OSError):
                     self._files.remove_tree(path)
             raise
+
+    def _check_empty(self, paths: list[Path]) -> None:
+        """Somebody may have put files there since the start; only a start adopts them."""
+        for path in paths:
+            if self._files.exists(path) and self._files.names(path):
+                raise Conflict(
+                    f"{path} has files that the broker did not write; move them away, or start the broker "
+                    "again: then it opens them",
+                    code="topic_exists",
+                )
 
     def add(self, topic: TopicRecord, numbers: range) -> list[Log]:
         if not topic.settings.durable:
@@ -225,7 +275,7 @@ class DiskStorage(MemoryStorage):
         self._files.make_directory(self._directory / topic.name / str(number))
         return self._open(topic, number, stop=stop)
 
-    def _open(self, topic: TopicRecord, number: int, **how: Any) -> Log:
+    def _open(self, topic: TopicRecord, number: int, **how: Any) -> PartitionLog:
         log = PartitionLog(
             self._directory / topic.name / str(number),
             topic.settings,
