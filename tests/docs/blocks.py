@@ -5,6 +5,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = (".github", "benchmarks", "deploy", "docs", "examples")
+PAGES = sorted(
+    str(path.relative_to(ROOT))
+    for path in [
+        *ROOT.glob("*.md"),
+        *[page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md")],
+    ]
+)
 _FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

@@ -2,7 +2,8 @@
 
 ``headrace`` runs in this process, which takes milliseconds; other programs run in bash. What would not end is
 started as a process and interrupted when it has shown something. The reader's folders, ports and hosts are
-replaced (:data:`INSTEAD`), and nothing else is.
+replaced (:meth:`Terminal.mine`), and nothing else is; a command that would run for ever ends when it has done
+all that there is (:func:`ending`).
 """
 
 from __future__ import annotations
@@ -26,9 +27,17 @@ FOLDERS = ("/var/lib", "/backup", "/lake", "/shared", "/state", "/opt")
 PASSWORD = "correct horse battery"
 ASKING = ("delete-topic", "delete-subscription", "dlq purge")
 """Commands that ask on a terminal before they do it. The reader says yes."""
-SHORTER = ["--messages", "300"]
-"""So that a ``bench`` without a number of messages ends sooner than the reader would like it to."""
+TYPED = {"sql": b"SHOW TABLES;\n"}
+"""What the reader types where a command asks for more than a password."""
 CURL = Path(__file__).with_name("curl.py")
+
+
+def ending(arguments: list[str]) -> list[str]:
+    """So that a command ends when it has done all that there is, and ``bench`` sooner than the reader would like."""
+    if arguments[0] == "bench" and "--messages" not in arguments:
+        return ["--messages", "300"]
+    runs = arguments[:2] in (["archive", "run"], ["pipeline", "run"])
+    return ["--once"] if runs and "--once" not in arguments else []
 
 
 class Command(NamedTuple):
@@ -46,13 +55,11 @@ class Command(NamedTuple):
 
 def commands_of(text: str) -> Iterator[list[Command]]:
     """The commands of each line: ``a | b && c`` are three."""
-    for line in text.replace("\\\n", " ").splitlines():
-        lexer = shlex.shlex(line, posix=True, punctuation_chars="|&")
-        lexer.whitespace_split = True
+    for tokens in _lines_of(text.replace("\\\n", " ")):
         found: list[Command] = []
         words: list[str] = []
         piped = False
-        for token in [*lexer, "&&"]:
+        for token in [*tokens, "&&"]:
             if token not in ("|", "&&"):
                 words.append(token)
                 continue
@@ -64,6 +71,21 @@ def commands_of(text: str) -> Iterator[list[Command]]:
             words, piped = [], token == "|"
         if found:
             yield found
+
+
+def _lines_of(text: str) -> Iterator[list[str]]:
+    """The words of each line. A text in quotes may go on in the next line."""
+    begun = ""
+    for line in text.splitlines(keepends=True):
+        lexer = shlex.shlex(begun + line, posix=True, punctuation_chars="|&")
+        lexer.whitespace_split = True
+        try:
+            yield list(lexer)
+        except ValueError:  # the quotation is not closed yet
+            begun += line
+        else:
+            begun = ""
+    assert not begun, f"a quotation is not closed: {begun}"
 
 
 NOT_IGNORED = """
@@ -81,6 +103,8 @@ class Terminal:
         self.folder = folder
         self._patch, self._capsys = monkeypatch, capsys
         self._ports = ports
+        self.instead: dict[str, str] = {}
+        """What else is written in another way here: the address of a bucket, for example."""
         self._servers: list[subprocess.Popen[str]] = []
         """Not known to be ready yet."""
         self._stopping: list[subprocess.Popen[str]] = []
@@ -103,6 +127,8 @@ class Terminal:
         for each in FOLDERS:
             if word.startswith(each):
                 word = str(self.folder / word[1:])
+        for theirs, ours in self.instead.items():
+            word = word.replace(theirs, ours)
         word = word.replace("0.0.0.0", "127.0.0.1").replace("mill:", "localhost:")
         return word.replace(":9999", f":{self._ports[0]}").replace(":8080", f":{self._ports[1]}")
 
@@ -139,9 +165,9 @@ class Terminal:
                 return self._serve(words)
             if command.is_ours:
                 return self.headrace(words[1:], given)
-            if words[0] == "export":  # for the lines after it
-                name, _, value = words[1].partition("=")
-                self._patch.setenv(name, value)
+            if words[0] == "export":  # for the lines after it; … is what the reader has already
+                for name, _, value in (word.partition("=") for word in words[1:]):
+                    self._patch.setenv(name, os.environ[name] if value == "…" else value)
                 return b""
             ended = subprocess.run(words, input=given, capture_output=True, timeout=WAIT_S)
             assert ended.returncode == 0, (words, ended.stderr)
@@ -150,8 +176,8 @@ class Terminal:
     def headrace(self, arguments: list[str], given: bytes = b"") -> bytes:
         """A command of ours, in this process. The reader has a password at hand, and says yes."""
         asks = " ".join(arguments).startswith(ASKING) and "--yes" not in arguments
-        typed = given or (b"y\n" if asks else PASSWORD.encode() + b"\n")
-        more = SHORTER if arguments[0] == "bench" and "--messages" not in arguments else []
+        typed = given or (b"y\n" if asks else TYPED.get(arguments[0], PASSWORD.encode() + b"\n"))
+        more = ending(arguments)
         with self._patch.context() as patch:
             patch.setattr(sys, "argv", ["headrace", *arguments, *more])
             patch.setattr(sys, "stdin", stdin_of(typed, terminal=asks))

@@ -1,11 +1,12 @@
-"""Every block of code of every page is run, or at least understood, by a test.
+"""Every block of code of every page is run by a test, or is in a list with the reason why not.
 
-The table says how. A block of a new kind, or on a new page, fails here until somebody decides.
+The tables say how. A block of a new kind, on a new page, or without a language fails here until somebody decides.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import subprocess
@@ -16,19 +17,14 @@ from pathlib import Path
 
 import pytest
 
+from headrace import BrokerClient
 from headrace.access.rights import parse_grant
-from headrace.testing import RunningServer, running_server
-from tests.docs.blocks import ROOT, Block, blocks, read
+from headrace.engine.kafka import read_options
+from headrace.errors import TopicNotFound
+from headrace.testing import RunningServer, running_server, server_process, wait_until
+from tests.docs.blocks import PAGES, ROOT, Block, blocks, read
 from tests.server.http_rig import http_of
 
-FOLDERS = (".github", "benchmarks", "deploy", "docs", "examples")
-PAGES = sorted(
-    str(path.relative_to(ROOT))
-    for path in [
-        *ROOT.glob("*.md"),
-        *[page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md")],
-    ]
-)
 HOW: dict[tuple[str, str], str] = {
     ("README.md", "python"): "test_readme",
     ("README.md", "sh"): "test_readme",
@@ -36,6 +32,7 @@ HOW: dict[tuple[str, str], str] = {
     ("benchmarks/REPORT.md", "sh"): "test_commands",
     ("docs/architecture.md", "python"): "test_architecture",
     ("docs/cli.md", "sh"): "test_commands",
+    ("docs/cluster.md", "properties"): "kafka_config",
     ("docs/cluster.md", "sh"): "test_commands",
     ("docs/kafka.md", "sh"): "test_commands",
     ("docs/format.md", "json"): "stopped",
@@ -52,8 +49,8 @@ HOW: dict[tuple[str, str], str] = {
     ("docs/http.md", "sh"): "curl",
     ("docs/operations.md", "json"): "test_operations",
     ("docs/operations.md", "sh"): "test_commands",
-    ("docs/pipelines.md", "python"): "test_commands",
-    ("docs/pipelines.md", "toml"): "test_commands",
+    ("docs/pipelines.md", "python"): "test_spark_page",
+    ("docs/pipelines.md", "toml"): "test_spark_page",
     ("docs/protocol.md", "text"): "test_protocol",
     ("docs/protocol.md", "frames"): "test_protocol",
     ("docs/protocol.md", "hex"): "test_protocol",
@@ -62,25 +59,45 @@ HOW: dict[tuple[str, str], str] = {
     ("docs/security.md", "json"): "test_commands",
     ("docs/security.md", "sh"): "test_commands",
     ("docs/security.md", "text"): "grants",
-    ("docs/spark.md", "python"): "test_commands",
-    ("docs/spark.md", "sh"): "test_commands",
-    ("docs/spark.md", "toml"): "test_commands",
-    ("docs/spark.md", "yaml"): "catalogs",
-    ("examples/declarative/README.md", "sh"): "test_examples",
+    ("docs/spark.md", "python"): "test_spark_page",
+    ("docs/spark.md", "sh"): "test_spark_page",
+    ("docs/spark.md", "toml"): "test_spark_page",
+    ("docs/spark.md", "yaml"): "test_spark_page",
+    ("examples/declarative/README.md", "sh"): "test_commands",
 }
 """(page, language) -> the test file that runs them, or what is checked here.
 
 ``test_commands`` has the list of the few commands that no test can run, each with its reason.
 """
+SHOWN = {
+    (
+        "CONTRIBUTING.md",
+        "src/headrace/",
+    ): "the house; test_architecture checks the same of docs/architecture.md",
+    ("README.md", "Headrace is ready: "): "output; test_readme compares it",
+    ("docs/operations.md", "Headrace is ready: "): "output; test_commands waits for it",
+    ("docs/reliability.md", "seed 1390: Violation"): "output of a bug that is mended",
+    ("docs/architecture.md", ""): "drawings",
+    (
+        "docs/format.md",
+        "",
+    ): "layouts of files and records; tests/log/test_format_text.py reads by them",
+    ("docs/protocol.md", ""): "a drawing, and the layout of a frame",
+}
+"""(page, how it begins) -> what a block without a language shows, which nobody can run."""
+PROGRAMS = ("$", "cd", "curl", "docker", "export", "headrace", "java", "kafka-", "kubectl", "make", "openssl", "pip", "python",
+            "spark-", "systemctl")  # fmt: skip
 
 
 def found(how: str) -> list[tuple[str, Block]]:
-    return [
+    cases = [
         (page, block)
         for page in PAGES
         for block in blocks(read(page))
         if HOW.get((page, block.language)) == how
     ]
+    assert cases, f"nothing is checked as {how}"
+    return cases
 
 
 def named(how: str) -> object:
@@ -103,6 +120,35 @@ def test_every_block_has_a_test() -> None:
         assert not how.startswith("test_") or list((ROOT / "tests").rglob(f"{how}.py")), how
 
 
+def test_a_block_without_a_language_is_nothing_to_run() -> None:
+    """Each is in the list of drawings and output, and no line of it begins as a command does."""
+    bare = [(page, block) for page in PAGES for block in blocks(read(page)) if not block.language]
+    unknown = [
+        (page, block.line)
+        for page, block in bare
+        if not any(page == p and block.text.startswith(begin) for p, begin in SHOWN)
+    ]
+    assert unknown == [], "give it a language, or say in SHOWN what it is"
+    for page, begin in SHOWN:
+        assert any(page == p and block.text.startswith(begin) for p, block in bare), (page, begin)
+    commands = [
+        (page, line)
+        for page, block in bare
+        for line in block.text.splitlines()
+        if line.startswith(tuple(f"{each} " if each.isalpha() else each for each in PROGRAMS))
+    ]
+    assert commands == [], "a command belongs into a block sh"
+
+
+def test_no_block_is_hidden() -> None:
+    """A fence that is indented, or made of ~, would be seen by readers and by no test."""
+    for page in PAGES:
+        fences = [
+            line for line in read(page).splitlines() if line.lstrip().startswith(("```", "~~~"))
+        ]
+        assert len(fences) == 2 * len(blocks(read(page))), page
+
+
 @named("grants")  # type: ignore[operator]
 def test_grants_are_grants(block: Block) -> None:
     """Each line begins with a grant that the broker understands."""
@@ -110,20 +156,20 @@ def test_grants_are_grants(block: Block) -> None:
         parse_grant(line.split()[0])
 
 
-@named("catalogs")  # type: ignore[operator]
-def test_catalogs_are_configured_as_pyiceberg_reads_them(
-    block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each catalog of the file is of a type that pyiceberg has."""
-    config = pytest.importorskip("pyiceberg.utils.config")
-    catalog = pytest.importorskip("pyiceberg.catalog")
-    (tmp_path / ".pyiceberg.yaml").write_text(block.text)
-    monkeypatch.setenv("PYICEBERG_HOME", str(tmp_path))
-    known = config.Config()
-    names = [line.split(":")[0].strip() for line in block.text.splitlines() if line[2:3].isalpha()]
-    assert names[1:] == ["prod", "sql", "glue", "unity"]
-    for name in names[1:]:
-        catalog.CatalogType(known.get_catalog_config(name)["type"])
+@named("kafka_config")  # type: ignore[operator]
+def test_the_properties_of_kafka_are_those_of_librdkafka(block: Block, tmp_path: Path) -> None:
+    """The broker reads the file, and librdkafka takes every property of it."""
+    kafka = pytest.importorskip("confluent_kafka")
+    certifi = pytest.importorskip("certifi")
+    path = tmp_path / "kafka.properties"
+    path.write_text(block.text.replace("/etc/headrace/kafka-ca.pem", certifi.where()))
+    options = read_options(str(path))
+    assert options["sasl.username"] == "headrace"
+    kafka.Producer(
+        {"bootstrap.servers": "127.0.0.1:9", **options}, logger=logging.getLogger("no log")
+    )
+    with pytest.raises(kafka.KafkaException, match="No such configuration property"):
+        kafka.Producer({"bootstrap.servers": "127.0.0.1:9", "sasl.usernam": "x"})
 
 
 def shape(value: object) -> object:
@@ -163,6 +209,58 @@ def test_the_file_of_the_last_stop_looks_as_shown() -> None:
     ]
 
 
+def documents(text: str) -> list[dict[str, object]]:
+    """JSON objects, one after the other."""
+    found, at = [], 0
+    while at < len(text.rstrip()):
+        value, at = json.JSONDecoder().raw_decode(text, at)
+        at += len(text[at:]) - len(text[at:].lstrip())
+        found.append(value)
+    return found
+
+
+def test_events_look_as_shown() -> None:
+    """docs/operations.md: the statistics of a subscription and of a topic have these fields, and no others."""
+    shown = next(b for b in blocks(read("docs/operations.md")) if '"latency_ms"' in b.text)
+    wanted = {each["type"]: each for each in documents(shown.text)}
+    with running_server(events_interval=1) as server, server.client() as client:
+        client.create_subscription("billing", "orders", max_deliveries=1)
+        client.publish_many("orders", [b"x"] * 2)
+        with client.subscription("billing", "orders") as consumer:
+            consumer.ack(consumer.get(20))
+            consumer.nack(consumer.get(20), reason="no stock")
+        wait_until(lambda: {"deliveries", "topic"} <= {e["type"] for e in events(client)}, 20)
+        happened = {event["type"]: event for event in events(client)}
+    by_name = ("attempts", "dead_letters")  # their fields are numbers and reasons
+    for kind, document in wanted.items():
+        for name in by_name:
+            document.pop(name, None)
+        got = {k: v for k, v in happened[kind].items() if k not in by_name}
+        assert shape(got) == shape(document)
+    assert set(by_name) <= set(happened["deliveries"])
+
+
+def events(client: BrokerClient) -> list[dict[str, object]]:
+    try:
+        return [json.loads(message.value) for message in client.fetch("__events", limit=1000)]
+    except TopicNotFound:
+        return []
+
+
+def test_a_line_of_the_log_looks_as_shown() -> None:
+    """docs/operations.md: what an operation of a user logs in JSON."""
+    [shown] = [b for b in blocks(read("docs/operations.md")) if '"headrace.audit"' in b.text]
+    with server_process(token="root-token-of-16", log_format="json") as server:
+        with server.client(client_id="worker-3") as client:
+            client.create_topic("orders")
+            client.delete_topic("orders")
+        server.terminate()
+        lines = [json.loads(line) for line in server.errors.splitlines()]
+    [line] = [each for each in lines if each.get("action") == "delete_topic"]
+    assert shape(line) == shape(json.loads(shown.text))
+    assert list(line) == list(json.loads(shown.text))
+
+
 def test_the_commands_with_curl_run(server: RunningServer, tmp_path: Path) -> None:
     """One after the other, against a broker; none fails."""
     curl = tmp_path / "curl"
@@ -192,30 +290,39 @@ def test_the_commands_with_curl_run(server: RunningServer, tmp_path: Path) -> No
     assert "x-cursor: 0:1" in outputs[2].lower()
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+@pytest.mark.skipif(
+    shutil.which("node") is None,
+    reason="NOT TRIED: the scripts of docs/http.md: node is not installed",
+)
 def test_the_scripts_run(server: RunningServer) -> None:
     """In node, with what a browser has: each prints the message that the second one publishes."""
     at = f"localhost:{server.http_address.port}"
-    script = "\n".join(block.text for _, block in found("js"))
-    script = script.replace("localhost:8080", at).replace('"/stream', f'"http://{at}/stream')
-    script += "\nsetTimeout(() => process.exit(1), 20000);\n"
-    has = subprocess.run(
-        ["node", "--experimental-eventsource", "-p", "typeof EventSource + typeof WebSocket"],
-        capture_output=True,
-        text=True,
-    )
-    if has.stdout.strip() != "functionfunction":
-        pytest.skip("this node has no WebSocket or EventSource")
-    process = subprocess.Popen(
-        ["node", "--experimental-eventsource", "-e", script], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert process.stdout is not None
-        lines = ""
-        while not ("Received:" in lines and lines.count("userId: 123") >= 2):
-            line = process.stdout.readline()
-            assert line, lines
-            lines += line
-    finally:
-        process.kill()
-        process.communicate()
+    # Newer ones have WebSocket without being asked for it, and take the flag all the same.
+    node = ["node", "--no-warnings", "--experimental-eventsource", "--experimental-websocket"]
+    asked = [*node, "-p", "typeof EventSource + typeof WebSocket"]
+    if subprocess.run(asked, capture_output=True, text=True).stdout.strip() != "functionfunction":
+        pytest.skip(
+            "NOT TRIED: the scripts of docs/http.md: this node has no WebSocket or EventSource"
+        )
+    processes = []
+    with server.client() as client:
+        try:
+            for _, block in found("node"):
+                script = block.text.replace("localhost:8080", at)
+                script = script.replace('"/stream', f'"http://{at}/stream')
+                script += "\nsetTimeout(() => process.exit(1), 20000);\n"
+                process = subprocess.Popen([*node, "-e", script], stdout=subprocess.PIPE, text=True)
+                processes.append(process)
+                wait_until(lambda: "user.events" in client.topics())  # the first one follows it
+            for process in processes:
+                assert process.stdout is not None
+                lines = ""
+                while "userId: 123" not in lines:
+                    line = process.stdout.readline()
+                    assert line, lines
+                    lines += line
+            assert lines.startswith("Received: ")
+        finally:
+            for process in processes:
+                process.kill()
+                process.communicate()

@@ -135,7 +135,7 @@ def test_the_tour(tour: Tour) -> None:
     """From the first line to the last, as a reader would paste them."""
     steps = blocks(TOUR)
     assert [step.language for step in steps] == [
-        "", "", *["sh"] * 5, "python", "", "sh", "python", "sh",
+        "sh", "", *["sh"] * 5, "python", "sh", "sh", "python", "sh",
     ]  # fmt: skip
     assert steps[0].text == "make run\n"
     assert steps.pop(8).text == "make spark\n"  # it is installed here already
