@@ -1,8 +1,11 @@
 """Topics in Kafka: their names, and settings that would lose messages."""
 
+from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
@@ -11,7 +14,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from headrace.engine.kafka.topics import NAME_CHARS_MAX, KafkaTopics
+from headrace.engine.kafka.topics import NAME_CHARS_MAX, RIGHTS, KafkaTopics
 from headrace.errors import HeadraceError
 from headrace.log.interface import TopicRecord
 from headrace.model import TopicSettings
@@ -31,6 +34,40 @@ def test_names_fit_into_kafka_and_do_not_collide() -> None:
     assert len(topics.name_of(long)) == NAME_CHARS_MAX
     assert topics.name_of(long) != topics.name_of(record("x" * 249, 2))
     assert topics.name_of(record("orders", 0x1F)) == f"{'c' * 40}.orders.0000000000001f"
+
+
+class Groups:
+    """An admin client whose groups have no coordinator at first."""
+
+    def __init__(self, *errors: int):
+        self.errors = list(errors)
+
+    def describe_topics(self, topics: TopicCollection, **_: Any) -> dict[str, Future[Any]]:
+        return {name: described() for name in topics.topic_names}
+
+    def describe_consumer_groups(self, names: list[str], **_: Any) -> dict[str, Future[Any]]:
+        error = self.errors.pop(0) if self.errors else None
+        return {name: described(error) for name in names}
+
+
+def described(error: int | None = None) -> Future[Any]:
+    future: Future[Any] = Future()
+    if error is None:
+        future.set_result(SimpleNamespace(authorized_operations=[*RIGHTS]))
+    else:
+        future.set_exception(KafkaException(KafkaError(error)))
+    return future
+
+
+def test_a_start_waits_for_the_coordinator_of_a_new_kafka() -> None:
+    """A Kafka that has just been started has none for a second; that is no reason to give up."""
+    moving = KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_LOAD_IN_PROGRESS
+    admin: Any = Groups(*moving)
+    KafkaTopics(admin, "shop", 10.0, unsafe=False).check_rights("shop.definitions", ["shop.nodes"])
+    assert admin.errors == []
+    for_ever: Any = Groups(*[KafkaError.NOT_COORDINATOR] * 1000)
+    with pytest.raises(TimeoutError, match="the groups cannot be described"):
+        KafkaTopics(for_ever, "shop", 0.05, unsafe=False).check_rights("shop.definitions", ["g"])
 
 
 def change(servers: str, topic: str, name: str, value: str) -> None:
