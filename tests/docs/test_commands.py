@@ -50,7 +50,7 @@ NOT_RUN = {
     "headrace archive run orders --to /lake/orders": "does not end; the same with --once is run",
     "headrace archive run shop.> payments": "does not end; tests/spark/builtin runs and stops one",
     "headrace serve --engine kafka": "needs Kafka; tests/contract/test_cluster.py has three nodes with one",
-    "headrace cluster": "needs a cluster; tests/moving imports and exports one",
+    "headrace cluster": "needs a cluster; tests/cli/test_cluster.py and tests/moving have one",
     "headrace bridge": "needs Kafka; tests/bridge runs both directions with one",
     "headrace sql --schema": "is a prompt; tests/cli/test_sql.py types into one",
 }

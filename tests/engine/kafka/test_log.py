@@ -292,6 +292,22 @@ def test_without_kafka_publishes_wait_and_fail_and_go_on_by_themselves(
             assert everything(client, "unheard-of") == [b"now"]
 
 
+def test_a_short_absence_of_kafka_is_only_a_pause(cluster: Settings, kafka_node: Any) -> None:
+    """A publish waits until Kafka is back, if that is soon enough, and nobody notices more."""
+    with running_server(**cluster) as server, server.client() as client:
+        client.publish("orders", b"before")
+        log = log_of(server, "orders")
+        kafka_node.send(signal.SIGSTOP)
+        try:
+            waiting = [client.publish_nowait("orders", b"%d" % number) for number in range(3)]
+            server.wait_until(lambda: log._group is not None)
+            assert not any(each.done() for each in waiting)
+        finally:
+            kafka_node.send(signal.SIGCONT)
+        assert sorted(each.result(30).offset for each in waiting) == [1, 2, 3]
+        assert everything(client, "orders") == [b"before", b"0", b"1", b"2"]
+
+
 def publish(server: RunningServer, topic: str, value: bytes) -> tuple[int, str | None]:
     """The status and the code of the answer; nobody tries again."""
     return answer(server, "POST", f"/publish/{topic}", value)

@@ -14,8 +14,8 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from headrace.engine.kafka.topics import NAME_CHARS_MAX, RIGHTS, KafkaTopics
-from headrace.errors import HeadraceError
+from headrace.engine.kafka.topics import NAME_CHARS_MAX, NEEDED, RIGHTS, KafkaTopics
+from headrace.errors import HeadraceError, StorageFailed
 from headrace.log.interface import TopicRecord
 from headrace.model import TopicSettings
 from headrace.testing import running_server, wait_until
@@ -68,6 +68,51 @@ def test_a_start_waits_for_the_coordinator_of_a_new_kafka() -> None:
     for_ever: Any = Groups(*[KafkaError.NOT_COORDINATOR] * 1000)
     with pytest.raises(TimeoutError, match="the groups cannot be described"):
         KafkaTopics(for_ever, "shop", 0.05, unsafe=False).check_rights("shop.definitions", ["g"])
+
+
+class ThreeKafkaNodes:
+    """An admin client of a Kafka with three nodes, and one topic that is as Headrace creates it, but for ``wrong``."""
+
+    def __init__(self, replicas: int, wrong: dict[str, str]):
+        self.replicas = replicas
+        self.config = {**NEEDED, "min.insync.replicas": "2", **wrong}
+
+    def list_topics(self, **_: Any) -> Any:
+        partition = SimpleNamespace(replicas=list(range(self.replicas)))
+        topic = SimpleNamespace(partitions={0: partition}, error=None)
+        return SimpleNamespace(brokers=dict.fromkeys(range(3)), topics={"shop.state": topic})
+
+    def describe_configs(self, resources: list[Any], **_: Any) -> dict[Any, Future[Any]]:
+        future: Future[Any] = Future()
+        future.set_result({key: SimpleNamespace(value=v) for key, v in self.config.items()})
+        return dict.fromkeys(resources, future)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "wrong", "sentence"),
+    [
+        (1, {}, "shop.state has 1 replicas on 3 nodes"),
+        (2, {}, "shop.state has 2 replicas on 3 nodes"),
+        (3, {"min.insync.replicas": "1"}, "shop.state has min.insync.replicas=1 of 3"),
+        (3, {"unclean.leader.election.enable": "true"}, "unclean.leader.election.enable=true"),
+    ],
+)
+def test_a_topic_that_a_node_of_kafka_can_take_with_it_is_refused(
+    replicas: int, wrong: dict[str, str], sentence: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of three nodes, any may be lost; whoever accepts the loss says so, and is warned."""
+    admin: Any = ThreeKafkaNodes(replicas, wrong)
+    topics = KafkaTopics(admin, "shop", 1.0, unsafe=False)
+    with pytest.raises(StorageFailed, match=r"Change them .* or start with kafka_unsafe") as caught:
+        topics.check(topics.existing())
+    assert (caught.value.code, caught.value.retryable) == ("kafka_topic_unsafe", False)
+    assert sentence in caught.value.message
+    told = KafkaTopics(admin, "shop", 1.0, unsafe=True)
+    told.check(told.existing())
+    assert sentence in caplog.text
+    good: Any = ThreeKafkaNodes(3, {})
+    topics = KafkaTopics(good, "shop", 1.0, unsafe=False)
+    topics.check(topics.existing())
 
 
 def change(servers: str, topic: str, name: str, value: str) -> None:
