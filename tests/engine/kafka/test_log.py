@@ -75,10 +75,13 @@ def test_a_commit_is_one_record_in_kafka(
     log = log_of(server, "orders")
     consumer = Consumer({"bootstrap.servers": kafka, "group.id": "look"})
     consumer.assign([TopicPartition(log.replica.topic, 0, 0)])
-    found = consumer.consume(2, 10)
+    found = consumer.consume(begins_and_ends(kafka, log)[1], 10)
     consumer.close()
-    claim, stretch = (entry_of(message.key()) for message in found)
-    assert claim.node.startswith("node1/")  # type: ignore[union-attr]
+    *claims, stretch = (entry_of(message.key()) for message in found)
+    # A Kafka that is slow to answer has the same claim twice, and the second one is void.
+    assert claims
+    assert len({(claim.epoch, claim.node) for claim in claims}) == 1  # type: ignore[union-attr]
+    assert claims[0].node.startswith("node1/")  # type: ignore[union-attr]
     assert stretch == Stretch(1, 0, 10_000)
 
 
