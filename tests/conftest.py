@@ -15,7 +15,14 @@ from hypothesis import HealthCheck, settings
 from headrace.server.server import collect_seldom
 from headrace.testing import RunningServer
 from tests.fakes.steady import Steadiness
-from tests.fixtures.kafka import _node, cluster, kafka, kafka_node  # noqa: F401
+from tests.fixtures.kafka import (  # noqa: F401
+    _node,
+    _secured,
+    cluster,
+    kafka,
+    kafka_node,
+    secured_kafka,
+)
 from tests.fixtures.s3 import s3, s3_proxy, s3_server  # noqa: F401
 from tests.fixtures.three_nodes import _three_nodes, three_nodes  # noqa: F401
 

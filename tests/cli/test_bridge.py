@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -95,6 +96,17 @@ def test_mistakes(
     ran = headrace("bridge", direction, *arguments)
     assert ran.code == 2
     assert sentence in ran.err
+
+
+def test_a_property_that_librdkafka_does_not_know(headrace: Command, tmp_path: Path) -> None:
+    """It is named, without its value."""
+    file = tmp_path / "kafka.properties"
+    file.write_text("sasl.passwort=hunter2\n")
+    arguments = ("a", "--kafka-servers", "127.0.0.1:1", "--name", "x", "--kafka-config", file)
+    ran = headrace("bridge", "to-kafka", *arguments)
+    assert ran.code == 2
+    assert "sasl.passwort" in ran.err
+    assert "hunter2" not in ran.err
 
 
 def test_a_kafka_that_is_away(headrace: Command, monkeypatch: pytest.MonkeyPatch) -> None:

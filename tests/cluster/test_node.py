@@ -104,6 +104,35 @@ def test_a_drained_node_goes_on_to_answer(three_nodes: ThreeNodes) -> None:
     three_nodes.wait_until_ready()
 
 
+def test_a_drain_is_a_pause_of_a_second_at_most(three_nodes: ThreeNodes) -> None:
+    """Between two answers of a publisher to the partitions that move. A busy machine has two more attempts."""
+    drained, other = three_nodes.nodes[1:]
+    pauses: list[float] = []
+    with other.client() as client, three_nodes.nodes[0].client() as operator:
+        client.create_topic("orders", partitions=6)
+        while len(pauses) < 3 and min(pauses, default=9.0) > 1.0:
+            owners = client.topic_map("orders")["owners"]
+            moving = owners.index(f"127.0.0.1:{drained.port}")
+            client.publish("orders", b"before", partition=moving)
+            draining = threading.Thread(
+                target=operator.drain_node, args=(f"127.0.0.1:{drained.port}",)
+            )
+            draining.start()
+            longest, last = 0.0, time.monotonic()
+            while draining.is_alive() or client.topic_map("orders")["owners"][moving] in (
+                None,
+                f"127.0.0.1:{drained.port}",
+            ):
+                client.publish("orders", b"meanwhile", partition=moving)
+                now = time.monotonic()
+                longest, last = max(longest, now - last), now
+            draining.join()
+            pauses.append(longest)
+            drained.restart()
+            three_nodes.wait_until_ready()
+    assert min(pauses) <= 1.0, pauses
+
+
 def test_each_node_says_how_it_is(three_nodes: ThreeNodes) -> None:
     """Metrics of slots, forwarding and reading back; and the owner and the lag of each slot."""
     with three_nodes.nodes[0].client() as client:

@@ -40,7 +40,7 @@ NOT_RUN = {
     "pip install": "tests/deploy/test_distribution.py installs the package in a new environment",
     "headrace pipeline run orders.py --master": "needs a cluster; tests/spark/sessions/test_cluster.py has one",
     "headrace serve --engine kafka": "needs Kafka; tests/contract/test_cluster.py has three nodes with one",
-    "headrace cluster": "needs a cluster; tests/moving imports and exports one",
+    "headrace cluster": "needs a cluster; tests/cli/test_cluster.py and tests/moving have one",
     "headrace bridge": "needs Kafka; tests/bridge runs both directions with one",
     "kafka-acls.sh": "needs a Kafka with an authorizer",
     "spark-pipelines": "takes half a minute each; tests/spark/test_examples.py runs both in a copy",

@@ -25,7 +25,7 @@ from headrace.cli.connecting import BROKER_OPTIONS, connected, given_as, with_op
 from headrace.cli.job_progress import TELL_S, signals
 from headrace.cli.printing import AsJson, console, count_of, print_json, say, table_of
 from headrace.client.threads import BrokerClient
-from headrace.engine.kafka import read_options
+from headrace.engine.kafka import read_options, refused_options
 from headrace.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -180,11 +180,18 @@ def _run(
 ) -> None:
     options = read_options(run.kafka_config)
     try:
+        from confluent_kafka import KafkaException
+
         from headrace.bridge.kafka import KafkaPlace
     except ImportError:
         raise InvalidArgument(
             "the bridge needs confluent-kafka; install it with: pip install confluent-kafka"
         ) from None
+    kafka = KafkaPlace(run.kafka_servers, options)
+    try:
+        kafka.admin()
+    except KafkaException as error:
+        raise refused_options(run.kafka_config, error) from None
     stop = threading.Event()
 
     def end(now: bool) -> None:
@@ -195,7 +202,7 @@ def _run(
     with signals() as asked_to_stop, connected(*run.place, delivery=DELIVERY_S) as client:
         work = make(
             client,
-            KafkaPlace(run.kafka_servers, options),
+            kafka,
             start=run.start,
             skips=run.skips,
             stop=stop,

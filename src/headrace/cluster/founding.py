@@ -85,6 +85,7 @@ class Founding:
     # --- for the import ---------------------------------------------------------------------------
     async def open(self) -> dict[str, tuple[TopicRecord, list[Log]]]:
         storage = self._storage
+        await _blocking(storage.link.reach)  # a wrong login is said at once
         await self._wait_for_nodes()
         await _blocking(storage.prepare)
         found = storage.define(self._agreed.fold, self._agreed.snapshot)

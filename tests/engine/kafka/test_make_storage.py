@@ -60,6 +60,34 @@ def test_properties_of_librdkafka_come_from_a_file(tmp_path: Path) -> None:
     file.write_text("a=b\nrubbish\n")
     with pytest.raises(InvalidArgument, match="line 2"):
         read_options(str(file))
+    file.write_text("sasl.password hunter2=x\n")
+    with pytest.raises(InvalidArgument, match=r"line 1: write name=value$"):
+        read_options(str(file))
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("sasl.passwort=hunter2", 'No such configuration property: "sasl.passwort"'),
+        ("security.protocol=TLS", 'Invalid value "TLS" for configuration property "security.protocol"'),
+        ("security.protocol=SSL\nssl.ca.location=/nowhere", "ssl.ca.location failed"),
+    ],
+)  # fmt: skip
+def test_a_property_that_librdkafka_refuses_is_named(
+    tmp_path: Path, line: str, sentence: str
+) -> None:
+    """The start fails with a sentence, which names the file and no secret."""
+    file = tmp_path / "kafka.properties"
+    file.write_text(line)
+    with (
+        pytest.raises(InvalidArgument) as caught,
+        running_server(engine="kafka", kafka_servers="127.0.0.1:1", kafka_config=str(file)),
+    ):
+        pass
+    assert caught.value.code == "invalid_setting"
+    assert sentence in caught.value.message
+    assert str(file) in caught.value.message
+    assert "hunter2" not in caught.value.message
 
 
 def test_without_the_extra_the_error_says_what_to_install(

@@ -18,11 +18,13 @@ from headrace.settings import Settings
 if TYPE_CHECKING:
     from headrace.engine.kafka.shared import SharedStorage
 
+_PROPERTY = re.compile(r"[A-Za-z0-9._]+")
+
 
 def make_storage(settings: Settings) -> Callable[[Any], SharedStorage]:
     """What makes the storage for something with a loop, a clock and a budget, once the settings are known to be good."""
     try:
-        import confluent_kafka  # noqa: F401
+        import confluent_kafka
     except ImportError:
         raise InvalidArgument(
             "engine kafka needs confluent-kafka; install it with: pip install confluent-kafka",
@@ -49,15 +51,18 @@ def make_storage(settings: Settings) -> Callable[[Any], SharedStorage]:
         from headrace.engine.kafka.link import KafkaLink
         from headrace.engine.kafka.shared import SharedStorage
 
-        link = KafkaLink(
-            settings.kafka_servers,
-            # A process that is started again is another node to the rule.
-            f"{name}/{uuid.uuid4().hex}",
-            engine.loop,
-            cluster=settings.cluster,
-            options=options,
-            timeout=settings.kafka_timeout,
-        )
+        try:
+            link = KafkaLink(
+                settings.kafka_servers,
+                # A process that is started again is another node to the rule.
+                f"{name}/{uuid.uuid4().hex}",
+                engine.loop,
+                cluster=settings.cluster,
+                options=options,
+                timeout=settings.kafka_timeout,
+            )
+        except confluent_kafka.KafkaException as error:
+            raise refused_options(settings.kafka_config, error) from None
         return SharedStorage(
             link,
             clock=engine.clock,
@@ -84,9 +89,18 @@ def read_options(path: str | None) -> dict[str, str]:
     for number, line in enumerate(map(str.strip, lines), 1):
         if line and not line.startswith("#"):
             name, equals, value = line.partition("=")
-            if not equals:
+            if not equals or not _PROPERTY.fullmatch(name.strip()):
+                # Not the line itself: it may hold a password.
                 raise InvalidArgument(
                     f"kafka_config {path}, line {number}: write name=value", code="invalid_setting"
                 )
             found[name.strip()] = value.strip()
     return found
+
+
+def refused_options(path: str | None, error: Exception) -> InvalidArgument:
+    """librdkafka does not know a property, or does not take its value. It names the property, and no value of a secret one."""
+    return InvalidArgument(
+        f"librdkafka refuses the properties in kafka_config {path}: {error.args[0].str()}; correct the file",
+        code="invalid_setting",
+    )

@@ -119,11 +119,14 @@ class Timeout(TimeoutError):
         super().__init__(errno.ETIMEDOUT, what)
 
 
-def failure_of(error: KafkaException, what: str) -> Timeout | StorageFailed:
-    """What to raise: a definite error if Kafka refuses, else one after which the same may be tried again."""
+def failure_of(error: KafkaException, what: str, right: str = "") -> Timeout | StorageFailed:
+    """What to raise: a definite error if Kafka refuses, else one after which the same may be tried again.
+
+    ``right`` is what the user lacks then, for example ``CREATE on topic shop.state``.
+    """
     found = error.args[0]
     if found.code() in FORBIDDEN:
-        return forbidden(f"{what}: {found.str()}")
+        return forbidden(right or f"{what}: {found.str()}")
     return Timeout(f"Kafka: {what}: {found.str()}")
 
 
@@ -156,7 +159,7 @@ class KafkaLink:
         options: dict[str, str] | None = None,
         timeout: float = 10.0,
     ):
-        self.node, self.cluster, self.timeout = node, cluster, timeout
+        self.servers, self.node, self.cluster, self.timeout = servers, node, cluster, timeout
         self._loop = loop
         self._common: dict[str, Any] = {
             "bootstrap.servers": servers,
@@ -224,7 +227,10 @@ class KafkaLink:
                     raise StorageFailed(text, code=code, retryable=False) from None
                 if time.monotonic() > deadline:
                     why = error.args[0] if trouble is None else trouble
-                    raise Timeout(f"Kafka cannot be reached: {why.str()}") from None
+                    raise Timeout(
+                        f"Kafka does not answer at {self.servers}: {why.str()}; check kafka_servers, whether Kafka runs, "
+                        "and security.protocol in the file of kafka_config"
+                    ) from None
 
     def learn(self, topics: set[str]) -> None:
         """Know the leaders of topics that are new. Blocks."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any
 
@@ -30,7 +30,13 @@ from confluent_kafka.admin import (
     NewTopic,
 )
 
-from headrace.engine.kafka.link import RECORD_BYTES_MAX, Timeout, failure_of, forbidden
+from headrace.engine.kafka.link import (
+    FORBIDDEN,
+    RECORD_BYTES_MAX,
+    Timeout,
+    failure_of,
+    forbidden,
+)
 from headrace.errors import StorageFailed
 from headrace.log.interface import TopicRecord
 
@@ -59,6 +65,11 @@ RIGHTS = frozenset(
 )
 """On topics whose names begin with the cluster's name and a dot."""
 GROUP_RIGHTS = frozenset({AclOperation.READ})
+COORDINATOR_MOVES = (
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+)
 
 
 class KafkaTopics:
@@ -115,7 +126,8 @@ class KafkaTopics:
         asked = self._admin.create_topics(new, operation_timeout=self._timeout)
         for name, future in asked.items():
             what = f"topic {name} cannot be created"
-            self._result(future, what, fine=KafkaError.TOPIC_ALREADY_EXISTS)
+            fine = KafkaError.TOPIC_ALREADY_EXISTS
+            self._result(future, what, fine, f"CREATE on topic {name}")
         for name, partitions in topics.items():
             self._wait_for_leaders(name, partitions)
 
@@ -123,7 +135,8 @@ class KafkaTopics:
         self._result(
             self._admin.create_partitions([NewPartitions(name, total)])[name],
             f"topic {name} cannot get more partitions",
-            fine=KafkaError.INVALID_PARTITIONS,
+            KafkaError.INVALID_PARTITIONS,
+            f"ALTER on topic {name}",
         )
         self._wait_for_leaders(name, total)
 
@@ -145,50 +158,63 @@ class KafkaTopics:
         self._result(
             self._admin.delete_topics([name], operation_timeout=self._timeout)[name],
             f"topic {name} cannot be deleted",
-            fine=KafkaError.UNKNOWN_TOPIC_OR_PART,
+            KafkaError.UNKNOWN_TOPIC_OR_PART,
+            f"DELETE on topic {name}",
         )
 
-    def _result(self, future: Future[Any], what: str, fine: int) -> None:
+    def _result(self, future: Future[Any], what: str, fine: int, right: str) -> None:
         try:
             future.result(self._timeout + 1)
         except KafkaException as error:
             if error.args[0].code() != fine:
-                raise failure_of(error, what) from None
+                raise failure_of(error, what, right) from None
         except TimeoutError:
             raise Timeout(f"Kafka: {what}: no answer in {self._timeout:g} seconds") from None
 
     # --- rights -------------------------------------------------------------------------------
     def check_rights(self, topic: str, groups: Iterable[str]) -> None:
         """Refuse to start without the rights that a node needs sooner or later; ``topic`` stands for all of the cluster's."""
-        asked: dict[str, Future[Any]] = self._admin.describe_topics(
-            TopicCollection([topic]),
-            include_authorized_operations=True,
-            request_timeout=self._timeout,
-        )
-        missing = self._missing(asked, RIGHTS, "topic")
-        asked = self._admin.describe_consumer_groups(
-            list(groups), include_authorized_operations=True, request_timeout=self._timeout
-        )
-        missing += self._missing(asked, GROUP_RIGHTS, "group")
+        topics, names = TopicCollection([topic]), list(groups)
+        more: Any = {"include_authorized_operations": True, "request_timeout": self._timeout}
+        missing = [
+            *self._missing(lambda: self._admin.describe_topics(topics, **more), RIGHTS, "topic"),
+            *self._missing(
+                lambda: self._admin.describe_consumer_groups(names, **more), GROUP_RIGHTS, "group"
+            ),
+        ]
         if missing:
             raise forbidden("; ".join(missing))
 
     def _missing(
-        self, asked: dict[str, Future[Any]], needed: frozenset[AclOperation], kind: str
+        self, ask: Callable[[], dict[str, Future[Any]]], needed: frozenset[AclOperation], kind: str
     ) -> list[str]:
-        found = []
-        for name, future in asked.items():
+        """Asks again while a group has no coordinator: in a new Kafka, or after one of its nodes was stopped."""
+        deadline = time.monotonic() + self._timeout
+        while True:
             try:
-                allowed = future.result(self._timeout + 1).authorized_operations
+                return [
+                    f"{', '.join(sorted(each.name for each in lacks))} on {kind} {name}"
+                    for name, future in ask().items()
+                    if (lacks := needed - self._allowed(future, needed))
+                ]
             except KafkaException as error:
-                raise failure_of(error, f"{kind} {name} cannot be described") from None
+                is_moving = error.args[0].code() in COORDINATOR_MOVES
+                if not is_moving or time.monotonic() > deadline:
+                    raise failure_of(error, f"the {kind}s cannot be described") from None
+                time.sleep(LOOK_AGAIN_S)
             except TimeoutError:
-                raise Timeout(f"Kafka does not describe {kind} {name}") from None
-            if allowed is not None:  # else it does not say
-                lacks = sorted(each.name for each in needed - set(allowed))
-                if lacks:
-                    found.append(f"{', '.join(lacks)} on {kind} {name}")
-        return found
+                raise Timeout(f"Kafka does not describe the {kind}s") from None
+
+    def _allowed(
+        self, future: Future[Any], needed: frozenset[AclOperation]
+    ) -> frozenset[AclOperation]:
+        try:
+            allowed = future.result(self._timeout + 1).authorized_operations
+        except KafkaException as error:
+            if error.args[0].code() not in FORBIDDEN:
+                raise
+            return frozenset()  # not even to describe it, which every right includes
+        return needed if allowed is None else frozenset(allowed)  # None: Kafka does not say
 
     # --- safety -------------------------------------------------------------------------------
     def check(self, names: Iterable[str]) -> None:
@@ -224,7 +250,8 @@ class KafkaTopics:
                     key: entry.value for key, entry in future.result(self._timeout + 1).items()
                 }
             except KafkaException as error:
-                raise failure_of(error, f"the settings of topic {name} are unknown") from None
+                what = f"the settings of topic {name} are unknown"
+                raise failure_of(error, what, f"DESCRIBE_CONFIGS on topic {name}") from None
             except TimeoutError:
                 raise Timeout(f"Kafka does not say how topic {name} is set") from None
             found += [
