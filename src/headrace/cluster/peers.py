@@ -126,13 +126,18 @@ class Peers:
         self._on_lost_acks = on_lost_acks
         self.secret = ""
         self._peers: dict[str, Peer] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._is_closed = False
         self.channel_numbers = itertools.count(1)
 
     def __iter__(self) -> Any:
         return iter(tuple(self._peers.values()))
 
     def get(self, address: str) -> Peer:
-        """The node at an address; it is connected to, and again when it is lost."""
+        """The node at an address; it is connected to, and again when it is lost.
+
+        When this node stops, subscriptions may still look for owners. They get a node that is never connected to.
+        """
         peer = self._peers.get(address)
         if peer is None:
             try:
@@ -150,16 +155,26 @@ class Peers:
                 heartbeat_interval=5.0,
             )
             peer = self._peers[address] = Peer(address, link, self._on_lost_acks)
-            link.start()
+            if self._is_closed:
+                self._close(link)
+            else:
+                link.start()
         return peer
+
+    def _close(self, link: Link) -> None:
+        task = asyncio.get_running_loop().create_task(link.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
     def forget(self, address: str) -> None:
         """It is not a node any more."""
         peer = self._peers.pop(address, None)
         if peer is not None:
-            asyncio.get_running_loop().create_task(peer.link.close())
+            self._close(peer.link)
 
     async def close(self) -> None:
-        for peer in tuple(self._peers.values()):
-            await peer.link.close()
-        self._peers.clear()
+        self._is_closed = True
+        for peer in self._peers.values():
+            self._close(peer.link)
+        while self._closing:
+            await asyncio.wait(tuple(self._closing))
