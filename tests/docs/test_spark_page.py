@@ -18,8 +18,8 @@ from tests.cli.rig import SCRIPT
 from tests.docs.blocks import Block, blocks, read
 from tests.docs.terminal import commands_of, ending
 from tests.docs.test_commands import is_in_a_store, why_not_run
-from tests.docs.world import TOKEN, World, world  # noqa: F401
-from tests.fixtures.s3 import S3Server
+from tests.docs.world import World, world  # noqa: F401
+from tests.fixtures.s3 import REGION, S3Server
 from tests.spark.conftest import spark  # noqa: F401, the one session of all tests
 from tests.spark.test_examples import run_cell
 
@@ -234,7 +234,11 @@ class Shell:
 
     def __init__(self, world: World, s3: str, server: S3Server):  # noqa: F811
         self.folder, self._terminal = world.folder, world.terminal
-        world.terminal.instead |= {"s3://lake": s3, "https://minio.example": server.endpoint}
+        world.terminal.instead |= {
+            "s3://lake": s3,
+            "https://minio.example": server.endpoint,
+            "AWS_REGION=eu-central-1": f"AWS_REGION={REGION}",
+        }
         (self.folder / ".pyiceberg.yaml").write_text(self._terminal.mine(CATALOGS.text))
         catalog = {
             "TYPE": "sql",
@@ -242,14 +246,14 @@ class Shell:
             "WAREHOUSE": f"{s3}/warehouse",
         }
         """Nobody has a REST catalog at hand; this one takes its name."""
-        prod = {f"PYICEBERG_CATALOG__PROD__{name}": value for name, value in catalog.items()}
-        self._environment = os.environ | prod | {"PYICEBERG_HOME": str(self.folder)}
+        self._more = {f"PYICEBERG_CATALOG__PROD__{name}": value for name, value in catalog.items()}
+        self._more["PYICEBERG_HOME"] = str(self.folder)
 
     def headrace(self, *arguments: str) -> str:
         words = [self._terminal.mine(word) for word in arguments]
         ended = subprocess.run(
             [SCRIPT, *words, *ending(words)],
-            env=self._environment,
+            env=os.environ | self._more,
             capture_output=True,
             text=True,
             timeout=300,
@@ -297,6 +301,7 @@ def test_object_stores(world: World, s3: str, s3_server: S3Server) -> None:  # n
     files = pyarrow.fs.S3FileSystem(
         access_key=os.environ["AWS_ACCESS_KEY_ID"],
         secret_key=os.environ["AWS_SECRET_ACCESS_KEY"],
+        region=REGION,
         endpoint_override=s3_server.endpoint,
     ).get_file_info(pyarrow.fs.FileSelector(s3.removeprefix("s3://"), recursive=True))
     for number, block in enumerate(IN_A_STORE):
