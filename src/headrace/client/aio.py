@@ -612,7 +612,10 @@ class AsyncClient(RemoteOperations):
                 await self.unfollow(feed)
 
     async def unfollow(self, feed: Feed) -> None:
-        """End a feed. Until that is answered, deliveries for it may still arrive."""
+        """End a feed, also if the caller is cancelled. Until that is answered, deliveries for it may still arrive."""
+        await asyncio.shield(self._spawn(self._unfollow(feed)))
+
+    async def _unfollow(self, feed: Feed) -> None:
         await feed.unsubscribe()
         if self._feeds.get(feed.key) is feed:
             del self._feeds[feed.key]
@@ -682,10 +685,11 @@ class AsyncClient(RemoteOperations):
                 self._feeds.pop(feed.key, None)
                 raise
 
-    def _spawn(self, work: Any) -> None:
+    def _spawn(self, work: Any) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def leave(self, name: str, topic: str | None = None) -> None:
         """End this client's part in a subscription; the subscription stays."""

@@ -242,6 +242,7 @@ class Feed:
 
     async def unsubscribe(self) -> None:
         if self._ended:
+            await self.left.wait()
             return
         self._end()
         try:
@@ -300,6 +301,7 @@ class Feed:
         """The broker has closed it."""
         self._end()
         self.arrivals.closed(error)
+        self.left.set()
 
     # --- deliveries -------------------------------------------------------------------------
     def delivered(self, frame: Frame) -> None:
