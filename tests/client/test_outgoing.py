@@ -83,6 +83,22 @@ async def test_publications_do_not_keep_the_values() -> None:
 
 
 @run
+async def test_a_callback_that_raises_concerns_no_other_message() -> None:
+    """It is called where the answers of all come in."""
+    rig = Rig()
+    client = Client(rig)
+    publications = [client.publish(b"%d" % number) for number in range(3)]
+    for each in publications[:2]:
+        each.add_done_callback(lambda each: 1 // 0)
+    client.hand_over()
+    (await rig.one()).store(10)
+    assert [each.offset for each in publications] == [10, 11, 12]
+    assert client.outgoing.is_idle
+    assert rig.producer.is_idle
+    publications[2].add_done_callback(lambda each: 1 // 0)
+
+
+@run
 async def test_other_publishes_keep_their_place() -> None:
     """A publish with options comes after the plain ones before it and before those after it."""
     rig = Rig()
