@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from headrace import AsyncBroker, AsyncClient, channels
-from headrace.channels import Channel
-from headrace.errors import Closed, InvalidArgument
+from headrace.channels import AsyncChannel, Channel
+from headrace.errors import Closed, InvalidArgument, RequestTimeout
 from headrace.testing import running_server, wait_until
 
 
@@ -45,6 +45,19 @@ def test_a_signal_is_heard_that_does_not_wake_the_thread(monkeypatch: pytest.Mon
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert while_asleep == [True]
+
+
+def test_waiting_in_vain_leaves_nothing_behind() -> None:
+    """A program may ask an idle channel again and again."""
+
+    async def main() -> None:
+        channel = AsyncChannel("events", 10)
+        for _ in range(10):
+            with pytest.raises(RequestTimeout):
+                await channel.get(0.0001)
+        assert not channel._waiters
+
+    asyncio.run(main())
 
 
 # --- without a second await ---------------------------------------------------------------------------

@@ -279,7 +279,12 @@ class AsyncChannel(Arrivals):
                 raise self._end()
             waiter = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
-            await waiter
+            try:
+                await waiter
+            except asyncio.CancelledError:  # out of time: a program may ask so for days
+                with contextlib.suppress(ValueError):
+                    self._waiters.remove(waiter)
+                raise
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         while True:
