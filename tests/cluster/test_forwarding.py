@@ -8,7 +8,7 @@ from typing import Any
 from headrace import limits
 from headrace.broker.clustering import ClusterFigures
 from headrace.cluster.forwarding import ForwardQueue
-from headrace.errors import HeadraceError, SequenceGap, TooLarge
+from headrace.errors import HeadraceError, SequenceGap, StorageFailed, TooLarge
 from headrace.log.batch import Batch, encode, parse
 from headrace.log.columns import Columns
 from headrace.log.interface import Append
@@ -169,3 +169,26 @@ async def test_plain_records_are_one_batch_and_nothing_is_left_behind() -> None:
     (alone,) = await owner.got()
     alone.store(2)
     assert owner.results == {b"a": 0, b"b": 1, b"c": 2}
+
+
+@run
+async def test_what_was_given_up_for_certain_is_not_sent_again() -> None:
+    """Its publisher was told that nothing is stored, and may have published it once more."""
+    owner = Owner()
+    for whole in (True, False):
+        owner.queue._node.timeout = 0.0
+        owner.put(b"late %d" % whole, whole=whole)
+        owner.queue._node.timeout = 30.0
+        owner.put(b"in time %d" % whole, whole=whole)
+        for each in await owner.got():
+            each.refuse(StorageFailed("moved", code="partition_moved"))
+        owner.queue._tick()
+        (again,) = await owner.got()
+        assert (again.values, again.batch.first_sequence) == ([b"in time %d" % whole], 0)
+        again.store(whole)
+    assert owner.results == {
+        b"late 1": "no_owner",
+        b"in time 1": 1,
+        b"late 0": "no_owner",
+        b"in time 0": 0,
+    }
