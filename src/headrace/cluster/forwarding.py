@@ -59,6 +59,8 @@ class Parcel:
     again: bool = False
     """It was certainly not stored, and goes again with another number."""
     doubtful: bool = False
+    refusal: HeadraceError | None = None
+    """Its answer, unless it is a repetition. The entry may be given up before it is known."""
 
     @property
     def may_be_stored(self) -> bool:
@@ -172,7 +174,7 @@ class ForwardQueue:
             parcel.tries += 1
             self.batches += 1
             properties = {"topic": topic, "partition": str(number), "forwarded": "true"}
-            if any(entry.refusal is not None for entry in parcel.entries):
+            if parcel.refusal is not None:
                 properties["only_repeated"] = "true"
             raw, figures = parcel.batch.raw(), self._node.figures
             figures.forwarded_batches += 1
@@ -198,7 +200,9 @@ class ForwardQueue:
                             place["duplicate"] = "true"
                         self._finish(parcel, Frame(0, 0, place), None)
 
-                self._log.append(Append.of_batch(parcel.batch, stored))
+                entry = Append.of_batch(parcel.batch, stored)
+                entry.refusal = parcel.refusal
+                self._log.append(entry)
 
     def _gather(self) -> None:
         """A burst: batches as they came, then plain records as one batch."""
@@ -225,7 +229,7 @@ class ForwardQueue:
             batch.producer_id = entry.producer_id
             batch.producer_epoch = entry.producer_epoch
             batch.first_sequence = entry.first_sequence
-            parcel = Parcel(batch, [entry], is_run=not entry.producer_id)
+            parcel = Parcel(batch, [entry], is_run=not entry.producer_id, refusal=entry.refusal)
             self._burst.append(parcel)
             own += parcel.is_run
         if run:
