@@ -227,10 +227,14 @@ class Feed:
         answer = await wire.ask(Type.SUBSCRIBE, properties)
         self.arrivals.topic_created = answer.properties.get("topic_created") == "true"
         if self.is_leaving:  # it was left while we asked
-            wire.send(Type.UNSUBSCRIBE, self._place(), b"", lambda frame: None)
+            self.leave_later(wire)
             return
         if self._auto_extend and self._timer is None:
             self._arm()
+
+    def leave_later(self, wire: Wire) -> None:
+        """Have the broker end what it may have begun; nobody waits for it."""
+        wire.send(Type.UNSUBSCRIBE, self._place(), b"", lambda frame: None)
 
     def disconnected(self) -> None:
         """What was delivered is not ours any more."""
