@@ -241,6 +241,7 @@ class AsyncClient(RemoteOperations):
         link.on_frame = self._frame
         link.on_up = self._up
         link.on_down = self._down
+        link.on_refused = self._refused
         self._producer = Producer(link, self._ask_partitions, **self._producer_options)  # type: ignore[arg-type]
         self._link = link
         self._acks = AckLedger(link)
@@ -334,6 +335,12 @@ class AsyncClient(RemoteOperations):
         self._acks.connection_broke()
         for feed in self._feeds.values():
             feed.disconnected()
+
+    def _refused(self, error: HeadraceError) -> None:
+        """The login is not valid any more: whoever waits for messages hears it."""
+        feeds, self._feeds = self._feeds, {}
+        for feed in feeds.values():
+            feed.end(error)
 
     def _frame(self, frame: Frame) -> None:
         properties = frame.properties

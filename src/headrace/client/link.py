@@ -230,6 +230,8 @@ class Link:
         self.on_frame: Callable[[Frame], None] = lambda frame: None
         self.on_up: Callable[[Wire], Awaitable[None]] | None = None
         self.on_down: Callable[[], None] = lambda: None
+        self.on_refused: Callable[[HeadraceError], None] = lambda error: None
+        """It does not come back."""
         self.max_message_size = limits.MESSAGE_BYTES_CEILING
         """The broker's, once it is connected."""
         self.node: str | None = None
@@ -362,8 +364,10 @@ class Link:
                     failures = 0
                 except HeadraceError as error:
                     if not error.retryable:  # the login, or the protocol: asking again is no use
+                        logger.error("%s:%d refuses this client: %s", *self.address, error)
                         self.refused = error
                         self._up.set()
+                        self.on_refused(error)
                         return
                     level = logging.DEBUG if failures else logging.WARNING  # once for each time
                     logger.log(level, "the connection is lost, and is tried again: %s", error)
