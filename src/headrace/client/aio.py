@@ -23,7 +23,7 @@ from headrace.client.consumer import AckLedger, AsyncRemoteConsumer, Feed, Remot
 from headrace.client.link import ConnectionLost, Link, Wire, error_of, login_of
 from headrace.client.outgoing import Bundle, PublishQueue
 from headrace.client.owners import Owners, Question
-from headrace.client.producer import PARTITIONS_CHANGED, Done, Producer
+from headrace.client.producer import PARTITIONS_CHANGED, RETRY_S, Done, Producer
 from headrace.client.remote import RemoteOperations, batches_in, merged_page, receipt_of
 from headrace.client.tls import brokers_of
 from headrace.clock import Clock
@@ -319,17 +319,29 @@ class AsyncClient(RemoteOperations):
     async def _up(self, wire: Wire) -> None:
         self.max_message_size = min(self._max_message_size, self.link.max_message_size)
         self._acks.connected()
-        for key, feed in list(self._feeds.items()):
-            if self._feeds.get(key) is not feed:
-                continue  # it was closed while others were asked for
-            try:
-                await feed.subscribe(wire)
-            except ConnectionLost:
-                return
-            except HeadraceError as error:
-                self._feeds.pop(key, None)
-                feed.end(error)
+        for feed in list(self._feeds.values()):
+            if not await self._is_subscribed(feed, wire):
+                self._spawn(self._subscribe_again(feed, wire))
         self.producing.resume()
+
+    async def _is_subscribed(self, feed: Feed, wire: Wire) -> bool:
+        """After a reconnect. False: it was refused for a reason that may pass."""
+        if self._feeds.get(feed.key) is not feed or wire.is_lost:
+            return True  # it was closed meanwhile, or the next connection asks for it
+        try:
+            await feed.subscribe(wire)
+        except HeadraceError as error:
+            if error.retryable or error.code in _GOING_DOWN:
+                return False
+            self._feeds.pop(feed.key, None)
+            feed.end(error)
+        return True
+
+    async def _subscribe_again(self, feed: Feed, wire: Wire) -> None:
+        is_done = False
+        while not is_done:
+            await asyncio.sleep(RETRY_S)
+            is_done = await self._is_subscribed(feed, wire)
 
     def _down(self) -> None:
         self._acks.connection_broke()
