@@ -136,6 +136,33 @@ async def test_the_handler_of_a_signal_may_publish() -> None:
     assert (outer.offset, inner[0].offset) == (10, 20)
 
 
+@run
+async def test_an_interrupt_before_the_loop_is_woken_is_made_up_for() -> None:
+    """The publish after it wakes the loop; else nothing would ever leave again."""
+    for is_plain in (True, False):
+        client = Client()
+        wake, interrupts = client._wake, [KeyboardInterrupt()]
+
+        def interrupted(wake: Any = wake, interrupts: list[BaseException] = interrupts) -> None:
+            if interrupts:
+                raise interrupts.pop()
+            wake()
+
+        client.outgoing._wake = interrupted
+
+        def publish(client: Client = client, is_plain: bool = is_plain) -> None:
+            if is_plain:
+                client.publish(b"x")
+            else:
+                client.outgoing.put("orders", lambda: None, lambda *_: None)
+
+        with pytest.raises(KeyboardInterrupt):
+            publish()
+        publish()
+        publish()
+        assert client.woken == 1
+
+
 # --- keys -----------------------------------------------------------------------------------------
 @run
 async def test_a_bundle_with_keys_is_cut_by_partition() -> None:

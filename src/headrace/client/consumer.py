@@ -469,8 +469,7 @@ class RemoteConsumer(_Remote, Consumer):
         message.lease = None
         self._settled.append((ACK, lease, message, None, ""))
         if not self._carrying:
-            self._carrying = True
-            self._call(self.carry_out)
+            self._carry_soon()
 
     def carry_out(self) -> None:
         self._carrying = False
