@@ -73,6 +73,7 @@ class Wire(asyncio.Protocol):
         self._transport: asyncio.Transport = None  # type: ignore[assignment]
         self._writable = asyncio.Event()
         self._writable.set()
+        self._turn = asyncio.Lock()
         self.last_heard = 0.0
         self.is_lost = False
         self.speaks_http = False
@@ -121,7 +122,9 @@ class Wire(asyncio.Protocol):
         return not self._waiting
 
     async def writable(self) -> None:
-        await self._writable.wait()
+        """There is room for more. Whoever asks first may write first."""
+        async with self._turn:
+            await self._writable.wait()
 
     def send(
         self,
@@ -223,6 +226,7 @@ class Link:
         self._wire: Wire | None = None
         self._up = asyncio.Event()
         self._down = asyncio.Event()
+        self._turn = asyncio.Lock()
         self._closed = False
         self._keeper: asyncio.Task[None] | None = None
         self.refused: HeadraceError | None = None
@@ -400,17 +404,18 @@ class Link:
 
     # --- asking -----------------------------------------------------------------------------
     async def ready(self) -> Wire:
-        """The connection, as soon as there is one."""
-        while True:
-            if self._closed:
-                raise Closed("the client is closed")
-            if self.refused is not None:
-                raise self.refused
-            wire = self.wire
-            if wire is not None:
-                return wire
-            self._up.clear()
-            await self._up.wait()
+        """The connection, as soon as there is one. Whoever asks first has it first: batches keep their order."""
+        async with self._turn:
+            while True:
+                if self._closed:
+                    raise Closed("the client is closed")
+                if self.refused is not None:
+                    raise self.refused
+                wire = self.wire
+                if wire is not None:
+                    return wire
+                self._up.clear()
+                await self._up.wait()
 
     async def ask(
         self,
