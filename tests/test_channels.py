@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from headrace import AsyncBroker, AsyncClient, channels
-from headrace.channels import Channel
-from headrace.errors import Closed, InvalidArgument
+from headrace.channels import AsyncChannel, Channel
+from headrace.client.consumer import ClientLease, RemoteConsumer
+from headrace.errors import Closed, InvalidArgument, RequestTimeout
+from headrace.model import Message
 from headrace.testing import running_server, wait_until
 
 
@@ -45,6 +47,40 @@ def test_a_signal_is_heard_that_does_not_wake_the_thread(monkeypatch: pytest.Mon
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert while_asleep == [True]
+
+
+@pytest.mark.parametrize("settle", [RemoteConsumer.ack, RemoteConsumer.nack])
+def test_an_interrupt_before_the_loop_is_woken_is_made_up_for(settle: Callable[..., None]) -> None:
+    """The next settlement wakes the loop; else none would ever leave again."""
+    interrupts, called = [KeyboardInterrupt()], []
+
+    def call(callback: Callable[..., Any]) -> None:
+        if interrupts:
+            raise interrupts.pop()
+        called.append(callback)
+
+    consumer, lease = RemoteConsumer("events", 10, call), ClientLease(1, 3, 1)
+    first, second, third = (
+        Message("events", 0, n, 0, None, b"", None, lease=lease) for n in range(3)
+    )
+    with pytest.raises(KeyboardInterrupt):
+        settle(consumer, first)
+    settle(consumer, second)
+    settle(consumer, third)
+    assert (called, len(consumer._settled)) == ([consumer.carry_out], 3)
+
+
+def test_waiting_in_vain_leaves_nothing_behind() -> None:
+    """A program may ask an idle channel again and again."""
+
+    async def main() -> None:
+        channel = AsyncChannel("events", 10)
+        for _ in range(10):
+            with pytest.raises(RequestTimeout):
+                await channel.get(0.0001)
+        assert not channel._waiters
+
+    asyncio.run(main())
 
 
 # --- without a second await ---------------------------------------------------------------------------

@@ -279,7 +279,12 @@ class AsyncChannel(Arrivals):
                 raise self._end()
             waiter = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
-            await waiter
+            try:
+                await waiter
+            except asyncio.CancelledError:  # out of time: a program may ask so for days
+                with contextlib.suppress(ValueError):
+                    self._waiters.remove(waiter)
+                raise
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         while True:
@@ -463,8 +468,15 @@ class Consumer(Consuming, Channel):
     def _settle(self, kind: int, message: Message, argument: Any = None, reason: str = "") -> None:
         self._settled.append((kind, self._lease(kind, message), message, argument, reason))
         if not self._carrying:
-            self._carrying = True
+            self._carry_soon()
+
+    def _carry_soon(self) -> None:
+        self._carrying = True
+        try:
             self._call(self.carry_out)
+        except BaseException:  # Ctrl-C: the next settlement wakes the loop
+            self._carrying = False
+            raise
 
     def carry_out(self) -> None:
         """Called on the loop: run the settlements since the last call."""

@@ -66,7 +66,13 @@ class Pending(Generic[Result]):
         for lock in waiting or ():
             lock.release()
         for callback in callbacks or ():
+            self._tell(callback)
+
+    def _tell(self, callback: Callable[[Any], object]) -> None:
+        try:
             callback(self)
+        except Exception:  # others wait for their answers in the same thread
+            logger.exception("a callback of a publication failed")
 
     def result(self, timeout: Duration | None = None) -> Result:
         """Wait for the result, or raise the error. :class:`RequestTimeout` after ``timeout`` seconds.
@@ -108,6 +114,8 @@ class Pending(Generic[Result]):
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:
         """Call ``callback(publication)`` in the client's thread when the answer has come; it must not block.
 
+        An error that it raises is logged.
+
         Example::
 
             client.publish_nowait("orders", b"x").add_done_callback(lambda p: print(p.result()))
@@ -118,7 +126,7 @@ class Pending(Generic[Result]):
                     self._callbacks = []
                 self._callbacks.append(callback)
                 return
-        callback(self)
+        self._tell(callback)
 
 
 class Publication(Pending[Receipt]):

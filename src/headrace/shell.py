@@ -126,6 +126,9 @@ class Shell:
             return future.result()
         except CancelledError:
             raise Closed(f"the {self._kind} was closed during this call") from None
+        except BaseException:  # Ctrl-C: nobody has what it would open, or could close it
+            future.cancel()
+            raise
 
 
 def documented_as(

@@ -306,6 +306,25 @@ async def test_closing(tmp_path: Path) -> None:
 
 
 @on_a_loop
+async def test_closing_twice_while_a_handler_works() -> None:
+    """Both wait for the handler, and both end well."""
+    broker = await AsyncBroker.open()
+    is_at_work, go_on = asyncio.Event(), asyncio.Event()
+
+    async def handle(message: Any) -> None:
+        is_at_work.set()
+        await go_on.wait()
+
+    await broker.subscribe_to_subscription("billing", handle, "orders")
+    await broker.publish("orders", b"x")
+    await is_at_work.wait()
+    closing = [asyncio.create_task(broker.close()) for _ in range(2)]
+    await asyncio.sleep(0)
+    go_on.set()
+    await asyncio.gather(*closing)
+
+
+@on_a_loop
 async def test_not_opened_yet() -> None:
     """A broker that was not awaited says how it is opened; closing it is no mistake."""
     broker = AsyncBroker.open()

@@ -39,7 +39,7 @@ def everything(client: Any, topic: str, wanted: str, **options: Any) -> list[int
 
 VALUES = [
     b'{"order": 1, "customer": {"id": "c5"}, "items": [{"price": 12}, {"price": 7.5}]}',
-    b'{\n  "order":2,\n  "customer":{"id":"C5"},\n  "big": 90071992547409931234\n}',
+    b'{\n  "order":2,\n  "customer":{"id":"C5"},\n  "big": 90071992547409931234, "a\\/b": 3\n}',
     "Grüße an Ärzte".encode(),
     bytes(range(256)),
     b'{"na\\u006de": "escaped", "empty": null}',
@@ -66,6 +66,8 @@ VALUES = [
         ("json", "$.items[0].price=12", [0]),
         ("json", "items.1.price=7.5", [0]),
         ("json", "items.2", []),
+        ("json", "items.²", []),
+        ("json", "a/b=3", [1]),
         ("json", "big=90071992547409931234", [1]),
         ("json", "name=escaped", [4]),
         ("json", "empty=null", [4]),

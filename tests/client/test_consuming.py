@@ -376,6 +376,55 @@ def test_a_consumer_can_be_left_and_joined_again_at_once(server: RunningServer) 
     asyncio.run(main())
 
 
+def test_joining_that_is_cancelled_leaves_no_member_behind(server: RunningServer) -> None:
+    """The broker would deliver to it, and nobody would ever acknowledge."""
+
+    async def main() -> None:
+        async with AsyncClient(*server.address) as client:
+            await client.create_subscription("billing", "orders")
+            joining = asyncio.create_task(client.subscription("billing", "orders"))
+            while not client._feeds:  # noqa: ASYNC110 - in this turn it asks the broker
+                await asyncio.sleep(0)
+            joining.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await joining
+            assert (await client.subscription_stats("billing", "orders"))["members"] == 0
+
+    asyncio.run(main())
+
+
+def test_leaving_that_is_cancelled_ends_all_the_same(server: RunningServer) -> None:
+    """The broker hears of it, and the subscription can be joined again."""
+
+    async def main() -> None:
+        async with AsyncClient(*server.address) as client:
+            await client.subscription("billing", "orders")
+            leaving = asyncio.create_task(client.leave("billing"))
+            await asyncio.sleep(0)
+            leaving.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await leaving
+            again = await client.subscription("billing", "orders")
+            await client.publish("orders", b"x")
+            assert (await again.get(10)).value == b"x"
+
+    asyncio.run(main())
+
+
+def test_leaving_twice_waits_for_the_broker_twice(server: RunningServer) -> None:
+    """Whoever leaves as the second one may join again, too."""
+
+    async def main() -> None:
+        async with AsyncClient(*server.address) as client:
+            consumer = await client.subscription("billing", "orders")
+            consumer.close()
+            await asyncio.sleep(0)  # it begins
+            await client.leave("billing")
+            assert (await client.subscription_stats("billing", "orders"))["members"] == 0
+
+    asyncio.run(main())
+
+
 def test_acks_just_before_the_close_count(server: RunningServer) -> None:
     """Nobody has to flush before leaving."""
     with server.client() as client:

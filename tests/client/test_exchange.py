@@ -14,9 +14,18 @@ from typing import Any
 import pytest
 
 from headrace import BrokerClient
+from headrace.broker.publishing import Publish
 from headrace.client import exchange
 from headrace.client.exchange import STREAK, Exchange
-from headrace.errors import Closed, HeadraceError, InvalidArgument, OutcomeUnknown, TooLarge
+from headrace.errors import (
+    Closed,
+    Forbidden,
+    HeadraceError,
+    InvalidArgument,
+    OutcomeUnknown,
+    TooLarge,
+)
+from headrace.server.connection import Connection
 from headrace.testing import RunningServer, running_server, wait_until
 
 
@@ -318,6 +327,43 @@ def test_an_outcome_that_nobody_knows_is_told(server: RunningServer) -> None:
         Spoilt(client, away)
         with pytest.raises(OutcomeUnknown, match="may or may not be stored"):
             client.publish("orders", b"x")
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_client_that_is_closed_does_not_know_the_outcome(
+    client: BrokerClient, is_stopped: bool
+) -> None:
+    """The answer was lost, and nobody can ask for it any more."""
+    begin(client)
+
+    def close() -> bytes:
+        client._run(client._core._shut_down() if is_stopped else client._core.link.close())
+        if is_stopped:
+            client._stop()
+        return b""
+
+    Spoilt(client, close)
+    with pytest.raises(OutcomeUnknown, match="may or may not be stored"):
+        client.publish("orders", b"x")
+
+
+def test_a_right_that_is_taken_away_meanwhile_does_not_tell_the_outcome(
+    server: RunningServer, client: BrokerClient
+) -> None:
+    """The repetition is refused; the message is stored."""
+    values = begin(client)
+
+    def refuse() -> bytes:
+        def check(self: Connection, publish: Publish, done: Any) -> None:
+            done([], Forbidden("no"))
+
+        patch.setattr(Connection, "publish", check)
+        return b""
+
+    Spoilt(client, refuse)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(OutcomeUnknown, match="refused"):
+        client.publish("orders", b"x")
+    assert client.fetch_values("orders") == [*values, b"x"]
 
 
 # --- interrupts, forks and ends -----------------------------------------------------------------------

@@ -83,6 +83,22 @@ async def test_publications_do_not_keep_the_values() -> None:
 
 
 @run
+async def test_a_callback_that_raises_concerns_no_other_message() -> None:
+    """It is called where the answers of all come in."""
+    rig = Rig()
+    client = Client(rig)
+    publications = [client.publish(b"%d" % number) for number in range(3)]
+    for each in publications[:2]:
+        each.add_done_callback(lambda each: 1 // 0)
+    client.hand_over()
+    (await rig.one()).store(10)
+    assert [each.offset for each in publications] == [10, 11, 12]
+    assert client.outgoing.is_idle
+    assert rig.producer.is_idle
+    publications[2].add_done_callback(lambda each: 1 // 0)
+
+
+@run
 async def test_other_publishes_keep_their_place() -> None:
     """A publish with options comes after the plain ones before it and before those after it."""
     rig = Rig()
@@ -118,6 +134,33 @@ async def test_the_handler_of_a_signal_may_publish() -> None:
         for request in await rig.sent():
             request.store(10 if request.values == [b"outer"] else 20)
     assert (outer.offset, inner[0].offset) == (10, 20)
+
+
+@run
+async def test_an_interrupt_before_the_loop_is_woken_is_made_up_for() -> None:
+    """The publish after it wakes the loop; else nothing would ever leave again."""
+    for is_plain in (True, False):
+        client = Client()
+        wake, interrupts = client._wake, [KeyboardInterrupt()]
+
+        def interrupted(wake: Any = wake, interrupts: list[BaseException] = interrupts) -> None:
+            if interrupts:
+                raise interrupts.pop()
+            wake()
+
+        client.outgoing._wake = interrupted
+
+        def publish(client: Client = client, is_plain: bool = is_plain) -> None:
+            if is_plain:
+                client.publish(b"x")
+            else:
+                client.outgoing.put("orders", lambda: None, lambda *_: None)
+
+        with pytest.raises(KeyboardInterrupt):
+            publish()
+        publish()
+        publish()
+        assert client.woken == 1
 
 
 # --- keys -----------------------------------------------------------------------------------------

@@ -4,7 +4,10 @@ import asyncio
 
 from headrace.client import producer as producing
 from headrace.errors import (
+    BrokerFailed,
+    Closed,
     Conflict,
+    Forbidden,
     InvalidArgument,
     OutcomeUnknown,
     QueueFull,
@@ -376,6 +379,19 @@ async def test_a_refusal_after_the_connection_broke_is_not_definite() -> None:
             request.refuse(StorageFull("full"))
         await asyncio.sleep(0.005)
     assert rig.code(b"a") == "outcome_unknown"
+
+
+@run
+async def test_a_refusal_for_good_after_the_connection_broke_is_not_definite_either() -> None:
+    """The first try may have been stored before the right was taken away, or before the broker stopped."""
+    for error in (Forbidden("no"), Closed("it stops"), BrokerFailed("it has failed")):
+        rig = Rig()
+        rig.publish(b"a")
+        rig.go_down(await rig.one())
+        rig.come_up()
+        (await rig.one()).refuse(error)
+        assert rig.code(b"a") == "outcome_unknown"
+        assert error.message in str(rig.results[b"a"])
 
 
 @run

@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -13,12 +14,15 @@ from headrace import AsyncClient, BrokerClient
 from headrace.client.link import BACKOFF_S
 from headrace.client.threads import Publication
 from headrace.errors import (
+    Closed,
     HeadraceError,
     OutcomeUnknown,
     RequestTimeout,
     StaleDelivery,
+    StorageFailed,
     SubscriptionNotFound,
 )
+from headrace.server.members import Memberships
 from headrace.testing import RunningServer, running_server, server_process, wait_until
 
 SEED = random.SystemRandom().randrange(1 << 32)
@@ -271,6 +275,28 @@ def test_a_subscription_that_is_gone_after_the_restart_ends(server: RunningServe
             gone.get(10)
         client.publish("orders", b"x")
         assert stays.get(10).value == b"x"
+
+
+@pytest.mark.parametrize("error", [StorageFailed("Kafka is away"), Closed("it stops")])
+def test_a_subscription_that_is_refused_for_a_moment_comes_back(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch, error: HeadraceError
+) -> None:
+    """Only a refusal for good ends it."""
+    with server.client() as client:
+        member = client.subscription("billing", "orders")
+        join, refused = Memberships.join, []
+
+        def refuse_twice(self: Memberships, *arguments: Any) -> Any:
+            if len(refused) < 2:
+                refused.append(error)
+                raise error
+            return join(self, *arguments)
+
+        monkeypatch.setattr(Memberships, "join", refuse_twice)
+        server.restart()
+        client.publish("orders", b"x")
+        assert member.get(10).value == b"x"
+        assert len(refused) == 2
 
 
 def test_a_consumer_closed_while_the_broker_is_away_stays_closed(

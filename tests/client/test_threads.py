@@ -1,5 +1,6 @@
 """One BrokerClient and many threads; connecting and closing."""
 
+import asyncio
 import contextlib
 import socket
 import threading
@@ -312,6 +313,37 @@ def test_a_callback_that_calls_the_client_is_refused_instead_of_waiting_for_itse
     client.publish_nowait("orders", b"x").add_done_callback(callback)
     wait_until(lambda: caught)
     assert "own thread" in str(caught[0])
+
+
+def test_a_call_that_is_interrupted_ends(
+    client: BrokerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C while it waits for the broker. A subscription that it would join has nobody to read it."""
+    is_asked, is_over = threading.Event(), threading.Event()
+
+    async def slow(*_: object) -> None:
+        is_asked.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            is_over.set()
+
+    begin = client._begin
+
+    def interrupt(timeout: float | None = None) -> Any:
+        assert is_asked.wait(10)
+        raise KeyboardInterrupt
+
+    def interrupted(call: Any) -> Any:
+        future = begin(call)
+        future.result = interrupt  # type: ignore[method-assign]
+        return future
+
+    monkeypatch.setattr(client, "_begin", interrupted)
+    monkeypatch.setattr(client._core, "_start", slow)
+    with pytest.raises(KeyboardInterrupt):
+        client.subscribe("orders")
+    assert is_over.wait(10)
 
 
 def test_a_handler_may_use_its_client(client: BrokerClient) -> None:

@@ -8,7 +8,15 @@ import pytest
 
 from headrace.client.link import ConnectionLost
 from headrace.cluster import delaying
-from headrace.errors import HeadraceError, OutcomeUnknown, RequestTimeout, StorageFailed
+from headrace.errors import (
+    BrokerFailed,
+    Closed,
+    HeadraceError,
+    OutcomeUnknown,
+    QueueFull,
+    RequestTimeout,
+    StorageFailed,
+)
 from headrace.log.batch import parse
 from headrace.log.columns import Columns
 from headrace.wire.binary import Frame
@@ -52,9 +60,10 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 @run
 async def test_it_is_sent_again_with_the_same_id() -> None:
     """Whatever the repetition is refused with meanwhile."""
-    node = Leader(LOST, RequestTimeout("no answer"), MOVED, AWAY, KEPT)
+    refusals = (MOVED, AWAY, QueueFull("too many"), Closed("it stops"))
+    node = Leader(LOST, RequestTimeout("no answer"), *refusals, KEPT)
     await node.delay()
-    assert len(node.ids) == 5
+    assert len(node.ids) == 7
     assert len(set(node.ids)) == 1
     assert None not in node.ids
 
@@ -65,6 +74,11 @@ async def test_a_refusal_is_definite_if_nothing_was_sent_before() -> None:
     with pytest.raises(StorageFailed) as caught:
         await node.delay()
     assert caught.value is AWAY
+
+
+@run
+async def test_a_leader_that_stops_is_no_error() -> None:
+    await Leader(Closed("it stops"), BrokerFailed("it has failed"), KEPT).delay()
 
 
 @run

@@ -8,7 +8,7 @@ from typing import Any
 from headrace import limits
 from headrace.broker.clustering import ClusterFigures
 from headrace.cluster.forwarding import ForwardQueue
-from headrace.errors import HeadraceError, SequenceGap, TooLarge
+from headrace.errors import Conflict, HeadraceError, SequenceGap, StorageFailed, TooLarge
 from headrace.log.batch import Batch, encode, parse
 from headrace.log.columns import Columns
 from headrace.log.interface import Append
@@ -19,10 +19,11 @@ from tests.client.rig import run
 class Sent:
     """A batch that the owner got."""
 
-    def __init__(self, body: bytes, answer: Callable[..., None]):
+    def __init__(self, properties: dict[str, str], body: bytes, answer: Callable[..., None]):
         batch = parse(body)
         assert batch is not None
         self.batch: Batch = batch
+        self.only_repeated = properties.get("only_repeated") == "true"
         self._answer = answer
 
     @property
@@ -57,21 +58,30 @@ class Owner:
         self.queue = ForwardQueue(node, log)
         self.results: dict[bytes, int | str] = {}
 
-    def _send(self, type: int, properties: object, body: bytes, answer: Any) -> None:
-        self.sent.append(Sent(body, answer))
+    def _send(self, type: int, properties: dict[str, str], body: bytes, answer: Any) -> None:
+        self.sent.append(Sent(properties, body, answer))
 
-    def put(self, value: bytes, *, whole: bool = True, times: list[int] | None = None) -> None:
-        """A batch of a client, or a plain record."""
+    def put(
+        self,
+        value: bytes,
+        *,
+        whole: bool = True,
+        times: list[int] | None = None,
+        refusal: HeadraceError | None = None,
+    ) -> None:
+        """A batch of a client, or a plain record. One with a refusal has a producer."""
 
         def done(entry: Append) -> None:
             assert value not in self.results, f"{value!r} was answered twice"
             self.results[value] = entry.error.code if entry.error else entry.first_offset
 
         columns = Columns([value], times=times)
+        entry = Append(columns, None, done)
         if whole:
-            self.queue.put(Append(None, encode(columns), done))
-        else:
-            self.queue.put(Append(columns, None, done))
+            entry = Append(None, encode(columns), done)
+        if refusal is not None:
+            entry.producer_id, entry.refusal = 7, refusal
+        self.queue.put(entry)
 
     async def got(self) -> list[Sent]:
         for _ in range(5):
@@ -169,3 +179,47 @@ async def test_plain_records_are_one_batch_and_nothing_is_left_behind() -> None:
     (alone,) = await owner.got()
     alone.store(2)
     assert owner.results == {b"a": 0, b"b": 1, b"c": 2}
+
+
+@run
+async def test_what_was_given_up_for_certain_is_not_sent_again() -> None:
+    """Its publisher was told that nothing is stored, and may have published it once more."""
+    owner = Owner()
+    for whole in (True, False):
+        owner.queue._node.timeout = 0.0
+        owner.put(b"late %d" % whole, whole=whole)
+        owner.queue._node.timeout = 30.0
+        owner.put(b"in time %d" % whole, whole=whole)
+        for each in await owner.got():
+            each.refuse(StorageFailed("moved", code="partition_moved"))
+        owner.queue._tick()
+        (again,) = await owner.got()
+        assert (again.values, again.batch.first_sequence) == ([b"in time %d" % whole], 0)
+        again.store(5)
+    assert owner.results == {
+        b"late 1": "no_owner",
+        b"in time 1": 5,
+        b"late 0": "no_owner",
+        b"in time 0": 5,
+    }
+
+
+@run
+async def test_a_batch_that_only_may_be_a_repetition_is_never_stored_anew() -> None:
+    """Neither when nobody waits for it any more, nor when this node becomes the owner."""
+    owner = Owner()
+    refusal = Conflict("plan again", code="partitions_changed")
+    owner.queue._node.timeout = 0.0
+    owner.put(b"a", refusal=refusal)
+    (first,) = await owner.got()
+    first.lose()
+    owner.queue._tick()
+    (second,) = await owner.got()
+    assert (first.only_repeated, second.only_repeated) == (True, True)
+    assert owner.results == {b"a": "outcome_unknown"}
+    second.lose()
+    appended: list[Append] = []
+    log: Any = owner.queue._log
+    log.owned, log.replica.owner, log.append = True, "a:1/y", appended.append
+    owner.queue._tick()
+    assert [entry.refusal for entry in appended] == [refusal]

@@ -630,6 +630,19 @@ def test_closing_stores_what_waits() -> None:
     assert values(rig.open()) == [b"a", b"b"]
 
 
+def test_closing_syncs_all_of_what_waits() -> None:
+    """Also if that takes several commits, and the mode would leave the sync for later."""
+    rig = Rig(hold=True, durability="interval")
+    entries = [rig.append(bytes(limits.COMMIT_BYTES_MAX // 3)) for _ in range(7)]
+    synced: list[bool] = []
+    rig.log.close(lambda: synced.append(rig.log._synced_position == rig.log._position))
+    rig.loop.run_until_idle()
+    while rig.workers.release():
+        rig.loop.run_until_idle()
+    assert synced == [True]
+    assert [number_of(entry) for entry in entries] == [1] * 7
+
+
 def test_everybody_who_closes_is_told() -> None:
     """Two closes at once are both answered, when it is done."""
     rig = Rig(hold=True)

@@ -188,6 +188,18 @@ def test_a_client_whose_token_is_no_longer_right_stops_trying(guarded: RunningSe
             client.topics()
 
 
+def test_whoever_waits_for_messages_hears_that_the_token_is_no_longer_right(
+    guarded: RunningServer,
+) -> None:
+    """They would wait for ever: the client does not knock again."""
+    with guarded.client(request_timeout=10) as client:
+        plain, member = client.subscribe("orders"), client.subscription("billing", "orders")
+        guarded.restart(token="another")
+        for channel in (plain, member):
+            with pytest.raises(Unauthenticated):
+                channel.get(10)
+
+
 # --- addresses ------------------------------------------------------------------------------------
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])
 def test_beyond_this_machine_only_with_a_token(host: str) -> None:

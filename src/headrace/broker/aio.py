@@ -174,6 +174,7 @@ class AsyncBroker(AsyncFacade):
             if engine.closing:
                 return  # by whoever opened it
             await self._stop_handlers()
+        if self._closed is None:  # nobody was faster
             for channel in list(self._channels):
                 channel.close()
             self._closed = asyncio.Event()

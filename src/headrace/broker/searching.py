@@ -115,7 +115,9 @@ def _json_finder(wanted: str) -> Finder:
     if not all(path):
         raise _invalid("a JSON path is such as customer.id or items.0.price=12")
     # What must stand in a message as it is, unless it is escaped: names, and a value that has one spelling only.
-    needed = [word.encode() for word in path if word.isascii() and not word.isdigit()]
+    needed = [
+        word.encode() for word in path if _ONE_SPELLING.fullmatch(word) and not word.isdigit()
+    ]
     text = text.strip()
     if equals and _ONE_SPELLING.fullmatch(text):
         needed.append(text.encode())
@@ -147,7 +149,7 @@ def _at(value: Any, path: list[str], text: str | None) -> bool:
     for word in path:
         if isinstance(value, dict) and word in value:
             value = value[word]
-        elif isinstance(value, list) and word.isdigit() and int(word) < len(value):
+        elif isinstance(value, list) and word.isdecimal() and int(word) < len(value):
             value = value[int(word)]
         else:
             return False

@@ -34,8 +34,8 @@ from headrace.cli.printing import (
     when,
 )
 from headrace.client.address import find_brokers
-from headrace.client.aio import make_tls
 from headrace.client.reader import BatchReader
+from headrace.client.tls import make_tls
 from headrace.errors import DataCorrupt, HeadraceError, InvalidArgument, StorageFailed
 from headrace.notation import size_of
 

@@ -18,19 +18,19 @@ from typing import Any, Self, TypedDict
 
 from headrace import limits
 from headrace.channels import Arrivals, AsyncChannel
-from headrace.client.address import BrokerAddress, Login, find_brokers, find_login
+from headrace.client.address import Login, find_brokers, find_login
 from headrace.client.consumer import AckLedger, AsyncRemoteConsumer, Feed, RemoteConsumer
 from headrace.client.link import ConnectionLost, Link, Wire, error_of, login_of
 from headrace.client.outgoing import Bundle, PublishQueue
 from headrace.client.owners import Owners, Question
-from headrace.client.producer import PARTITIONS_CHANGED, Done, Producer
+from headrace.client.producer import PARTITIONS_CHANGED, RETRY_S, Done, Producer
 from headrace.client.remote import RemoteOperations, batches_in, merged_page, receipt_of
+from headrace.client.tls import brokers_of
 from headrace.clock import Clock
 from headrace.errors import (
     Closed,
     Conflict,
     HeadraceError,
-    InvalidArgument,
     NotFound,
     OutcomeUnknown,
 )
@@ -62,41 +62,6 @@ def default_client_id() -> str:
     program = Path(sys.argv[0] if sys.argv else "").stem or "python"
     unique = uuid.uuid4().hex[:8]  # a program may have several clients
     return f"{socket.gethostname()}-{os.getpid()}-{program[:40]}-{unique}"
-
-
-def make_tls(
-    tls: bool | ssl.SSLContext, ca: str | None, certificate: tuple[str, str] | None = None
-) -> ssl.SSLContext | None:
-    """``certificate``: the files of our own certificate and of its key, where the broker asks for one."""
-    if isinstance(tls, ssl.SSLContext):
-        return tls
-    if not tls and ca is None and certificate is None:
-        return None
-    try:
-        context = ssl.create_default_context(cafile=ca)
-    except OSError as error:
-        raise InvalidArgument(f"the certificate {ca} cannot be used: {error}") from None
-    if certificate is not None:
-        try:
-            context.load_cert_chain(*certificate)
-        except OSError as error:
-            names = " and ".join(certificate)
-            raise InvalidArgument(f"the certificate {names} cannot be used: {error}") from None
-    return context
-
-
-def _brokers(
-    addresses: list[BrokerAddress],
-    tls: bool | ssl.SSLContext,
-    ca: str | None,
-    certificate: tuple[str, str] | None,
-) -> list[tuple[str, int, ssl.SSLContext | None]]:
-    """The addresses, each with TLS if it or an option asks for it."""
-    if ca is None and not isinstance(tls, ssl.SSLContext):
-        ca = os.environ.get("HEADRACE_CA") or None
-    context = make_tls(tls, ca, certificate)
-    wanted = context or (make_tls(True, None) if any(each.tls for each in addresses) else None)
-    return [(host, port, wanted if is_tls else context) for host, port, is_tls in addresses]
 
 
 def _login(
@@ -224,7 +189,7 @@ class AsyncClient(RemoteOperations):
         self._is_named = client_id is not None
         self.client_id = client_id or default_client_id()
         self._link_options: dict[str, Any] = {
-            "brokers": _brokers(find_brokers(host, port, servers), tls, ca, certificate),
+            "brokers": brokers_of(find_brokers(host, port, servers), tls, ca, certificate),
             "client_id": self.client_id,
             "login": login_of(_login(token, user, password, certificate)),
             "request_timeout": seconds(request_timeout),
@@ -276,6 +241,7 @@ class AsyncClient(RemoteOperations):
         link.on_frame = self._frame
         link.on_up = self._up
         link.on_down = self._down
+        link.on_refused = self._refused
         self._producer = Producer(link, self._ask_partitions, **self._producer_options)  # type: ignore[arg-type]
         self._link = link
         self._acks = AckLedger(link)
@@ -353,22 +319,40 @@ class AsyncClient(RemoteOperations):
     async def _up(self, wire: Wire) -> None:
         self.max_message_size = min(self._max_message_size, self.link.max_message_size)
         self._acks.connected()
-        for key, feed in list(self._feeds.items()):
-            if self._feeds.get(key) is not feed:
-                continue  # it was closed while others were asked for
-            try:
-                await feed.subscribe(wire)
-            except ConnectionLost:
-                return
-            except HeadraceError as error:
-                self._feeds.pop(key, None)
-                feed.end(error)
+        for feed in list(self._feeds.values()):
+            if not await self._is_subscribed(feed, wire):
+                self._spawn(self._subscribe_again(feed, wire))
         self.producing.resume()
+
+    async def _is_subscribed(self, feed: Feed, wire: Wire) -> bool:
+        """After a reconnect. False: it was refused for a reason that may pass."""
+        if self._feeds.get(feed.key) is not feed or wire.is_lost:
+            return True  # it was closed meanwhile, or the next connection asks for it
+        try:
+            await feed.subscribe(wire)
+        except HeadraceError as error:
+            if error.retryable or error.code in _GOING_DOWN:
+                return False
+            self._feeds.pop(feed.key, None)
+            feed.end(error)
+        return True
+
+    async def _subscribe_again(self, feed: Feed, wire: Wire) -> None:
+        is_done = False
+        while not is_done:
+            await asyncio.sleep(RETRY_S)
+            is_done = await self._is_subscribed(feed, wire)
 
     def _down(self) -> None:
         self._acks.connection_broke()
         for feed in self._feeds.values():
             feed.disconnected()
+
+    def _refused(self, error: HeadraceError) -> None:
+        """The login is not valid any more: whoever waits for messages hears it."""
+        feeds, self._feeds = self._feeds, {}
+        for feed in feeds.values():
+            feed.end(error)
 
     def _frame(self, frame: Frame) -> None:
         properties = frame.properties
@@ -612,7 +596,10 @@ class AsyncClient(RemoteOperations):
                 await self.unfollow(feed)
 
     async def unfollow(self, feed: Feed) -> None:
-        """End a feed. Until that is answered, deliveries for it may still arrive."""
+        """End a feed, also if the caller is cancelled. Until that is answered, deliveries for it may still arrive."""
+        await asyncio.shield(self._spawn(self._unfollow(feed)))
+
+    async def _unfollow(self, feed: Feed) -> None:
         await feed.unsubscribe()
         if self._feeds.get(feed.key) is feed:
             del self._feeds[feed.key]
@@ -678,14 +665,21 @@ class AsyncClient(RemoteOperations):
                 return
             except ConnectionLost:
                 self._feeds.pop(feed.key, None)
-            except BaseException:
+            except HeadraceError:
                 self._feeds.pop(feed.key, None)
                 raise
+            except (
+                BaseException
+            ):  # cancelled, or out of time: the broker may deliver to us all the same
+                self._feeds.pop(feed.key, None)
+                feed.leave_later(wire)
+                raise
 
-    def _spawn(self, work: Any) -> None:
+    def _spawn(self, work: Any) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def leave(self, name: str, topic: str | None = None) -> None:
         """End this client's part in a subscription; the subscription stays."""

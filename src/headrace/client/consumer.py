@@ -227,10 +227,14 @@ class Feed:
         answer = await wire.ask(Type.SUBSCRIBE, properties)
         self.arrivals.topic_created = answer.properties.get("topic_created") == "true"
         if self.is_leaving:  # it was left while we asked
-            wire.send(Type.UNSUBSCRIBE, self._place(), b"", lambda frame: None)
+            self.leave_later(wire)
             return
         if self._auto_extend and self._timer is None:
             self._arm()
+
+    def leave_later(self, wire: Wire) -> None:
+        """Have the broker end what it may have begun; nobody waits for it."""
+        wire.send(Type.UNSUBSCRIBE, self._place(), b"", lambda frame: None)
 
     def disconnected(self) -> None:
         """What was delivered is not ours any more."""
@@ -242,6 +246,7 @@ class Feed:
 
     async def unsubscribe(self) -> None:
         if self._ended:
+            await self.left.wait()
             return
         self._end()
         try:
@@ -300,6 +305,7 @@ class Feed:
         """The broker has closed it."""
         self._end()
         self.arrivals.closed(error)
+        self.left.set()
 
     # --- deliveries -------------------------------------------------------------------------
     def delivered(self, frame: Frame) -> None:
@@ -463,8 +469,7 @@ class RemoteConsumer(_Remote, Consumer):
         message.lease = None
         self._settled.append((ACK, lease, message, None, ""))
         if not self._carrying:
-            self._carrying = True
-            self._call(self.carry_out)
+            self._carry_soon()
 
     def carry_out(self) -> None:
         self._carrying = False

@@ -39,6 +39,7 @@ from headrace.client.sockets import dial, wait_at_most
 from headrace.clock import Clock
 from headrace.errors import (
     HeadraceError,
+    InvalidArgument,
     OutcomeUnknown,
     RequestTimeout,
     SequenceGap,
@@ -319,6 +320,11 @@ async def send_again(link: Link, properties: dict[str, str], raw: bytes, patienc
         except (RequestTimeout, SequenceGap):
             raise unknown from None
         except HeadraceError as error:
+            if isinstance(error, InvalidArgument) or error.code == PARTITIONS_CHANGED:
+                raise  # that is so for the first one, too
             if not error.retryable:
-                raise
+                raise OutcomeUnknown(
+                    f"the connection broke before the answer, and the repetition was refused ({error}): "
+                    "the message may or may not be stored"
+                ) from None
         await asyncio.sleep(RETRY_S)

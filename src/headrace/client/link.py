@@ -73,6 +73,7 @@ class Wire(asyncio.Protocol):
         self._transport: asyncio.Transport = None  # type: ignore[assignment]
         self._writable = asyncio.Event()
         self._writable.set()
+        self._turn = asyncio.Lock()
         self.last_heard = 0.0
         self.is_lost = False
         self.speaks_http = False
@@ -121,7 +122,9 @@ class Wire(asyncio.Protocol):
         return not self._waiting
 
     async def writable(self) -> None:
-        await self._writable.wait()
+        """There is room for more. Whoever asks first may write first."""
+        async with self._turn:
+            await self._writable.wait()
 
     def send(
         self,
@@ -223,6 +226,7 @@ class Link:
         self._wire: Wire | None = None
         self._up = asyncio.Event()
         self._down = asyncio.Event()
+        self._turn = asyncio.Lock()
         self._closed = False
         self._keeper: asyncio.Task[None] | None = None
         self.refused: HeadraceError | None = None
@@ -230,6 +234,8 @@ class Link:
         self.on_frame: Callable[[Frame], None] = lambda frame: None
         self.on_up: Callable[[Wire], Awaitable[None]] | None = None
         self.on_down: Callable[[], None] = lambda: None
+        self.on_refused: Callable[[HeadraceError], None] = lambda error: None
+        """It does not come back."""
         self.max_message_size = limits.MESSAGE_BYTES_CEILING
         """The broker's, once it is connected."""
         self.node: str | None = None
@@ -362,8 +368,10 @@ class Link:
                     failures = 0
                 except HeadraceError as error:
                     if not error.retryable:  # the login, or the protocol: asking again is no use
+                        logger.error("%s:%d refuses this client: %s", *self.address, error)
                         self.refused = error
                         self._up.set()
+                        self.on_refused(error)
                         return
                     level = logging.DEBUG if failures else logging.WARNING  # once for each time
                     logger.log(level, "the connection is lost, and is tried again: %s", error)
@@ -396,17 +404,18 @@ class Link:
 
     # --- asking -----------------------------------------------------------------------------
     async def ready(self) -> Wire:
-        """The connection, as soon as there is one."""
-        while True:
-            if self._closed:
-                raise Closed("the client is closed")
-            if self.refused is not None:
-                raise self.refused
-            wire = self.wire
-            if wire is not None:
-                return wire
-            self._up.clear()
-            await self._up.wait()
+        """The connection, as soon as there is one. Whoever asks first has it first: batches keep their order."""
+        async with self._turn:
+            while True:
+                if self._closed:
+                    raise Closed("the client is closed")
+                if self.refused is not None:
+                    raise self.refused
+                wire = self.wire
+                if wire is not None:
+                    return wire
+                self._up.clear()
+                await self._up.wait()
 
     async def ask(
         self,

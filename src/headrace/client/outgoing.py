@@ -251,36 +251,40 @@ class PublishQueue(Generic[Handle]):
         if key is not None:
             key = check_key(key)
         size = len(value) + RECORD_BYTES
-        with self._lock:
-            if (
-                self._is_adding
-            ):  # the handler of a signal publishes, and has interrupted this very method
-                return self._apart(topic, value, key, size)
-            if self._bytes + size > BUFFER_BYTES_MAX and not self._is_room_made(size):
-                return self._refuse(checked_topic(topic))
-            self._is_adding = True
-            try:
+        try:
+            with self._lock:
+                if (
+                    self._is_adding
+                ):  # the handler of a signal publishes, and has interrupted this very method
+                    return self._apart(topic, value, key, size)
+                if self._bytes + size > BUFFER_BYTES_MAX and not self._is_room_made(size):
+                    return self._refuse(checked_topic(topic))
+                self._is_adding = True
                 try:
-                    bundle = self._open[topic]
-                except (KeyError, TypeError):
-                    bundle = self._bundle(topic, key is not None)
-                if key is not None and not bundle.has_keys:
-                    bundle = self._bundle(topic, True)
-                rows = bundle.rows
-                number = len(rows)
-                rows.append((value, key) if bundle.has_keys else value)
-                bundle.bytes += size
-                self._bytes += size
-                if bundle.bytes >= self._batch_bytes or number >= RECORDS_MAX:
-                    del self._open[topic]
-                handle = self._handle(bundle, number)
-            finally:
-                self._is_adding = False
-            if self._is_woken:
-                return handle
-            self._is_woken = True
-        self._wake()
-        return handle
+                    try:
+                        bundle = self._open[topic]
+                    except (KeyError, TypeError):
+                        bundle = self._bundle(topic, key is not None)
+                    if key is not None and not bundle.has_keys:
+                        bundle = self._bundle(topic, True)
+                    rows = bundle.rows
+                    number = len(rows)
+                    rows.append((value, key) if bundle.has_keys else value)
+                    bundle.bytes += size
+                    self._bytes += size
+                    if bundle.bytes >= self._batch_bytes or number >= RECORDS_MAX:
+                        del self._open[topic]
+                    handle = self._handle(bundle, number)
+                finally:
+                    self._is_adding = False
+                if self._is_woken:
+                    return handle
+                self._is_woken = True
+            self._wake()
+            return handle
+        except BaseException:  # Ctrl-C before the loop was woken: the next publish wakes it
+            self._is_woken = False
+            raise
 
     def _apart(self, topic: str, value: bytes, key: bytes | None, size: int) -> Handle:
         bundle = Bundle(checked_topic(topic), key is not None, self._failures)
@@ -321,14 +325,18 @@ class PublishQueue(Generic[Handle]):
 
     def put(self, topic: str, publish: Callable[..., None], done: Callable[..., None]) -> None:
         """Another publish, after those before it. ``publish()`` is called on the loop."""
-        with self._lock:
-            if self.is_closed:
-                raise not_sent()
-            self._open.pop(topic, None)
-            self._queue.append((publish, done))
-            wakes, self._is_woken = not self._is_woken, True
-        if wakes:
-            self._wake()
+        try:
+            with self._lock:
+                if self.is_closed:
+                    raise not_sent()
+                self._open.pop(topic, None)
+                self._queue.append((publish, done))
+                wakes, self._is_woken = not self._is_woken, True
+            if wakes:
+                self._wake()
+        except BaseException:  # as in ``add``
+            self._is_woken = False
+            raise
 
     def hand_over(self, publish: Callable[[str, Columns, Any, Any], None]) -> None:
         """On the loop: give everything to the producer."""

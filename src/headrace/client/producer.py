@@ -116,6 +116,8 @@ class _Sent:
             why = "the connection broke before the answer, and the next broker has not seen this producer"
         elif self.error is None or (self.unsure and self.error.retryable):
             why = "the broker did not answer in time"
+        elif self.unsure and not isinstance(self.error, InvalidArgument):
+            why = f"the connection broke before the answer, and the repetition was refused ({self.error})"
         else:
             return self.error
         return OutcomeUnknown(f"{why}: the message may or may not be stored")
@@ -283,7 +285,7 @@ class _PartitionLane:
         """Everything in flight is answered and a batch failed: retry, or decide about each."""
         left = [sent for sent in self._in_flight if sent.items]
         self._in_flight.clear()
-        if left and _may_pass(left[0]) and self._in_time(left[0]):
+        if left and left[0].error and left[0].error.retryable and self._in_time(left[0]):
             self._in_flight.extend(left)
             self._retry = self._producer.loop.call_later(RETRY_S, self.resume)
             return
@@ -391,10 +393,6 @@ def _can_be_cut(sent: _Sent) -> bool:
     return len(sent.items) > 1 or (
         isinstance(sent.items[0].done, BundlePart) and sent.items[0].count > 1
     )
-
-
-def _may_pass(sent: _Sent) -> bool:
-    return sent.error is not None and sent.error.retryable
 
 
 class Producer:

@@ -25,7 +25,7 @@ from headrace.client.consumer import Feed, RemoteConsumer
 from headrace.client.exchange import Exchange, send_again
 from headrace.client.outgoing import BundledPublication, PublishQueue
 from headrace.clock import Clock
-from headrace.errors import Closed, HeadraceError
+from headrace.errors import Closed, HeadraceError, OutcomeUnknown
 from headrace.facade import BlockingFacade
 from headrace.forking import put_aside
 from headrace.log.columns import record
@@ -187,7 +187,12 @@ class BrokerClient(BlockingFacade):
 
     def _send_again(self, properties: dict[str, str], raw: bytes) -> Frame:
         core = self._core
-        return self._run(send_again(core.link, properties, raw, core.patience))
+        try:
+            return self._run(send_again(core.link, properties, raw, core.patience))
+        except Closed:
+            raise OutcomeUnknown(
+                "the client was closed before the answer: the message may or may not be stored"
+            ) from None
 
     def _publish(
         self, topic: str, value: object, headers: Mapping[str, str] | None, options: PublishOptions

@@ -10,7 +10,7 @@ import uuid
 from typing import TYPE_CHECKING
 
 from headrace.cluster.peers import NO_ANSWER, Peer, unanswered
-from headrace.errors import HeadraceError, StorageFailed
+from headrace.errors import HeadraceError, InvalidArgument
 from headrace.log.batch import encode
 from headrace.log.columns import Columns
 from headrace.model import Receipt
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from headrace.cluster.node import Node
 
 AGAIN_S = 0.05
+ELSEWHERE = ("partition_moved", "closed", "broker_failed")
+"""Refusals of a node that does not lead, or not any more."""
 
 
 async def delay(
@@ -37,9 +39,11 @@ async def delay(
             return await _send(node, peer, topic, columns, deliver_at, partition)
         except NO_ANSWER:
             is_doubtful = True
-        except StorageFailed as error:
+        except InvalidArgument:
+            raise  # so was the first one
+        except HeadraceError as error:
             # A refusal is about this repetition only; the first one may be stored.
-            is_over = error.code != "partition_moved" or node.loop.time() > deadline
+            is_over = error.code not in ELSEWHERE or node.loop.time() > deadline
             if not is_doubtful and is_over:
                 raise
         if node.loop.time() > deadline:

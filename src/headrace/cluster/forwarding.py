@@ -11,7 +11,8 @@ an owner remembers.
 A batch is *doubtful* when it was sent and not answered, or answered with an unknown outcome: it may be stored, now or later. It is sent again
 until it is answered, whatever refusals that may pass (Kafka is away) come in between: they are about the repetition only.
 
-An entry waits for at most ``timeout`` seconds. If it was never sent, the error is definite; otherwise its outcome is unknown.
+An entry waits for at most ``timeout`` seconds. If it is certainly not stored, the error is definite and it is not sent any more; otherwise
+its outcome is unknown.
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ class Parcel:
     again: bool = False
     """It was certainly not stored, and goes again with another number."""
     doubtful: bool = False
+    refusal: HeadraceError | None = None
+    """Its answer, unless it is a repetition. The entry may be given up before it is known."""
 
     @property
     def may_be_stored(self) -> bool:
@@ -105,10 +108,22 @@ class ForwardQueue:
             entry.fail(self._nobody())
         for parcel in self._burst:
             late = [entry for entry in parcel.entries if self._until.get(entry, now + 1) <= now]
+            is_definite = parcel.again or (parcel.whole and not parcel.may_be_stored)
+            if late and is_definite:
+                self._drop(parcel)
             for entry in late:
                 parcel.entries.remove(entry) if not parcel.is_run else None
                 if self._until.pop(entry, None) is not None:
-                    entry.fail(self._unknown() if parcel.may_be_stored else self._nobody())
+                    entry.fail(self._nobody() if is_definite else self._unknown())
+        self._end_burst()
+
+    def _drop(self, parcel: Parcel) -> None:
+        """Never send it again. Numbers that follow its own are refused without it, so nothing after it is stored, either:
+        what is not late goes again with other numbers."""
+        for each in self._burst[self._burst.index(parcel) :]:
+            if each is parcel or (parcel.is_run and each.is_run and not each.answered):
+                each.answered = each.again = True
+        self._renews |= parcel.is_run
 
     def _nobody(self) -> StorageFailed:
         topic, number = self._log.about
@@ -159,7 +174,7 @@ class ForwardQueue:
             parcel.tries += 1
             self.batches += 1
             properties = {"topic": topic, "partition": str(number), "forwarded": "true"}
-            if any(entry.refusal is not None for entry in parcel.entries):
+            if parcel.refusal is not None:
                 properties["only_repeated"] = "true"
             raw, figures = parcel.batch.raw(), self._node.figures
             figures.forwarded_batches += 1
@@ -185,7 +200,9 @@ class ForwardQueue:
                             place["duplicate"] = "true"
                         self._finish(parcel, Frame(0, 0, place), None)
 
-                self._log.append(Append.of_batch(parcel.batch, stored))
+                entry = Append.of_batch(parcel.batch, stored)
+                entry.refusal = parcel.refusal
+                self._log.append(entry)
 
     def _gather(self) -> None:
         """A burst: batches as they came, then plain records as one batch."""
@@ -212,7 +229,7 @@ class ForwardQueue:
             batch.producer_id = entry.producer_id
             batch.producer_epoch = entry.producer_epoch
             batch.first_sequence = entry.first_sequence
-            parcel = Parcel(batch, [entry], is_run=not entry.producer_id)
+            parcel = Parcel(batch, [entry], is_run=not entry.producer_id, refusal=entry.refusal)
             self._burst.append(parcel)
             own += parcel.is_run
         if run:
@@ -271,7 +288,11 @@ class ForwardQueue:
             for entry in parcel.entries:
                 if self._until.pop(entry, None) is not None:
                     _answer(entry, frame, error, 0)
-        if all(each.answered for each in self._burst):
+        self._end_burst()
+
+    def _end_burst(self) -> None:
+        """When all of it is answered."""
+        if self._burst and all(each.answered for each in self._burst):
             again = {entry: None for each in self._burst if each.again for entry in each.entries}
             if again or self._renews:
                 self._producer, self._sequence, self._renews = _new_producer(), 0, False

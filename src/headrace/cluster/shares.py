@@ -50,6 +50,8 @@ class ForeignShare(Leases):
         """Lease here -> lease at the owner."""
         self._waiting: deque[Frame] = deque()
         self._timer: Any = None
+        self._joining: Any = None
+        """It joins again when this is due."""
         self._channel = str(next(node.peers.channel_numbers))
         self.is_pending = True
         """The owner has not said yet what it has."""
@@ -152,6 +154,9 @@ class ForeignShare(Leases):
         return {"subscription": self.name, "topic": self.pattern, "channel": self._channel}
 
     def _join(self) -> None:
+        if self._joining is not None:  # once for each connection: a second time is refused
+            self._joining.cancel()
+            self._joining = None
         if self._ended or self._withdrawn or not self._peer.is_up:
             return
         given = {
@@ -170,7 +175,7 @@ class ForeignShare(Leases):
         if frame is None:
             # It does not have the subscription yet, or the connection broke.
             if error is not None and self._peer.is_up:
-                self._node.loop.call_later(LOOK_AGAIN_S, self._join)
+                self._joining = self._node.loop.call_later(LOOK_AGAIN_S, self._join)
             return
         # What it had when we joined comes before the answer to this.
         self._peer.send(Type.HEARTBEAT, {}, b"", lambda frame, error: self._said_all())

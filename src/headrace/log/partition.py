@@ -226,18 +226,17 @@ class PartitionLog(BaseLog):
 
     def _prepare(self, items: list[Append | str]) -> _DiskCommit:
         """Turn the waiting entries into one commit."""
-        commands = {item for item in items if isinstance(item, str)}
         entries = [item for item in items if isinstance(item, Append)]
         # Entries that become visible at once get a commit of their own.
         kinds = [entry.hidden for entry in entries]
-        if True in kinds and not kinds[0]:
-            first = kinds.index(True)
-            self._lane.waiting[:0] = entries[first:]
-            entries = entries[:first]
-        group, left = self._gather(entries)
-        if left:
-            self._lane.waiting[:0] = left
-            entries = entries[: len(entries) - len(left)]
+        most = kinds.index(True) if True in kinds and not kinds[0] else len(entries)
+        group, left = self._gather(entries[:most])
+        taken = most - len(left)
+        if taken < len(entries):  # with the commands that came after them
+            at = items.index(entries[taken])
+            self._lane.waiting[:0] = items[at:]
+            items, entries = items[:at], entries[:taken]
+        commands = {item for item in items if isinstance(item, str)}
         self._waiting_bytes -= sum([entry.bytes for entry in entries])
         if group.batches and self._synced_position == self._position:
             group.batches[0].flags |= AFTER_SYNC
