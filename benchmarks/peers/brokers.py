@@ -29,7 +29,7 @@ _JAVA_OPTIONS = (
 class Headrace(Server):
     name = "Headrace"
     modes: ClassVar = {
-        "fsync": "`durability=always`, the default: each answer comes after fdatasync, which all that wait share",
+        "fsync": "`durability=always`, the default: each answer comes after fdatasync; waiting publishes share one",
         "default": "`durability=interval`: synced every second",
     }
     clients = ("headrace", "uvloop")
