@@ -30,7 +30,7 @@ class Headrace(Server):
     name = "Headrace"
     modes: ClassVar = {
         "fsync": "`durability=always`, the default: each answer comes after fdatasync; waiting publishes share one",
-        "default": "`durability=interval`: synced every second",
+        "default": "`durability=interval`: synced every 100 ms",
     }
     clients = ("headrace", "uvloop")
 
