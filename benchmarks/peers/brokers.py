@@ -29,8 +29,8 @@ _JAVA_OPTIONS = (
 class Headrace(Server):
     name = "Headrace"
     modes: ClassVar = {
-        "fsync": "`durability=always`, the default: each answer comes after fdatasync, which all that wait share",
-        "default": "`durability=interval`: synced every second",
+        "fsync": "`durability=always`, the default: each answer comes after fdatasync; waiting publishes share one",
+        "default": "`durability=interval`: synced every 100 ms",
     }
     clients = ("headrace", "uvloop")
 

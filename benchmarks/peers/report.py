@@ -71,16 +71,16 @@ def _head(result: dict[str, Any]) -> list[str]:
     busy = max([result["busy before"], *result["busy between rounds"][:1]])
     if busy > SHARED:
         lines += [
-            f"**The machine was shared:** other programs used {busy:.0%} of its processors when the run began. Rates are "
-            "too low, times too long, and ratios are rough.",
+            f"**The machine was shared:** other programs used {busy:.0%} of its processors when the run began. So the rates "
+            "are too low, the times are too long, and the ratios are not exact.",
             "",
         ]
     if result.get("is cut"):
-        lines += ["**The time was over** before the last round was complete.", ""]
+        lines += ["**The time limit ended the run** before the last round was complete.", ""]
     if result["quick"]:
         lines += [
-            "**This was a quick run:** small amounts, one round. It shows that everything works, and only roughly how "
-            "fast.",
+            "**This was a quick run:** small amounts, one round. It shows that everything works. Its numbers are only "
+            "rough.",
             "",
         ]
     for peer, why in result["missing"].items():
@@ -112,8 +112,8 @@ def _losses(result: dict[str, Any]) -> list[str]:
     if not found:
         return [*lines, "In no row of this run.", ""]
     lines += [
-        "Every row in which a peer is better. The ratio says how many times as good Headrace is, whether more is "
-        "better or less.",
+        "The table has every row in which a peer is better. A ratio below 1 means that Headrace is worse, also in rows "
+        "in which less is better.",
         "",
         "| work | durability | Headrace | the best peer | ratio |",
         "|---|---|---:|---:|---:|",
@@ -124,7 +124,7 @@ def _losses(result: dict[str, Any]) -> list[str]:
 def _targets(result: dict[str, Any]) -> list[str]:
     lines = [
         "## Targets", "",
-        "Ratios of this run. Peers are compared at the same durability, unless the target says otherwise.", "",
+        "The ratios are those of this run. Headrace and a peer have the same durability, unless the target says otherwise.", "",
         "| work | durability | target | measured | |", "|---|---|---|---|---|",
     ]  # fmt: skip
     for verdict in (judge(result, target) for target in TARGETS):
@@ -179,20 +179,21 @@ def _measured(result: dict[str, Any]) -> list[str]:
     fetching = result["fetching seconds"]
     return [
         "## How it is measured", "",
-        "- All servers run at the same time, on loopback, with their data on the disk of the checkout. One is driven at a "
-        "time. Each work runs in a new process with a new topic, which is removed afterwards. Peers take turns, and each "
-        "round begins with another one.",
-        "- Each client does what its documentation advises: Redis gets pipelines of 1,000, NATS up to 10,000 unanswered "
-        "publishes, RabbitMQ up to 2,000 unconfirmed ones through pika's callbacks, Kafka `produce` and `produce_batch` "
-        "with the client's own batches. Clients for asyncio run on uvloop.",
-        "- A queue acknowledges each message. Redis takes all acks of a read in one `XACK`. Kafka's groups have no ack for a "
-        "message: it commits after each 1,000, and in the background (its default) while the latency is measured.",
+        "- All servers run at the same time, on loopback, with their data on the disk of the checkout. Only one of them is "
+        "measured at a time. Each work runs in a new process with a new topic, which is deleted afterwards. The peers take "
+        "turns, and each round begins with another peer.",
+        "- Each client is used as its documentation advises. Redis gets pipelines of 1,000. NATS has up to 10,000 unanswered "
+        "publishes. RabbitMQ has up to 2,000 unconfirmed publishes, with pika's callbacks. Kafka uses `produce` and "
+        "`produce_batch` with the client's own batches. Clients for asyncio run on uvloop.",
+        "- The consumer of a queue acknowledges each message. Redis gets all acks of a read in one `XACK`. Kafka's groups "
+        "have no ack for a single message: the consumer commits after each 1,000 messages, and in the background (the "
+        "default) while the latency is measured.",
         "- \"Published one at a time\" means that the server got and stored each message alone: Headrace as a batch of one, "
-        "Kafka with `batch.num.messages=1`. The other peers store messages alone however they come.",
-        "- Latency is open loop: a message carries the time at which it was due, so a publisher that falls behind is not "
-        "forgiven. The publisher and the consumer are two processes.",
-        "- A peer that is slow does less of a work; its rate is that of what it did. A dash is a work that a peer cannot do: "
-        "RabbitMQ's streams are never synced, and only Headrace and RabbitMQ take messages over HTTP.",
+        "Kafka with `batch.num.messages=1`. The other peers always store each message alone.",
+        "- Latency is measured open loop: it begins at the time at which a message was due, so the delay of a late "
+        "publisher counts, too. The publisher and the consumer are two processes.",
+        "- A slow peer does a smaller amount of a work; its rate is that of this amount. A dash means that a peer cannot do "
+        "the work: RabbitMQ's streams are never synced, and only Headrace and RabbitMQ accept messages over HTTP.",
         "- Memory is the resident memory of all processes of a server that holds nothing else. Kafka's includes the heap of "
         "1 GB that its start script gives it. Memory and restarts are measured once for peers whose files do not depend on "
         "the durability.",
@@ -202,7 +203,7 @@ def _measured(result: dict[str, Any]) -> list[str]:
         'make bench-peers ARGS="--quick"                       # about five minutes',
         'make bench-peers ARGS="--peers redis,headrace queue"  # some peers, some works; this report stays as it is',
         "```", "",
-        f"The first run fetches the peers, which takes some minutes more ({fetching:.0f} s in this run): Redis, RabbitMQ and wrk from "
-        "Debian (as root), NATS through the Go module proxy (with Go), Kafka and PerfTest from Maven Central (with Java). A "
-        "peer that cannot be had is reported as missing. Ctrl-C stops every server and removes all data.", "",
+        f"The first run also downloads the peers, which takes some minutes ({fetching:.0f} s in this run): Redis, RabbitMQ and wrk from "
+        "Debian (needs root), NATS through the Go module proxy (needs Go), Kafka and PerfTest from Maven Central (needs "
+        "Java). If a peer cannot be installed, the report lists it as missing. Ctrl-C stops every server and removes all data.", "",
     ]  # fmt: skip

@@ -35,6 +35,14 @@ def test_every_option_that_is_named_exists(name: str) -> None:
         assert word in options, word
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_examples_in_a_help_keep_their_lines(name: str) -> None:
+    """The mark for that is one character (backspace), which is not printed; two characters would be."""
+    text = COMMANDS[name].help or ""
+    assert "\\b" not in text
+    assert ("Example" in text) == ("\b" in text)
+
+
 def test_the_options_that_all_share() -> None:
     """Commands that connect take an address and a token; commands that show something take --json."""
     for name, command in COMMANDS.items():

@@ -59,7 +59,9 @@ for command in (
 ):
     app.command()(command)
 app.add_typer(dead_letters.dlq, name="dlq", help="Dead letters: list, show, redrive, edit, purge.")
-app.add_typer(dead_letters.scheduled, name="scheduled", help="Delayed messages: list, cancel.")
+app.add_typer(
+    dead_letters.scheduled, name="scheduled", help="Delayed messages: list, cancel, publish."
+)
 app.add_typer(
     pipeline.pipeline, name="pipeline", help="Spark pipelines: run, list, validate, status, stop."
 )

@@ -42,7 +42,8 @@ from headrace.notation import size_of
 SHOWN_MAX = 20
 """Flaws that are printed; --json has all of them."""
 Generation = Annotated[
-    int | None, typer.Option(metavar="N", min=1, help="This generation; see backup --list.")
+    int | None,
+    typer.Option(metavar="N", min=1, help="The number of a generation; see backup --list."),
 ]
 BackupPath = Annotated[Path, typer.Argument(metavar="BACKUP_DIR", help="The backup.")]
 
@@ -78,12 +79,12 @@ def backup(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Add a generation to a backup of a broker, which may go on running.
+    """Add a generation to a backup of a broker. The broker may keep running.
 
-    A generation is one point in time of everything: messages, subscriptions and their positions, delayed
-    messages, dead letters, settings of topics, users. Only what is new is copied. A backup that is killed
-    leaves all earlier generations whole, and the next one continues where it stopped. It needs an
-    administrator who may do everything.
+    A generation is one point in time of everything: messages, subscriptions and their positions,
+    delayed messages, dead letters, settings of topics, users. Only new data is copied. If a backup is
+    killed, all earlier generations stay complete, and the next backup continues where it stopped. You
+    need the right admin over everything.
 
     \b
     Examples:
@@ -96,7 +97,7 @@ def backup(
     Exit codes:
       0  the generation is complete
       1  it was made, but some records of the broker are damaged and are marked as lost in it
-      2  it was not made; earlier generations are as they were
+      2  it was not made; earlier generations are unchanged
     """
     with disk_errors():
         if list_:
@@ -252,15 +253,15 @@ def restore(
     ] = None,
     salvage: Annotated[
         bool,
-        typer.Option("--salvage", help="Go on at damage; what is destroyed is marked as lost."),
+        typer.Option("--salvage", help="Continue at damage, and mark destroyed records as lost."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make a data directory of a generation of a backup.
+    """Create a data directory from a generation of a backup.
 
-    Every byte is verified while it is copied. DATA_DIR must be empty, and no broker starts on it before the
-    restore is complete. With --topics, subscriptions on other topics, delayed messages and staged batches
-    are left out; name dead-letter topics in full.
+    The command verifies every byte that it copies. DATA_DIR must be empty, and no broker starts on it
+    before the restore is complete. With --topics, subscriptions on other topics, delayed messages and
+    staged batches are left out; name dead-letter topics in full.
 
     \b
     Examples:
@@ -314,7 +315,7 @@ def restore(
 
 
 def verify(backup: BackupPath, generation: Generation = None, as_json: AsJson = False) -> None:
-    """Read every byte of a backup, and say what is damaged.
+    """Read every byte of a backup, and report damage.
 
     All generations are verified, or one with --generation.
 

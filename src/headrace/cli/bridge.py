@@ -37,12 +37,14 @@ DELIVERY_S = 60.0
 """How long the bridge tries to store a round before it begins again."""
 Topics = Annotated[
     list[str],
-    typer.Argument(metavar="TOPIC|FROM=TO...", help="The topics; with = under another name."),
+    typer.Argument(metavar="TOPIC|FROM=TO...", help="The topics; FROM=TO copies to another name."),
 ]
 BRIDGE_OPTIONS: dict[str, Any] = {
     "kafka_servers": Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT,...", envvar="HEADRACE_KAFKA_SERVERS", help="Kafka."),
+        typer.Option(
+            metavar="HOST:PORT,...", envvar="HEADRACE_KAFKA_SERVERS", help="Addresses of Kafka."
+        ),
     ],
     "kafka_config": Annotated[
         str | None,
@@ -54,21 +56,21 @@ BRIDGE_OPTIONS: dict[str, Any] = {
     ],
     "name": Annotated[
         str | None,
-        typer.Option(help="The bridge's name: it continues under it. One runs at a time."),
+        typer.Option(help="The bridge's name; the same name continues. Only one runs at a time."),
     ],
     "start": Annotated[
         str | None,
         typer.Option(
             "--from",
             metavar="earliest|latest",
-            help="Where a topic begins that is new to the bridge.",
+            help="Where to begin in a topic that is new to the bridge.",
         ),
     ],
     "skip": Annotated[
         list[str] | None,
         typer.Option(
             metavar="|".join(SKIPS),
-            help="Leave such messages out, and say so; default: stop. May be repeated.",
+            help="Skip these messages, and report them; default: stop. May be repeated.",
         ),
     ],
     "until_caught_up": Annotated[
@@ -130,8 +132,8 @@ def from_kafka(
 ) -> None:
     """Copy topics of Kafka into topics of Headrace, and follow them. Exactly once.
 
-    Ctrl-C stops the bridge after the messages under way; the same command continues. It may also be killed: nothing
-    is lost, and nothing is copied twice.
+    Ctrl-C stops the bridge after the messages in progress; the same command continues. A kill is
+    safe, too: nothing is lost, and nothing is copied twice.
 
     \b
     Examples:
@@ -155,8 +157,9 @@ def from_kafka(
 def to_kafka(topics: Topics, *, run: BridgeRun) -> None:
     """Copy topics of Headrace into topics of Kafka, and follow them. Exactly once, by Kafka's transactions.
 
-    The topics must exist in Kafka. Consumers there need isolation.level=read_committed, or they also see what was
-    given up. The subscription bridge.NAME shows the lag, and keeps messages until they are copied.
+    The topics must exist in Kafka. Consumers there need isolation.level=read_committed; otherwise
+    they also see messages of aborted transactions. The subscription bridge.NAME shows the lag, and
+    keeps messages until they are copied.
 
     \b
     Examples:

@@ -31,9 +31,9 @@ def status(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show the nodes, the slots that each of them serves, and what they have to do.
+    """Show the nodes, with the slots and the lag of each.
 
-    Exits with 1 if no node serves some slot, or if a node cannot be reached or cannot reach Kafka.
+    Exit code 1: a slot has no owner, or a node cannot be reached or cannot reach Kafka.
 
     \b
     Examples:
@@ -74,7 +74,9 @@ def drain(
     client: BrokerClient,
     node: Annotated[str, typer.Argument(metavar="NODE", help="Its address, as status shows it.")],
 ) -> None:
-    """Hand the slots of a node to the others, before you stop it. It forwards requests until then.
+    """Hand the slots of a node to the others, before you stop it.
+
+    The node forwards requests until you stop it.
 
     \b
     Examples:

@@ -39,7 +39,7 @@ User = Annotated[
     typer.Option(
         "--user",
         envvar="HEADRACE_USER",
-        help="Log in as this user, with the password in HEADRACE_PASSWORD, or asked for.",
+        help="Log in as this user. The password is in HEADRACE_PASSWORD, or asked for.",
     ),
 ]
 BROKER_OPTIONS: dict[str, Any] = {"server": Server, "token": Token, "ca": Ca, "user": User}

@@ -45,7 +45,7 @@ def list_letters(
     limit: Annotated[int, typer.Option(help="Maximum number of letters.")] = 50,
     as_json: AsJson = False,
 ) -> None:
-    """List the dead letters of a subscription, or count all."""
+    """List the dead letters of a subscription, or count those of all."""
     if subscription is None:
         print_each(as_json, client.dead_letter_topics(), dict, "No dead letters.")
         return
@@ -69,7 +69,7 @@ def _row(letter: DeadLetter) -> dict[str, Any]:
 def show(
     client: BrokerClient, subscription: Group, offset: Offset, as_json: AsJson = False
 ) -> None:
-    """Show all of one dead letter."""
+    """Show one dead letter in full."""
     letter = client.dead_letter(subscription, offset)
     if as_json:
         print_json(letter)

@@ -60,20 +60,20 @@ def doctor(
 ) -> None:
     """Examine or repair a data directory.
 
-    Every checksum, every offset and every file is checked. Nothing is changed without --repair. A
-    repair never changes an offset and never deletes data: destroyed records are marked as lost, so that
-    consumers continue after them, and a copy of each damaged file is kept.
+    The command checks every checksum, every offset and every file. Without --repair, it changes
+    nothing. A repair never changes an offset and never deletes data: it marks destroyed records as
+    lost, so consumers continue after them, and keeps a copy of each damaged file.
 
     \b
     Examples:
       headrace doctor data              list partitions and problems
-      headrace doctor data --repair     give up destroyed records and continue
+      headrace doctor data --repair     mark destroyed records as lost
       headrace doctor data --json       the same, as JSON
       headrace doctor --dump data/orders/0/00000000000000000000.log
 
     \b
     Exit codes:
-      0  healthy: every confirmed record can be read, or was given up by a repair
+      0  healthy: every confirmed record can be read, or a repair has marked it as lost
       1  damage was found
       2  not examined: a broker is running on it, or it is not a data directory
     """

@@ -67,7 +67,7 @@ def create_subscription(
     offset: Annotated[
         str | None,
         typer.Option(
-            help="Where a new one begins: a number, earliest (the default), latest, or a time."
+            help="Where a new subscription begins: a number, earliest (the default), latest, or a time."
         ),
     ] = None,
     ack_timeout: Annotated[
@@ -76,7 +76,7 @@ def create_subscription(
     ] = None,
     max_deliveries: Annotated[
         int | None,
-        typer.Option(help="Failed deliveries before a message is a dead letter; 0: no limit."),
+        typer.Option(help="Failed deliveries before a message becomes a dead letter; 0: no limit."),
     ] = None,
     ordering: Annotated[
         str | None, typer.Option(help="'key': messages of one key in order, one at a time.")
@@ -85,7 +85,7 @@ def create_subscription(
 ) -> None:
     """Create a subscription.
 
-    If it already exists, the settings that are given change, and its position stays.
+    If it already exists, the given settings change. Its position does not change.
 
     \b
     Examples:
@@ -127,14 +127,14 @@ def groups(
         str | None, typer.Argument(metavar="TOPIC", help="Only subscriptions on this topic.")
     ] = None,
     watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Show them again and again; q quits.")
+        bool, typer.Option("--watch", "-w", help="Refresh the list until you press q.")
     ] = False,
     interval: Interval = 2.0,
     as_json: AsJson = False,
 ) -> None:
     """List the subscriptions with their lag.
 
-    With --watch they are shown again every --interval, on a terminal.
+    With --watch, the list is refreshed every --interval, on a terminal.
 
     \b
     Examples:
@@ -216,7 +216,7 @@ def pause(client: BrokerClient, subscription: Group, topic: OfTopic = None) -> N
 def explain(
     client: BrokerClient, subscription: Group, topic: OfTopic = None, as_json: AsJson = False
 ) -> None:
-    """Say why a subscription is stuck or behind, and who holds what.
+    """Explain why a subscription is stuck or lags, and which member holds which messages.
 
     \b
     Example:

@@ -34,7 +34,7 @@ Interval = Annotated[
     duration_option(
         "--interval",
         "-i",
-        help="Time between two looks: seconds, or 1m.",
+        help="Time between two refreshes: seconds, or 1m.",
         low=INTERVAL_S_MIN,
         high=INTERVAL_S_MAX,
     ),

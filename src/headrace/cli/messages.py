@@ -193,8 +193,8 @@ def fetch(
 ) -> None:
     """Read messages by offset or time.
 
-    They are not consumed: no subscription moves. All partitions are read, in the order of time. An offset
-    that is a number needs --partition if the topic has several.
+    The messages are not consumed: no subscription moves. The command reads all partitions, in the
+    order of time. If the topic has several partitions, a numeric offset needs --partition.
 
     \b
     Examples:
@@ -332,8 +332,8 @@ def subscribe(
 ) -> None:
     """Print messages of a topic or wildcard as they arrive.
 
-    --offset uses a temporary subscription, --group one that is kept. Without them, the command prints
-    every message that is published from now on. Ctrl-C ends it.
+    With --offset, the command uses a temporary subscription; with --group, a durable one. Without
+    them, it prints every message that is published from now on. Ctrl-C ends it.
 
     \b
     Examples:

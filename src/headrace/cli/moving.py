@@ -53,17 +53,17 @@ def import_broker(
     flags: dict[str, Any],
     data_dir: Annotated[
         Path,
-        typer.Argument(metavar="DATA_DIR", help="Of a stopped broker; or a backup."),
+        typer.Argument(metavar="DATA_DIR", help="The directory of a stopped broker, or a backup."),
     ],
     generation: Generation = None,
     as_json: AsJson = False,
 ) -> None:
-    """Bring a single broker into a cluster over Kafka.
+    """Import a single broker into a new cluster over Kafka.
 
-    Everything is the same there: offsets, ids, times, subscriptions and their positions, delayed messages, dead
-    letters, named producers. DATA_DIR is only read. The cluster must be new, and no node of it may run. At the end, all
-    messages are read back and compared. If the import is killed, run it again: it continues, and no node starts
-    before it is complete.
+    Everything stays the same: offsets, ids, times, subscriptions and their positions, delayed
+    messages, dead letters, named producers. The command only reads DATA_DIR. The cluster must be
+    new, and no node of it may run. At the end, the command reads all messages back and compares
+    them. If the import is killed, run it again: it continues. No node starts before it is complete.
 
     \b
     Examples:
@@ -73,7 +73,7 @@ def import_broker(
     \b
     Exit codes:
       0  everything is in the cluster
-      1  it is, but some records of the source are damaged, and are marked as lost in the cluster
+      1  the same, but some records of the source are damaged; they are marked as lost in the cluster
       2  not imported
     """
     from headrace.clock import new_loop
@@ -134,11 +134,12 @@ def export_cluster(
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Make a data directory of a running cluster, for a single broker.
+    """Export a running cluster into a data directory for a single broker.
 
-    It holds one point in time of everything. Stop the publishers first: what is published later is not in it. The
-    cluster is not changed. At the end, all messages are compared with those of the cluster. If the export is killed,
-    run it again: it continues with what DIR.export has. It needs an administrator who may do everything.
+    The directory holds one point in time of everything. Stop the publishers first: messages that
+    are published later are not in it. The cluster does not change. At the end, the command compares
+    all messages with those of the cluster. If the export is killed, run it again: it continues with
+    DIR.export. You need the right admin over everything.
 
     \b
     Examples:
@@ -148,7 +149,7 @@ def export_cluster(
     \b
     Exit codes:
       0  DIR is complete
-      1  it is, but some records of the cluster are damaged, and are marked as lost in DIR
+      1  the same, but some records of the cluster are damaged; they are marked as lost in DIR
       2  not exported
     """
     if directory.exists() and (not directory.is_dir() or foreign_names(Files(), directory)):

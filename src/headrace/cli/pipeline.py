@@ -76,7 +76,7 @@ def run(
     reset: Annotated[
         bool,
         typer.Option(
-            "--reset", help="Leave the checkpoint behind: read and write everything again."
+            "--reset", help="Start without the old checkpoint: read and write everything again."
         ),
     ] = False,
     from_: Annotated[
@@ -84,7 +84,7 @@ def run(
         typer.Option(
             "--from",
             metavar="PLACE",
-            help="Leave the checkpoint behind and begin at earliest, latest, a time, or checkpoint "
+            help="Start without the old checkpoint, at earliest, latest, a time, or checkpoint "
             "(where the old query stopped).",
         ),
     ] = None,
@@ -102,8 +102,9 @@ def run(
 
     Ctrl-C and SIGTERM stop it after the current batches; a second Ctrl-C interrupts them.
 
-    A query that has changed continues from its checkpoint if it can; otherwise it is refused. Then give it
-    a new name, or let it begin anew with --reset or --from. The old checkpoint is renamed, not deleted.
+    If a query has changed, it continues from its checkpoint if it can; otherwise it is refused.
+    Then give the pipeline a new name, or start it again with --reset or --from. The old checkpoint
+    is renamed, not deleted.
 
     Exit code 0: all succeeded. 1: a pipeline failed.
 
@@ -345,11 +346,11 @@ def validate(
 ) -> None:
     """Check the pipelines of a file without running them.
 
-    Schemas, SQL, functions and topics are checked, and whether a changed query can continue from its
-    checkpoint. Nothing is read, written or created.
+    The command checks schemas, SQL, functions and topics, and whether a changed query can continue
+    from its checkpoint. It reads no messages, and writes and creates nothing.
 
-    All mistakes are printed, with file, line and key. Of a valid pipeline, the parts of its messages are
-    printed, with the fields of their JSON, or the columns of its table.
+    It prints all mistakes, with file, line and key. For a valid pipeline, it prints the parts of
+    its messages with their JSON fields, or the columns of its table.
 
     Exit code 0: they are valid. 1: at least one is not.
 
@@ -446,7 +447,8 @@ def stop(
 ) -> None:
     """Ask a running pipeline to stop.
 
-    It may run on any machine. It learns of this within seconds, and finishes its current batch first.
+    The pipeline may run on any machine. It gets the request within seconds, and finishes its
+    current batch first.
 
     Exit code 0: it has stopped, or --wait is 0. 1: it was still running after --wait seconds.
 

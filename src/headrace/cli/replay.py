@@ -59,7 +59,7 @@ def replay(
     bounds: Any,
     place: SparkPlace,
 ) -> None:
-    """Write a topic or a table into a topic again.
+    """Publish the records of a topic or a table to a topic again.
 
     Every record is written exactly once. Each gets the header headrace-replayed-from: orders/0@17.
     Ctrl-C stops the replay after the current step; the same command with its --name continues.

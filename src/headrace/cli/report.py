@@ -54,7 +54,7 @@ def report(
     The page is one HTML file that needs nothing else. Its numbers come from the log and from the broker's own
     events, which are kept for 7 days.
 
-    \\b
+    \b
     Examples:
       headrace report
       headrace report --since 7d --output week.html

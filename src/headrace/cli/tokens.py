@@ -33,9 +33,10 @@ def create(
     quota: QuotaOptions = None,
     as_json: AsJson = False,
 ) -> None:
-    """Create a token. Its secret is printed this once.
+    """Create a token. Its secret is printed only once.
 
-    To replace a token without a pause: create another one, give it to the programs, revoke the old one.
+    To replace a token without an interruption, create another one, give it to the programs, and
+    revoke the old one.
 
     \b
     Examples:

@@ -64,9 +64,9 @@ def top(
 ) -> None:
     """Watch the broker: rates, lag, dead letters, disk, memory.
 
-    What needs attention comes first: subscriptions that cannot go on, dead letters, lag that nobody works
-    on. Keys: q quits, + and - change the interval, space looks now. Where there is no terminal, it prints
-    once.
+    Problems come first: subscriptions that cannot continue, dead letters, lag without a worker.
+    Keys: q quits, + and - change the interval, space refreshes now. Without a terminal, the command
+    prints once.
 
     \b
     Examples:
@@ -244,7 +244,8 @@ def clients(
 ) -> None:
     """List who is connected, and what each connection holds.
 
-    An administrator sees all connections, everybody else those with the same login.
+    You see the connections with your own login. An administrator also sees the connections of the
+    users and tokens that it administers; an administrator of the broker sees all connections.
 
     \b
     Examples:

@@ -77,7 +77,9 @@ FIELDS = frozenset(
 FROM = Annotated[
     str, typer.Option("--from", metavar="POSITION", help="An offset, a time, or earliest.")
 ]
-TO = Annotated[str, typer.Option("--to", metavar="POSITION", help="Up to, not including, here.")]
+TO = Annotated[
+    str, typer.Option("--to", metavar="POSITION", help="End before this offset or time.")
+]
 
 
 # --- export ---------------------------------------------------------------------------------------
@@ -97,8 +99,8 @@ def export(
 ) -> None:
     """Write the messages of a topic as JSON lines.
 
-    Partition after partition, each in order. No subscription moves. Messages that are published meanwhile
-    are not written.
+    The command writes one partition after the other, each in order. No subscription moves. Messages
+    that are published meanwhile are not written.
 
     \b
     Examples:
@@ -106,7 +108,7 @@ def export(
       headrace export orders orders.jsonl.gz --from 2026-01-31T12:00:00Z --to 2026-02-01T00:00:00Z
       headrace export orders --partition 0 --from 1000 --to 2000
 
-    Exit code 1: messages that the broker has lost are missing.
+    Exit code 1: some messages are missing, because the broker has lost them.
     """
     lost = done = 0
     with (
@@ -230,12 +232,15 @@ def import_lines(
         list[str],
         typer.Argument(
             metavar="[TOPIC] FILE",
-            help="The topic, or that of the first line; the file: .gz is unpacked, - is standard input.",
+            help="The topic (default: that of the first line) and the file. A .gz file is unpacked; - is standard input.",
         ),
     ],
     producer: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="The same file under another name is imported again."),
+        typer.Option(
+            metavar="NAME",
+            help="The import's name; under another name, the same file is imported again.",
+        ),
     ] = None,
     repartition: Annotated[
         bool, typer.Option("--repartition", help="Choose partitions by key, not as in the file.")

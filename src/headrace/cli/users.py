@@ -225,7 +225,7 @@ def _rights(grants: list[str]) -> str:
 @access.command()
 @with_client
 def whoami(client: BrokerClient, as_json: AsJson = False) -> None:
-    """Show who you are for the broker, and what you may do."""
+    """Show your login and your rights."""
     found = client.whoami()
     if as_json:
         print_json(found)
