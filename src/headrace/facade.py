@@ -20,7 +20,6 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from concurrent.futures import Future
 from functools import partial
 from typing import Any, Self, Unpack, cast
 
@@ -505,11 +504,8 @@ class BlockingFacade(BlockingOperations):
     ) -> Receipt:
         return self._publish_and_wait(topic, value, headers, options)
 
-    def _publish_and_wait(
-        self, topic: str, value: object, headers: Mapping[str, str] | None, options: PublishOptions
-    ) -> Receipt:
-        result: Receipt = published(self._publish, topic, value, headers, options).result()
-        return result
+    def _publish_and_wait(self, *given: Any) -> Receipt:
+        return cast(Receipt, published(self._publish, *given).result())
 
     def publish_nowait(
         self,
@@ -675,23 +671,6 @@ class BlockingFacade(BlockingOperations):
         worker = self._workers.pop(consumer, None)
         if worker is not None:
             worker.stop()
-
-
-def settle(
-    future: asyncio.Future[Any] | Future[Any],
-    value: Any,
-    error: HeadraceError | None,
-    failures: Failures | None = None,
-) -> None:
-    """Set the result of a call that answers through a callback."""
-    if future.done():
-        return
-    if error is not None:
-        future.set_exception(error)
-        if failures is not None and isinstance(future, asyncio.Future):
-            failures.add(error, future)
-    else:
-        future.set_result(value)
 
 
 def _forget_closed(channels: dict[Any, Any]) -> None:

@@ -12,6 +12,7 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -232,3 +233,20 @@ def note_failure(error: BaseException | None, failure: HeadraceError) -> None:
     if error is None:
         raise failure
     error.add_note(f"and when it was closed: {failure}")
+
+
+def settle(
+    future: asyncio.Future[Any] | Future[Any],
+    value: Any,
+    error: HeadraceError | None,
+    failures: Failures | None = None,
+) -> None:
+    """Set the result of a call that answers through a callback."""
+    if future.done():
+        return
+    if error is not None:
+        future.set_exception(error)
+        if failures is not None and isinstance(future, asyncio.Future):
+            failures.add(error, future)
+    else:
+        future.set_result(value)

@@ -34,7 +34,6 @@ from headrace.broker.topic_statistics import topic_stats, topic_subscriptions
 from headrace.broker.transforming import check_transform
 from headrace.broker.watching import WatchingAdministration, letter_filter
 from headrace.errors import Done, HeadraceError, MessageNotFound, SubscriptionNotFound, unreadable
-from headrace.facade import settle
 from headrace.log.interface import completed
 from headrace.model import (
     REPLY_TO,
@@ -66,6 +65,7 @@ from headrace.operations.results import (
     TopicStats,
     UserInfo,
 )
+from headrace.publication import settle
 
 WAIT_S_MAX = 60.0
 """Of one ``wait_for``; a caller that waits longer asks again."""

@@ -23,7 +23,7 @@ from headrace.broker.subscription import Subscription
 from headrace.channels import AsyncChannel, check_count
 from headrace.checking import check
 from headrace.errors import Closed, DataCorrupt, HeadraceError, InvalidArgument
-from headrace.facade import AsyncFacade, settle
+from headrace.facade import AsyncFacade
 from headrace.files import DiskMethod
 from headrace.log.admission import check_columns
 from headrace.log.batch import Batch
@@ -39,7 +39,7 @@ from headrace.model import (
 from headrace.notation import SECONDS
 from headrace.operations.declaring import Operation
 from headrace.paging import Asked, Page, page_of, parse_from, readable
-from headrace.publication import Failures
+from headrace.publication import Failures, settle
 from headrace.times import Duration
 from headrace.working import AsyncWorker
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from headrace.facade import settle
 from headrace.log.interface import completed
+from headrace.publication import settle
 
 
 async def done(call: Callable[..., Any], *args: Any) -> None:

@@ -20,9 +20,9 @@ from headrace.broker.follower import Follower
 from headrace.channels import Channel
 from headrace.contents import Value
 from headrace.errors import Closed, HeadraceError, InvalidArgument
-from headrace.facade import AsyncFacade, BlockingFacade, settle
+from headrace.facade import AsyncFacade, BlockingFacade
 from headrace.model import PublishManyOptions, PublishOptions, Receipt, checked_topic
-from headrace.publication import Publication
+from headrace.publication import Publication, settle
 from headrace.shell import blocking, documented_as
 from headrace.tracing import sending
 

@@ -34,7 +34,6 @@ from headrace.errors import (
     NotFound,
     OutcomeUnknown,
 )
-from headrace.facade import settle
 from headrace.log.batch import Batch, encode
 from headrace.log.columns import Columns, concat, pieces, record, records, time_of
 from headrace.model import (
@@ -46,7 +45,7 @@ from headrace.model import (
 )
 from headrace.operations import documents
 from headrace.paging import Asked, Page, page_of, parse_from, readable
-from headrace.publication import Failures
+from headrace.publication import Failures, settle
 from headrace.times import Duration, seconds
 from headrace.wire import binary
 from headrace.wire.binary import Frame, Type

@@ -73,19 +73,25 @@ FORBIDDEN = (
 REACH_S = 0.5
 
 librdkafka = logging.getLogger("headrace.kafka.client")
-_MISTAKES = {
-    KafkaError._AUTHENTICATION: (
-        "kafka_login_failed",
-        "Kafka refuses the login: {}; check sasl.mechanism, sasl.username and sasl.password in the file of "
-        "kafka_config",
-    ),
-    KafkaError._SSL: (
-        "kafka_tls_failed",
-        "the TLS connection to Kafka fails: {}; check security.protocol and ssl.ca.location in the file of "
-        "kafka_config, and Kafka's certificate",
-    ),
-}
-"""Error of librdkafka -> code and sentence. Waiting does not help."""
+
+
+def _mistake(trouble: KafkaError) -> StorageFailed | None:
+    """What is wrong with the login or the certificates, if that is the trouble. Waiting does not help."""
+    if trouble.code() == KafkaError._AUTHENTICATION:
+        return StorageFailed(
+            f"Kafka refuses the login: {trouble.str()}; check sasl.mechanism, sasl.username and "
+            "sasl.password in the file of kafka_config",
+            code="kafka_login_failed",
+            retryable=False,
+        )
+    if trouble.code() == KafkaError._SSL:
+        return StorageFailed(
+            f"the TLS connection to Kafka fails: {trouble.str()}; check security.protocol and "
+            "ssl.ca.location in the file of kafka_config, and Kafka's certificate",
+            code="kafka_tls_failed",
+            retryable=False,
+        )
+    return None
 
 
 class _Seldom(logging.Filter):
@@ -221,10 +227,9 @@ class KafkaLink:
                 return
             except KafkaException as error:
                 trouble = self._trouble
-                if trouble is not None and trouble.code() in _MISTAKES:
-                    code, sentence = _MISTAKES[trouble.code()]
-                    text = sentence.format(trouble.str())
-                    raise StorageFailed(text, code=code, retryable=False) from None
+                mistake = None if trouble is None else _mistake(trouble)
+                if mistake is not None:
+                    raise mistake from None
                 if time.monotonic() > deadline:
                     why = error.args[0] if trouble is None else trouble
                     raise Timeout(
