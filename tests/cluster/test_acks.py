@@ -7,7 +7,9 @@ import pytest
 
 from headrace.cluster.acks import CONNECTIONS_MAX, AckLosses
 from headrace.cluster.peers import Peer
+from headrace.cluster.routing import Routing
 from headrace.errors import OutcomeUnknown
+from headrace.operations.catalog import OPERATIONS
 from headrace.wire.binary import Frame
 from tests.client.rig import run
 
@@ -114,3 +116,25 @@ async def test_a_broken_connection_loses_what_no_flush_has_covered() -> None:
     other._down()
     other._down()
     assert lost == [True]
+
+
+@run
+async def test_a_flush_does_not_wait_for_a_node_that_is_gone() -> None:
+    """It has no acks of ours any more: those that were not stored are counted as lost already."""
+    other, _, lost = peer()
+    other.settle(1, 0, 5)
+    routing = Routing(SimpleNamespace(losses=SimpleNamespace(lost=lost.append)))  # type: ignore[arg-type]
+    asked: list[Peer] = []
+
+    async def ask(peer: Peer, *_: Any) -> None:
+        asked.append(peer)
+
+    routing._ask = ask  # type: ignore[method-assign, assignment]
+    administration: Any = None
+    await routing._flush(other, administration, OPERATIONS["flush"], {})
+    assert asked == [other]
+    assert other.acks_stored == other.acks_sent
+    other.link.is_up = False  # type: ignore[misc]
+    await routing._flush(other, administration, OPERATIONS["flush"], {})
+    assert asked == [other]
+    assert not lost

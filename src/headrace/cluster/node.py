@@ -617,16 +617,15 @@ class Node(Defining, Reporting):
     ) -> list[str]:
         given = {"op": "settle_pulled", "verb": verb, "deliveries": deliveries, **fields}
         properties = {"forwarded": "true"} | ({} if caller is None else {"caller": caller})
-        asked = [
-            self.peers.get(address).ask(
-                Type.ADMIN, properties, orjson.dumps(given), timeout=self.timeout
-            )
-            for address in self.nodes()
-        ]
+        peers, body = [self.peers.get(each) for each in self.nodes()], orjson.dumps(given)
+        asked = [p.ask(Type.ADMIN, properties, body, timeout=self.timeout) for p in peers]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
         stale = set(deliveries)
-        for answer in await asyncio.gather(*asked, return_exceptions=True):
+        for peer, answer in zip(peers, answers, strict=True):
             if isinstance(answer, Frame):
-                stale &= set(orjson.loads(answer.body)["stale"])
+                theirs = set(orjson.loads(answer.body)["stale"])
+                peer.acks_sent += len(set(deliveries) - theirs) if verb == "ack" else 0
+                stale &= theirs
         return [each for each in deliveries if each in stale]
 
     # --- reading and operations ------------------------------------------------------------------

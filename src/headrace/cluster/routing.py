@@ -174,6 +174,8 @@ class Routing:
         checked: dict[str, Any],
     ) -> None:
         sent = peer.acks_sent
+        if not peer.is_up and sent == peer.acks_stored:
+            return  # it has no acks of ours: those that were not stored when it was lost are counted as lost
         try:
             await self._ask(peer, administration, operation, checked)
         except OutcomeUnknown:  # of acks that may have come from any client of this node
