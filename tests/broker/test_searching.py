@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from headrace.broker import searching
+from headrace.broker.pace import Pace
 from headrace.errors import Forbidden, InvalidArgument
+from headrace.log.batch import LOST, Batch, encode
+from headrace.log.columns import Columns
 from headrace.testing import RunningServer, running_server
 
 
@@ -67,6 +68,7 @@ VALUES = [
         ("json", "items.1.price=7.5", [0]),
         ("json", "items.2", []),
         ("json", "items.²", []),
+        ("json", "items.99999999999", []),
         ("json", "a/b=3", [1]),
         ("json", "big=90071992547409931234", [1]),
         ("json", "name=escaped", [4]),
@@ -141,22 +143,38 @@ def test_a_search_needs_the_right_to_browse() -> None:
             worker.search_messages("orders", "x")
 
 
-def test_others_are_served_during_a_search(server: RunningServer, client: Any) -> None:
-    """A publish waits for a piece of it, not for all of it."""
-    client.publish_many("large", [b"y" * 1000] * 20_000)
-    ended = threading.Event()
+@pytest.mark.parametrize("batches", [1, 50])
+def test_others_have_their_turn_during_a_search(
+    client: Any, monkeypatch: pytest.MonkeyPatch, batches: int
+) -> None:
+    """Between two batches, and inside of one that holds thousands of documents, all of which have to be decoded."""
+    turns = 0
+    turn = Pace.turn
 
-    def search() -> None:
-        with server.client() as other:
-            assert everything(other, "large", "nowhere") == []
-        ended.set()
+    async def counted(self: Pace) -> None:
+        nonlocal turns
+        turns += 1
+        await turn(self)
 
-    thread = threading.Thread(target=search)
-    thread.start()
-    served = 0
-    end = time.monotonic() + 60
-    while not ended.is_set() and time.monotonic() < end:
-        client.publish("small", b"x")
-        served += 1
-    thread.join()
-    assert served > 3
+    batch = encode(Columns([b'{"a": {"b": 1}}'] * (10_000 // batches)))
+    for _ in range(batches):
+        client.publish_batch("docs", batch)
+    monkeypatch.setattr(Pace, "turn", counted)
+    monkeypatch.setattr(Pace, "is_past", lambda self, deadline: deadline < self.seconds() + 0.005)
+    found = client.search_messages("docs", "a.b=2", kind="json" if batches == 1 else "text")
+    assert (found["found"], found["scanned"], found["left"]) == ([], 10_000, 0)
+    assert turns >= 10_000 // searching.PIECE
+
+
+def test_records_that_are_lost_are_passed_over(server: RunningServer, client: Any) -> None:
+    """A search goes on behind them: there is nothing to find in them."""
+    client.publish("torn", b"wanted")
+    log = server.engine.topics.find("torn").partitions[0].log
+    read = log.read
+
+    def torn(offset: int, *arguments: Any) -> list[Batch]:
+        return [Batch(b"", 0, 1, LOST)] if offset == 0 else read(offset, *arguments)
+
+    client.publish("torn", b"wanted, too")
+    server.call(lambda: setattr(log, "read", torn))
+    assert everything(client, "torn", "wanted") == [1]

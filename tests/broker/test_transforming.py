@@ -58,6 +58,8 @@ def test_numbers_that_are_not_touched_stay_exact() -> None:
         [{"op": "test", "path": "/id", "value": 2}],
         [{"op": "move", "from": "/items", "path": "/items/0"}],
         [{"op": "remove", "path": ""}],
+        [{"op": "remove", "path": "/items/0000000005"}],
+        [{"op": "remove", "path": "/items/\u00b2"}],
     ],
 )
 def test_a_patch_that_does_not_fit_is_an_error(patch: Any) -> None:
@@ -89,3 +91,24 @@ def test_a_payload_that_is_no_json_cannot_be_changed() -> None:
     """It is skipped, and the sentence says why."""
     with pytest.raises(InvalidArgument, match="not JSON"):
         transformed(b"\xff", {"a": 1})
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        {"op": "copy", "from": "", "path": "/items/-"},
+        {"op": "add", "path": "/a", "value": "x" * 50_000},
+    ],
+)
+def test_a_patch_cannot_fill_the_memory(step: dict[str, Any]) -> None:
+    """Each copy of the whole document doubles it: a hundred of them would be more than any machine has."""
+    with pytest.raises(InvalidArgument, match="copies too much"):
+        patched([step] * 100)
+
+
+def test_a_document_that_is_nested_deeply_is_an_error() -> None:
+    """And no crash."""
+    deep = b'{"a":' * 1000 + b"1" + b"}" * 1000
+    with pytest.raises(InvalidArgument) as caught:
+        transformed(deep, [{"op": "copy", "from": "", "path": "/b"}])
+    assert caught.value.code == "transform_failed"

@@ -110,6 +110,7 @@ def test_full_members_are_named_with_what_they_hold(client: Any, server: Running
         assert member["address"].startswith("127.0.0.1:")
         assert member["joined"] <= member["oldest"]["since"] < member["oldest"]["deadline"]
         assert member["oldest"]["attempt"] == 1
+        assert [(each["partition"], each["offset"]) for each in member["held"]] == [(0, 0), (0, 1)]
         assert found["oldest"]["state"] == "in flight"
 
 
@@ -170,6 +171,23 @@ def test_attention_has_the_worst_first(client: Any, server: RunningServer) -> No
         assert client.attention()[0]["code"] == "read_only"
     finally:
         server.call(lambda: setattr(log, "read_only", None))
+
+
+def test_much_of_one_kind_hides_nothing_else(client: Any, server: RunningServer) -> None:
+    """Damage and dead letters are named, however many subscriptions have no members."""
+    client.create_subscription("email", "orders", max_deliveries=1)
+    client.publish("orders", b"x")
+    with closing(client.subscription("email", "orders")) as messages:
+        messages.get(timeout=10).nack()
+    wait_until(lambda: client.dead_letters("email"))
+    for number in range(25):
+        client.create_subscription(f"idle-{number}", "orders")
+    [cursor] = server.engine.subscription("idle-24", "orders").cursors.values()
+    server.call(lambda: setattr(cursor, "blocked", "a test says so"))
+    found = client.attention(limit=2)
+    assert [finding["code"] for finding in found] == ["damaged", "no_members"]
+    found = client.attention(limit=3)
+    assert {finding["code"] for finding in found} == {"damaged", "no_members", "dead_letters"}
 
 
 # --- previews ---------------------------------------------------------------------------------------

@@ -73,6 +73,10 @@ class Browser:
         def clicked() -> bool:
             for each in self.driver.find_elements(By.CSS_SELECTOR, f"{inside} button, {inside} a"):
                 if each.is_displayed() and each.text.strip() == text:
+                    # Not to the upper edge, where the menu stays above everything.
+                    self.driver.execute_script(
+                        "arguments[0].scrollIntoView({block: 'nearest'})", each
+                    )
                     each.click()
                     return True
             return False

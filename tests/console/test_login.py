@@ -94,6 +94,59 @@ def test_what_is_not_permitted_is_not_offered(visitor: Browser, guarded: Running
     assert not visitor.has("#audit")
 
 
+def test_payloads_need_a_right_of_their_own(visitor: Browser, guarded: RunningServer) -> None:
+    """Who may publish and consume sees sizes and positions, and no contents."""
+    with guarded.client(token=TOKEN) as root:
+        root.create_user("bob", password=PASSWORD, grants=["publish,consume,manage:orders"])
+    sign_in(visitor, guarded, user="bob", password=PASSWORD)
+    visitor.says("Overview", "h1")
+    visitor.go("#/topics/orders")
+    visitor.says("you need the right browse", "main")
+    assert not visitor.has("#messages")
+    visitor.go("#/topics/orders/messages/0/0")
+    visitor.says("You may not see this", "h1")
+    assert "hello" not in visitor.text("main")
+    visitor.go("#/subscriptions/billing")
+    visitor.find("#pause")
+    assert "Dead letters" not in visitor.text("#actions")
+
+
+def test_a_right_over_another_topic_offers_nothing(
+    visitor: Browser, guarded: RunningServer
+) -> None:
+    """To manage a subscription takes the right over its topics, not only over its name."""
+    with guarded.client(token=TOKEN) as root:
+        root.create_user("eve", password=PASSWORD, grants=["manage,consume:salaries", "browse:>"])
+        with root.subscription("billing", "orders") as messages:
+            messages.get(timeout=10).nack(reason="no")
+        guarded.wait_until(lambda: root.dead_letters("billing"))
+    sign_in(visitor, guarded, user="eve", password=PASSWORD)
+    visitor.says("Overview", "h1")
+    visitor.go("#/subscriptions/billing")
+    visitor.says("Dead letters", "#actions")
+    assert not visitor.has("#pause")
+    assert not visitor.has("#seek")
+    visitor.go("#/dead-letters/billing?letter=0")
+    visitor.says("hello", "#letters")
+    assert visitor.text("#tools").split("\n") == ["1 letter", "Export"]
+    assert not visitor.has("#letters button[data-focus^=edit]")
+
+
+def test_the_next_user_finds_nothing_of_the_last(visitor: Browser, guarded: RunningServer) -> None:
+    """Neither after signing out, nor when the session has ended and somebody else signs in."""
+    sign_in(visitor, guarded, user="ann", password=PASSWORD)
+    visitor.says("Overview", "h1")
+    visitor.go("#/topics/orders/publish")
+    visitor.choose("#payload", '"a draft of Ann"')
+    visitor.driver.delete_all_cookies()
+    visitor.go("#/topics/orders")
+    visitor.type("#token", TOKEN)
+    visitor.button("Sign in")
+    visitor.says("Overview", "h1")
+    visitor.go("#/topics/orders/publish")
+    assert "Ann" not in visitor.find("#payload").get_attribute("value")
+
+
 def test_the_audit_is_shown_to_an_administrator(visitor: Browser, guarded: RunningServer) -> None:
     """Who created what, and who failed to log in."""
     sign_in(visitor, guarded, token=TOKEN)

@@ -160,6 +160,49 @@ def test_an_allowed_origin_cannot_use_the_cookie() -> None:
         assert (answer.status, answer.code) == (401, "not_the_console")
 
 
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        {"Origin": "http://127.0.0.1:3000"},
+        {"Origin": "null"},
+        {"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "navigate"},
+    ],
+)
+def test_another_page_logs_nobody_in_or_out(foreign: dict[str, str]) -> None:
+    """Whatever ``allowed_origins`` says: a user in the session of somebody else would give things away."""
+    with (
+        running_server(token=TOKEN, memory=True, allowed_origins=["*"]) as server,
+        closing(Http(server.http_address)) as http,
+    ):
+        mine = cookie_of(log_in(http))
+        answer = http.ask("POST", "/console/session", {"token": TOKEN}, foreign)
+        assert (answer.status, answer.code) == (401, "not_the_console")
+        assert "set-cookie" not in answer.headers
+        assert http.ask("DELETE", "/console/session", None, {**mine, **foreign}).status == 401
+        assert http.get("/access/whoami", {**mine, **OURS}).status == 200
+
+
+def test_a_login_takes_no_cookie_over(http: Http, server: RunningServer) -> None:
+    """A value that somebody else has set is no session; a session that came along ends."""
+    name = f"headrace-{server.http_address[1]}"
+    planted = {"Cookie": f"{name}=planted"}
+    first = http.ask("POST", "/console/session", {"token": TOKEN}, planted)
+    assert "planted" not in first.headers["set-cookie"]
+    assert http.get("/access/whoami", {**planted, **OURS}).code == "login_ended"
+    old = cookie_of(first)
+    new = cookie_of(http.ask("POST", "/console/session", {"token": TOKEN}, old))
+    assert http.get("/access/whoami", {**old, **OURS}).code == "login_ended"
+    assert http.get("/access/whoami", {**new, **OURS}).status == 200
+
+
+def test_two_cookies_are_no_session(http: Http) -> None:
+    """Another port of the host can set one for a longer path, which browsers send first."""
+    mine, other = cookie_of(log_in(http)), cookie_of(log_in(http))
+    both = {"Cookie": f"{other['Cookie']}; {mine['Cookie']}"}
+    answer = http.get("/access/whoami", {**both, **OURS})
+    assert (answer.status, answer.code) == (401, "login_ended")
+
+
 def test_logging_out_ends_the_session_everywhere(http: Http) -> None:
     """Also for a request whose head was admitted before, byte for byte."""
     cookie = cookie_of(log_in(http))

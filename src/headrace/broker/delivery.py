@@ -47,6 +47,8 @@ class Lease:
     """A bit for each offset that is still out."""
     since: float = 0.0
     """When it was handed out."""
+    back: int = 0
+    """A bit for each that came back without an ack."""
 
     def index(self, offset: int) -> int:
         """Which bit is the offset's; -1 when the lease never had it."""

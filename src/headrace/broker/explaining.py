@@ -6,17 +6,20 @@ bounded; where many messages could be looked at, the first ``LOOKED_AT`` are.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from headrace.broker.delivery import Lease, Member
-from headrace.broker.history import GROWN_MIN, Recording
+from headrace.broker.history import GROWN_MIN, Failure, Recording
+from headrace.broker.lives import PastDelivery
 from headrace.operations.watching import (
     Concern,
     Held,
     MemberInfo,
+    MessageDelivery,
     MessageState,
     Severity,
     WaitingRetry,
@@ -29,13 +32,21 @@ if TYPE_CHECKING:
 
 SHOWN_MAX = 100
 LOOKED_AT = 100_000
+HELD_SHOWN = 5
 SLOW_S = 10.0
 """A member that has held a message for so long may be stuck."""
 _ORDER: tuple[Severity, ...] = ("critical", "warning", "notice", "ok")
 
 
 def worst_first(findings: list[Concern]) -> list[Concern]:
-    return sorted(findings, key=lambda finding: _ORDER.index(finding["severity"]))
+    """Of the same severity, the first of each kind first: a hundred subscriptions without members hide no dead letters."""
+    seen: Counter[str] = Counter()
+
+    def rank(finding: Concern) -> tuple[int, int]:
+        seen[finding["code"]] += 1
+        return _ORDER.index(finding["severity"]), seen[finding["code"]]
+
+    return sorted(findings, key=rank)
 
 
 def findings_of(
@@ -162,7 +173,7 @@ def members_of(subscription: Subscription) -> list[MemberInfo]:
 
 def _member(subscription: Subscription, member: Member) -> MemberInfo:
     about: Any = getattr(member.sink, "about", dict)()
-    oldest = min(member.leases.values(), key=lambda lease: lease.since, default=None)
+    held = [*islice(_held(subscription, member), HELD_SHOWN)]
     is_in = member in subscription.members
     joined = _ms(subscription, member.joined) if is_in else None
     return {
@@ -174,20 +185,24 @@ def _member(subscription: Subscription, member: Member) -> MemberInfo:
         "stalled": member.stalled,
         "reads": not is_in or member.sink.room() > 0,
         "joined": joined,
-        "oldest": None if oldest is None else _held(subscription, oldest),
+        "oldest": held[0] if held else None,
+        "held": held,
     }
 
 
-def _held(subscription: Subscription, lease: Lease) -> Held:
-    index = (lease.mask & -lease.mask).bit_length() - 1
-    return {
-        "topic": lease.cursor.partition.topic,
-        "partition": lease.cursor.partition.number,
-        "offset": lease.offsets[max(index, 0)],
-        "attempt": lease.attempt_at(max(index, 0)),
-        "since": _ms(subscription, lease.since),
-        "deadline": _ms(subscription, lease.deadline),
-    }
+def _held(subscription: Subscription, member: Member) -> Iterator[Held]:
+    """What a member holds, the oldest first, as it was handed out."""
+    for lease in member.leases.values():
+        for index in range(lease.count):
+            if lease.mask >> index & 1:
+                yield {
+                    "topic": lease.cursor.partition.topic,
+                    "partition": lease.cursor.partition.number,
+                    "offset": lease.offsets[index],
+                    "attempt": lease.attempt_at(index),
+                    "since": _ms(subscription, lease.since),
+                    "deadline": _ms(subscription, lease.deadline),
+                }
 
 
 def retries_of(subscription: Subscription, limit: int) -> list[WaitingRetry]:
@@ -223,6 +238,9 @@ def state_of(
         "since": None,
         "due": None,
         "dead_letter": None,
+        "dead_lettered": None,
+        "redriven": None,
+        "deliveries": [],
         "failures": [
             {"time": f.time_ms, "attempt": f.attempt, "member": f.member, "reason": f.reason}
             for f in failures
@@ -252,7 +270,44 @@ def state_of(
             held = subscription._order._held.get(cursor.number, {})
             if cursor.parked and offset not in held and not cursor.failures(offset):
                 state["state"] = "waiting for its key"
+    state["deliveries"] = _deliveries(engine, subscription, cursor, offset, failures)
     return state
+
+
+def _deliveries(
+    engine: Engine,
+    subscription: Subscription,
+    cursor: Cursor,
+    offset: int,
+    failures: list[Failure],
+) -> list[MessageDelivery]:
+    """The deliveries of a message that are known, oldest first."""
+    failed = {(failure.attempt, failure.member) for failure in failures}
+    found: list[MessageDelivery] = []
+
+    def add(each: PastDelivery | Lease, index: int, member: str, until: int | None) -> None:
+        attempts, is_back = each.attempts, bool(each.back >> index & 1)
+        attempt = attempts if isinstance(attempts, int) else attempts[index]
+        is_out = isinstance(each, Lease) and bool(each.mask >> index & 1)
+        given_back: Any = "failed" if (attempt, member) in failed else "given back"
+        found.append(
+            {
+                "since": _ms(subscription, each.since),
+                "until": until,
+                "attempt": attempt,
+                "member": member,
+                "outcome": "in flight" if is_out else given_back if is_back else "acknowledged",
+            }
+        )
+
+    for past, index in engine.history.lives.deliveries_of(
+        subscription.number, cursor.number, offset
+    ):
+        add(past, index, past.member, _ms(subscription, past.until))
+    for lease in islice(subscription.leases.values(), LOOKED_AT):
+        if lease.cursor is cursor and (index := lease.index(offset)) >= 0:
+            add(lease, index, lease.member.name, None)
+    return sorted(found, key=lambda each: each["since"])
 
 
 def _lease_of(subscription: Subscription, cursor: Cursor, offset: int) -> Lease | None:

@@ -10,7 +10,8 @@ Rules:
 - A round is done in pieces between the turns of the loop (``pace.py``), and costs little for what is idle.
 - Memory is bounded: ``ITEMS_MAX`` topics and subscriptions have a ring, of 480 or 720 bytes.
 - It is for eyes. What is to be kept or added up is in the metrics and in ``__events``.
-- Failed deliveries are remembered too, the last ``FAILURES_MAX`` of the broker: ``message_life`` tells of them.
+- Failed deliveries are remembered too, the last ``FAILURES_MAX`` of the broker, and deliveries that have ended
+  (``lives.py``): ``message_life`` tells of them.
 
 Rejected: SQLite or a topic (a disk write for each look at a plot); averages that fade (they cannot be plotted).
 """
@@ -22,6 +23,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from headrace.broker.lives import Lives
 from headrace.files import resident_bytes
 from headrace.model import INTERNAL_PREFIX
 from headrace.operations.results import Verdict
@@ -130,6 +132,7 @@ class Recording:
         self._item_times: deque[int] = deque(maxlen=ITEM_SAMPLES)
         self._items_at = 0.0
         self.failures: deque[Failure] = deque(maxlen=FAILURES_MAX)
+        self.lives = Lives()
         self.timings: Callable[[], Timings] = lambda: (0, 0.0, 0, 0.0)
         """Set by the server, whose metrics measure them."""
 

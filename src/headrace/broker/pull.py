@@ -33,12 +33,13 @@ class Pull:
         limit: int,
         done: Done,
         by_id: dict[int, Lease] | None = None,
+        name: str = "pull",
     ):
-        """``by_id`` is the register in which its leases can be found until they end."""
+        """``by_id`` is the register in which its leases can be found until they end; ``name`` is for people."""
         self._subscription = subscription
         self._loop = loop
         self._limit = limit
-        self._member = Member("pull", self, limit, by_id=by_id)
+        self._member = Member(name, self, limit, by_id=by_id)
         self._done: Done | None = done
         self._got: list[Delivery] = []
         self._count = 0

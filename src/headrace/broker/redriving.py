@@ -316,6 +316,10 @@ class Redrive:
         def stored(entry: Append) -> None:
             if entry.error is None:
                 self._rounds.wrote(log)
+                lives, now_ms = self._engine.history.lives, self._engine.now_ms()
+                for at, letter in enumerate(letters):
+                    place = (topic.name, number, entry.first_offset + at)
+                    lives.redriven(letter, now_ms, place)
             self._stored(letters, entry.error)
 
         entry = Append(self._target.columns(made), None, stored)

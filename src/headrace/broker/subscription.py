@@ -304,6 +304,10 @@ class Subscription(Leases):
             self.tally.acked += count
             partition.consumed += count
             self._done_all(cursor, offsets)
+            now = self._context.time()
+            self._context.history.lives.note(
+                self.number, cursor.number, offsets, attempts, 0, member.name, now, now
+            )
             member.sink.deliver(delivery)
             return
         now, mask = self._context.time(), (1 << count) - 1
@@ -452,6 +456,7 @@ class Subscription(Leases):
         attempt = lease.attempt_at(index)
         if delay is None:
             delay = self.settings.delay_after(attempt)
+        lease.back |= 1 << index
         self._attempts.failed(lease, index, reason)
         self._failed(lease.cursor, offset, attempt, reason, delay)
         self._released(lease, 1)
@@ -459,7 +464,9 @@ class Subscription(Leases):
     def release(self, lease_id: int, offset: int) -> None:
         """Give a message back that was never begun: it does not count as a delivery."""
         lease = self.lease(lease_id)
-        self._attempts.not_begun(lease, self._settle(lease, offset))
+        index = self._settle(lease, offset)
+        lease.back |= 1 << index
+        self._attempts.not_begun(lease, index)
         self._retries.add(lease.cursor, offset)
         self._released(lease, 1)
 
@@ -483,8 +490,8 @@ class Subscription(Leases):
     def _settled(self, lease: Lease, count: int) -> None:
         """The member no longer holds ``count`` messages of the lease; an empty lease ends."""
         lease.member.settled(lease, count)
-        if not lease.mask:
-            self.leases.pop(lease.id, None)
+        if not lease.mask and self.leases.pop(lease.id, None) is not None:
+            self._context.history.lives.delivered(lease, self._context.time())
 
     def _done(self, cursor: Cursor, offset: int) -> None:
         cursor.done(offset)
@@ -568,6 +575,7 @@ class Subscription(Leases):
         out = lease.out()
         if reason is TIMED_OUT:
             self.tally.timeouts += len(out)
+        lease.back |= lease.mask
         lease.mask = 0
         self._settled(lease, len(out))
         for index in out:
@@ -619,6 +627,7 @@ class Subscription(Leases):
                 gone &= (1 << bisect_left(lease.offsets, before)) - 1
             if gone:
                 lease.mask ^= gone
+                lease.back |= gone
                 self._settled(lease, gone.bit_count())
         self._retries.forget(cursor, before)
         self._attempts.forget(cursor, before)
@@ -645,6 +654,7 @@ class Subscription(Leases):
         self._attempts.closed(self.leases.values())
         for lease in list(self.leases.values()):
             out = lease.mask.bit_count()
+            lease.back |= lease.mask
             lease.mask = 0  # an ack that comes now is stale
             self._settled(lease, out)
 

@@ -3,19 +3,23 @@
 An object is a JSON Merge Patch (RFC 7396): ``{"currency": "EUR", "debug": null}`` sets one member and removes
 another. A list is a JSON Patch (RFC 6902): ``[{"op": "move", "from": "/total", "path": "/amount"}]``.
 
+A patch is bounded in time and memory: a step ``copy`` can double a document, so what all steps of a patch copy
+together is counted.
+
 Rejected: an expression language. It would have to be bounded in time and memory, and learned; a patch does
 each step once.
 """
 
 from __future__ import annotations
 
-from copy import deepcopy
 from typing import Any
 
 from headrace.errors import InvalidArgument
 from headrace.operations import exact_json
 
 STEPS_MAX = 100
+COPIED_MAX = 1 << 20
+"""Values, and characters of texts, that the steps of a patch may copy."""
 _MEMBERS = {
     "add": {"path", "value"},
     "remove": {"path"},
@@ -53,9 +57,11 @@ def transformed(value: bytes, patch: Any) -> bytes:
         ) from error
     try:
         changed = _merged(document, patch) if isinstance(patch, dict) else _patched(document, patch)
+        return exact_json.dumps(changed)
     except _Misfit as misfit:
         raise InvalidArgument(str(misfit), code="transform_failed") from None
-    return exact_json.dumps(changed)
+    except RecursionError:
+        raise InvalidArgument("the result is nested too deeply", code="transform_failed") from None
 
 
 HeadraceErrors = (InvalidArgument, ValueError, RecursionError)
@@ -83,25 +89,36 @@ def _merged(target: Any, patch: Any) -> Any:
 
 def _patched(document: Any, steps: list[dict[str, Any]]) -> Any:
     root = {"": document}  # so that the whole document has a place, too
+    left = COPIED_MAX
+
+    def copied(value: Any) -> Any:
+        nonlocal left
+        left -= 1 + (len(value) if isinstance(value, str) else 0)
+        if left < 0:
+            raise _Misfit("the patch copies too much")
+        if isinstance(value, dict):
+            return {copied(name): copied(each) for name, each in value.items()}
+        return [copied(each) for each in value] if isinstance(value, list) else value
+
     for step in steps:
         op, path = step["op"], step["path"]
         if op == "test":
             if _get(root, path) != step["value"]:
                 raise _Misfit(f"{path or 'the document'} is not {step['value']!r:.60}")
         elif op == "add":
-            _add(root, path, deepcopy(step["value"]))
+            _add(root, path, copied(step["value"]))
         elif op == "remove":
             _remove(root, path)
         elif op == "replace":
             _get(root, path)
             _remove(root, path)
-            _add(root, path, deepcopy(step["value"]))
+            _add(root, path, copied(step["value"]))
         elif op == "move":
             if path.startswith(step["from"] + "/"):
                 raise _Misfit(f"{step['from']} cannot move into itself")
             _add(root, path, _remove(root, step["from"]))
         else:
-            _add(root, path, deepcopy(_get(root, step["from"])))
+            _add(root, path, copied(_get(root, step["from"])))
     if "" not in root:
         raise _Misfit("nothing of the document is left")
     return root[""]
@@ -128,7 +145,8 @@ def _at(holder: Any, word: str, path: str) -> Any:
 
 
 def _index(holder: list[Any], word: str, path: str, beyond: int) -> int:
-    if not (word.isascii() and word.isdigit()) or int(word[:9]) > len(holder) - beyond:
+    is_number = word.isascii() and word.isdigit() and len(word) < 10
+    if not is_number or int(word) > len(holder) - beyond:
         raise _Misfit(f"there is no {path}")
     return int(word)
 

@@ -26,7 +26,17 @@ from headrace.broker.topic_statistics import topic_subscriptions
 from headrace.broker.transforming import check_transform, transformed
 from headrace.errors import DataCorrupt, HeadraceError, NotFound, OffsetOutOfRange
 from headrace.log.interface import completed
-from headrace.model import INTERNAL_PREFIX, DeadLetter, Message, Scheduled, Start, split_position
+from headrace.model import (
+    INTERNAL_PREFIX,
+    DeadLetter,
+    Message,
+    Scheduled,
+    Start,
+    derive_id,
+    split_id,
+    split_position,
+    topic_hash,
+)
 from headrace.operations.watching import (
     Concern,
     Explanation,
@@ -34,6 +44,7 @@ from headrace.operations.watching import (
     MessageLife,
     MessageState,
     OldestMessage,
+    Place,
     PublisherInfo,
     RedrivePreview,
     RedriveSample,
@@ -204,29 +215,24 @@ class WatchingAdministration:
     async def attention(self, limit: int) -> list[Concern]:
         engine = self.engine
         found: list[Concern] = [*self._broker_findings()]
+
+        def add(findings: Iterable[Concern]) -> None:
+            found.extend(findings)
+            if len(found) > 10 * limit:  # of what there is much of, the worst
+                found[:] = worst_first(found)[:limit]
+
         async for topic in engine.pace.each(list(engine.topics)):
-            if len(found) >= 10 * limit:
-                break
             for partition in topic.partitions:
                 if partition.log.read_only and self.caller.sees(topic.name):
-                    found.append(
-                        _finding(
-                            "critical",
-                            "read_only",
-                            f"{topic.name}/{partition.number} takes no publishes: "
-                            f"{partition.log.read_only}. Run headrace doctor.",
-                            topic=topic.name,
-                        )
+                    text = (
+                        f"{topic.name}/{partition.number} takes no publishes: "
+                        f"{partition.log.read_only}. Run headrace doctor."
                     )
+                    add([_finding("critical", "read_only", text, topic=topic.name)])
         async for each in engine.pace.each(engine.subscriptions()):
-            if len(found) >= 10 * limit:
-                break
             if not each.closed and self.permissions.sees(each):
-                found += [
-                    finding
-                    for finding in findings_of(each, engine.history, self.caller.sees)
-                    if finding["severity"] != "notice"
-                ]
+                findings = findings_of(each, engine.history, self.caller.sees)
+                add(finding for finding in findings if finding["severity"] != "notice")
         known = set() if self.caller.unlimited else self.permissions.buried()
         for name, count in engine.dead_letters.topics():
             if count and (self.caller.sees(name) or name in known):
@@ -293,6 +299,8 @@ class WatchingAdministration:
             for each in members_of(found)
             if each["oldest"] is None or self.caller.sees(each["oldest"]["topic"])
         ]
+        for each in members:
+            each["held"] = [held for held in each["held"] if self.caller.sees(held["topic"])]
         if not self.permissions.may_use("manage", found):  # as ``clients`` does
             for each in members:
                 each["address"], each["connection"] = "", None
@@ -367,19 +375,38 @@ class WatchingAdministration:
 
     # --- a message ----------------------------------------------------------------------------
     async def message_life(self, id: uuid.UUID) -> MessageLife:
-        message = await self.find(id)
+        return await self._life(await self.find(id))
+
+    async def life_at(self, topic: str, partition: int, offset: int) -> MessageLife:
+        place = self.engine.topics.find(topic).partition(partition)
+        id = derive_id(topic_hash(topic), place.number, offset)
+        return await self._life(await self.find(id))
+
+    async def _life(self, message: Message) -> MessageLife:
         topic = self.engine.topics.find(message.topic)
+        lives = self.engine.history.lives
         states: list[MessageState] = []
         async for each in self.engine.pace.each(topic_subscriptions(topic, self.engine)):
             cursor = each.cursors.get((message.topic, message.partition))
             if cursor is not None and self.permissions.sees(each):
                 state = state_of(self.engine, each, cursor, message.offset)
                 if state["state"] == "done":
-                    state["dead_letter"] = await self._letter_of(each, message)
-                    if state["dead_letter"] is not None:
+                    letter = await self._letter_of(each, message)
+                    if letter is not None:
                         state["state"] = "dead letter"
+                        state["dead_letter"], state["dead_lettered"] = letter
                 if state["state"] == "done":
                     state["sinks"] = self._sinks(each.name)
+                origin = (message.topic, message.partition, message.offset, each.name)
+                redriven = lives.redrive_of(origin)
+                if redriven is not None and self.permissions.may("browse", redriven.topic):
+                    state["redriven"] = {
+                        "time": redriven.time_ms,
+                        "dead_lettered": redriven.dead_lettered_ms,
+                        "topic": redriven.topic,
+                        "partition": redriven.partition,
+                        "offset": redriven.offset,
+                    }
                 states.append(state)
             if len(states) >= SHOWN_MAX:
                 break
@@ -393,8 +420,18 @@ class WatchingAdministration:
             "published": message.timestamp,
             "publisher": None if by is None else self._publisher(by, message.topic),
             "first_published": int(first) if first.isascii() and first.isdigit() else None,
+            "origin": self._origin(message),
             "subscriptions": states,
         }
+
+    def _origin(self, message: Message) -> Place | None:
+        """Where a redriven message was published at first: it has kept its id."""
+        parts = split_id(message.id)
+        topic = None if parts is None else self.engine.topics.by_hash(parts[0])
+        if parts is None or topic is None or FIRST_PUBLISHED not in message.headers:
+            return None
+        place: Place = {"topic": topic.name, "partition": parts[1], "offset": parts[2]}
+        return place if self.permissions.may("browse", topic.name) else None
 
     def _sinks(self, name: str) -> list[str]:
         """Where the pipeline of this name writes. Its subscription moves when a batch is in the table."""
@@ -409,8 +446,10 @@ class WatchingAdministration:
     async def find(self, id: uuid.UUID) -> Message:
         raise NotImplementedError
 
-    async def _letter_of(self, subscription: Subscription, message: Message) -> int | None:
-        """The dead letter that a message became, if it is among the last ones."""
+    async def _letter_of(
+        self, subscription: Subscription, message: Message
+    ) -> tuple[int, int] | None:
+        """The dead letter that a message became, and when."""
         if not subscription.tally.dead_lettered and not self._has_letters(subscription):
             return None
 
@@ -426,7 +465,7 @@ class WatchingAdministration:
             found = await completed(listing.collect)
         except (NotFound, DataCorrupt):
             return None
-        return found[0].offset if found else None
+        return (found[0].offset, found[0].timestamp) if found else None
 
     def _has_letters(self, subscription: Subscription) -> bool:
         name = self.engine.dead_letters.topic_name(subscription, subscription.pattern)

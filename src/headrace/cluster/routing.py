@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from headrace.broker import schedule
 from headrace.broker.administration import Administration
+from headrace.broker.explaining import worst_first
 from headrace.broker.slots import moved
 from headrace.cluster.peers import NO_ANSWER, Peer, unanswered
 from headrace.errors import HeadraceError, InvalidArgument, OutcomeUnknown, StorageFailed
@@ -92,6 +93,8 @@ class Routing:
         if operation.runs == "owner of letters":
             return self._place_of_letters(checked["subscription"])
         if operation.runs == "owner of message":
+            if "id" not in checked:
+                return checked["topic"], checked["partition"]
             parts = split_id(checked["id"])
             topic = None if parts is None else self._node.engine.topics.by_hash(parts[0])
             if parts is not None and topic is not None and parts[1] < len(topic.partitions):
@@ -397,7 +400,7 @@ def _letters(answers: list[Any], checked: dict[str, Any]) -> Any:
 
 def _concerns(answers: list[Any], checked: dict[str, Any]) -> Any:
     found = {each["text"]: each for answer in answers for each in answer}
-    return list(found.values())[: checked["limit"]]
+    return worst_first([*found.values()])[: checked["limit"]]
 
 
 def _nothing(answers: list[Any], checked: dict[str, Any]) -> None:

@@ -16,6 +16,9 @@ Rules:
   may send requests too. So the browser must say that it is the same origin (``Sec-Fetch-Site``), or the
   request has the header ``X-Headrace-Console``, which other origins can send only after a preflight; whatever
   is not a GET or HEAD has that header, and an ``Origin`` that is given is our own.
+- A page of another origin cannot log anybody in or out: a user who works in the session of somebody else gives
+  away what it publishes there. A login makes a new cookie, and ends the session of the one that came with it. Two
+  cookies of our name are none: one of them was set by another port or name of this host.
 - Only a hash of the cookie is kept. The table is bounded, also for each principal.
 """
 
@@ -65,8 +68,9 @@ class ConsoleSessions:
         self.cookie = f"{'__Host-' if tls else ''}headrace-{port}"
 
     # --- beginning and ending ---------------------------------------------------------------------
-    def begin(self, caller: Caller) -> str:
+    def begin(self, caller: Caller, request: Request) -> str:
         """A session of whoever has just logged in; returns the value of its cookie."""
+        self.end(request)
         self._end_overdue()
         mine = [key for key, each in self._sessions.items() if each.caller.name == caller.name]
         if len(mine) >= PER_PRINCIPAL_MAX:
@@ -84,7 +88,14 @@ class ConsoleSessions:
 
     def end(self, request: Request) -> None:
         """Log out. Without a session there is nothing to do."""
-        self._end(_hash(self._secret(request)))
+        for secret in self._secrets(request):
+            self._end(_hash(secret))
+
+    @staticmethod
+    def check_origin(request: Request) -> None:
+        """Refuse a login or logout that another page asks for, also one that may use the API."""
+        if not _is_same_origin(request):
+            raise _not_ours("only the console itself logs in and out; other pages send a token")
 
     def _end(self, key: str) -> None:
         session = self._sessions.pop(key, None)
@@ -118,25 +129,23 @@ class ConsoleSessions:
 
         :class:`Unauthenticated` if the cookie does not count, so that nobody wonders.
         """
-        secret = self._secret(request)
-        if not secret:
+        secrets = self._secrets(request)
+        if not secrets:
             return None
         if not _is_ours(request):
-            raise Unauthenticated(
-                "the console's cookie counts only in requests of the console; send a token",
-                code="not_the_console",
+            raise _not_ours(
+                "the console's cookie counts only in requests of the console; send a token"
             )
-        session = self._sessions.get(_hash(secret))
+        session = self._sessions.get(_hash(secrets[0])) if len(secrets) == 1 else None
         if session is None or session.ends_at <= self._time() or not session.caller.valid:
             raise Unauthenticated("this session has ended; log in again", code="login_ended")
         return session.caller
 
-    def _secret(self, request: Request) -> str:
-        for pair in request.headers.get("cookie", "").split(";"):
-            name, _, value = pair.strip().partition("=")
-            if name == self.cookie:
-                return value
-        return ""
+    def _secrets(self, request: Request) -> list[str]:
+        pairs = [
+            pair.strip().partition("=") for pair in request.headers.get("cookie", "").split(";")
+        ]
+        return [value for name, _, value in pairs if name == self.cookie and value]
 
     def header(self, secret: str, request: Request) -> str:
         """``Set-Cookie`` with this value; an empty one removes the cookie."""
@@ -147,17 +156,26 @@ class ConsoleSessions:
         return text + ("; Secure" if secure else "")
 
 
-def _is_ours(request: Request) -> bool:
-    """Whether our own page sent it, as far as a browser can be asked."""
+def _is_same_origin(request: Request) -> bool:
+    """Whether no browser says that another page sent it."""
     headers = request.headers
     origin, site = headers.get("origin"), headers.get("sec-fetch-site")
-    if origin is not None and origin.partition("://")[2] != headers.get("host", ""):
+    is_own = origin is None or origin.partition("://")[2] == headers.get("host", "")
+    return is_own and site in (None, "same-origin")
+
+
+def _is_ours(request: Request) -> bool:
+    """Whether our own page sent it, as far as a browser can be asked."""
+    if not _is_same_origin(request):
         return False
-    if site not in (None, "same-origin"):
-        return False
-    if HEADER in headers:
+    if HEADER in request.headers:
         return True
+    site = request.headers.get("sec-fetch-site")
     return request.method in ("GET", "HEAD") and site == "same-origin"
+
+
+def _not_ours(text: str) -> Unauthenticated:
+    return Unauthenticated(text, code="not_the_console")
 
 
 def _hash(secret: str) -> str:

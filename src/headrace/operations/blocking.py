@@ -77,3 +77,4 @@ class BlockingOperations(Shell):
     preview_seek = blocking(Operations.preview_seek)
     preview_redrive = blocking(Operations.preview_redrive)
     message_life = blocking(Operations.message_life)
+    life_at = blocking(Operations.life_at)

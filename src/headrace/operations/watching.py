@@ -128,6 +128,8 @@ class MemberInfo(TypedDict):
     joined: TimeMs | None
     """None: it has left, or asked over HTTP, and still holds messages."""
     oldest: Held | None
+    held: list[Held]
+    """What it holds, the oldest first; a few of them."""
 
 
 class WaitingRetry(TypedDict):
@@ -249,6 +251,34 @@ class MessageFailure(TypedDict):
     reason: str
 
 
+class MessageDelivery(TypedDict):
+    """A delivery of a message that the broker remembers."""
+
+    since: TimeMs
+    until: TimeMs | None
+    """When it had ended, with all that the member got together; None: not yet."""
+    attempt: Count
+    member: str
+    outcome: Literal["in flight", "acknowledged", "failed", "given back"]
+    """``given back``: before the member had begun with it, or the subscription was moved."""
+
+
+class Place(TypedDict):
+    """Where a message is."""
+
+    topic: str
+    partition: Count
+    offset: Offset
+
+
+class MessageRedriven(Place):
+    """Where a dead letter was published again."""
+
+    time: TimeMs
+    dead_lettered: TimeMs
+    """When it became a dead letter."""
+
+
 class MessageState(TypedDict):
     """What became of a message in one subscription."""
 
@@ -266,6 +296,11 @@ class MessageState(TypedDict):
     due: TimeMs | None
     """The deadline of a delivery, or the time of the next one."""
     dead_letter: Offset | None
+    dead_lettered: TimeMs | None
+    """When it became one, if it still is."""
+    redriven: MessageRedriven | None
+    """If it was a dead letter that was published again, as far as the broker remembers."""
+    deliveries: list[MessageDelivery]
     failures: list[MessageFailure]
     """That the broker remembers."""
     sinks: list[str]
@@ -282,6 +317,8 @@ class MessageLife(TypedDict):
     """None: not known any more, or not a client."""
     first_published: TimeMs | None
     """If it was redriven: when it was published at first."""
+    origin: Place | None
+    """If it was redriven: where it was published at first."""
     subscriptions: list[MessageState]
 
 
@@ -526,4 +563,27 @@ class WatchingOperations:
 
             for state in (await client.message_life(receipt.id))["subscriptions"]:
                 print(state["subscription"], state["state"])
+        """
+
+    @operation(
+        permission="browse",
+        about="topic",
+        runs="owner of message",
+        errors=("topic_not_found", "message_not_found"),
+        http=Http(
+            "GET",
+            "/topics/{topic}/messages/{partition}/{offset}/life",
+            "What became of the message at a place",
+            tag="reading",
+        ),
+    )
+    async def life_at(
+        self, topic: ExistingTopic, partition: Partition, offset: Offset
+    ) -> MessageLife:
+        """The same for the message at a place: a redriven message has the id of the first one.
+
+        Example::
+
+            life = await client.life_at("orders", 0, 17)
+            print(life["origin"], life["publisher"])
         """

@@ -37,6 +37,7 @@ def on_console_file(session: HttpSession, request: Request, version: str, file: 
 async def on_log_in(session: HttpSession, request: Request) -> Answer:
     """Check the secret as every login does, and begin a session."""
     check_query(request)
+    session.hub.sessions.check_origin(request)
     given = _credentials(read_object(request.body))
     connection, hub, access = session.connection, session.hub, session.engine.access
     headers = {}
@@ -45,7 +46,7 @@ async def on_log_in(session: HttpSession, request: Request) -> Answer:
         caller = hub.logins.at_once(connection.source, given)
         if caller is None:
             caller = await hub.logins.check(connection.source, given)
-        secret = hub.sessions.begin(caller)
+        secret = hub.sessions.begin(caller, request)
         headers["Set-Cookie"] = hub.sessions.header(secret, request)
     assert caller is not None
     whoami: Any = await hub.operations.run(OPERATIONS["whoami"], {}, caller, connection.source)
@@ -68,6 +69,7 @@ def _credentials(body: dict[str, Any]) -> Credentials:
 def on_log_out(session: HttpSession, request: Request) -> Answer:
     check_query(request)
     sessions = session.hub.sessions
+    sessions.check_origin(request)
     sessions.end(request)
     headers = {"Set-Cookie": sessions.header("", request)}
     return Answer(200, b"{}", headers=headers)

@@ -17,7 +17,7 @@ from headrace.operations.catalog import OPERATIONS
 from headrace.operations.declaring import SETTINGS, Argument, Http, Operation
 from headrace.server import schemas
 from headrace.server.http import HttpSession
-from headrace.server.routes import BODY_BYTES_SPARE, check_query, read_object
+from headrace.server.routes import BODY_BYTES_SPARE, CURSOR, check_query, read_object
 from headrace.server.routing import JSON_BYTES_MAX, Parameter, Route
 from headrace.server.views import value_of
 from headrace.wire.http import Answer, Request
@@ -36,6 +36,8 @@ def _handler(operation: Operation, route: Http) -> Callable[..., Any]:
     async def handle(session: HttpSession, request: Request, *words: str) -> Answer:
         given: dict[str, Any] = dict(zip(route.path_arguments.values(), words, strict=True))
         given |= check_query(request, *in_query)
+        if CURSOR.lower() in request.headers and "cursor" in in_query:
+            given.setdefault("cursor", request.headers[CURSOR.lower()])
         if request.method in BODY_METHODS:
             body = await read(session, request, given)
             _merge(operation, route, given, body)

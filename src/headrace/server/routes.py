@@ -325,7 +325,8 @@ async def _pull(
         elif not future.done():
             future.set_result(deliveries)
 
-    pull = Pull(subscription, loop, limit, done, session.hub.pulled)
+    name = session.connection.client_id or session.connection.peer
+    pull = Pull(subscription, loop, limit, done, session.hub.pulled, name)
     held = Share(session.engine.budget)
     # It ends early when the client closes its sending half, or when the broker stops.
     session.connection.long_polls[pull.finish] = None

@@ -411,7 +411,8 @@ class WebSocketSession(SubscribingSession):
         arguments = {"subscription": group, "topic": topic, "start": start}
         made = await self.connection.call("create_subscription", arguments)
         subscription = self.engine.subscription(group, topic)
-        self._memberships.join(subscription, self.connection.peer, prefetch, auto)
+        name = self.connection.client_id or self.connection.peer
+        self._memberships.join(subscription, name, prefetch, auto)
         created = {"topic_created": True} if made.get("topic_created") else {}
         return {"type": "subscribed", "topic": topic, "group": group, **created}
 

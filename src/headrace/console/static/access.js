@@ -27,7 +27,7 @@ function rights(me) {
   ], me.grants.map((grant) => grant.split(":")));
 }
 
-export async function access({ signal, title }) {
+export async function access({ signal, title, fail }) {
   title("Access");
   const me = whoAmI();
   const clients = h("section", { "aria-label": "Clients", id: "clients" });
@@ -81,7 +81,7 @@ export async function access({ signal, title }) {
   }
 
   await refresh();
-  every(3000, signal, refresh);
+  every(3000, signal, refresh, fail);
   if (me.name !== "anyone" && may("browse", "__audit")) every(5000, signal, audited);
   if (may("admin") && me.name !== "anyone") listed().catch(() => {});
   return [h("h1", {}, "Access"),

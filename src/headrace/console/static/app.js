@@ -4,7 +4,7 @@ import { ask, get, state } from "./api.js";
 import { access } from "./access.js";
 import { cluster } from "./cluster.js";
 import { deadLetters, letters } from "./dead_letters.js";
-import { dialog, h, put, toast } from "./dom.js";
+import { button, closeDialogs, dialog, h, put, toast } from "./dom.js";
 import { login } from "./login.js";
 import { message } from "./message.js";
 import { overview } from "./overview.js";
@@ -46,7 +46,11 @@ let failed = false;
 
 function address() {
   const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?");
-  return { words: path.split("/").map(decodeURIComponent), query: new URLSearchParams(query) };
+  try {
+    return { words: path.split("/").map(decodeURIComponent), query: new URLSearchParams(query) };
+  } catch {
+    return { words: ["no such page"], query: new URLSearchParams() }; // somebody has cut the address
+  }
 }
 
 function find(words) {
@@ -62,6 +66,7 @@ function find(words) {
 async function open() {
   leaving.abort();
   leaving = new AbortController();
+  closeDialogs();
   failed = false;
   const { words, query } = address();
   const [page, values] = find(words);
@@ -115,8 +120,14 @@ function fail(error) {
 
 async function logOut() {
   await ask("DELETE", "/console/session");
+  forget();
+}
+
+/** Nothing that was shown or typed stays for the next user. */
+function forget() {
   leaving.abort();
-  begin();
+  history.replaceState(null, "", "#/");
+  location.reload();
 }
 
 function frame() {
@@ -125,7 +136,7 @@ function frame() {
   const menu = h("nav", { id: "menu", "aria-label": "Pages" }, MENU.map(([word, title]) => h("a", { href: `#/${word}` }, title)));
   const who = h("div", { class: "who" }, themeButton(),
     h("a", { href: "#/access", title: anyone ? "This broker has no access control" : "You" }, anyone ? "no login" : me.name),
-    anyone ? null : h("button", { type: "button", class: "plain", onclick: logOut }, "Sign out"));
+    anyone ? null : button("Sign out", logOut, { class: "plain" }));
   put(app, h("a", { class: "skip", href: "#main", onclick: (event) => {
     event.preventDefault();
     main.focus();
@@ -135,7 +146,9 @@ function frame() {
 
 async function begin() {
   try {
-    setMe(await get("/access/whoami"));
+    const me = await get("/access/whoami");
+    if (!["nobody", me.name].includes(whoAmI().name)) return forget();
+    setMe(me);
     const info = await get("/info");
     MENU = MENU.filter((entry) => entry !== CLUSTER);
     if (info.cluster !== null) MENU.splice(-1, 0, CLUSTER); // there is one, and the user may see it
@@ -153,6 +166,7 @@ async function begin() {
 state.addEventListener("signedout", () => {
   leaving.abort();
   if (!document.getElementById("login")) {
+    closeDialogs();
     put(app, banner, login(begin));
     document.querySelector("#login input")?.focus();
   }

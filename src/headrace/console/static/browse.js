@@ -1,7 +1,8 @@
 // The messages of a topic, without consuming any: by offset, time, partition; live; searched; exported.
 //
-// Pages follow the broker's cursor (partition:offset,…). The live tail is the same question again each second,
-// so it pauses and resumes where it was. A search is many requests, each over a stretch of the topic: the
+// Pages follow the broker's cursor (partition:offset,…), which is sent as a header: that of a thousand partitions is too
+// long for an address. The live tail is the same question again each second, so it pauses and resumes where it was; where
+// messages come faster than anybody reads, it leaves some out and says so. A search is many requests, each over a stretch of the topic: the
 // broker serves others in between, and stopping costs nothing.
 
 import { ask, get, path } from "./api.js";
@@ -14,6 +15,8 @@ const PAGE = 50;
 const SLICE = 500;
 const LIVE_MAX = 500;
 const FOUND_MAX = 200;
+const AT_ONCE = 6;
+const LOOK_EVERY = 10;
 
 /** The cursor from which the last messages of each partition follow; fewer of each if there are many partitions. */
 function last(stats, partition) {
@@ -21,6 +24,9 @@ function last(stats, partition) {
   const share = Math.max(Math.ceil(1000 / Math.max(chosen.length, 1)), 1);
   return chosen.map((each) => `${each.partition}:${Math.max(each.start_offset, each.end_offset - Math.min(share, PAGE))}`).join(",");
 }
+
+/** partition -> offset */
+const positions = (cursor) => new Map(cursor.split(",").map((place) => place.split(":").map(Number)));
 
 export function browser(topic, stats, { signal, query, keep }) {
   const shown = {
@@ -40,10 +46,11 @@ export function browser(topic, stats, { signal, query, keep }) {
   const status = h("p", { class: "status", role: "status" });
   const address = path("topics", topic, "messages");
 
-  async function page(values, limit = PAGE) {
+  async function page({ cursor: at, ...values }, limit = PAGE) {
     const query = { ...values, limit };
     if (shown.partition !== "") query.partition = shown.partition;
-    const found = await ask("GET", address, { query, signal: stop.signal, full: true });
+    const headers = at === undefined ? {} : { "X-Cursor": at };
+    const found = await ask("GET", address, { query, headers, signal: stop.signal, full: true });
     cursor = found.headers.get("X-Cursor");
     return found.document;
   }
@@ -106,16 +113,41 @@ export function browser(topic, stats, { signal, query, keep }) {
     live.setAttribute("aria-pressed", "true");
     live.textContent = "Pause";
     put(below);
+    let looks = 0;
+    let leftOut = 0;
     every(1000, stop.signal, async () => {
-      const next = await page({ cursor }, SLICE);
+      let next;
+      try {
+        next = await page({ cursor }, SLICE);
+        if (next.length === SLICE || ++looks % LOOK_EVERY === 0) leftOut += await catchUp();
+      } catch (error) {
+        if (error.code !== "offset_out_of_range") throw error;
+        stats = await get(path("topics", topic), {}, stop.signal); // retention was faster, or it is another topic now
+        next = await page({ cursor: last(stats, shown.partition) }, SLICE);
+      }
       messages = messages.concat(next).slice(-LIVE_MAX);
       if (next.length) {
         list.querySelector(".empty")?.remove();
         list.prepend(...[...next].reverse().map(line));
         while (list.children.length > LIVE_MAX) list.lastChild.remove();
       }
-      status.textContent = `Live: ${plural(messages.length, "message")}, the newest first`;
+      status.textContent = `Live: ${plural(messages.length, "message")}, the newest first${leftOut ? `; ${count(leftOut)} came too fast and are left out` : ""}`;
+    }, (error) => {
+      quiet();
+      status.textContent = `${status.textContent}. It has ended: ${error.message}`;
     });
+  }
+
+  /** If the cursor is far behind the end, move it there; returns how many messages that leaves out. */
+  async function catchUp() {
+    stats = await get(path("topics", topic), {}, stop.signal);
+    const at = positions(cursor);
+    const end = positions(last(stats, shown.partition));
+    let between = 0;
+    for (const [partition, offset] of end) between += Math.max(0, offset - (at.get(partition) ?? offset));
+    if (between <= LIVE_MAX) return 0;
+    cursor = [...end].map(([partition, offset]) => `${partition}:${Math.max(offset, at.get(partition) ?? 0)}`).join(",");
+    return between;
   }
 
   // --- searching ---
@@ -135,14 +167,23 @@ export function browser(topic, stats, { signal, query, keep }) {
     let looked = 0;
     const until = shown.until ? new Date(shown.until).toISOString() : "";
     let at = { start: shown.from === "last" ? "earliest" : start().from, partition: shown.partition };
+    let headers = {};
+    const read = async (place) => {
+      try {
+        const [message] = await get(address, { partition: place.partition, from: place.offset, limit: 1 }, mine);
+        return message?.offset === place.offset ? [message] : [];
+      } catch (error) {
+        if (error.code === "offset_out_of_range") return []; // retention was faster
+        throw error;
+      }
+    };
     while (!mine.aborted) {
       const query = { wanted: shown.find, kind: shown.kind, until, limit: FOUND_MAX - messages.length, ...at };
-      const step = await get(path("topics", topic, "search"), query, mine);
-      for (const place of step.found) {
-        const [message] = await get(address, { partition: place.partition, from: place.offset, limit: 1 }, mine);
-        if (!message) continue; // retention was faster
-        messages.push(message);
-        list.append(line(message));
+      const step = await ask("GET", path("topics", topic, "search"), { query, headers, signal: mine });
+      for (let first = 0; first < step.found.length; first += AT_ONCE) {
+        const found = (await Promise.all(step.found.slice(first, first + AT_ONCE).map(read))).flat();
+        messages.push(...found);
+        list.append(...found.map(line));
       }
       looked += step.scanned;
       const total = looked + step.left;
@@ -153,7 +194,8 @@ export function browser(topic, stats, { signal, query, keep }) {
         status.textContent += " There may be more: narrow the search.";
         break;
       }
-      at = { cursor: step.next };
+      at = {};
+      headers = { "X-Cursor": step.next };
     }
     if (mine.aborted) return;
     cancel.hidden = progress.hidden = true;

@@ -12,7 +12,7 @@ import { table } from "./table.js";
 
 const LIMIT = 100;
 
-export async function deadLetters({ signal, title }) {
+export async function deadLetters({ signal, title, fail }) {
   title("Dead letters");
   const list = h("div", { id: "list" });
   async function refresh() {
@@ -25,7 +25,7 @@ export async function deadLetters({ signal, title }) {
     ], found, { empty: "No message was given up." }));
   }
   await refresh();
-  every(3000, signal, refresh);
+  every(3000, signal, refresh, fail);
   return [h("h1", {}, "Dead letters"), list];
 }
 
@@ -35,32 +35,44 @@ export async function letters(context, name) {
   const address = (...words) => path("dead-letters", name, ...words);
   const chosen = new Set();
   let found = [];
+  let beyond = false; // there are more
   let shownLetter = query.get("letter");
   const list = h("div", { class: "messages", id: "letters" });
   const tools = h("div", { class: "row", id: "tools" });
   const more = h("div", { class: "row" });
   const filter = { reason: query.get("reason") || "", topic: query.get("topic") || "" };
-  const manages = may("manage", null, name);
+  const manages = (letter) => may("manage", letter.message.topic, letter.subscription);
+  const after = (limit) => get(address(), { ...filter, limit, after: found.at(-1)?.offset ?? -1 }, signal);
 
+  /** The next letters. An answer is bounded in bytes too, so only another question tells whether that was all. */
+  async function next() {
+    found = found.concat(await after(LIMIT));
+    beyond = found.length > 0 && (await after(1)).length > 0;
+  }
   async function load() {
-    found = await get(address(), { ...filter, limit: LIMIT }, signal);
+    found = [];
+    await next();
+    if (shownLetter !== null && beyond && !found.some((letter) => String(letter.offset) === shownLetter)) {
+      // A link to one that is further behind: begin there.
+      const linked = await get(address(), { ...filter, limit: LIMIT, after: Number(shownLetter) - 1 }, signal);
+      if (String(linked[0]?.offset) === shownLetter) found = linked;
+    }
     for (const offset of [...chosen]) if (!found.some((letter) => letter.offset === offset)) chosen.delete(offset);
     draw();
   }
   function draw() {
     put(list, found.length ? found.map(line) : h("p", { class: "empty" }, filter.reason || filter.topic ? "No dead letter matches." : "There are no dead letters."));
-    put(more, found.length % LIMIT === 0 && found.length ? button("Show more", async () => {
-      const next = await get(address(), { ...filter, limit: LIMIT, after: found.at(-1).offset }, signal);
-      found = found.concat(next);
+    put(more, beyond ? button("Show more", async () => {
+      await next();
       draw();
-      if (!next.length) put(more);
-    }, { class: "plain" }) : null);
+    }, { class: "plain", id: "more" }) : null);
     offer();
   }
   function offer() {
     const some = [...chosen];
-    put(tools, h("span", { role: "status" }, some.length ? `${plural(some.length, "letter")} selected` : plural(found.length, "letter")),
-      manages ? [
+    const all = beyond ? `${plural(found.length, "letter")} shown, there are more` : plural(found.length, "letter");
+    put(tools, h("span", { role: "status" }, some.length ? `${plural(some.length, "letter")} selected` : all),
+      found.some(manages) ? [
         button(some.length ? "Redrive selected" : "Redrive", () => redriving(name, { offsets: some, ...filter }, signal, load), { class: "primary", id: "redrive", "data-focus": "redrive" }),
         button(some.length ? "Purge selected" : "Purge all", () => purge(some), { class: "danger", id: "purge", "data-focus": "purge" })] : null,
       h("button", { type: "button", class: "plain", "data-focus": "export", onclick: () => download(`${name}.dlq.jsonl`, found.map((letter) => JSON.stringify(letter)).join("\n") + "\n") }, "Export"));
@@ -91,14 +103,14 @@ export async function letters(context, name) {
       if (!node.open || body.firstChild) return;
       put(body, h("p", {}, "From ", h("a", { href: messageLink(origin.topic, origin.partition, origin.offset) }, `${origin.topic} ${origin.partition}/${origin.offset}`),
         `, published ${time(origin.timestamp)}; given up by ${letter.subscription} ${time(letter.timestamp)} after ${plural(letter.attempts, "attempt")}: `, h("b", {}, letter.reason)),
-      contents(origin), manages ? h("div", { class: "row" },
+      contents(origin), manages(letter) ? h("div", { class: "row" },
         button("Edit", () => edit(letter), { "data-focus": `edit-${letter.offset}` }),
         button("Redrive", () => redriving(name, { offsets: [letter.offset] }, signal, load), { "data-focus": `redrive-${letter.offset}` }),
         button("Purge", () => purge([letter.offset]), { class: "danger", "data-focus": `purge-${letter.offset}` })) : null);
     };
     node.addEventListener("toggle", open);
     open();
-    return h("div", { class: "chosen" }, manages ? box : null, node);
+    return h("div", { class: "chosen" }, manages(letter) ? box : null, node);
   }
 
   async function edit(letter) {
@@ -108,7 +120,8 @@ export async function letters(context, name) {
     const headers = h("textarea", { id: "edit-headers", rows: 4, spellcheck: "false", value: JSON.stringify(letter.message.headers, null, 2) });
     return dialog(`Edit letter ${letter.offset}`, [field({ JSON: "Payload (JSON)", binary: "Payload (hexadecimal)" }[kind] || "Payload", data), field("Headers (JSON)", headers)], [["Save", async () => {
       const body = { headers: JSON.parse(headers.value) };
-      if (isBinary) Object.assign(body, { data: fromDigits(data.value), encoding: "base64" });
+      if (kind === "no value" && !data.value) delete body.data;
+      else if (isBinary) Object.assign(body, { data: fromDigits(data.value), encoding: "base64" });
       else body.data = kind === "JSON" ? exactly(data.value) : data.value;
       const saved = await ask("PUT", address(String(letter.offset)), { body });
       shownLetter = String(saved.offset);

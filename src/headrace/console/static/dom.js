@@ -104,6 +104,11 @@ export function dialog(title, content, actions) {
   });
 }
 
+/** The page behind them is left. */
+export function closeDialogs() {
+  for (const box of document.querySelectorAll("dialog")) box.dispatchEvent(new Event("cancel", { cancelable: true }));
+}
+
 /** Ask before something is done that cannot be undone. */
 export async function confirmed(title, text, action) {
   return (await dialog(title, h("p", {}, text), [[action, () => true, "danger"]])) === true;

@@ -12,7 +12,7 @@ const LIMIT = 50;
  * until somebody chooses; `empty` is what stands there without rows, and `none` if no row matches the filter. `create.form()`
  * gives the fields of a dialog, and `make`, which creates something and returns the sentence that says so.
  */
-export async function listing({ signal, query, keep, title }, { name, from, columns, sort, descending, by, empty, none, create }) {
+export async function listing({ signal, query, keep, title, fail }, { name, from, columns, sort, descending, by, empty, none, create }) {
   title(name);
   const shown = {
     match: query.get("match") || "",
@@ -52,7 +52,7 @@ export async function listing({ signal, query, keep, title }, { name, from, colu
   }
   search.addEventListener("input", () => change({ match: search.value.trim(), skip: 0 }));
   await refresh();
-  every(3000, signal, refresh);
+  every(3000, signal, refresh, fail);
   return [h("div", { class: "row spread" }, h("h1", {}, name), h("div", { class: "row" }, search,
     create ? h("button", { type: "button", id: create.id, class: "primary", onclick: open }, create.text) : null)), list];
 }

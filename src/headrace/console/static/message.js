@@ -10,9 +10,14 @@ import { badge, facts, table } from "./table.js";
 
 const KINDS = { done: "ok", "in flight": "notice", "dead letter": "critical", "being dead-lettered": "critical", "waiting for a retry": "warning", "waiting for its key": "warning" };
 
+const letter = (row) => h("a", { href: lettersLink(row.subscription, { letter: row.dead_letter }) }, `dead letter ${row.dead_letter}`);
+
 function member(row) {
-  if (row.state === "dead letter") return h("a", { href: lettersLink(row.subscription, { letter: row.dead_letter }) }, `dead letter ${row.dead_letter}`);
+  if (row.state === "dead letter") return letter(row);
+  if (row.redriven) return ["redriven as ", place(row.redriven)];
   if (row.sinks.length) return `written to ${row.sinks.join(", ")}`;
+  const last = row.deliveries.at(-1);
+  if (row.state === "done" && last?.outcome === "acknowledged") return `acknowledged by ${last.member}`;
   if (row.member) return `${row.member}, since ${time(row.since)}`;
   return row.due ? `again at ${time(row.due)}` : "–";
 }
@@ -24,19 +29,31 @@ function author({ publisher }) {
   return ` by ${publisher.client_id || publisher.name || "a client"} (${about.join(", ")})`;
 }
 
+const place = (where) => h("a", { href: messageLink(where.topic, where.partition, where.offset) }, `${where.topic} ${where.partition}/${where.offset}`);
+
+/** [time, words]: everything that is known, oldest first. */
 function history(life) {
-  const events = [[life.published, life.first_published === null ? `Published${author(life)}` : "Published again, after it was a dead letter"]];
-  if (life.first_published !== null) events.push([life.first_published, "First published"]);
+  const events = [];
+  if (life.first_published !== null) events.push([life.first_published, ["First published", life.origin ? [" as ", place(life.origin)] : ""]]);
+  events.push([life.published, life.first_published === null ? `Published${author(life)}` : "Published again, after it was a dead letter"]);
   for (const each of life.subscriptions) {
-    for (const failure of each.failures) {
-      events.push([failure.time, `${each.subscription}: attempt ${failure.attempt} failed with ${failure.member}: ${failure.reason}`]);
+    const say = (at, ...words) => events.push([at, [`${each.subscription}: `, ...words]]);
+    for (const delivery of each.deliveries) {
+      say(delivery.since, `attempt ${delivery.attempt} went to ${delivery.member}`);
+      if (delivery.outcome === "acknowledged") say(delivery.until ?? delivery.since, `acknowledged by ${delivery.member}`);
+      if (delivery.outcome === "given back") say(delivery.until ?? delivery.since, `${delivery.member} gave it back, or the subscription was moved`);
     }
-    if (each.since) events.push([each.since, `${each.subscription}: attempt ${each.attempts} is with ${each.member}`]);
+    for (const failure of each.failures) say(failure.time, `attempt ${failure.attempt} failed with ${failure.member}: ${failure.reason}`);
+    if (each.dead_lettered) say(each.dead_lettered, "given up, and kept as ", letter(each));
+    if (each.redriven) {
+      say(each.redriven.dead_lettered, "given up, and kept as a dead letter");
+      say(each.redriven.time, "redriven as ", place(each.redriven));
+    }
   }
-  return events.sort((one, other) => one[0] - other[0]);
+  return events.map((event, order) => [...event, order]).sort((one, other) => one[0] - other[0] || one[2] - other[2]);
 }
 
-export async function message({ signal, title, fail }, topic, partition, offset) {
+export async function message({ signal, title }, topic, partition, offset) {
   title(`${topic} ${partition}/${offset}`);
   const [found] = await get(path("topics", topic, "messages"), { partition, from: offset, limit: 1 }, signal);
   if (!found || found.offset !== Number(offset)) {
@@ -45,17 +62,17 @@ export async function message({ signal, title, fail }, topic, partition, offset)
   }
   const life = h("section", { "aria-label": "Life", id: "life" });
   const refresh = async () => {
-    const now = await get(path("messages", found.id, "life"), {}, signal);
+    const now = await get(path("topics", topic, "messages", partition, offset, "life"), {}, signal);
     put(life, h("h2", {}, "Its life"),
       h("ol", { class: "events" }, history(now).map(([at, text]) => h("li", {}, h("time", {}, time(at)), " ", text))),
       table("What each subscription did with it", [
         { title: "Subscription", cell: (row) => h("a", { href: subscriptionLink(row.subscription, row.topic) }, row.subscription) },
         { title: "State", cell: (row) => badge(row.state, KINDS[row.state]) },
-        { title: "Attempts", number: true, cell: (row) => count(Math.max(row.attempts, ...row.failures.map((each) => each.attempt))) },
+        { title: "Attempts", number: true, cell: (row) => count(Math.max(row.attempts, ...row.failures.map((each) => each.attempt), ...row.deliveries.map((each) => each.attempt))) },
         { title: "Where", cell: member },
       ], now.subscriptions, { empty: "No subscription gets this message." }));
   };
-  every(2000, signal, refresh, () => put(life, h("p", { class: "empty" }, "Its id does not lead back to it, so its life is not known.")));
+  every(2000, signal, refresh, (error) => put(life, h("p", { class: "problem" }, error.message)));
   const step = (by, text) => h("a", { href: messageLink(topic, partition, Number(offset) + by) }, text);
   return [
     h("h1", {}, h("a", { href: topicLink(topic), class: "up" }, topic), ` ${partition}/${offset}`),

@@ -9,6 +9,8 @@ import { plot } from "./plots.js";
 import { may } from "./rights.js";
 import { facts, findings } from "./table.js";
 
+const FINDINGS = 20;
+
 function link(finding) {
   if (finding.code === "dead_letters") return h("a", { href: lettersLink(finding.subscription) }, "Dead letters");
   if (finding.subscription) return h("a", { href: subscriptionLink(finding.subscription, finding.topic) }, "Look at it");
@@ -17,7 +19,7 @@ function link(finding) {
   return null;
 }
 
-export async function overview({ signal, title }) {
+export async function overview({ signal, title, fail }) {
   title("Overview");
   const attention = h("section", { "aria-label": "Needs attention", id: "attention" });
   const totals = h("section", { "aria-label": "Totals" });
@@ -43,8 +45,9 @@ export async function overview({ signal, title }) {
   };
 
   async function refresh() {
-    const [found, now] = await Promise.all([get("/attention", { limit: 20 }, signal), get("/overview", { limit: 1 }, signal)]);
+    const [found, now] = await Promise.all([get("/attention", { limit: FINDINGS }, signal), get("/overview", { limit: 1 }, signal)]);
     put(attention, h("h2", {}, found.length ? "Needs attention" : "All is well"),
+      found.length === FINDINGS ? h("p", { class: "empty" }, `The ${FINDINGS} most important; there may be more.`) : null,
       found.length ? findings(found, link) : h("p", { class: "empty" }, "No growing lag, no dead letters, no damage: nothing needs attention."));
     put(totals, facts([
       ["Topics", h("a", { href: "#/topics" }, count(now.topics))],
@@ -69,9 +72,9 @@ export async function overview({ signal, title }) {
   const hint = h("p", { class: "empty", hidden: true }, "The first measurements come five seconds after the broker has started.");
 
   await refresh();
-  every(3000, signal, refresh);
+  every(3000, signal, refresh, fail);
   const sees = may("metrics", null, null);
-  if (sees) every(5000, signal, redraw);
+  if (sees) every(5000, signal, redraw, fail);
   return [h("h1", {}, "Overview"), attention, totals,
     sees ? [hint, h("section", { class: "plots", "aria-label": "Plots" }, Object.values(plots).map((each) => each.node))]
       : h("p", { class: "empty" }, "The plots of the whole broker need the right metrics.")];

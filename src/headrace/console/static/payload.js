@@ -36,8 +36,12 @@ export function fromDigits(text) {
   return btoa(chars);
 }
 
+/** A null value: what the key stood for is gone. */
+const isTombstone = (message) => message.data === null && "kafka-tombstone" in (message.headers || {});
+
 /** {kind, text, size}: the payload for people. */
 export function shown(message) {
+  if (isTombstone(message)) return { kind: "no value", text: "", size: 0 };
   if (message.encoding === "base64") {
     const content = bytesOf(message.data);
     return { kind: "binary", text: hex(content), size: content.length };
@@ -49,6 +53,7 @@ export function shown(message) {
 
 /** The first characters, on one line. */
 export function glance(message) {
+  if (isTombstone(message)) return "no value (a tombstone)";
   if (message.encoding === "base64") return `${bytesOf(message.data).length} bytes of binary data`;
   const text = typeof message.data === "string" ? message.data : JSON.stringify(message.data);
   return text.length > 160 ? `${text.slice(0, 160)}…` : text;
@@ -62,11 +67,11 @@ export function contents(message) {
   const headers = Object.entries(message.headers || {});
   return [
     headers.length ? h("dl", { class: "headers" }, headers.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))) : null,
-    h("div", { class: "row spread" }, h("small", {}, `${kind}, ${bytes(size)}`),
+    kind === "no value" ? h("p", { class: "empty" }, "No value: a tombstone. What its key stood for is gone.") : [h("div", { class: "row spread" }, h("small", {}, `${kind}, ${bytes(size)}`),
       h("button", { type: "button", class: "plain small", onclick: async () => {
         await navigator.clipboard.writeText(text).then(() => toast("Copied."), () => toast("The browser does not allow it.", "bad"));
       } }, "Copy")),
-    h("pre", { class: "payload", tabindex: "0", "aria-label": "Payload" }, text.slice(0, SHOWN_CHARS)),
+    h("pre", { class: "payload", tabindex: "0", "aria-label": "Payload" }, text.slice(0, SHOWN_CHARS))],
     text.length > SHOWN_CHARS ? h("p", { class: "empty" }, "Only the beginning is shown.") : null,
   ];
 }

@@ -40,7 +40,7 @@ function one(pipeline, refresh) {
     pipeline.queries.filter((query) => query.error).map((query) => h("pre", { class: "problem", tabindex: "0" }, `${query.name}: ${query.error}`)));
 }
 
-export async function pipelines({ signal, title }) {
+export async function pipelines({ signal, title, fail }) {
   title("Pipelines");
   const list = h("div", { id: "list" });
   async function refresh() {
@@ -48,6 +48,6 @@ export async function pipelines({ signal, title }) {
     put(list, found.length ? found.map((each) => one(each, refresh)) : h("p", { class: "empty" }, "No pipeline reports to this broker. headrace pipeline run starts one."));
   }
   await refresh();
-  every(3000, signal, refresh);
+  every(3000, signal, refresh, fail);
   return [h("h1", {}, "Pipelines"), list];
 }

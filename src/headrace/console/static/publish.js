@@ -6,13 +6,18 @@ import { time } from "./format.js";
 import { messageLink } from "./links.js";
 
 const kept = new Map();
+const NAME = /^[\w.-]+$/;
+
+/** Text for a header of HTTP: a character for each of its bytes. */
+const utf8 = (text) => Array.from(new TextEncoder().encode(text), (byte) => String.fromCharCode(byte)).join("");
 
 function headersIn(text) {
   const found = {};
   for (const row of text.split("\n").map((each) => each.trim()).filter(Boolean)) {
     const [name, ...rest] = row.split(":");
     if (!rest.length) throw new Error(`A header is "name: value", not "${row}".`);
-    found[`X-Header-${name.trim()}`] = rest.join(":").trim();
+    if (!NAME.test(name.trim())) throw new Error(`A name of a header has letters, digits, - _ and ., which "${name.trim()}" has not.`);
+    found[`X-Header-${name.trim()}`] = utf8(rest.join(":").trim());
   }
   return found;
 }
@@ -51,7 +56,7 @@ export function publisher(topic, stats, signal) {
   field("Content", bind(select({ id: "content" }, [["json", "JSON"], ["text", "text"]], values.kind), "kind")),
   field("Payload", bind(h("textarea", { id: "payload", rows: 10, spellcheck: "false" }), "data")),
   field("Key", bind(h("input", { type: "text", id: "key" }), "key"), "The same key, the same partition and order"),
-  field("Headers", bind(h("textarea", { id: "headers", rows: 3, spellcheck: "false" }), "headers"), "name: value, one on each line"),
+  field("Headers", bind(h("textarea", { id: "headers", rows: 3, spellcheck: "false" }), "headers"), "name: value, one on each line; names are kept in small letters"),
   field("Delay (seconds)", bind(h("input", { type: "number", id: "delay", min: 0, step: "any" }), "delay"), "Empty: at once"),
   field("To", bind(select({ id: "to" }, targets, values.to), "to")),
   field("Partition", bind(h("input", { type: "number", id: "at", min: 0, max: stats.partitions.length - 1 }), "partition"), "Empty: by the key, or in turn"),

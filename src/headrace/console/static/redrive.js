@@ -1,8 +1,9 @@
 // Publishing dead letters again: which, where to, how fast, changed how. The preview comes first.
 
-import { path, post } from "./api.js";
+import { get, path, post } from "./api.js";
 import { dialog, field, h, put, select, toast } from "./dom.js";
 import { plural } from "./format.js";
+import { every } from "./live.js";
 
 const pretty = (text) => {
   try {
@@ -50,6 +51,12 @@ export function redriving(name, { offsets = [], reason = "", topic = "" }, signa
       if (mine === number) put(preview, h("p", { class: "problem" }, error instanceof SyntaxError ? `The transform is not JSON: ${error.message}` : error.message));
     }
   }
+  /** A redrive at a rate may take long: say how far it is. It goes on when the page is left. */
+  async function left(during) {
+    const counts = await get("/dead-letters", {}, during);
+    const mine = counts.find((each) => [name, `${name}.dlq`].includes(each.topic));
+    if (!during.aborted && mine) put(preview, h("p", {}, `${plural(mine.letters, "letter")} left. It goes on if you close this.`));
+  }
   for (const node of [to, destination, limit, transform]) node.addEventListener("input", () => {
     destinationField.hidden = to.value !== "elsewhere";
     show();
@@ -63,7 +70,9 @@ export function redriving(name, { offsets = [], reason = "", topic = "" }, signa
     if (to.value === "elsewhere" && !destination.value.trim()) throw new Error("Say which topic.");
     const body = { ...which(), to: to.value === "elsewhere" ? "topic" : to.value };
     if (rate.value) body.rate = Number(rate.value);
-    const result = await post(path("dead-letters", name, "redrive"), body, signal);
+    const ended = new AbortController();
+    every(1000, ended.signal, () => left(ended.signal));
+    const result = await post(path("dead-letters", name, "redrive"), body).finally(() => ended.abort());
     toast(`Redriven: ${result.redriven}.${result.skipped ? ` Skipped: ${result.skipped} (${result.reason}).` : ""}`, result.skipped ? "bad" : "ok");
     await done();
     return true;

@@ -13,7 +13,8 @@ export function setMe(found) {
 
 export const whoAmI = () => me;
 
-function covers(pattern, name) {
+/** Whether a name or pattern of topics stands for a topic, too. */
+export function covers(pattern, name) {
   if (name.startsWith("__")) return pattern === name;
   const wanted = pattern.split(".");
   const words = name.split(".");
@@ -23,6 +24,12 @@ function covers(pattern, name) {
     if (words[place] === ">" || (wanted[place] !== "*" && wanted[place] !== words[place])) return false;
   }
   return wanted.length === words.length;
+}
+
+/** Whether the right is there over a subscription, which means over its name and each of its topics. */
+export function mayUse(right, stats) {
+  const topics = new Set(stats.partitions.map((each) => each.topic));
+  return [...(topics.size ? topics : [stats.topic])].every((topic) => may(right, topic, stats.name));
 }
 
 /** Whether a grant gives the right over the topic and the name; null: over any. */

@@ -6,8 +6,12 @@ import { ago, count, plural, rate, time, until } from "./format.js";
 import { lettersLink, messageLink, topicLink } from "./links.js";
 import { every } from "./live.js";
 import { plot } from "./plots.js";
-import { may } from "./rights.js";
+import { mayUse } from "./rights.js";
 import { badge, facts, findings, table } from "./table.js";
+
+/** "0/17 for 5 s, attempt 1, deadline in 25 s" */
+const held = (each) => h("li", {}, h("a", { href: messageLink(each.topic, each.partition, each.offset) }, `${each.partition}/${each.offset}`),
+  ` for ${ago(each.since).replace("\u00a0ago", "")}, attempt ${each.attempt}, deadline ${until(each.deadline)}`);
 
 const STATES = { stuck: "critical", slow: "warning", working: "notice", idle: "ok" };
 
@@ -47,7 +51,8 @@ export async function subscription(context, name) {
       { title: "Address", cell: (row) => row.address || "–" },
       { title: "Joined", cell: (row) => (row.joined ? ago(row.joined) : "has left") },
       { title: "Holds", number: true, cell: (row) => `${count(row.in_flight)} of ${count(row.prefetch)}` },
-      { title: "Oldest", cell: (row) => (row.oldest ? [h("a", { href: messageLink(row.oldest.topic, row.oldest.partition, row.oldest.offset) }, `${row.oldest.partition}/${row.oldest.offset}`), ` for ${ago(row.oldest.since).replace(" ago", "")}, attempt ${row.oldest.attempt}, deadline ${until(row.oldest.deadline)}`] : "–") },
+      { title: "What", cell: (row) => (row.held.length ? h("ul", { class: "held" }, row.held.map(held),
+        row.in_flight > row.held.length ? h("li", {}, `and ${count(row.in_flight - row.held.length)} more`) : null) : "–") },
     ], explained.members, { empty: "No member is connected." }),
     explained.retries.length ? [h("h2", {}, `Waiting for a retry (${count(explained.retries_total)})`), table("Retries", [
       { title: "Message", cell: (row) => h("a", { href: messageLink(row.topic, row.partition, row.offset) }, `${row.topic} ${row.partition}/${row.offset}`) },
@@ -65,15 +70,15 @@ export async function subscription(context, name) {
   }
 
   function offer() {
-    const managed = may("manage", null, name);
+    const managed = mayUse("manage", stats);
     put(actions,
       managed ? button(stats.paused ? "Resume" : "Pause", async () => {
         await ask("POST", address(stats.paused ? "resume" : "pause"), { body: where.topic ? { topic: where.topic } : {} });
         toast(stats.paused ? "Resumed." : "Paused: nothing is delivered.");
         await refresh();
       }, { id: "pause", "data-focus": "pause" }) : null,
-      may("consume", null, name) ? button("Seek", () => seek(), { id: "seek", "data-focus": "seek" }) : null,
-      may("browse", null, name) ? h("a", { class: "button", href: lettersLink(name) }, "Dead letters") : null,
+      mayUse("consume", stats) ? button("Seek", () => seek(), { id: "seek", "data-focus": "seek" }) : null,
+      mayUse("browse", stats) ? h("a", { class: "button", href: lettersLink(name) }, "Dead letters") : null,
       managed ? button("Delete", async () => {
         if (!(await confirmed(`Delete ${name}?`, `The position of ${name} is lost: ${plural(stats.lag, "message")} will not be delivered. This cannot be undone.`, "Delete the subscription"))) return;
         await remove(address(), where);
@@ -94,15 +99,18 @@ export async function subscription(context, name) {
       ...(where.topic ? { topic: where.topic } : {}),
       ...(partition.value === "" ? {} : { partition: Number(partition.value) }),
     });
+    let number = 0;
     async function show() {
+      const mine = ++number;
       try {
         if (!placeField.hidden && !place.value) return put(preview, h("p", { class: "empty" }, "Say where."));
         const found = await get(address("seek"), target(), signal);
+        if (mine !== number) return; // something else was chosen meanwhile
         put(preview, h("p", {}, h("b", {}, plural(found.again, "message")), " would be delivered again, ", h("b", {}, plural(found.skipped, "message")), " would be skipped."),
           h("p", {}, `The lag would be ${count(found.lag_after)} instead of ${count(found.lag)}.`,
             found.in_flight ? ` ${plural(found.in_flight, "delivery").replace("deliverys", "deliveries")} that members hold become stale.` : ""));
       } catch (error) {
-        put(preview, h("p", { class: "problem" }, error.message));
+        if (mine === number) put(preview, h("p", { class: "problem" }, error.message));
       }
     }
     to.addEventListener("change", () => {

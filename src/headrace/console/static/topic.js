@@ -8,7 +8,7 @@ import { subscriptionLink, topicLink } from "./links.js";
 import { every } from "./live.js";
 import { plot } from "./plots.js";
 import { publisher } from "./publish.js";
-import { may } from "./rights.js";
+import { covers, may } from "./rights.js";
 import { badge, facts, table } from "./table.js";
 
 const TABS = [["", "Messages"], ["publish", "Publish"], ["details", "Clients and settings"]];
@@ -81,7 +81,7 @@ async function details(name, stats, { signal, fail }) {
       { title: "Last", cell: (row) => ago(row.last) },
     ], published, { empty: "Nobody, since the broker started." }));
     const connected = await get("/clients", { limit: 1000 }, signal);
-    const here = connected.filter((client) => client.subscriptions.some((each) => each.topic === name));
+    const here = connected.filter((client) => client.subscriptions.some((each) => covers(each.topic, name)));
     put(clients, h("h2", {}, "Clients that read it now"), table("Clients", [
       { title: "Client", cell: (row) => row.client_id || "–" },
       { title: "Login", cell: (row) => row.name },

@@ -1,0 +1,117 @@
+"""What became of messages lately: deliveries that have ended, and redrives. For eyes only, and only in memory.
+
+::
+
+    Subscription ──▶ delivered(), once for each lease that has ended      email  orders/0  100 … 1099  mail-worker
+    Redrive ───────▶ redriven(), once for each letter that was published  orders/0/17 of email ──▶ orders/0/2040
+
+Rules:
+- A lease holds up to a thousand messages, so noting it costs little for each. Why a message failed is in ``history.py``.
+- Both are bounded for the whole broker, and the oldest make room. Leases with a list of offsets count for each of these.
+
+Rejected: keeping the leases themselves, which hold on to members and so to connections that have ended.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from headrace.broker.delivery import Lease
+    from headrace.model import DeadLetter
+
+DELIVERIES_MAX = 10_000
+LISTED_MAX = 100_000
+"""Offsets that stand in lists."""
+REDRIVES_MAX = 20_000
+Origin = tuple[str, int, int, str]
+"""Topic, partition, offset, subscription."""
+
+
+class PastDelivery(NamedTuple):
+    subscription: int
+    """Its number."""
+    cursor: int
+    offsets: Sequence[int]
+    attempts: int | list[int]
+    back: int
+    """A bit for each that came back without an ack."""
+    member: str
+    since: float
+    until: float
+    """When the last of its messages was settled; both by the loop's clock."""
+    weight: int
+
+
+class Redrove(NamedTuple):
+    """A dead letter that was published again."""
+
+    time_ms: int
+    dead_lettered_ms: int
+    topic: str
+    partition: int
+    offset: int
+
+
+class Lives:
+    def __init__(self) -> None:
+        self._deliveries: deque[PastDelivery] = deque()
+        self._listed = 0
+        self._redrives: OrderedDict[Origin, Redrove] = OrderedDict()
+
+    # --- noting -----------------------------------------------------------------------------------
+    def delivered(self, lease: Lease, until: float) -> None:
+        """A lease has ended."""
+        self.note(
+            lease.subscription.number, lease.cursor.number, lease.offsets, lease.attempts, lease.back,
+            lease.member.name, lease.since, until,
+        )  # fmt: skip
+
+    def note(
+        self,
+        subscription: int,
+        cursor: int,
+        offsets: Sequence[int],
+        attempts: int | list[int],
+        back: int,
+        member: str,
+        since: float,
+        until: float,
+    ) -> None:
+        is_short = type(offsets) is range and type(attempts) is int
+        weight = 0 if is_short else len(offsets)
+        kept = self._deliveries
+        kept.append(
+            PastDelivery(
+                subscription, cursor, offsets, attempts, back, member, since, until, weight
+            )
+        )
+        self._listed += weight
+        while len(kept) > DELIVERIES_MAX or self._listed > LISTED_MAX:
+            self._listed -= kept.popleft().weight
+
+    def redriven(self, letter: DeadLetter, time_ms: int, place: tuple[str, int, int]) -> None:
+        message, redrives = letter.message, self._redrives
+        origin = (message.topic, message.partition, message.offset, letter.subscription)
+        redrives[origin] = Redrove(time_ms, letter.timestamp, *place)
+        redrives.move_to_end(origin)
+        if len(redrives) > REDRIVES_MAX:
+            redrives.popitem(last=False)
+
+    # --- asking -----------------------------------------------------------------------------------
+    def deliveries_of(
+        self, subscription: int, cursor: int, offset: int
+    ) -> list[tuple[PastDelivery, int]]:
+        """Those of a message that are still known, and which of the messages of each it was."""
+        return [
+            (each, each.offsets.index(offset))
+            for each in self._deliveries
+            if each.cursor == cursor
+            and each.subscription == subscription
+            and offset in each.offsets
+        ]
+
+    def redrive_of(self, origin: Origin) -> Redrove | None:
+        return self._redrives.get(origin)
