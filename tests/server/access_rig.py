@@ -89,5 +89,6 @@ class Teams:
 
 @contextmanager
 def teams() -> Iterator[Teams]:
-    with running_server(memory=True, token=ROOT) as server:
+    # On disk: a broker in memory drops messages that every subscription has finished.
+    with running_server(token=ROOT) as server:
         yield Teams(server)
