@@ -42,9 +42,9 @@ from headrace.operations.watching import (
     Explanation,
     History,
     MessageLife,
+    MessagePlace,
     MessageState,
     OldestMessage,
-    Place,
     PublisherInfo,
     RedrivePreview,
     RedriveSample,
@@ -424,13 +424,13 @@ class WatchingAdministration:
             "subscriptions": states,
         }
 
-    def _origin(self, message: Message) -> Place | None:
+    def _origin(self, message: Message) -> MessagePlace | None:
         """Where a redriven message was published at first: it has kept its id."""
         parts = split_id(message.id)
         topic = None if parts is None else self.engine.topics.by_hash(parts[0])
         if parts is None or topic is None or FIRST_PUBLISHED not in message.headers:
             return None
-        place: Place = {"topic": topic.name, "partition": parts[1], "offset": parts[2]}
+        place: MessagePlace = {"topic": topic.name, "partition": parts[1], "offset": parts[2]}
         return place if self.permissions.may("browse", topic.name) else None
 
     def _sinks(self, name: str) -> list[str]:

@@ -263,7 +263,7 @@ class MessageDelivery(TypedDict):
     """``given back``: before the member had begun with it, or the subscription was moved."""
 
 
-class Place(TypedDict):
+class MessagePlace(TypedDict):
     """Where a message is."""
 
     topic: str
@@ -271,7 +271,7 @@ class Place(TypedDict):
     offset: Offset
 
 
-class MessageRedriven(Place):
+class MessageRedriven(MessagePlace):
     """Where a dead letter was published again."""
 
     time: TimeMs
@@ -317,7 +317,7 @@ class MessageLife(TypedDict):
     """None: not known any more, or not a client."""
     first_published: TimeMs | None
     """If it was redriven: when it was published at first."""
-    origin: Place | None
+    origin: MessagePlace | None
     """If it was redriven: where it was published at first."""
     subscriptions: list[MessageState]
 

@@ -22,7 +22,7 @@ export async function deadLetters({ signal, title, fail }) {
       { title: "Subscription or topic", cell: (row) => h("a", { href: lettersLink(row.topic.replace(/\.dlq$/, "")) }, row.topic.replace(/\.dlq$/, "")) },
       { title: "Kept in", cell: (row) => row.topic },
       { title: "Letters", number: true, cell: (row) => count(row.letters) },
-    ], found, { empty: "No message was given up." }));
+    ], found, { empty: "No message was given up. What a subscription cannot process after max_deliveries attempts appears here." }));
   }
   await refresh();
   every(3000, signal, refresh, fail);

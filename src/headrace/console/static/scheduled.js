@@ -32,7 +32,7 @@ export async function scheduled({ signal, query, keep, title, fail }) {
           toast("Cancelled.");
           await refresh();
         }, { class: "danger small", "data-focus": `cancel-${row.id}` })) : "–") },
-    ], found, { empty: "No message waits for its time." }),
+    ], found, { empty: "No message waits for its time. Publish one with a delay, and it appears here." }),
     found.length === 500 ? h("p", { class: "empty" }, "Only the next 500 are shown.") : null);
   }
   filter.addEventListener("change", () => {

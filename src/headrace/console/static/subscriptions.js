@@ -50,7 +50,7 @@ export const subscriptions = (page) =>
     sort: "lag",
     descending: true,
     by: "name or topic",
-    empty: "There are no subscriptions.",
+    empty: "There are no subscriptions. Create one here, or let a client subscribe.",
     none: "No subscription matches.",
     create: may("consume") && { id: "create-subscription", form, text: "Create a subscription" },
   });
