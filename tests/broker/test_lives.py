@@ -126,14 +126,14 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the number of deliveries, and by that of the offsets that stand in lists."""
     found = Lives()
     for number in range(lives.DELIVERIES_MAX + 1):
-        found.note(1, 1, range(number, number + 1), 1, 0, "m", 0.0, 0.0)
+        found.note((1, 1, range(number, number + 1), 1, 0, "m", 0.0, 0.0))
     assert found.deliveries_of(1, 1, 0) == []
     assert len(found.deliveries_of(1, 1, 1)) == 1
     monkeypatch.setattr(lives, "LISTED_MAX", 5)
-    found.note(1, 1, [20_001, 20_005, 20_007], [1, 2, 3], 0, "m", 0.0, 0.0)
-    found.note(1, 1, [30_001, 30_002], 1, 0, "m", 0.0, 0.0)
+    found.note((1, 1, [20_001, 20_005, 20_007], [1, 2, 3], 0, "m", 0.0, 0.0))
+    found.note((1, 1, [30_001, 30_002], 1, 0, "m", 0.0, 0.0))
     [(_, index)] = found.deliveries_of(1, 1, 20_005)
     assert index == 1
-    found.note(1, 1, [40_001], 1, 0, "m", 0.0, 0.0)
+    found.note((1, 1, [40_001], 1, 0, "m", 0.0, 0.0))
     assert found.deliveries_of(1, 1, 20_005) == []
     assert len(found.deliveries_of(1, 1, 30_002)) == 1

@@ -23,6 +23,7 @@ def give_up(client: Any, name: str, topic: str, count: int, reason: str = "no") 
 
 
 # --- topics -----------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_a_topic_and_a_subscription_are_made_and_deleted(page: Browser, client: Any) -> None:
     """By buttons, each with a question before anything is lost."""
     page.go("#/topics")
@@ -51,6 +52,7 @@ def test_a_topic_and_a_subscription_are_made_and_deleted(page: Browser, client: 
     assert "brief" not in client.topics()
 
 
+@pytest.mark.slow
 def test_a_message_is_published_to_one_subscription(page: Browser, client: Any) -> None:
     """The others pass it over."""
     for name in ("one", "other"):
@@ -67,6 +69,7 @@ def test_a_message_is_published_to_one_subscription(page: Browser, client: Any) 
         assert messages.get(timeout=10).value == b"for all"
 
 
+@pytest.mark.slow
 def test_the_live_tail_of_a_fast_topic_stays_at_its_end(page: Browser, client: Any) -> None:
     """What comes faster than anybody reads is left out, and the page says how much."""
     client.publish("fast", b"the first")
@@ -85,6 +88,7 @@ def test_the_live_tail_of_a_fast_topic_stays_at_its_end(page: Browser, client: A
     page.says("the very last", "#messages")
 
 
+@pytest.mark.slow
 def test_the_live_tail_goes_on_after_its_messages_are_gone(page: Browser, client: Any) -> None:
     """The topic was created anew during the pause, so its offsets begin again."""
     client.publish_many("anew", [b"old"] * 5)
@@ -103,6 +107,7 @@ def test_the_live_tail_goes_on_after_its_messages_are_gone(page: Browser, client
     page.errors()  # the browser notes each answer that is no success
 
 
+@pytest.mark.slow
 def test_a_topic_of_a_thousand_partitions_is_browsed_and_searched(look: Browser) -> None:
     """Its cursors are longer than an address may be."""
     with running_server(memory=True) as server, server.client() as client:
@@ -121,6 +126,7 @@ def test_a_topic_of_a_thousand_partitions_is_browsed_and_searched(look: Browser)
         assert look.errors() == []
 
 
+@pytest.mark.slow
 def test_a_null_value_is_called_so(page: Browser, client: Any) -> None:
     """It is not the JSON null."""
     client.publish("states", None, key="k")
@@ -157,6 +163,7 @@ def test_the_life_of_a_message_has_each_delivery(page: Browser, client: Any, ser
     page.says("worker: acknowledged by life-worker", "#life")
 
 
+@pytest.mark.slow
 def test_a_client_behind_a_wildcard_is_named(page: Browser, client: Any, server: Any) -> None:
     """It reads the topic as well."""
     client.create_topic("wild.life")
@@ -196,6 +203,7 @@ def test_many_dead_letters_are_shown_in_pages_and_linked(
     page.says("heap 0/110", "#letters")
 
 
+@pytest.mark.slow
 def test_one_letter_and_some_letters_are_purged(page: Browser, client: Any) -> None:
     """After a question; the others stay."""
     give_up(client, "tidy", "litter", 4)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from headrace.testing import RunningServer, running_server
+from headrace.testing import RunningServer, running_server, wait_until
 from tests.console.browser import Browser
 from tests.console.test_pages import base_of
 
@@ -119,7 +119,7 @@ def test_a_right_over_another_topic_offers_nothing(
         root.create_user("eve", password=PASSWORD, grants=["manage,consume:salaries", "browse:>"])
         with root.subscription("billing", "orders") as messages:
             messages.get(timeout=10).nack(reason="no")
-        guarded.wait_until(lambda: root.dead_letters("billing"))
+        wait_until(lambda: root.dead_letters("billing"))
     sign_in(visitor, guarded, user="eve", password=PASSWORD)
     visitor.says("Overview", "h1")
     visitor.go("#/subscriptions/billing")

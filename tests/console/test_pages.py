@@ -479,7 +479,7 @@ def test_selected_letters_are_redriven_at_a_rate(page: Browser, client: Any) -> 
     page.type("#rate", "2")
     page.button("Redrive", "dialog")
     page.says("left. It goes on if you close this", "#redrive-preview")
-    page.says("2 letters", "#tools")
+    page.says("Redriven: 2.", "#toasts")
     assert [letter.message.value for letter in client.dead_letters("picky")] == [b"1", b"3"]
     assert [m.value for m in client.fetch("parcels", 4)] == [b"0", b"2"]
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from headrace.broker.delivery import Lease
@@ -42,7 +42,6 @@ class PastDelivery(NamedTuple):
     since: float
     until: float
     """When the last of its messages was settled; both by the loop's clock."""
-    weight: int
 
 
 class Redrove(NamedTuple):
@@ -57,7 +56,8 @@ class Redrove(NamedTuple):
 
 class Lives:
     def __init__(self) -> None:
-        self._deliveries: deque[PastDelivery] = deque()
+        self._deliveries: deque[tuple[Any, ...]] = deque()
+        """As in :class:`PastDelivery`. A plain tuple is made in a fraction of the time."""
         self._listed = 0
         self._redrives: OrderedDict[Origin, Redrove] = OrderedDict()
 
@@ -65,32 +65,25 @@ class Lives:
     def delivered(self, lease: Lease, until: float) -> None:
         """A lease has ended."""
         self.note(
-            lease.subscription.number, lease.cursor.number, lease.offsets, lease.attempts, lease.back,
-            lease.member.name, lease.since, until,
+            (
+                lease.subscription.number, lease.cursor.number, lease.offsets, lease.attempts, lease.back,
+                lease.member.name, lease.since, until,
+            )
         )  # fmt: skip
 
     def note(
-        self,
-        subscription: int,
-        cursor: int,
-        offsets: Sequence[int],
-        attempts: int | list[int],
-        back: int,
-        member: str,
-        since: float,
-        until: float,
+        self, delivery: tuple[int, int, Sequence[int], int | list[int], int, str, float, float]
     ) -> None:
-        is_short = type(offsets) is range and type(attempts) is int
-        weight = 0 if is_short else len(offsets)
         kept = self._deliveries
-        kept.append(
-            PastDelivery(
-                subscription, cursor, offsets, attempts, back, member, since, until, weight
-            )
-        )
-        self._listed += weight
+        kept.append(delivery)
+        if type(delivery[2]) is not range or type(delivery[3]) is not int:
+            self._listed += len(delivery[2])
+        elif len(kept) <= DELIVERIES_MAX:
+            return
         while len(kept) > DELIVERIES_MAX or self._listed > LISTED_MAX:
-            self._listed -= kept.popleft().weight
+            _, _, offsets, attempts, *_ = kept.popleft()
+            if type(offsets) is not range or type(attempts) is not int:
+                self._listed -= len(offsets)
 
     def redriven(self, letter: DeadLetter, time_ms: int, place: tuple[str, int, int]) -> None:
         message, redrives = letter.message, self._redrives
@@ -105,13 +98,11 @@ class Lives:
         self, subscription: int, cursor: int, offset: int
     ) -> list[tuple[PastDelivery, int]]:
         """Those of a message that are still known, and which of the messages of each it was."""
-        return [
-            (each, each.offsets.index(offset))
-            for each in self._deliveries
-            if each.cursor == cursor
-            and each.subscription == subscription
-            and offset in each.offsets
-        ]
+        found = []
+        for each in self._deliveries:
+            if each[1] == cursor and each[0] == subscription and offset in each[2]:
+                found.append((PastDelivery(*each), each[2].index(offset)))
+        return found
 
     def redrive_of(self, origin: Origin) -> Redrove | None:
         return self._redrives.get(origin)

@@ -306,7 +306,7 @@ class Subscription(Leases):
             self._done_all(cursor, offsets)
             now = self._context.time()
             self._context.history.lives.note(
-                self.number, cursor.number, offsets, attempts, 0, member.name, now, now
+                (self.number, cursor.number, offsets, attempts, 0, member.name, now, now)
             )
             member.sink.deliver(delivery)
             return
