@@ -12,7 +12,8 @@ VENV := .venv$(if $(PYTHON),-$(shell "$$(deploy/find-python $(PYTHON) 2>/dev/nul
 BIN := $(VENV)/bin
 PIP_INSTALL := PIP_USER=0 $(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	--no-input -c constraints.txt
-PYTEST := $(BIN)/python -m pytest -q -n 3 --dist loadgroup --tb=short -rfE
+# A worker that dies ends the run: with a new one in its place, pytest-xdist waits for the old one's tests for ever.
+PYTEST := $(BIN)/python -m pytest -q -n 3 --dist loadgroup --max-worker-restart=0 --tb=short -rfE
 
 # Arguments of the command: make run ARGS="--port 0", make test ARGS="-k segment", make bench ARGS=…
 ARGS ?=

@@ -6,6 +6,7 @@
 """
 
 import gc
+import inspect
 import os
 from collections.abc import Callable, Iterator
 
@@ -48,6 +49,17 @@ def steady() -> Iterator[Callable[[RunningServer], None]]:
     gc.unfreeze()
     gc.set_threshold(*usual)
     steadiness.check()
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Tests that trace memory never share a worker with Kafka.
+
+    Nodes that run there have threads that allocate without the GIL (libuv, librdkafka), and the end of a trace may
+    crash the process then (CPython before 3.13.2).
+    """
+    function = inspect.unwrap(getattr(item, "function", pytest_itemcollected))
+    if "tracemalloc" in function.__globals__:
+        item.add_marker(pytest.mark.xdist_group("browser"))
 
 
 @pytest.hookimpl(trylast=True)
