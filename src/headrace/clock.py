@@ -41,6 +41,11 @@ class Loop(Protocol):
     def call_soon_threadsafe(self, callback: Callable[..., Any], *args: Any) -> Any: ...
 
 
+def runs_here(loop: Loop) -> bool:
+    """Whether this thread runs the loop: then everybody waits for what it waits for."""
+    return asyncio._get_running_loop() is loop
+
+
 def new_loop() -> asyncio.AbstractEventLoop:
     """A loop of uvloop if it is installed: a commit then takes two thirds of the time."""
     try:

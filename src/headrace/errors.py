@@ -153,6 +153,14 @@ class Closed(HeadraceError, code="closed"):
     """The broker, channel or connection has been closed."""
 
 
+class ConnectFailed(HeadraceError, code="connect_failed", retryable=True):
+    """The broker could not be reached."""
+
+
+class ConnectionLost(HeadraceError, code="connection_lost", retryable=True):
+    """The connection broke before the answer came."""
+
+
 class BrokerFailed(HeadraceError, code="broker_failed"):
     """The broker stopped itself because it could no longer keep its promises."""
 

@@ -30,6 +30,7 @@ DiskMethod = Literal["auto", "threads", "io_uring"]
 """How commits are written (``log/uring.py``)."""
 _FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
 _allocate: Callable[[int, int, int], None] | None = getattr(os, "posix_fallocate", None)
+_AT_ONCE: int = getattr(os, "RWF_NOWAIT", 0)
 
 
 def _sync_all(fd: int) -> None:
@@ -70,6 +71,14 @@ class Handle:
         self.close()
 
 
+class NotAtHand(Exception):
+    """To read this may take a disk's time. ``unknown``: the file system does not tell whether it does."""
+
+    def __init__(self, *, unknown: bool = False):
+        super().__init__("this is not in memory")
+        self.unknown = unknown
+
+
 class Files:
     """The real file system."""
 
@@ -105,6 +114,23 @@ class Files:
             parts.append(data)
             got += len(data)
         return b"".join(parts)
+
+    def read_at_once(self, handle: Handle, position: int, length: int) -> bytes:
+        """``read_at`` from the system's page cache; :class:`NotAtHand` if the bytes are not there. Some file
+        systems (tmpfs) and macOS do not tell."""
+        buffer = bytearray(length)
+        try:
+            if _AT_ONCE:
+                got = os.preadv(handle.fd, [buffer], position, _AT_ONCE)
+                if got == length:
+                    return bytes(buffer)
+                if position + got >= self.size(
+                    handle
+                ):  # somebody has cut the file: there is no more to wait for
+                    return bytes(buffer[:got])
+        except OSError as error:  # any other error is that of the read that waits, too
+            raise NotAtHand(unknown=error.errno == errno.EOPNOTSUPP) from None
+        raise NotAtHand(unknown=not _AT_ONCE)
 
     def write_at(self, handle: Handle, position: int, buffers: Sequence[bytes]) -> int:
         """Write all buffers one after the other, starting at ``position``."""

@@ -103,7 +103,11 @@ PREALLOCATE_BYTES_MIN = 64 << 10
 PREALLOCATE_BYTES_MAX = 32 << 20
 READ_BYTES_DEFAULT = 1 << 20
 READ_KEPT_S = 10.0
-"""How long a log keeps records that it has fetched over a network for a waiting reader."""
+"""How long a log keeps records that it has fetched for a waiting reader."""
+FETCHES_MAX = 4
+"""Reads that wait for a disk at the same time, each in a disk thread; the other threads are for commits."""
+RESOLVED_AT_ONCE = 500
+"""Partitions whose logs begin to look for a time in one turn of the loop."""
 COMMIT_BYTES_MAX = 16 << 20
 """The most that one commit writes; the rest waits for the next commit."""
 COMMIT_QUEUE_BYTES_MAX = 256 << 20

@@ -154,7 +154,7 @@ def test_it_waits_for_a_message_of_any_partition(api: Api) -> None:
     api.create_topic("orders", partitions=3)
     api.publish("orders", b"now", partition=1, delay=0.05)
     began = time.monotonic()
-    page = api.fetch("orders", "latest", wait=30.0)
+    page = api.fetch("orders", "earliest", wait=30.0)
     assert [message.value for message in page] == [b"now"]
     assert time.monotonic() - began < 20
 

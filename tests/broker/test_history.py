@@ -123,6 +123,10 @@ def test_a_lag_that_grows_is_noticed(server: RunningServer) -> None:
         assert row["verdict"] == client.subscription_stats("slow")["verdict"] == "stalled"
         codes = [finding["code"] for finding in client.explain_subscription("slow")["findings"]]
         assert "growing" in codes
+        client.pause_subscription("slow")  # then more members would not help
+        codes = [finding["code"] for finding in client.explain_subscription("slow")["findings"]]
+        assert "paused" in codes
+        assert "growing" not in codes
 
 
 def test_whether_a_subscription_keeps_up(server: RunningServer) -> None:

@@ -7,6 +7,7 @@ import pytest
 from headrace.broker.retention import INTERVAL_S, DiskGuard, low_water
 from headrace.errors import DataCorrupt, QueueFull, StorageFull
 from headrace.log.batch import encode
+from headrace.log.interface import ReadPending
 from tests.broker.rig import DATA, GROUP, TOPIC, Rig
 from tests.fakes import FakeLoop, FaultyFiles, SimulatedFiles
 
@@ -42,6 +43,26 @@ def test_by_age() -> None:
     assert not [name for name in left if int(name[:20]) < 2]
     rig.kill()
     assert [m.offset for m in rig.read()] == [2, 3, 4]
+
+
+def test_a_log_that_has_to_read_first_is_looked_at_once() -> None:
+    """Whether a segment still grows is asked once in a round; a moment later it never has."""
+    rig = segmented(retention_hours=2.5)
+    log = rig.log()
+    closed_segments, rolled, tell = log.closed_segments, [], []
+
+    def pending() -> Any:
+        log.closed_segments = closed_segments
+        raise ReadPending(tell.append)
+
+    log.closed_segments = pending
+    log.roll_if_old = rolled.append
+    look(rig)
+    assert len(rig.segments()) == 5
+    tell[0]()
+    rig.run()
+    assert rig.segments() == [2, 3, 4]
+    assert len(rolled) == 1
 
 
 def test_by_bytes() -> None:
@@ -135,19 +156,23 @@ def test_a_clock_that_jumps_back_deletes_nothing() -> None:
 
 
 def test_a_disk_that_refuses_to_delete_leaves_no_gap() -> None:
-    """The segment stays the first one, and the next round tries again."""
+    """Its files stay, all of them, and the next round tries again."""
     files = FaultyFiles(SimulatedFiles())
     rig = Rig(files, topic={"retention_hours": 0})
     for number in range(3):
         rig.numbers(1, start=number)
         rig.roll()
+    stored = [name for name in files.names(DATA / TOPIC / "0") if name.endswith(".log")]
     files.fail("remove", repeat=True)
     rig.advance(1)
     look(rig)
-    assert rig.values() == [b"0", b"1", b"2"]
+    assert rig.log().start_offset == 3
+    assert [name for name in files.names(DATA / TOPIC / "0") if name.endswith(".log")] == stored
     files.heal()
     look(rig)
-    assert rig.log().start_offset == 3
+    assert [name for name in files.names(DATA / TOPIC / "0") if name.endswith(".log")] == stored[
+        -1:
+    ]
 
 
 def test_one_topic_that_cannot_be_looked_at_does_not_stop_the_rest(

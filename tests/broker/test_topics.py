@@ -635,3 +635,24 @@ def test_what_a_killed_broker_did_not_sync_is_synced_by_the_next() -> None:
             if b"acknowledged" not in found:
                 lost.append((countdown, seed))
     assert lost == []
+
+
+def test_a_deleted_topic_removes_no_file_of_the_next_one() -> None:
+    """Its old segments are removed by their names, which the next topic has, too: that one has to wait."""
+    rig = Rig()
+    for number in range(3):
+        rig.publish(TOPIC, b"%d" % number)
+        rig.roll()
+    rig.workers.hold = True
+    rig.log().drop_before(2)
+    slow = rig.workers._held.popleft()
+    rig.workers.hold = False
+    deleted = rig.ask(rig.engine.delete_topic, TOPIC)
+    rig.run()
+    with pytest.raises(QueueFull):
+        rig.engine.create_topic(TOPIC)
+    rig.workers.submit(*slow)
+    rig.run()
+    deleted.get()
+    rig.publish(TOPIC, b"new")
+    assert rig.segments() == [0]

@@ -14,10 +14,11 @@ from random import Random
 from typing import Any
 
 from headrace import Broker, BrokerClient, HeadraceError, Receipt
-from headrace.client.link import ConnectFailed, ConnectionLost
 from headrace.errors import (
     BrokerFailed,
     Closed,
+    ConnectFailed,
+    ConnectionLost,
     OutcomeUnknown,
     ProducerFenced,
     RequestTimeout,

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from headrace.files import Files, Handle
+from headrace.files import Files, Handle, NotAtHand
 from tests.fakes.simulated import SimulatedFiles
 
 CHANGES = frozenset(
@@ -166,6 +166,14 @@ class FaultyFiles(Files):
     def read_at(self, handle: Handle, position: int, length: int) -> bytes:
         self._pass("read_at", handle.path)
         return self.inner.read_at(handle, position, length)
+
+    def read_at_once(self, handle: Handle, position: int, length: int) -> bytes:
+        self._pass("read_at_once", handle.path)
+        if any(
+            fault.kind == "read_at" for fault in self.faults
+        ):  # what cannot be read is in no cache
+            raise NotAtHand
+        return self.inner.read_at_once(handle, position, length)
 
     def write_at(self, handle: Handle, position: int, buffers: Sequence[bytes]) -> int:
         fault = self._meet("write_at", handle.path)

@@ -31,7 +31,7 @@ from pathlib import Path
 from random import Random
 from typing import TypeVar
 
-from headrace.files import Files, Handle
+from headrace.files import Files, Handle, NotAtHand
 
 SECTOR_BYTES = 512
 _Write = tuple[int, bytes]
@@ -200,6 +200,8 @@ class SimulatedFiles(Files):
 
     def __init__(self, *, capacity: int | None = None):
         self.capacity = capacity
+        self.is_at_hand: Callable[[], bool] = lambda: True
+        """Whether the next read finds its bytes in the page cache."""
         self._root = _Directory()
         self._generation = 0
 
@@ -305,6 +307,11 @@ class SimulatedFiles(Files):
 
     def read_at(self, handle: Handle, position: int, length: int) -> bytes:
         return bytes(self._of(handle).file.data[position : position + length])
+
+    def read_at_once(self, handle: Handle, position: int, length: int) -> bytes:
+        if not self.is_at_hand():
+            raise NotAtHand
+        return self.read_at(handle, position, length)
 
     def write_at(self, handle: Handle, position: int, buffers: Sequence[bytes]) -> int:
         file = self._of(handle, write=True).file

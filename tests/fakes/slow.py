@@ -94,7 +94,7 @@ class SlowStorage:
 
     def __init__(self, storage: Storage, loop: Loop, delay_s: float = 0.0):
         self._storage, self._loop, self._delay_s = storage, loop, delay_s
-        self.durable = storage.durable
+        self.durable, self.slot_of = storage.durable, storage.slot_of
         self.logs: list[SlowLog] = []
 
     @property

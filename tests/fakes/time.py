@@ -10,9 +10,11 @@ Rules:
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
@@ -90,6 +92,29 @@ class FakeLoop:
             timer.callback(*timer.args)
             self.run_until_idle()
         self._time = end
+
+
+class RunningLoop(FakeLoop):
+    """It is the running loop of its thread while callbacks run: what they read must be in memory (``log/fetching.py``)."""
+
+    def run_until_idle(self) -> None:
+        with running(self):
+            super().run_until_idle()
+
+    def advance(self, seconds: float) -> None:
+        with running(self):
+            super().advance(seconds)
+
+
+@contextmanager
+def running(loop: Any) -> Iterator[None]:
+    """asyncio takes the loop for the one that runs in this thread; None: no loop does."""
+    before = asyncio._get_running_loop()
+    asyncio._set_running_loop(loop)
+    try:
+        yield
+    finally:
+        asyncio._set_running_loop(before)
 
 
 class FakeClock(Clock):

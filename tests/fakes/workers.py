@@ -14,6 +14,7 @@ from typing import Any
 
 from headrace.clock import Loop
 from headrace.log.workers import Done, Workers
+from tests.fakes.time import running
 
 
 class InlineWorkers(Workers):
@@ -53,7 +54,8 @@ class InlineWorkers(Workers):
         self.jobs += 1
         result, error = None, None
         try:
-            result = work()
+            with running(None):
+                result = work()
         except BaseException as caught:
             error = caught
         self._loop.call_soon(done, result, error)

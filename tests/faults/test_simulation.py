@@ -15,7 +15,7 @@ from headrace.broker.subscription import Subscription
 from tests.fakes import SimulatedFiles
 from tests.faults.simulation.life import Life, live
 
-LIVES = 120
+LIVES = 40
 
 
 @pytest.fixture(autouse=True)

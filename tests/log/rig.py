@@ -9,6 +9,7 @@ from headrace.files import Files
 from headrace.log.batch import Batch
 from headrace.log.cache import BatchCache
 from headrace.log.columns import Columns
+from headrace.log.fetching import Fetching
 from headrace.log.interface import Append, LastStop
 from headrace.log.partition import PartitionLog
 from headrace.log.rewriting import Rewriter
@@ -61,6 +62,7 @@ class Rig:
             workers=self.workers,
             readers=self.readers,
             cache=self.cache,
+            fetching=Fetching(self.loop, self.workers),
             on_failure=self.failures.append,
             rewriter=self.rewriter,
             stop=LastStop(suspect),

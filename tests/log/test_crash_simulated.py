@@ -242,14 +242,16 @@ def operations() -> int:
 
 
 OPERATIONS = operations()
+MORE_THROWS = pytest.param(range(1, 4), marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize("durability", ["always", "interval", "never"])
 @pytest.mark.parametrize("ordered", [True, False])
-def test_the_power_fails_at_every_operation(durability: str, ordered: bool) -> None:
-    """Right before each single operation of a life, with several throws of the dice for each."""
+@pytest.mark.parametrize("throws", [range(1), MORE_THROWS], ids=len)
+def test_the_power_fails_at_every_operation(durability: str, ordered: bool, throws: range) -> None:
+    """Right before each single operation of a life; `make slow` throws the dice more often for each."""
     for countdown in range(1, OPERATIONS + 2):
-        for seed in range(4):
+        for seed in throws:
             world = World(durability, "none", sector=64, ordered=ordered)
             world.power(countdown, 1_000 * countdown + seed)
             commits(world)

@@ -179,7 +179,7 @@ def single_faults() -> Iterator[tuple[str, int, int, int | None]]:
                         yield kind, number, code, short
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_any_single_operation_may_fail(seed: int) -> None:
     """Each operation of each kind fails once, with EIO and with ENOSPC, writes also halfway."""
     hits = 0

@@ -12,6 +12,7 @@ from headrace.clock import Clock
 from headrace.errors import OffsetOutOfRange
 from headrace.files import Files
 from headrace.log.cache import BatchCache
+from headrace.log.fetching import Fetching
 from headrace.log.interface import Append
 from headrace.log.partition import PartitionLog
 from headrace.log.segment import Readers
@@ -55,6 +56,7 @@ async def with_log(directory: Path, main: Callable[[PartitionLog], object]) -> o
         workers=workers,
         readers=Readers(files, 2),
         cache=BatchCache(10_000),
+        fetching=Fetching(loop, workers),  # type: ignore[arg-type]
         on_failure=lambda error: None,
     )
     try:
@@ -124,7 +126,8 @@ def test_readers_in_threads_see_whole_records(tmp_path: Path) -> None:
             for thread in threads:
                 await asyncio.to_thread(thread.join)
         assert log.start_offset > 0
-        assert values(log) == [value_of(offset) for offset in range(log.start_offset, end)]
+        found = await asyncio.to_thread(values, log)
+        assert found == [value_of(offset) for offset in range(log.start_offset, end)]
 
     asyncio.run(with_log(tmp_path, main))
     assert problems == []
@@ -166,7 +169,8 @@ def test_a_real_partition_survives_its_process(tmp_path: Path) -> None:
         return log.end_offset
 
     async def look(log: PartitionLog) -> None:
-        assert values(log) == [value_of(offset) for offset in range(100)]
+        found = await asyncio.to_thread(values, log)
+        assert found == [value_of(offset) for offset in range(100)]
         assert (log.torn_bytes, log.read_only) == (0, None)
         assert (await publish(log, b"next")).first_offset == 100
 

@@ -24,7 +24,7 @@ from headrace.broker.follower import Follower
 from headrace.broker.subscription import Subscription
 from headrace.broker.topic import Partition, Topic
 from headrace.errors import Closed, Done, HeadraceError, InvalidArgument, SubscriptionNotFound
-from headrace.model import is_pattern, pattern_matches
+from headrace.model import check_pattern, check_subscription_name, is_pattern, pattern_matches
 
 if TYPE_CHECKING:
     from headrace.broker.engine import Engine
@@ -143,6 +143,13 @@ def begin(
             answer(SubscriptionNotFound(f"subscription {subscription.name!r} was deleted"))
 
     _take_steps(engine, steps(), attached)
+
+
+def check_names(name: str, pattern: str, *, internal: bool = False) -> None:
+    """A subscription's name, and the topic or pattern that it is to read."""
+    check_subscription_name(name, internal=internal)
+    if not internal:
+        check_pattern(pattern)
 
 
 def check_positions(engine: Engine, topic: str, partitions: int) -> None:

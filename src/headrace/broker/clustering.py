@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from headrace.broker.administration import Administration
     from headrace.broker.backups import Entries, Take
     from headrace.broker.engine import Engine
-    from headrace.broker.publishing import PublishDone
+    from headrace.broker.publishing import Publish
     from headrace.broker.topics import TopicDone
 
 
@@ -91,14 +91,7 @@ class Cluster(Protocol):
     ) -> None: ...
 
     # --- what goes to owners --------------------------------------------------------------------
-    def delay(
-        self,
-        topic: str,
-        columns: Columns,
-        deliver_at: int,
-        partition: int | None,
-        done: PublishDone,
-    ) -> None:
+    def delay(self, publish: Publish, columns: Columns, deliver_at: int) -> None:
         """Have the node that leads keep a delayed message."""
 
     async def ensure(self, name: str) -> None:

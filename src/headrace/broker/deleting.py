@@ -3,7 +3,7 @@
 There may be a hundred thousand subscriptions on it and millions of delayed messages for it, so they go in
 turns of the loop. The topic itself is gone at once: nobody finds it, and nobody can publish to it. A worker moves its
 directory away; if the disk refuses that, the topic is back, with all that it had. Its name is
-free again when its last subscription is gone (``Topics.when_unchanged``), and the answer comes when the
+free again when its last subscription is gone and its logs are closed (``Topics.when_unchanged``), and the answer comes when the
 journal has all of it.
 
 A topic that could not be created goes in a similar way (``abandon``), but only the subscriptions that were created with it go, too

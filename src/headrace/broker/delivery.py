@@ -22,7 +22,8 @@ from headrace.broker.pace import Pace
 from headrace.budget import Budget
 from headrace.errors import HeadraceError, StaleDelivery
 from headrace.log.batch import Batch
-from headrace.model import Message, Settling
+from headrace.model import Message, Settling, check_reason
+from headrace.times import check_seconds
 
 if TYPE_CHECKING:
     from headrace.broker.cursor import Cursor
@@ -283,6 +284,28 @@ class Leases:
                 held = (1 << bisect_right(lease.offsets, offset)) - 1
                 count += self._ack_bits(lease, lease.mask & held)
         return count
+
+    def nack(
+        self, lease_id: int, offset: int, delay: float | None = None, reason: str = "nack"
+    ) -> None:
+        """One message failed: again after ``delay`` seconds, or after the backoff."""
+        check_reason(reason)
+        if delay is not None:
+            delay = check_seconds("delay", delay, limits.DELAY_S_MAX)
+        self._nack(self.lease(lease_id), offset, delay, reason)
+
+    def _nack(self, lease: Lease, offset: int, delay: float | None, reason: str) -> None:
+        raise NotImplementedError
+
+    def extend(self, lease_id: int, seconds: float | None = None) -> float:
+        """The lease's deadline becomes ``seconds`` from now; returns the seconds granted."""
+        lease = self.lease(lease_id)
+        if seconds is not None:
+            seconds = check_seconds("seconds", seconds, limits.ACK_TIMEOUT_S_MAX)
+        return self._extend(lease, seconds)
+
+    def _extend(self, lease: Lease, seconds: float | None) -> float:
+        raise NotImplementedError
 
     def _settle(self, lease: Lease, offset: int) -> int:
         """One is not out any more; returns which of the lease it was."""

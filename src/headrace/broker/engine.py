@@ -77,7 +77,6 @@ from headrace.model import (
     SubscriptionSettings,
     TopicSettings,
     check_pattern,
-    check_subscription_name,
     check_topic_name,
     is_pattern,
     pattern_matches,
@@ -161,7 +160,7 @@ class Engine:
                 journal, loop, self.workers, self.pace, partial(snapshot, self), self.fail
             )
         )
-        self.retention = Retention(self.topics, self._clock, loop)
+        self.retention = Retention(self.topics, self._clock, loop, self.pace)
         self.publishing = Publishing(self, self._random)
         self.append = self.publishing.append
         self.publish = self.publishing.publish
@@ -401,14 +400,17 @@ class Engine:
     def resolve_all(
         self, partitions: Iterable[Partition], where: Start, *, time_ms: int | None = None
     ) -> dict[Partition, int]:
-        """``resolve`` for each. Where logs have to fetch, all of them begin before any is awaited."""
+        """``resolve`` for each. Where logs have to fetch, many of them begin before any is awaited."""
         found: dict[Partition, int] = {}
-        pending = None
+        pending, begun = None, 0
         for partition in partitions:
             try:
                 found[partition] = self.resolve(partition, where, time_ms=time_ms)
             except ReadPending as error:
                 pending = error
+                begun += 1
+                if begun == limits.RESOLVED_AT_ONCE:
+                    break
         if pending is not None:
             raise pending
         return found
@@ -466,9 +468,7 @@ class Engine:
     ) -> Subscription:
         """The subscription, made if it is not there. Settings that are given are applied."""
         self.check_open()
-        check_subscription_name(name, internal=internal)
-        if not internal:
-            check_pattern(pattern)
+        attaching.check_names(name, pattern, internal=internal)
         existing = self._subscriptions.get((pattern, name))
         if existing is not None:
             changed = existing.settings.but(settings or {})

@@ -116,7 +116,7 @@ def findings_of(
             f"{_messages(len(subscription._burying), 'is', 'are')} being stored as dead letters.",
         )
     growth = recording.growth(subscription)
-    if growth >= GROWN_MIN and members:
+    if growth >= GROWN_MIN and members and not subscription.paused:
         yield found(
             "warning",
             "growing",

@@ -156,7 +156,7 @@ class Pipelines:
                     at = batch.end_offset
         except ReadPending as pending:
             pending.then(lambda: self._load(log, at, end))
-        except HeadraceError as error:
+        except (HeadraceError, OSError) as error:
             logger.warning("reports of pipelines cannot be read back: %s", error)
 
     def _restore(self, value: bytes) -> None:

@@ -241,7 +241,7 @@ class Publishing:
         columns = publish.records
         assert isinstance(columns, Columns)
         if self._engine.cluster is not None and not self._engine.cluster.leads:
-            self._engine.cluster.delay(name, columns, deliver_at, partition, publish.done)
+            self._engine.cluster.delay(publish, columns, deliver_at)
             return
         self._engine.schedule.add(name, columns, deliver_at, partition, publish.done)
 

@@ -297,6 +297,10 @@ class Redrive:
         except ReadPending as pending:
             pending.then(lambda: self._round(letters))
             return
+        except OSError as error:  # what was published before is unknown, so nothing is
+            self._waiting = 1
+            self._stored([], StorageFailed(f"messages that were redriven cannot be read: {error}"))
+            return
         for letter, why in skipped:
             self._skip([letter], why)
         self._mark([letter for letter in letters if letter.offset in published])

@@ -88,8 +88,8 @@ class Requests:
         done, _ = await asyncio.wait([slot.reply], timeout=left)
         if not done:
             raise RequestTimeout(
-                f"nobody replied to the request to {topic!r} within {seconds:g} seconds; a worker may "
-                "still handle it",
+                f"nobody replied to the request to {topic!r} within {seconds:g} seconds. Is the topic "
+                "right, and does a worker run? It may still handle the request",
                 code="no_reply",
                 retryable=False,
             )

@@ -2,7 +2,8 @@
 
 :class:`Retention` deletes whole closed segments by age and by size, oldest first; never the one being
 written, and, if the topic has ``retain_unread``, never records that a subscription has not finished. In
-memory topics it drops the records that every subscription has finished.
+memory topics it drops the records that every subscription has finished. A round goes through all partitions in pieces
+(``pace.py``), and one whose log has to read its indexes from the disk comes later.
 
 :class:`DiskGuard` refuses publishes while free space is below the reserve, before anything is
 appended, and accepts them again when a quarter more than that is free. Acks, positions and deletions
@@ -16,11 +17,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headrace.broker.pace import Pace
 from headrace.broker.subscription import Subscription
 from headrace.broker.topic import Partition, Topic
 from headrace.clock import Clock, Loop
 from headrace.errors import HeadraceError, StorageFull
 from headrace.files import Files
+from headrace.log.interface import ReadPending
 
 if TYPE_CHECKING:
     from headrace.broker.topics import Topics
@@ -40,8 +43,8 @@ def low_water(partition: Partition) -> int | None:
 
 
 class Retention:
-    def __init__(self, topics: Topics, clock: Clock, loop: Loop):
-        self._topics, self._clock, self._loop = topics, clock, loop
+    def __init__(self, topics: Topics, clock: Clock, loop: Loop, pace: Pace):
+        self._topics, self._clock, self._loop, self._pace = topics, clock, loop, pace
         self._timer: Any = None
         self._trims: set[Partition] = set()
         self.deleted_bytes = 0
@@ -65,25 +68,31 @@ class Retention:
 
     def run(self) -> None:
         """Look at every topic once."""
+        self.before_run()
+        places = [(topic, partition) for topic in self._topics for partition in topic.partitions]
+        self._pace.go_through(places, lambda place: self._look_at(*place), lambda: None)
+
+    def _look_at(self, topic: Topic, partition: Partition, *, again: bool = False) -> None:
+        """``again``: in the same round, because its log had to read its indexes first."""
+        if self._timer is None or self._topics.get(topic.name) is not topic:
+            return
         try:
-            self.before_run()
-        except (HeadraceError, OSError) as error:  # the topics are looked at all the same
-            logger.error("staged batches could not be looked at: %s", error)
-        for topic in self._topics:
-            for partition in topic.partitions:
-                try:
-                    self._run_partition(topic, partition)
-                except (HeadraceError, OSError) as error:  # the next round tries again
-                    logger.error(
-                        "retention of %s: %s", topic.name, error, extra={"topic": topic.name}
-                    )
+            if not again and self.may_delete(partition):
+                partition.log.roll_if_old(self._clock.now_ms())
+            self._run_partition(topic, partition)
+        except ReadPending as pending:
+            pending.then(lambda: self._look_at(topic, partition, again=True))
+        except (HeadraceError, OSError) as error:  # the next round tries again
+            self._report(topic.name, error)
+
+    def _report(self, topic: str, error: Exception) -> None:
+        logger.error("retention of %s: %s", topic, error, extra={"topic": topic})
 
     def _run_partition(self, topic: Topic, partition: Partition) -> None:
         settings, log = topic.settings, partition.log
         if not self.may_delete(partition):
             return
         now = self._clock.now_ms()
-        log.roll_if_old(now)
         closed = log.closed_segments()
         if not closed:
             return
@@ -114,16 +123,17 @@ class Retention:
         log, low = partition.log, low_water(partition)
         if low is None or self._timer is None or not self.may_delete(partition):
             return
-        closed = log.closed_segments()
+        try:
+            closed = log.closed_segments()
+        except ReadPending as pending:
+            pending.then(lambda: self.drop_done(partition))
+            return
+        except (HeadraceError, OSError) as error:  # the next round tries again
+            self._report(partition.topic, error)
+            return
         if not closed or closed[0].end_offset > low or (log.durable and self.is_held()):
             return
-        try:
-            log.drop_before(closed[0].end_offset)
-        except OSError as error:  # the next round tries again
-            logger.error(
-                "retention of %s: %s", partition.topic, error, extra={"topic": partition.topic}
-            )
-            return
+        log.drop_before(closed[0].end_offset)
         self.deleted_bytes += closed[0].bytes
         self._loop.call_soon(self.drop_done, partition)
 

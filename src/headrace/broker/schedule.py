@@ -159,6 +159,12 @@ class Schedule:
                 return
             except HeadraceError:
                 pass  # retention dropped it, long after it was marked done
+            except OSError as error:
+                # Without it a message might go twice. The disk may read it in a moment.
+                logger.error("what was delayed cannot be read yet: %s", error)
+                again = partial(self._load_published, last, there, done)
+                self._again = self._engine.call_later(READ_AGAIN_S, again)
+                return
             last.pop()
         done(there)
 

@@ -332,7 +332,10 @@ class Staging:
             or piece.offset >= home.partitions[0].log.end_offset
             or self._cursor().is_done(piece.offset)
         ):
-            raise _gone()
+            raise MessageNotFound(
+                "a staged batch is gone: it was aborted, it expired, or it was committed under another name",
+                code="piece_gone",
+            )
         internal = piece.topic.startswith(INTERNAL_PREFIX) and piece.topic != SCHEDULED
         if internal or self._pieces.get(piece.offset, piece) != piece:
             raise not_a_piece(piece.id(incarnation))
@@ -470,6 +473,8 @@ class Staging:
         except ReadPending as pending:
             pending.then(self.expire_orphans)
             return
+        except (HeadraceError, OSError) as error:  # the next round tries again
+            logger.error("staged batches cannot be looked at: %s", error)
         self._forget_names(now - limits.COMMIT_NAMES_KEPT_S * 1000)
         self._let_go_of_files()
 
@@ -657,13 +662,6 @@ def parse_pieces(pieces: object) -> list[tuple[int, StagedPiece]]:
 def not_a_piece(text: object) -> InvalidArgument:
     return InvalidArgument(
         f"{str(text)[:80]!r} is not the id of a staged batch", code="invalid_piece"
-    )
-
-
-def _gone() -> MessageNotFound:
-    return MessageNotFound(
-        "a staged batch is gone: it was aborted, it expired, or it was committed under another name",
-        code="piece_gone",
     )
 
 

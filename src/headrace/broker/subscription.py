@@ -49,8 +49,7 @@ from headrace.broker.statistics import statistics_of
 from headrace.errors import Closed, DataCorrupt, HeadraceError, OffsetOutOfRange
 from headrace.log.batch import HAS_KEYS, LOST, Batch
 from headrace.log.interface import ReadPending
-from headrace.model import SubscriptionSettings, check_reason
-from headrace.times import check_seconds
+from headrace.model import SubscriptionSettings
 
 logger = logging.getLogger("headrace.broker")
 
@@ -443,14 +442,7 @@ class Subscription(Leases):
         self._released(lease, count)
         return count
 
-    def nack(
-        self, lease_id: int, offset: int, delay: float | None = None, reason: str = "nack"
-    ) -> None:
-        """One message failed: again after ``delay`` seconds, or after the backoff."""
-        check_reason(reason)
-        if delay is not None:
-            delay = check_seconds("delay", delay, limits.DELAY_S_MAX)
-        lease = self.lease(lease_id)
+    def _nack(self, lease: Lease, offset: int, delay: float | None, reason: str) -> None:
         index = self._settle(lease, offset)
         self.tally.nacked += 1
         attempt = lease.attempt_at(index)
@@ -470,12 +462,8 @@ class Subscription(Leases):
         self._retries.add(lease.cursor, offset)
         self._released(lease, 1)
 
-    def extend(self, lease_id: int, seconds: float | None = None) -> float:
-        """The lease's deadline becomes ``seconds`` from now; returns the seconds granted."""
-        lease = self.lease(lease_id)
-        granted = self.settings.ack_timeout
-        if seconds is not None:
-            granted = check_seconds("seconds", seconds, limits.ACK_TIMEOUT_S_MAX)
+    def _extend(self, lease: Lease, seconds: float | None) -> float:
+        granted = self.settings.ack_timeout if seconds is None else seconds
         lease.deadline = self._context.time() + granted
         lease.member.stalled = False
         self._deadlines.add(lease)

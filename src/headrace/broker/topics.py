@@ -411,11 +411,19 @@ class Topics:
         self._changed()
 
     def end_deletion(self, topic: Topic, deletion: Deletion, done: Callable[[], None]) -> None:
-        """Close it; storage, which has agreed to the deletion, frees the space later."""
-        for go_on in self._changing.pop(topic.name):
-            go_on()
-        logs = [partition.log for partition in topic.partitions]
-        _close(logs, lambda: deletion.finish(done))
+        """Close it; storage, which has agreed to the deletion, frees the space later.
+
+        Its name is free when it is closed: a disk thread may still roll a log or remove old segments, by names that
+        the next topic has, too.
+        """
+
+        def closed() -> None:
+            waiting = self._changing.pop(topic.name)
+            deletion.finish(done)
+            for go_on in waiting:
+                go_on()
+
+        _close([partition.log for partition in topic.partitions], closed)
 
     def check_automatic(self, now: float) -> None:
         """Refuse a topic that is created by publishing or subscribing, if there are too many of them.

@@ -6,16 +6,16 @@ one partition: records at gapless offsets from ``start_offset`` up to, but not i
 ``end_offset``.
 
 Every engine keeps these promises:
-- All methods are called on the event loop's thread and return at once (a disk engine may read a file
-  first), except where ``thread_safe_reads`` allows more.
+- All methods are called on the event loop's thread and return at once, except where ``thread_safe_reads``
+  allows more.
 - ``append`` never raises for a failure of storage: it answers through ``Append.done``, once, on the
   loop, with ``first_offset`` set or with ``error`` set. Entries are stored in the order of the calls.
 - When ``done`` reports an offset, the record is as durable as the log's mode promises, and only
   then does ``end_offset`` move past it and ``on_advance`` run: no reader sees a record earlier.
 - An error is definite (nothing of this entry was stored) unless it is ``OutcomeUnknown``.
 - An offset that was returned once means the same bytes for ever, or an explicit error.
-- A read (``read``, ``read_cached``, ``offset_at``) that has to wait for a network raises
-  :class:`ReadPending` and begins to fetch. The caller reads again when the log tells it to. The log keeps
+- A read (``read``, ``read_cached``, ``offset_at``, ``whereabouts``, ``closed_segments``) that has to wait for a disk or
+  a network raises :class:`ReadPending` and begins to fetch. The caller reads again when the log tells it to. The log keeps
   fetched records for at least ``limits.READ_KEPT_S``, so that a caller that needs several reads
   gets all of them.
 
@@ -26,7 +26,7 @@ and would pay a task or a closure for it. An exception costs nothing when it is 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
@@ -118,9 +118,13 @@ class ReadPending(Exception):
         """Takes a callback, which runs once, on the loop, when the caller should read again."""
 
 
-async def completed(read: Callable[[], Result]) -> Result:
-    """The result of ``read``, which is called again after each :class:`ReadPending`."""
+async def completed(
+    read: Callable[[], Result], before: Callable[[], Awaitable[None]] | None = None
+) -> Result:
+    """The result of ``read``, which is called again after each :class:`ReadPending`; each time after ``before``."""
     while True:
+        if before is not None:
+            await before()
         try:
             return read()
         except ReadPending as pending:
@@ -160,7 +164,7 @@ class Log(Protocol):
     """Whether the records survive the end of the process. If not, the broker drops records that every
     subscription has finished, and ``drop_before`` is exact."""
     thread_safe_reads: bool
-    """Whether ``read`` and ``offset_at`` may be called from any thread; then they block, and never
+    """Whether reads may be called from any thread; in other threads than the loop's they block, and never
     raise :class:`ReadPending`."""
     read_only: str | None
     """Why publishes are refused, or None."""

@@ -4,8 +4,9 @@ Rules:
 - The loop's thread owns everything here. A commit is prepared on it (``commit.gather``), written
   and synced in a worker (:class:`_DiskCommit`), and finished on it (index, ``end_offset``, answers).
   One commit at a time, so ``_DiskCommit.run`` may use the writer's fields without a lock.
-- Readers in other threads take ``end_offset`` first and the segment list second; both are replaced,
-  never changed in place.
+- Reading is in ``segmented.py``.
+- No file is opened, removed or cut on the loop: on a busy disk that takes long. Removed segments are gone for readers at
+  once, and a worker removes their files, the oldest first, few at a time; after an error the rest waits for the next round of retention.
 - ``end_offset`` moves only when a commit is as durable as the mode says.
 - A write that fails is undone (truncate and sync) and is a definite error. A *sync* that fails
   is never tried again: every waiting entry gets ``OutcomeUnknown``, and ``on_failure`` stops the broker.
@@ -17,16 +18,17 @@ from __future__ import annotations
 
 import errno
 import logging
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable
-from itertools import count, pairwise
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 from headrace import limits
 from headrace.clock import Clock, Loop, Timer
 from headrace.errors import (
     Closed,
-    DataCorrupt,
     HeadraceError,
     OutcomeUnknown,
     QueueFull,
@@ -34,17 +36,17 @@ from headrace.errors import (
     refused_by_disk,
 )
 from headrace.files import IOV_MAX, Files, Handle
-from headrace.log.base import BaseLog, out_of_range
-from headrace.log.batch import AFTER_SYNC, COMPRESSION, Batch
+from headrace.log.batch import AFTER_SYNC, Batch
 from headrace.log.cache import BatchCache
 from headrace.log.commit import CommitGroup
+from headrace.log.fetching import Fetching
 from headrace.log.index import Index
-from headrace.log.interface import CLEAN, Append, ClosedSegment, LastStop, ReadPending, Whereabouts
+from headrace.log.interface import CLEAN, Append, LastStop
 from headrace.log.producers import Producers
 from headrace.log.recovery import Recovered, recover
 from headrace.log.rewriting import Rewrite, Rewriter
-from headrace.log.run import is_small, merge
-from headrace.log.segment import Readers, Segment, log_name, offset_at_time
+from headrace.log.segment import Readers, Segment, log_name, versions
+from headrace.log.segmented import SegmentedLog
 from headrace.log.workers import Lane, SyncFailed, Workers, Write
 from headrace.model import TopicSettings
 
@@ -55,10 +57,11 @@ _numbers = count(1)
 class _DiskCommit:
     """One group to write to the disk. It is created on the loop and run in a worker."""
 
-    def __init__(self, partition: PartitionLog, group: CommitGroup, roll: bool, sync: bool):
+    def __init__(self, partition: PartitionLog, group: CommitGroup, commands: set[str]):
         self.partition = partition
-        self.roll = roll
-        self.sync = sync
+        self.roll = "roll" in commands
+        self.cut = "cut" in commands
+        self.sync = bool(commands) or partition.settings.durability == "always"
         self.batches = group.batches
         self.entries = group.entries
         self.started = partition.first_arrival
@@ -83,9 +86,11 @@ class _DiskCommit:
         if self.sync:
             partition.sync()
             self.synced = True
+        if self.cut:
+            partition.cut()
 
     def request(self) -> Write | None:
-        plain = self.batches and not self.roll
+        plain = self.batches and not self.roll and not self.cut
         return self.partition.plain_write(self.batches, self.sync) if plain else None
 
     def stored(self, seconds: float) -> None:
@@ -97,11 +102,10 @@ def _buffers(batches: list[Batch]) -> list[bytes]:
     return [part for batch in batches for part in (batch.header(), batch.body)]
 
 
-class PartitionLog(BaseLog):
+class PartitionLog(SegmentedLog):
     """See :class:`headrace.log.interface.Log`."""
 
     durable = True
-    thread_safe_reads = True
 
     def __init__(
         self,
@@ -114,6 +118,7 @@ class PartitionLog(BaseLog):
         workers: Workers,
         readers: Readers,
         cache: BatchCache,
+        fetching: Fetching,
         on_failure: Callable[[HeadraceError], None],
         rewriter: Rewriter | None = None,
         is_new: bool = False,
@@ -125,18 +130,14 @@ class PartitionLog(BaseLog):
             found = Recovered([], None, Producers())
         else:
             found = recover(files, directory, stop)
-        super().__init__(clock, loop, found.producers)
+        super().__init__(
+            next(_numbers), clock=clock, loop=loop, producers=found.producers,
+            workers=workers, cache=cache, fetching=fetching,
+        )  # fmt: skip
         self.directory = directory
         self.settings = settings
-        self._files = files
-        self._readers, self._cache = readers, cache
-        self._workers = workers
-        self._unpacking: dict[int, list[Callable[[], None]]] = {}
-        """Base offset of a batch that is being unpacked -> who waits for it."""
-        self._large: Batch | None = None
-        """The last one that was unpacked so; the cache may be too small for it."""
+        self._files, self._readers = files, readers
         self._on_failure = on_failure
-        self.number = next(_numbers)
         self.on_sync: Callable[[float], None] = lambda seconds: None
         self._lane: Lane[Append | str] = Lane(loop, workers.commit, self._prepare, self._finish)
         self._waiting_bytes = 0
@@ -146,7 +147,7 @@ class PartitionLog(BaseLog):
         self._sync_timer: Timer | None = None
 
         segments = [
-            Segment(files, readers, directory / log_name(base), base, size)
+            Segment(files, readers, directory / log_name(base), base, size, version=next(versions))
             for base, size in found.closed
         ]
         self.damage: list[tuple[int, int]] = []
@@ -159,6 +160,7 @@ class PartitionLog(BaseLog):
         if found.last is not None:
             last = found.last
             segment = Segment(files, readers, last.path, last.base_offset, last.size, last.index)
+            segment.version = next(versions)
             segments.append(segment)
             self._position = self._synced_position = last.size
             self._last_timestamp = last.last_timestamp
@@ -177,7 +179,7 @@ class PartitionLog(BaseLog):
                 "and to repair it"
             )
             logger.error("%s opens read-only: %s", directory, self.read_only)
-        self._segments: tuple[Segment, ...] = tuple(segments)
+        self._segments = tuple(segments)
         self.end_offset = found.last.end_offset if found.last is not None else stop.reached
         self.start_offset = segments[0].base_offset if segments else self.end_offset
         self._next_offset = self.end_offset
@@ -188,6 +190,9 @@ class PartitionLog(BaseLog):
         """The size of the active segment when somebody last looked whether it still grows."""
         self._replacing: Segment | None = None
         """Another file is being put in its place."""
+        self._dropped: deque[Segment] = deque()
+        """Their files are to be removed."""
+        self._is_removing = False
         self._is_left = rewriter is None
         """Whether the rewriter has nothing of it under way, and will not begin."""
         if rewriter is not None and found.closed:
@@ -240,8 +245,7 @@ class PartitionLog(BaseLog):
         self._waiting_bytes -= sum([entry.bytes for entry in entries])
         if group.batches and self._synced_position == self._position:
             group.batches[0].flags |= AFTER_SYNC
-        sync = bool(commands) or self.settings.durability == "always"
-        self._commit = _DiskCommit(self, group, roll="roll" in commands, sync=sync)
+        self._commit = _DiskCommit(self, group, commands)
         return self._commit
 
     # --- writing: in the worker -------------------------------------------------------------
@@ -278,7 +282,7 @@ class PartitionLog(BaseLog):
         self._writer = handle
         self._position = self._allocated = self._synced_position = 0
         segment = Segment(self._files, self._readers, path, base, 0, Index(base))
-        segment.held = handle
+        segment.held, segment.version = handle, next(versions)
         return segment
 
     def _open_writer(self) -> Handle:
@@ -342,6 +346,14 @@ class PartitionLog(BaseLog):
 
     sync_seconds = 0.0
 
+    def cut(self) -> None:
+        """Give the reserved space back, before the file is closed."""
+        if self._writer is not None and not self.read_only:
+            try:
+                self._files.truncate(self._writer, self._position)
+            except OSError as error:  # the zeros stay; the next start recognizes them
+                logger.warning("%s: %s", self._writer.path, error)
+
     # --- writing: by a ring -------------------------------------------------------------------
     def plain_write(self, batches: list[Batch], sync: bool) -> Write | None:
         """The batches, if there is nothing else to do than to write them."""
@@ -383,8 +395,8 @@ class PartitionLog(BaseLog):
                 entry.done(entry)
         if commit.synced:
             self.on_sync(self.sync_seconds)
-        if self._closing and self._is_left and not self._lane.waiting:
-            self._give_up_files()
+        if not self._lane.waiting:
+            self._close_if_idle()
 
     def _accept(self, commit: _DiskCommit) -> None:
         segment = self._segments[-1]
@@ -443,100 +455,6 @@ class PartitionLog(BaseLog):
         if self.failed is not None:
             self._on_failure(self.failed)
 
-    # --- reading ----------------------------------------------------------------------------
-    def read(self, offset: int, max_bytes: int = limits.READ_BYTES_DEFAULT) -> list[Batch]:
-        end = self.end_offset
-        if offset == end:
-            return []
-        segment, limit = self._segment_for(offset, end)
-        cached = self._cache.get(self.number, offset)
-        if cached is not None and (cached.end_offset == end or cached.stored_bytes >= max_bytes):
-            return [cached]
-        try:
-            run_bytes = min(max_bytes, limits.BATCH_BYTES_TARGET)
-            return segment.read(offset, limit, max_bytes, run_bytes=run_bytes)
-        except FileNotFoundError:
-            # Another thread may have dropped it in the meantime; then this raises the right error.
-            self._segment_for(offset, end)
-            raise
-
-    def readable_from(self, offset: int) -> int:
-        end = self.end_offset
-        while offset < end:
-            segment, limit = self._segment_for(offset, end)
-            try:
-                segment.read(offset, limit, 1)
-                return offset
-            except DataCorrupt:
-                offset = segment.after_damage(offset, limit)
-        return end
-
-    def whereabouts(self, offset: int) -> Whereabouts:
-        segment, _ = self._segment_for(offset, self.end_offset)
-        return segment.whereabouts(offset)
-
-    def read_cached(self, offset: int) -> Batch:
-        start, end = self.start_offset, self.end_offset
-        if not start <= offset < end:
-            raise out_of_range(offset, start, end)
-        batch = self._cache.find(self.number, offset)
-        if batch is not None and batch.end_offset < end and is_small(batch):
-            following = self._cache.following(self.number, batch, end)
-            if len(following) > 1:
-                batch = merge(following)
-                self._cache.put(self.number, batch)
-        if batch is None and self._large is not None:
-            large, self._large = self._large, None
-            if large.base_offset <= offset < large.end_offset:
-                batch = self._large = large
-        if batch is None:
-            segment, limit = self._segment_for(offset, end)
-            batch = segment.read(
-                offset, limit, 1, run_bytes=limits.RUN_BYTES, run_records=limits.RUN_RECORDS
-            )[0]
-            self._cache.put(self.number, batch)
-            if batch.flags & COMPRESSION and batch.plain_bytes > limits.CLIENT_BATCH_BYTES_MAX * 2:
-                self._unpack(batch)
-        if batch.base_offset in self._unpacking:
-            raise ReadPending(self._unpacking[batch.base_offset].append)
-        return batch
-
-    def _unpack(self, batch: Batch) -> None:
-        """In a worker: an earlier version accepted batches that take the loop too long."""
-        waiting: list[Callable[[], None]] = []
-        self._unpacking[batch.base_offset] = waiting
-
-        def unpacked(_result: object, _error: BaseException | None) -> None:
-            del self._unpacking[batch.base_offset]
-            self._large = batch
-            for callback in waiting:  # they read again, and get the error, if there was one
-                callback()
-
-        self._workers.submit(batch.plain, unpacked)
-
-    def _segment_for(self, offset: int, end: int) -> tuple[Segment, int]:
-        """The segment that holds the offset, and the offset after its last record."""
-        segments = self._segments
-        start = segments[0].base_offset if segments else end
-        if not start <= offset < end:
-            raise out_of_range(offset, start, end)
-        at = bisect_right(segments, offset, key=lambda segment: segment.base_offset) - 1
-        following = segments[at + 1 : at + 2]
-        return segments[at], min(end, following[0].base_offset) if following else end
-
-    def offset_at(self, timestamp_ms: int) -> int:
-        """See :class:`~headrace.log.interface.Log`. Damaged records are skipped."""
-        while True:
-            end, segments = self.end_offset, self._segments
-            try:
-                return offset_at_time(segments, end, timestamp_ms)
-            except FileNotFoundError:
-                if segments is self._segments:  # retention dropped nothing: the file is missing
-                    raise
-
-    def size_bytes(self) -> int:
-        return sum(segment.size for segment in self._segments)
-
     # --- keeping house ----------------------------------------------------------------------
     def change(self, settings: TopicSettings) -> None:
         must_sync = settings.durability == "always" != self.settings.durability
@@ -544,44 +462,45 @@ class PartitionLog(BaseLog):
         if must_sync:  # from now on, what was delivered is taken to be on disk (``witness.py``)
             self.flush()
 
-    def closed_segments(self) -> list[ClosedSegment]:
-        """All segments except the active one."""
-        found = []
-        for segment, following in pairwise(self._segments):
-            index = segment.index()
-            newest = index.max_timestamp
-            if index.end_offset < following.base_offset:
-                # Its end is damaged, and those records were at most as new as the next segment.
-                newest = max(newest, *following.index().times[:1], 0) or self._last_timestamp
-            found.append(
-                ClosedSegment(segment.base_offset, following.base_offset, segment.size, newest)
-            )
-        return found
-
     def drop_before(self, offset: int) -> None:
-        """Delete the closed segments that end at or before the offset, oldest first."""
+        """Drop the closed segments that end at or before the offset."""
+        segments, gone = self._segments, 0
         while (
-            len(self._segments) > 1
-            and self._segments[1].base_offset <= offset
-            and self._segments[0] is not self._replacing
+            gone + 1 < len(segments)
+            and segments[gone + 1].base_offset <= offset
+            and segments[gone] is not self._replacing
         ):
-            gone, *rest = self._segments
-            self._segments = tuple(rest)
-            self.start_offset = rest[0].base_offset
-            gone.forget()
-            try:
-                self._files.remove(gone.path)
-            except FileNotFoundError:
-                pass
-            except OSError:
-                # The next start finds it; to delete the segments after it would leave a gap.
-                self._segments = (gone, *self._segments)
-                self.start_offset = gone.base_offset
-                raise
-            for suffix in (".idx", ".producers"):
-                path = gone.path.with_suffix(suffix)
-                if self._files.exists(path):
-                    self._files.remove(path)
+            segments[gone].forget()
+            gone += 1
+        if gone:
+            self._segments = segments[gone:]
+            self.start_offset = self._segments[0].base_offset
+            self._dropped.extend(segments[:gone])
+        self._remove_dropped()
+
+    def _remove_dropped(self) -> None:
+        """Not after it is closed: another topic may have the name, and files with the same names."""
+        if self._dropped and not self._is_removing and not self._closed:
+            self._is_removing = True
+            self._workers.submit_idle(self._remove_files, self._were_removed)
+
+    def _remove_files(self) -> None:
+        """In a worker, the oldest first: a start after a crash must not find a gap."""
+        while self._dropped:
+            path = self._dropped[0].path
+            for name in (path, path.with_suffix(".idx"), path.with_suffix(".producers")):
+                with suppress(FileNotFoundError):
+                    self._files.remove(name)
+            self._dropped.popleft()
+
+    def _were_removed(self, _result: None, error: BaseException | None) -> None:
+        self._is_removing = False
+        if error is not None:
+            logger.error("old segments of %s cannot be removed yet: %s", self.directory, error)
+        else:
+            self._remove_dropped()
+        if self._lane.idle:
+            self._close_if_idle()
 
     # --- rewriting: see ``rewriting.py`` ------------------------------------------------------
     def _offer(self) -> None:
@@ -626,6 +545,7 @@ class PartitionLog(BaseLog):
     def roll_if_old(self, now_ms: int) -> None:
         """Close the active segment if it is too old, so that retention by hours can delete it; and if nothing was
         appended since the last call and it has many batches, so that it can be rewritten."""
+        self._remove_dropped()  # what the disk has refused before
         if self._rewriter is not None and self._segments:
             last = self._segments[-1]
             is_idle, self._idle_at = self._idle_at == last.size, last.size
@@ -661,25 +581,21 @@ class PartitionLog(BaseLog):
         """Nothing is being rewritten any more."""
         self._is_left = True
         if self.failed is not None or (self._writer is None and self._lane.idle):
-            self._give_up_files()
+            self._close_if_idle()
         else:
-            self._lane.put("sync")
+            self._lane.put("cut")
 
-    def _give_up_files(self) -> None:
+    def _close_if_idle(self) -> None:
+        """Not while files are being removed: the next owner of the directory would miss them later."""
+        if self._closing is None or not self._is_left or self._is_removing:
+            return
         done, self._closing = self._closing, None
         self._closed = True
         self._refuse_parked()
-        if self._writer is not None:
-            if self.failed is None and not self.read_only:
-                try:
-                    self._files.truncate(self._writer, self._position)
-                except OSError as error:  # the zeros stay; the next start recognizes them
-                    logger.warning("%s: %s", self._writer.path, error)
-            self._writer = None
-            if self._segments:
-                self._segments[-1].held = None
+        self._writer = None
+        if self._segments:
+            self._segments[-1].held = None
         for segment in self._segments:
             segment.forget()
         self._cache.forget(self.number)
-        assert done is not None
         done()

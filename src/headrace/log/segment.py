@@ -1,6 +1,7 @@
 """One file of a partition: batches one after the other, beginning at the offset in its name.
 
-A read walks the batch headers from the nearest index entry, or continues where an earlier read has ended. Every
+A read walks the batch headers from the nearest index entry, or continues where an earlier read has ended. With
+``at_once`` it takes only what is in memory, or raises :class:`NotAtHand` (``fetching.py``). Every
 header and body that it returns has passed its checksum. If one fails, the reader gets a :class:`DataCorrupt`
 that names exactly the offsets that cannot be read; later records stay readable.
 
@@ -14,12 +15,13 @@ import logging
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from threading import Lock
 
 from headrace import limits
 from headrace.errors import DataCorrupt
-from headrace.files import Files, Handle
+from headrace.files import Files, Handle, NotAtHand
 from headrace.log.batch import (
     APART_BYTES_MIN,
     HEADER_BYTES,
@@ -37,8 +39,10 @@ from headrace.log.run import take
 logger = logging.getLogger("headrace.log")
 _MAGIC_BYTES = MAGIC.to_bytes(4, "little")
 SCAN_BYTES = 4 << 20
+AHEAD_BYTES = 4 << 20
 SEEN_MAX = 64
 """Readers of one segment that continue without a search."""
+versions = count(1)
 
 
 def log_name(base_offset: int) -> str:
@@ -178,7 +182,7 @@ class Readers:
         return len(self._open)
 
     def get(self, path: Path, version: int = 0) -> Handle:
-        """``version``: how often the file was replaced by another one."""
+        """``version`` tells files apart that have been at the path one after the other."""
         key = (path, version)
         with self._lock:
             handle = self._open.get(key)
@@ -192,6 +196,9 @@ class Readers:
                 # Do not close it here: another thread may be reading. The last reference closes it.
                 self._open.popitem(last=False)
         return handle
+
+    def has(self, path: Path, version: int = 0) -> bool:
+        return (path, version) in self._open
 
     def forget(self, path: Path, version: int = 0) -> None:
         with self._lock:
@@ -211,35 +218,46 @@ class Segment:
     held: Handle | None = None
     """Of the file that is being written, or of one that was replaced: its readers read on."""
     version: int = 0
-    """How often the file was rewritten since the start (``rewriting.py``)."""
+    """Tells its file from others at the same path: from the one before it was rewritten (``rewriting.py``), and from that
+    of an earlier topic of the same name, which a thread may still read."""
+    _is_forgotten: bool = False
     _seen: dict[int, int] = field(default_factory=dict)
     """Offset -> position of the batch that begins there, where earlier reads have ended. Threads share it: each
     step on it is one operation of a dict."""
+    _located: dict[int, int] = field(default_factory=dict)
+    """The same for batches that only a scan finds, because there is damage before them."""
 
     @property
     def index_path(self) -> Path:
         return self.path.with_suffix(".idx")
 
-    def handle(self) -> Handle:
+    def handle(self, at_once: bool = False) -> Handle:
         held = self.held
         if held is None:
+            if at_once and not self._readers.has(self.path, self.version):
+                raise NotAtHand
             found = self._readers.get(self.path, self.version)
+            if self._is_forgotten:  # by now: an open file would keep its space on the disk
+                self._readers.forget(self.path, self.version)
             held = self.held or found  # the file may have been replaced before it was opened
         return held
 
     def forget(self) -> None:
-        """The file is gone, or nobody reads it any more."""
+        """The file is gone, or nobody reads it any more, besides threads that have begun to."""
+        self._is_forgotten = True
         self._readers.forget(self.path, self.version)
 
     def replaced_by(self, size: int, index: Index) -> Segment:
         """The same records in a new file at the same path."""
         new = Segment(self._files, self._readers, self.path, self.base_offset, size, index)
-        new.version = self.version + 1
+        new.version = next(versions)
         return new
 
-    def index(self) -> Index:
+    def index(self, at_once: bool = False) -> Index:
         """The index. For a closed segment it is read from its file, or rebuilt if the file is invalid."""
         if self._index is None:
+            if at_once:
+                raise NotAtHand
             self._index = self._load_index() or self._rebuild_index()
         return self._index
 
@@ -286,6 +304,7 @@ class Segment:
         *,
         run_bytes: int = 0,
         run_records: int = limits.BATCH_RECORDS_TARGET,
+        at_once: bool = False,
     ) -> list[Batch]:
         """Whole valid batches, from the one that holds ``offset`` up to ``end_offset``.
 
@@ -293,9 +312,11 @@ class Segment:
         :class:`DataCorrupt` that names the damaged offsets. With ``run_bytes``, small neighbours come as one
         batch (``run.py``) of at most this size and ``run_records``.
         """
-        position = self._seen.pop(offset, -1)
+        position = self._seen.get(offset, -1)
         if position < 0:
-            position = self.index().position_of(offset)
+            position = self._located.get(offset, -1)
+        if position < 0:
+            position = self.index(at_once).position_of(offset)
         batches: list[Batch] = []
         taken = 0
         want = max(max_bytes, run_bytes, limits.INDEX_INTERVAL_BYTES) + 4096
@@ -305,10 +326,10 @@ class Segment:
         while taken < max_bytes and (position < self.size or not batches):
             if position >= self.size:
                 # The file is cut short, or the index is wrong. An empty result would look like the end.
-                position = self._locate(offset, end_offset)
+                position = self._locate(offset, end_offset, at_once)
                 data, at = b"", 0
             if len(data) - at < HEADER_BYTES:
-                data, at = self._load(position, load), 0
+                data, at = self._load(position, load, at_once), 0
             parsed = parse_header(data, at)
             whole: Batch | None = None
             if parsed is not None and parsed[0].base_offset <= next_offset:
@@ -321,13 +342,13 @@ class Segment:
                 if batch.base_offset >= end_offset or (batches and taken + size > max_bytes):
                     break
                 if size >= APART_BYTES_MIN and at + size > len(data):
-                    body = self._load(position + HEADER_BYTES, body_len)
+                    body = self._load(position + HEADER_BYTES, body_len, at_once)
                     whole = complete(batch, body_len, body)
                 else:
                     small = run_bytes and size <= limits.SMALL_BATCH_BYTES
                     if at + size > len(data) or (load < want and small):
                         load = want
-                        data, at = self._load(position, max(size, want)), 0
+                        data, at = self._load(position, max(size, want), at_once), 0
                     if small:
                         found = take(
                             data, at, batch.base_offset, end_offset,
@@ -340,7 +361,7 @@ class Segment:
             if whole is None:
                 if batches:
                     break  # the next read reports the damage after them
-                position = self._locate(offset, end_offset)
+                position = self._locate(offset, end_offset, at_once)
                 data, at = b"", 0
                 continue
             batches.append(whole)
@@ -348,8 +369,19 @@ class Segment:
             position += size
             at += size
             taken += size
+        self._seen.pop(offset, None)
         self._remember(next_offset, position)
         return batches
+
+    def is_followed(self, offset: int) -> bool:
+        """Whether an earlier read has ended here: its reader goes through the segment."""
+        return offset in self._seen
+
+    def read_ahead(self, offset: int) -> None:
+        """Bring what follows a place where a read has ended into the page cache: its reader will need it next."""
+        position = self._seen.get(offset)
+        if position is not None:
+            self._load(position, AHEAD_BYTES)
 
     def _remember(self, offset: int, position: int) -> None:
         """Where the batch at the offset begins: the next read need not search for it."""
@@ -357,17 +389,20 @@ class Segment:
             self._seen.clear()
         self._seen[offset] = position
 
-    def whereabouts(self, offset: int) -> Whereabouts:
+    def whereabouts(self, offset: int, at_once: bool = False) -> Whereabouts:
         """From a batch at or before the offset to the end."""
-        position = min(self.index().position_of(offset), self.size)
-        identity = self._files.identity(self.handle())
+        position = min(self.index(at_once).position_of(offset), self.size)
+        identity = self._files.identity(self.handle(at_once))
         return Whereabouts(self.path.absolute(), identity, position, self.size - position)
 
-    def _load(self, position: int, length: int) -> bytes:
-        return self._files.read_at(self.handle(), position, min(length, self.size - position))
+    def _load(self, position: int, length: int, at_once: bool = False) -> bytes:
+        read = self._files.read_at_once if at_once else self._files.read_at
+        return read(self.handle(at_once), position, min(length, self.size - position))
 
-    def _locate(self, offset: int, end_offset: int) -> int:
+    def _locate(self, offset: int, end_offset: int, at_once: bool = False) -> int:
         """Scan the whole segment for the batch, or raise an error that names exactly the damaged offsets."""
+        if at_once:
+            raise NotAtHand
         low, high = self.base_offset, end_offset
         for part in scan(self._files, self.handle(), self.size, base_offset=self.base_offset):
             if isinstance(part, Found):
@@ -375,6 +410,9 @@ class Segment:
                     high = part.batch.base_offset
                     break
                 if part.batch.end_offset > offset:
+                    if len(self._located) >= SEEN_MAX:
+                        self._located.clear()
+                    self._located[offset] = part.position  # a read at once does not look for it
                     return part.position
                 low = part.batch.end_offset
         raise DataCorrupt(
@@ -382,13 +420,17 @@ class Segment:
             f"are damaged in {self.path.name} and cannot be read; 'headrace doctor' says more",
         )
 
-    def batch_at_time(self, timestamp_ms: int, end_offset: int) -> Batch | None:
+    def batch_at_time(
+        self, timestamp_ms: int, end_offset: int, at_once: bool = False
+    ) -> Batch | None:
         """The first readable batch with a record at the time or later."""
-        index = self.index()
+        index = self.index(at_once)
         offset = index.offset_of_time(timestamp_ms) if index.batches else end_offset
         while offset < end_offset:
             try:
-                batches = self.read(offset, end_offset, limits.INDEX_INTERVAL_BYTES)
+                batches = self.read(
+                    offset, end_offset, limits.INDEX_INTERVAL_BYTES, at_once=at_once
+                )
             except DataCorrupt:
                 offset = self.after_damage(offset, end_offset)
                 continue
@@ -414,22 +456,24 @@ def offset_in(batch: Batch, timestamp_ms: int) -> int:
     )
 
 
-def offset_at_time(segments: Sequence[Segment], end: int, timestamp_ms: int) -> int:
+def offset_at_time(
+    segments: Sequence[Segment], end: int, timestamp_ms: int, at_once: bool = False
+) -> int:
     """The first offset of a partition whose record is not older than the time; ``end`` if there is none."""
     segments = [s for s in segments if s.base_offset < end]
     low, high = 0, len(segments)
     while low < high:  # the first segment that reaches the time
         middle = probe = (low + high) // 2
-        while probe > low and not segments[probe].index().batches:
+        while probe > low and not segments[probe].index(at_once).batches:
             probe -= 1  # that segment is empty and has no time
-        if segments[probe].index().max_timestamp < timestamp_ms:
+        if segments[probe].index(at_once).max_timestamp < timestamp_ms:
             low = middle + 1
         else:
             high = probe
     for number in range(low, len(segments)):
         following = segments[number + 1 : number + 2]
         limit = following[0].base_offset if following else end
-        batch = segments[number].batch_at_time(timestamp_ms, limit)
+        batch = segments[number].batch_at_time(timestamp_ms, limit, at_once)
         if batch is not None:
             return offset_in(batch, timestamp_ms)
     return end

@@ -35,6 +35,7 @@ from headrace.errors import (
 from headrace.files import Files
 from headrace.log.cache import BatchCache
 from headrace.log.directory import DELETED, TOPIC_SETTINGS
+from headrace.log.fetching import Fetching
 from headrace.log.interface import CLEAN, Creation, Deletion, LastStop, Log, TopicRecord
 from headrace.log.memory import MemoryLog
 from headrace.log.partition import PartitionLog
@@ -148,6 +149,7 @@ class DiskStorage(MemoryStorage):
         self._files, self._random, self._workers = files, random, workers
         self._on_failure = on_failure
         self._readers = Readers(files)
+        self._fetching = Fetching(loop, workers)
         self.cache = BatchCache(budget=self.budget)
 
     # --- listing ----------------------------------------------------------------------------
@@ -285,6 +287,7 @@ class DiskStorage(MemoryStorage):
             workers=self._workers,
             readers=self._readers,
             cache=self.cache,
+            fetching=self._fetching,
             on_failure=self._on_failure,
             rewriter=self.rewriter,
             **how,

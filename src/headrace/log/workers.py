@@ -13,6 +13,7 @@ the latency of a commit on a fast disk).
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from queue import SimpleQueue
@@ -23,6 +24,7 @@ from headrace.files import Handle
 
 Item = TypeVar("Item")
 Done = Callable[[Any, BaseException | None], None]
+IDLE_JOBS_MAX = 2
 
 
 class SyncFailed(Exception):
@@ -62,6 +64,8 @@ class Workers:
         self._queue: SimpleQueue[tuple[Callable[[], Any], Done] | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._under_way = 0
+        self._idle: deque[tuple[Callable[[], Any], Done]] = deque()
+        self._idle_under_way = 0
 
     def submit(self, work: Callable[[], Any], done: Done) -> None:
         self._under_way += 1
@@ -72,6 +76,24 @@ class Workers:
             self._threads.append(thread)
             thread.start()
         self._queue.put((work, done))
+
+    def submit_idle(self, work: Callable[[], Any], done: Done) -> None:
+        """Work that nobody waits for, such as removing large files of a thousand partitions: ``IDLE_JOBS_MAX`` at a time,
+        so that commits find a thread."""
+        self._idle.append((work, done))
+        self._begin_idle()
+
+    def _begin_idle(self) -> None:
+        while self._idle and self._idle_under_way < IDLE_JOBS_MAX:
+            self._idle_under_way += 1
+            work, done = self._idle.popleft()
+
+            def ended(result: Any, error: BaseException | None, done: Done = done) -> None:
+                self._idle_under_way -= 1
+                self._begin_idle()
+                done(result, error)
+
+            self.submit(work, ended)
 
     def commit(self, job: CommitJob, done: Done) -> None:
         self.submit(job.run, done)

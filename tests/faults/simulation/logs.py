@@ -26,6 +26,7 @@ from headrace.errors import HeadraceError, OutcomeUnknown
 from headrace.log.batch import LOST
 from headrace.model import DEAD_LETTER_SUFFIX, Receipt
 from tests.fakes import FaultyFiles
+from tests.fakes.time import running
 
 Place = tuple[str, int, int]
 """Topic, partition, offset."""
@@ -230,7 +231,10 @@ class LogOracle:
         offset = max(self._looked.get(where, 0), log.start_offset)
         while offset < end:
             try:
-                with self.files.spared():  # the faults are for the broker
+                with (
+                    self.files.spared(),
+                    running(None),
+                ):  # the faults are for the broker, and we may wait
                     batches = log.read(offset, 1 << 20)
             except HeadraceError as error:
                 raise Violation(

@@ -11,11 +11,22 @@ from headrace.errors import HeadraceError
 from headrace.log.directory import JOURNAL
 from headrace.log.workers import Done
 from tests.broker.rig import Rig
-from tests.fakes import FakeClock, FakeLoop, InlineWorkers, Mains, PowerFailed, SimulatedFiles
+from tests.fakes import (
+    FakeClock,
+    FakeLoop,
+    InlineWorkers,
+    Mains,
+    PowerFailed,
+    RunningLoop,
+    SimulatedFiles,
+)
 from tests.faults.simulation.logs import Violation
 
 OPENS_MAX = 5
 """A start may be interrupted by a planned cut or fault; it has to succeed after a few tries."""
+
+AT_HAND = 0.7
+"""How likely the bytes of a read are in the page cache."""
 
 
 class DiskThreads(InlineWorkers):
@@ -57,6 +68,8 @@ class SimulatedMachine(Rig):
             topic={"segment_bytes": 4096},
             events_interval=0.0,
         )
+        pages = Random(self.dice.getrandbits(32))
+        self.files.disk.is_at_hand = lambda: pages.random() < AT_HAND
         self.highest_ms = self.clock.now_ms()
         """The latest that it ever was by the wall clock."""
         self.uncounted = False
@@ -66,7 +79,7 @@ class SimulatedMachine(Rig):
     def abandon(self) -> None:
         self._engine = None
         now = self.clock.now_ms()
-        self.loop = FakeLoop(self.loop.time())
+        self.loop = RunningLoop(self.loop.time())
         self.clock = FakeClock(self.loop, now)
         self.workers = DiskThreads(self.loop)
 
