@@ -18,7 +18,7 @@ from headrace.model import SubscriptionOptions, SubscriptionSettings, TopicOptio
 from headrace.operations import catalog
 from headrace.operations.blocking import BlockingOperations
 from headrace.operations.catalog import OPERATIONS, Operations
-from headrace.operations.declaring import Http, operation, table_of
+from headrace.operations.declaring import operation, route, table_of
 from headrace.server import operation_routes
 from headrace.server.routing import RouteTable
 from headrace.shell import Shell, blocking
@@ -58,8 +58,15 @@ def test_every_operation_is_whole(declared: Any) -> None:
     implementation = inspect.signature(getattr(Administration, declared.method))
     taken = set(declared.arguments) | ({"settings"} if declared.settings else set())
     assert set(implementation.parameters) - {"self"} == taken
-    for route in declared.http:
-        assert set(route.path_arguments.values()) <= set(declared.arguments)
+    for each in declared.http:
+        assert set(each.path_arguments.values()) <= set(declared.arguments)
+
+
+def test_the_kind_of_an_argument_brings_error_codes() -> None:
+    """They come before those that only this operation has."""
+    assert OPERATIONS["seek"].errors == (
+        "subscription_not_found", "ambiguous_subscription", "offset_out_of_range",
+    )  # fmt: skip
 
 
 def test_blocking_methods_are_those_of_the_catalog() -> None:
@@ -134,8 +141,8 @@ class MoreOperations(Operations):
         about="topic",
         runs="leader",
         answer="echoed",
-        http=Http("GET", "/topics/{topic}/echo", "Repeat a number"),
     )
+    @route("GET", "/topics/{topic}/echo", "Repeat a number")
     async def echo_topic(self, topic: catalog.TopicName, *, times: catalog.Limit = 1) -> list[str]:
         """The topic's name, a few times."""
         raise NotImplementedError

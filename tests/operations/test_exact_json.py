@@ -50,6 +50,25 @@ def test_what_is_no_json_is_refused(item: bytes) -> None:
         assert caught.value.code == "invalid_json"
 
 
+@pytest.mark.parametrize("pad", [b"", LARGE], ids=["small", "large"])
+def test_nesting_has_a_limit_of_its_own(pad: bytes) -> None:
+    """The same in each decoder and on each Python. Brackets in strings do not count."""
+    for opening, closing in ((b"[", b"]"), (b'{"a":', b"}")):
+        for depth, is_fine in ((exact_json.NESTED_MAX - 1, True), (exact_json.NESTED_MAX, False)):
+            document = b"[%b%b]" % (pad, opening * depth + b"1" + closing * depth)
+            for call in (exact_json.loads, exact_json.check):
+                if is_fine:
+                    call(document)
+                else:
+                    with pytest.raises(InvalidArgument, match="inside of each other"):
+                        call(document)
+    wide = b"[%b%b]" % (pad, b",".join([b'{"a":[{"b":[[1]]}]}'] * 900))
+    quoted = b'[%b"%b\\"[[["]' % (pad, b"[" * 5000)
+    for document in (wide, quoted):
+        exact_json.check(document)
+        assert exact_json.split(document, ITEMS_MAX)
+
+
 def test_a_large_document_is_checked_without_being_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is made of its values."""
     monkeypatch.setattr(exact_json.orjson, "loads", None)

@@ -4,23 +4,31 @@ from __future__ import annotations
 
 from headrace.operations.arguments import (
     CertificateNames,
+    ExistingToken,
+    ExistingUser,
     Expiry,
     GrantList,
     Password,
     PrincipalName,
     QuotaValues,
 )
-from headrace.operations.declaring import Http, operation
+from headrace.operations.declaring import deletion, operation, route
 from headrace.operations.results import CallerInfo, NewToken, QuotaInfo, TokenInfo, UserInfo
+
+_REFUSED_RULES = (
+    "grant_exceeded",
+    "no_administrator",
+    "invalid_grant",
+    "invalid_password",
+    "certificate_taken",
+)
 
 
 class AccessOperations:
     """Who may do what."""
 
-    @operation(
-        permission="none",
-        http=Http("GET", "/access/whoami", "Show your own rights"),
-    )
+    @operation(permission="none")
+    @route("GET", "/access/whoami", "Show your own rights")
     async def whoami(self) -> CallerInfo:
         """Who the broker thinks you are, and what you may do.
 
@@ -29,10 +37,8 @@ class AccessOperations:
             print((await client.whoami())["name"])
         """
 
-    @operation(
-        permission="admin",
-        http=Http("GET", "/access/users", "List users"),
-    )
+    @operation(permission="admin")
+    @route("GET", "/access/users", "List users")
     async def users(self) -> list[UserInfo]:
         """The users that you may administer, by name.
 
@@ -43,19 +49,9 @@ class AccessOperations:
         """
 
     @operation(
-        permission="admin",
-        about="user",
-        repeatable=False,
-        errors=(
-            "user_exists",
-            "grant_exceeded",
-            "no_administrator",
-            "invalid_grant",
-            "invalid_password",
-            "certificate_taken",
-        ),
-        http=Http("POST", "/access/users/{user}", "Create a user"),
+        permission="admin", about="user", repeatable=False, errors=("user_exists", *_REFUSED_RULES)
     )
+    @route("POST", "/access/users/{user}", "Create a user")
     async def create_user(
         self,
         user: PrincipalName,
@@ -74,22 +70,11 @@ class AccessOperations:
             await client.create_user("alice", password=secret, grants=["publish,consume:orders.>"])
         """
 
-    @operation(
-        permission="admin",
-        about="user",
-        errors=(
-            "user_not_found",
-            "grant_exceeded",
-            "no_administrator",
-            "invalid_grant",
-            "invalid_password",
-            "certificate_taken",
-        ),
-        http=Http("PATCH", "/access/users/{user}", "Change a user"),
-    )
+    @operation(permission="admin", about="user", errors=_REFUSED_RULES)
+    @route("PATCH", "/access/users/{user}", "Change a user")
     async def change_user(
         self,
-        user: PrincipalName,
+        user: ExistingUser,
         *,
         password: Password | None = None,
         grants: GrantList | None = None,
@@ -107,15 +92,9 @@ class AccessOperations:
             await client.change_user("alice", grants=["consume:orders.>"])
         """
 
-    @operation(
-        permission="admin",
-        about="user",
-        repeatable=False,
-        answer="deleted",
-        errors=("user_not_found", "no_administrator"),
-        http=Http("DELETE", "/access/users/{user}", "Delete a user"),
-    )
-    async def delete_user(self, user: PrincipalName) -> None:
+    @deletion(permission="admin", about="user", errors=("no_administrator",))
+    @route("DELETE", "/access/users/{user}", "Delete a user")
+    async def delete_user(self, user: ExistingUser) -> None:
         """Delete a user and its tokens. Its connections end.
 
         Example::
@@ -123,10 +102,8 @@ class AccessOperations:
             await client.delete_user("alice")
         """
 
-    @operation(
-        permission="admin",
-        http=Http("GET", "/access/tokens", "List tokens"),
-    )
+    @operation(permission="admin")
+    @route("GET", "/access/tokens", "List tokens")
     async def tokens(self) -> list[TokenInfo]:
         """The tokens that you may administer, by name. The secrets are not known to the broker.
 
@@ -141,8 +118,8 @@ class AccessOperations:
         about="token",
         repeatable=False,
         errors=("token_exists", "user_not_found", "grant_exceeded", "no_administrator"),
-        http=Http("POST", "/access/tokens/{token}", "Create a token"),
     )
+    @route("POST", "/access/tokens/{token}", "Create a token")
     async def create_token(
         self,
         token: PrincipalName,
@@ -159,15 +136,9 @@ class AccessOperations:
             await client.create_token("ci", grants=["publish:builds.>"], expires=datetime(2027, 1, 1))
         """
 
-    @operation(
-        permission="admin",
-        about="token",
-        repeatable=False,
-        answer="revoked",
-        errors=("token_not_found", "no_administrator"),
-        http=Http("DELETE", "/access/tokens/{token}", "Revoke a token"),
-    )
-    async def revoke_token(self, token: PrincipalName) -> None:
+    @deletion(permission="admin", about="token", answer="revoked", errors=("no_administrator",))
+    @route("DELETE", "/access/tokens/{token}", "Revoke a token")
+    async def revoke_token(self, token: ExistingToken) -> None:
         """Revoke a token. Connections that logged in with it end.
 
         Example::
@@ -175,10 +146,8 @@ class AccessOperations:
             await client.revoke_token("ci")
         """
 
-    @operation(
-        permission="admin",
-        http=Http("PATCH", "/access/quotas", "Change the quotas of addresses and principals"),
-    )
+    @operation(permission="admin")
+    @route("PATCH", "/access/quotas", "Change the quotas of addresses and principals")
     async def change_quotas(
         self, *, addresses: QuotaValues | None = None, default: QuotaValues | None = None
     ) -> QuotaInfo:

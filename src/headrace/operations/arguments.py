@@ -60,6 +60,13 @@ class Code:
     code: str
 
 
+class Raises:
+    """Error codes of every operation that takes an argument of this kind."""
+
+    def __init__(self, *codes: str):
+        self.codes = codes
+
+
 # --- schemas that msgspec cannot say ----------------------------------------------------------------
 RESERVED: Schema = {"type": "string", "pattern": r"^(__|\.{1,2}$)"}
 """Names that users cannot choose: they belong to the broker, or are ``.`` or ``..``."""
@@ -176,15 +183,24 @@ def expiry_ms(value: object) -> int:
 
 TopicName = Annotated[str, Reader(check_topic_name, TOPIC)]
 """The name of a topic that a user may create."""
-ExistingTopic = Annotated[str, Reader(_existing, TOPIC)]
+UserTopic = Annotated[TopicName, Raises("topic_not_found")]
+"""A topic that exists and that a user may change: none of the broker's own."""
+ExistingTopic = Annotated[str, Reader(_existing, TOPIC), Raises("topic_not_found")]
 """Any topic that exists, also one of the broker's own."""
 TopicFilter = Annotated[str, Reader(_existing, {"type": "string"})]
 """A topic that makes an ambiguous name unique, or limits a list."""
 TopicPattern = Annotated[str, Reader(check_pattern, PATTERN)]
 SubscriptionName = Annotated[str, Reader(check_subscription_name, SUBSCRIPTION)]
+DefinedSubscription = Annotated[
+    SubscriptionName, Raises("subscription_not_found", "ambiguous_subscription")
+]
+"""One that exists. If several have the name, the operation's ``topic`` says which."""
 ExistingSubscription = Annotated[str, Reader(_existing, SUBSCRIPTION)]
 PipelineName = Annotated[str, Reader(check_pipeline_name, SUBSCRIPTION)]
+KnownPipeline = Annotated[PipelineName, Raises("pipeline_not_found")]
+"""One that has reported."""
 MessageId = Annotated[uuid.UUID | str, Reader(parse_id, {"type": "string", "format": "uuid"})]
+ExistingMessage = Annotated[MessageId, Raises("message_not_found")]
 Position = Annotated[str | int | datetime, Reader(parse_position, POSITION)]
 Time = Annotated[int | datetime | str, Reader(_time_ms, PLACE)]
 """A datetime, or milliseconds since 1970."""
@@ -217,6 +233,8 @@ Corrections = Annotated[
 """``{"offset": 3, "value": …, "key": …, "headers": …}`` for each dead letter; what is left out stays as it is."""
 Partition = Annotated[int, Meta(ge=0, le=limits.PARTITIONS_PER_TOPIC_MAX)]
 Offset = Annotated[int, Meta(ge=0, le=limits.OFFSET_MAX)]
+LetterOffset = Annotated[Offset, Raises("message_not_found")]
+"""Of a dead letter that exists."""
 AfterOffset = Annotated[int, Meta(ge=-1, le=limits.OFFSET_MAX)]
 """List what follows this offset; -1: from the first."""
 Offsets = Annotated[list[Offset], Meta(max_length=limits.OFFSETS_PER_REQUEST_MAX)]
@@ -229,6 +247,8 @@ Pieces = Annotated[list[str], Meta(max_length=limits.COMMIT_PIECES_MAX)]
 TimeMs = Annotated[int, Meta(ge=0, le=limits.TIMESTAMP_MS_MAX)]
 PrincipalName = Annotated[str, Reader(check_principal_name, SUBSCRIPTION)]
 """The name of a user or of a token."""
+ExistingUser = Annotated[PrincipalName, Raises("user_not_found")]
+ExistingToken = Annotated[PrincipalName, Raises("token_not_found")]
 Password = Annotated[str, Meta(min_length=1, max_length=1024), Code("invalid_password")]
 GrantList = Annotated[list[str], Meta(max_length=limits.GRANTS_MAX)]
 """``RIGHTS:TOPICS`` or ``RIGHTS:TOPICS:NAMES``."""

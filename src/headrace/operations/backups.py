@@ -77,12 +77,7 @@ class BackupOperations:
             page = await client.read_backup(backup, 0)
         """
 
-    @operation(
-        permission="admin",
-        about="topic",
-        runs="leader",
-        errors=("backup_not_found", "topic_not_found"),
-    )
+    @operation(permission="admin", about="topic", runs="leader", errors=("backup_not_found",))
     async def read_backup_partition(
         self,
         backup: BackupId,

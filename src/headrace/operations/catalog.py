@@ -23,11 +23,13 @@ from headrace.operations.arguments import (
     AfterOffset,
     AliasOf,
     Corrections,
+    DefinedSubscription,
+    ExistingMessage,
     ExistingSubscription,
     ExistingTopic,
     Headers,
+    LetterOffset,
     Limit,
-    MessageId,
     Offset,
     Offsets,
     Partition,
@@ -43,10 +45,18 @@ from headrace.operations.arguments import (
     TopicName,
     TopicPattern,
     Topics,
+    UserTopic,
 )
 from headrace.operations.backups import BackupOperations
 from headrace.operations.cluster_catalog import ClusterOperations
-from headrace.operations.declaring import Http, Operation, operation, table_of
+from headrace.operations.declaring import (
+    Operation,
+    deletion,
+    on_letters,
+    operation,
+    route,
+    table_of,
+)
 from headrace.operations.delayed import DelayedOperations
 from headrace.operations.pipeline_catalog import PipelineOperations
 from headrace.operations.requesting import Requesting
@@ -86,8 +96,8 @@ class Operations(
         about="topic",
         settings=TopicSettings,
         errors=("topic_exists", "too_many_partitions"),
-        http=Http("PUT", "/topics/{topic}", "Create a topic with settings"),
     )
+    @route("PUT", "/topics/{topic}", "Create a topic with settings")
     async def create_topic(
         self, topic: TopicName, partitions: int | None = None, **settings: Unpack[TopicOptions]
     ) -> ChangedTopic:
@@ -102,14 +112,11 @@ class Operations(
         """
 
     @operation(
-        permission="manage",
-        about="topic",
-        settings=TopicSettings,
-        errors=("topic_not_found", "too_many_partitions"),
-        http=Http("PATCH", "/topics/{topic}", "Change settings"),
+        permission="manage", about="topic", settings=TopicSettings, errors=("too_many_partitions",)
     )
+    @route("PATCH", "/topics/{topic}", "Change settings")
     async def change_topic(
-        self, topic: TopicName, partitions: int | None = None, **settings: Unpack[TopicOptions]
+        self, topic: UserTopic, partitions: int | None = None, **settings: Unpack[TopicOptions]
     ) -> ChangedTopic:
         """Change the settings that are given. Partitions can be added, not removed.
 
@@ -120,15 +127,9 @@ class Operations(
             await client.change_topic("orders", retention_bytes=10 << 30)
         """
 
-    @operation(
-        permission="manage",
-        about="topic",
-        repeatable=False,
-        answer="deleted",
-        errors=("topic_not_found",),
-        http=Http("DELETE", "/topics/{topic}", "Delete a topic"),
-    )
-    async def delete_topic(self, topic: TopicName) -> None:
+    @deletion(permission="manage", about="topic")
+    @route("DELETE", "/topics/{topic}", "Delete a topic")
+    async def delete_topic(self, topic: UserTopic) -> None:
         """Delete a topic, its messages, and the subscriptions on this topic alone.
 
         Example::
@@ -136,12 +137,8 @@ class Operations(
             await client.delete_topic("orders")
         """
 
-    @operation(
-        name="topics",
-        permission="see",
-        runs="every node",
-        http=Http("GET", "/topics", "List topics"),
-    )
+    @operation(name="topics", permission="see", runs="every node")
+    @route("GET", "/topics", "List topics")
     async def list_topics(self) -> list[TopicStats]:
         """Statistics of every topic, by name. The broker's own topics are left out.
 
@@ -160,17 +157,9 @@ class Operations(
         """
         return [stats["topic"] for stats in await self.list_topics()]
 
-    @operation(
-        name="topic",
-        permission="see",
-        about="topic",
-        runs="every node",
-        errors=("topic_not_found",),
-        http=(
-            Http("GET", "/topics/{topic}", "Describe a topic"),
-            Http("GET", "/topics/{topic}/stats", "Statistics of a topic"),
-        ),
-    )
+    @operation(name="topic", permission="see", about="topic", runs="every node")
+    @route("GET", "/topics/{topic}", "Describe a topic")
+    @route("GET", "/topics/{topic}/stats", "Statistics of a topic")
     async def topic_stats(self, topic: ExistingTopic, *, create: bool = False) -> TopicStats:
         """Partitions, sizes, backlog and settings of a topic.
 
@@ -192,8 +181,8 @@ class Operations(
             offset = await client.offset_at("orders", datetime.now(UTC) - timedelta(hours=1))
         """
 
-    @operation(permission="browse", errors=("message_not_found",))
-    async def find(self, id: MessageId) -> Message:
+    @operation(permission="browse")
+    async def find(self, id: ExistingMessage) -> Message:
         """The message that an id from a receipt belongs to.
 
         Example::
@@ -207,14 +196,14 @@ class Operations(
         about="subscription",
         settings=SubscriptionSettings,
         errors=("subscription_busy", "too_many_subscriptions", "topic_not_found"),
-        http=Http(
-            "POST",
-            "/subscribe/{topic}",
-            "Create a subscription",
-            tag="subscriptions",
-            rename={"group": "subscription"},
-            defaults={"subscription": "default"},
-        ),
+    )
+    @route(
+        "POST",
+        "/subscribe/{topic}",
+        "Create a subscription",
+        tag="subscriptions",
+        rename={"group": "subscription"},
+        defaults={"subscription": "default"},
     )
     async def create_subscription(
         self,
@@ -236,16 +225,10 @@ class Operations(
             await client.create_subscription("email", "orders", ack_timeout=60, max_deliveries=3)
         """
 
-    @operation(
-        permission="manage",
-        about="subscription",
-        repeatable=False,
-        answer="deleted",
-        errors=("subscription_not_found", "ambiguous_subscription"),
-        http=Http("DELETE", "/subscriptions/{subscription}", "Delete a subscription"),
-    )
+    @deletion(permission="manage", about="subscription")
+    @route("DELETE", "/subscriptions/{subscription}", "Delete a subscription")
     async def delete_subscription(
-        self, subscription: SubscriptionName, topic: TopicFilter | None = None
+        self, subscription: DefinedSubscription, topic: TopicFilter | None = None
     ) -> None:
         """Delete a subscription and its position. Name the topic if the name is not unique.
 
@@ -254,11 +237,8 @@ class Operations(
             await client.delete_subscription("email")
         """
 
-    @operation(
-        permission="see",
-        runs="every node",
-        http=Http("GET", "/subscriptions", "List subscriptions"),
-    )
+    @operation(permission="see", runs="every node")
+    @route("GET", "/subscriptions", "List subscriptions")
     async def subscriptions(self, topic: TopicFilter | None = None) -> list[SubscriptionStats]:
         """Statistics of every subscription, or of those on one topic.
 
@@ -267,16 +247,10 @@ class Operations(
             lags = {stats["name"]: stats["lag"] for stats in await client.subscriptions("orders")}
         """
 
-    @operation(
-        name="subscription",
-        permission="see",
-        about="subscription",
-        runs="every node",
-        errors=("subscription_not_found", "ambiguous_subscription"),
-        http=Http("GET", "/subscriptions/{subscription}", "Describe a subscription"),
-    )
+    @operation(name="subscription", permission="see", about="subscription", runs="every node")
+    @route("GET", "/subscriptions/{subscription}", "Describe a subscription")
     async def subscription_stats(
-        self, subscription: SubscriptionName, topic: TopicFilter | None = None
+        self, subscription: DefinedSubscription, topic: TopicFilter | None = None
     ) -> SubscriptionStats:
         """Members, lag, messages in flight, positions and settings of a subscription.
 
@@ -289,12 +263,12 @@ class Operations(
         permission="consume",
         about="subscription",
         runs="every node",
-        errors=("subscription_not_found", "ambiguous_subscription", "offset_out_of_range"),
-        http=Http("POST", "/subscriptions/{subscription}/seek", "Replay, or skip"),
+        errors=("offset_out_of_range",),
     )
+    @route("POST", "/subscriptions/{subscription}/seek", "Replay, or skip")
     async def seek(
         self,
-        subscription: SubscriptionName,
+        subscription: DefinedSubscription,
         to: Position,
         *,
         topic: TopicFilter | None = None,
@@ -313,11 +287,11 @@ class Operations(
         runs="every node",
         answer="advanced",
         patient=True,
-        errors=("subscription_not_found", "ambiguous_subscription", "offset_out_of_range"),
+        errors=("offset_out_of_range",),
     )
     async def advance(
         self,
-        subscription: SubscriptionName,
+        subscription: DefinedSubscription,
         positions: Positions,
         *,
         topic: TopicFilter | None = None,
@@ -329,14 +303,10 @@ class Operations(
             await client.advance("email", {"orders": {0: 100}})
         """
 
-    @operation(
-        permission="manage",
-        about="subscription",
-        errors=("subscription_not_found", "ambiguous_subscription"),
-        http=Http("POST", "/subscriptions/{subscription}/pause", "Pause a subscription"),
-    )
+    @operation(permission="manage", about="subscription")
+    @route("POST", "/subscriptions/{subscription}/pause", "Pause a subscription")
     async def pause_subscription(
-        self, subscription: SubscriptionName, topic: TopicFilter | None = None
+        self, subscription: DefinedSubscription, topic: TopicFilter | None = None
     ) -> SubscriptionStats:
         """Deliver nothing more to any member until the subscription is resumed, also after a restart.
 
@@ -347,14 +317,10 @@ class Operations(
             await client.pause_subscription("email")  # the mail server is down
         """
 
-    @operation(
-        permission="manage",
-        about="subscription",
-        errors=("subscription_not_found", "ambiguous_subscription"),
-        http=Http("POST", "/subscriptions/{subscription}/resume", "Resume a subscription"),
-    )
+    @operation(permission="manage", about="subscription")
+    @route("POST", "/subscriptions/{subscription}/resume", "Resume a subscription")
     async def resume_subscription(
-        self, subscription: SubscriptionName, topic: TopicFilter | None = None
+        self, subscription: DefinedSubscription, topic: TopicFilter | None = None
     ) -> SubscriptionStats:
         """Deliver messages of a paused subscription again.
 
@@ -435,11 +401,8 @@ class Operations(
         """
 
     # --- dead letters -----------------------------------------------------------------------
-    @operation(
-        permission="see",
-        runs="every node",
-        http=Http("GET", "/dead-letters", "Count dead letters", tag="dead letters"),
-    )
+    @operation(permission="see", runs="every node")
+    @route("GET", "/dead-letters", "Count dead letters")
     async def dead_letter_topics(self) -> list[DeadLetterCount]:
         """The dead-letter topics, and how many letters each has.
 
@@ -449,13 +412,8 @@ class Operations(
                 print(count["topic"], count["letters"])
         """
 
-    @operation(
-        permission="browse",
-        about="subscription",
-        letters=True,
-        runs="owner of letters",
-        http=Http("GET", "/dead-letters/{subscription}", "List dead letters", tag="dead letters"),
-    )
+    @on_letters(permission="browse")
+    @route("GET", "/dead-letters/{subscription}", "List dead letters")
     async def dead_letters(
         self,
         subscription: ExistingSubscription,
@@ -475,17 +433,11 @@ class Operations(
                 print(letter.offset, letter.reason)
         """
 
-    @operation(
-        permission="browse",
-        about="subscription",
-        letters=True,
-        runs="owner of letters",
-        errors=("message_not_found",),
-        http=Http(
-            "GET", "/dead-letters/{subscription}/{offset}", "Show a dead letter", tag="dead letters"
-        ),
-    )
-    async def dead_letter(self, subscription: ExistingSubscription, offset: Offset) -> DeadLetter:
+    @on_letters(permission="browse")
+    @route("GET", "/dead-letters/{subscription}/{offset}", "Show a dead letter")
+    async def dead_letter(
+        self, subscription: ExistingSubscription, offset: LetterOffset
+    ) -> DeadLetter:
         """One dead letter.
 
         Example::
@@ -493,20 +445,8 @@ class Operations(
             letter = await client.dead_letter("email", 3)
         """
 
-    @operation(
-        permission="manage",
-        about="subscription",
-        letters=True,
-        runs="owner of letters",
-        repeatable=False,
-        errors=("queue_full", "storage_full"),
-        http=Http(
-            "POST",
-            "/dead-letters/{subscription}/redrive",
-            "Publish dead letters again",
-            tag="dead letters",
-        ),
-    )
+    @on_letters(permission="manage", repeatable=False, errors=("queue_full", "storage_full"))
+    @route("POST", "/dead-letters/{subscription}/redrive", "Publish dead letters again")
     async def redrive(
         self,
         subscription: ExistingSubscription,
@@ -537,22 +477,12 @@ class Operations(
             await client.redrive("email", reason="timeout", rate=100)
         """
 
-    @operation(
-        permission="manage",
-        about="subscription",
-        letters=True,
-        runs="owner of letters",
-        repeatable=False,
-        answer="offset",
-        errors=("message_not_found",),
-        http=Http(
-            "PUT", "/dead-letters/{subscription}/{offset}", "Edit a dead letter", tag="dead letters"
-        ),
-    )
+    @on_letters(permission="manage", repeatable=False, answer="offset")
+    @route("PUT", "/dead-letters/{subscription}/{offset}", "Edit a dead letter")
     async def edit_dead_letter(
         self,
         subscription: ExistingSubscription,
-        offset: Offset,
+        offset: LetterOffset,
         *,
         value: Payload | None = None,
         headers: Headers | None = None,
@@ -565,29 +495,15 @@ class Operations(
             await client.redrive("email", offsets=[offset])
         """
 
-    @operation(
-        permission="manage",
-        about="subscription",
-        letters=True,
-        runs="owner of letters",
-        repeatable=False,
-        answer="purged",
-        errors=("message_not_found",),
-        http=(
-            Http(
-                "DELETE",
-                "/dead-letters/{subscription}",
-                "Purge all dead letters",
-                tag="dead letters",
-            ),
-            Http(
-                "DELETE",
-                "/dead-letters/{subscription}/{offset}",
-                "Purge a dead letter",
-                tag="dead letters",
-                rename={"offset": "offsets"},
-            ),
-        ),
+    @on_letters(
+        permission="manage", repeatable=False, answer="purged", errors=("message_not_found",)
+    )
+    @route("DELETE", "/dead-letters/{subscription}", "Purge all dead letters")
+    @route(
+        "DELETE",
+        "/dead-letters/{subscription}/{offset}",
+        "Purge a dead letter",
+        rename={"offset": "offsets"},
     )
     async def purge_dead_letters(
         self, subscription: ExistingSubscription, offsets: Offsets | None = None
@@ -620,11 +536,8 @@ class Operations(
             await client.flush()
         """
 
-    @operation(
-        permission="see",
-        runs="every node",
-        http=Http("GET", "/clients", "List connections", tag="broker"),
-    )
+    @operation(permission="see", runs="every node")
+    @route("GET", "/clients", "List connections", tag="broker")
     async def clients(self, *, after: Offset = 0, limit: Limit = 1000) -> list[ClientInfo]:
         """Who is connected: address, login, ``client_id``, since when, and what it holds.
 
@@ -637,11 +550,8 @@ class Operations(
                 print(each["client_id"], each["in_flight"])
         """
 
-    @operation(
-        permission="see",
-        runs="every node",
-        http=Http("GET", "/overview", "The broker at a glance", tag="broker"),
-    )
+    @operation(permission="see", runs="every node")
+    @route("GET", "/overview", "The broker at a glance", tag="broker")
     async def overview(self, *, limit: Limit = 100) -> Overview:
         """Totals of the broker, and the subscriptions that need attention first.
 
@@ -650,7 +560,8 @@ class Operations(
             first = (await client.overview())["rows"][0]
         """
 
-    @operation(permission="none", http=Http("GET", "/info", "The broker's limits", tag="broker"))
+    @operation(permission="none")
+    @route("GET", "/info", "The broker's limits", tag="broker")
     async def info(self) -> BrokerInfo:
         """The broker's limits and clock, and how many topics and subscriptions it has.
 

@@ -7,7 +7,7 @@ from typing import Annotated, TypedDict
 from msgspec import Meta
 
 from headrace.operations.arguments import ExistingTopic
-from headrace.operations.declaring import Http, operation
+from headrace.operations.declaring import operation, route
 from headrace.operations.results import Count
 
 NodeName = Annotated[str, Meta(min_length=1, max_length=200)]
@@ -59,12 +59,8 @@ class TopicMap(TypedDict):
 class ClusterOperations:
     """Nodes that divide the partitions."""
 
-    @operation(
-        permission="metrics",
-        runs="every node",
-        errors=("no_cluster",),
-        http=Http("GET", "/cluster", "The nodes of the cluster", tag="cluster"),
-    )
+    @operation(permission="metrics", runs="every node", errors=("no_cluster",))
+    @route("GET", "/cluster", "The nodes of the cluster", tag="cluster")
     async def cluster_status(self) -> ClusterStatus:
         """The nodes of the cluster, and which slots each of them serves.
 
@@ -75,12 +71,9 @@ class ClusterOperations:
         """
 
     @operation(
-        permission="admin",
-        runs="named node",
-        answer="drained",
-        errors=("no_cluster", "last_node"),
-        http=Http("POST", "/cluster/{node}/drain", "Hand a node's slots to others", tag="cluster"),
+        permission="admin", runs="named node", answer="drained", errors=("no_cluster", "last_node")
     )
+    @route("POST", "/cluster/{node}/drain", "Hand a node's slots to others", tag="cluster")
     async def drain_node(self, node: NodeName) -> None:
         """Hand the slots of a node to the others, before it is stopped. It forwards until then.
 
@@ -89,14 +82,8 @@ class ClusterOperations:
             await client.drain_node("node1:9999")
         """
 
-    @operation(
-        permission="see",
-        about="topic",
-        errors=("topic_not_found", "no_cluster"),
-        http=Http(
-            "GET", "/topics/{topic}/owners", "Who serves a topic's partitions", tag="cluster"
-        ),
-    )
+    @operation(permission="see", about="topic", errors=("no_cluster",))
+    @route("GET", "/topics/{topic}/owners", "Who serves a topic's partitions", tag="cluster")
     async def topic_map(self, topic: ExistingTopic) -> TopicMap:
         """Which node serves each partition of a topic. Clients connect there.
 

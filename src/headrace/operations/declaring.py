@@ -3,8 +3,8 @@
 ::
 
     class Operations:
-        @operation(permission="manage", about="topic", repeatable=False,
-                   answer="deleted", http=Http("DELETE", "/topics/{topic}", "Delete a topic"))
+        @operation(permission="manage", about="topic", repeatable=False, answer="deleted")
+        @route("DELETE", "/topics/{topic}", "Delete a topic")
         async def delete_topic(self, topic: TopicName) -> None:
             \"\"\"Delete a topic with its messages and its subscriptions.\"\"\"
 
@@ -15,7 +15,8 @@ the declaration:
   ``self._operate``), and those of ``BrokerClient`` and ``Broker`` (``blocking.py``);
 - the verb of the binary protocol's ``ADMIN`` frame, its arguments and its answer;
 - the HTTP route, its parameters and body, and its part of ``/openapi.json``;
-- the checks of all arguments, and their error messages.
+- the checks of all arguments, and their error messages;
+- the error codes that come with the kinds of its arguments (``arguments.Raises``).
 
 Rules:
 - A declaration has no body. The implementation is the method of the same name in
@@ -33,7 +34,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import UnionType
@@ -46,7 +47,7 @@ from headrace.checking import check, given_schema
 from headrace.errors import InvalidArgument
 from headrace.notation import Unit, read, unit_of
 from headrace.operations import documents
-from headrace.operations.arguments import AliasOf, Code, Reader, Schema
+from headrace.operations.arguments import AliasOf, Code, Raises, Reader, Schema
 
 Permission = Literal["publish", "consume", "browse", "manage", "admin", "metrics", "see", "none"]
 """The permission that a client needs. ``see``: any right over what it is about; a list has only items over
@@ -70,7 +71,7 @@ class Http:
     path: str
     summary: str
     tag: str = ""
-    """The heading in the API's description; the first word of the path if empty."""
+    """The heading in the API's description; the first part of the path if empty."""
     rename: dict[str, str] = field(default_factory=dict)
     """Name of an argument in HTTP -> the argument."""
     defaults: dict[str, Any] = field(default_factory=dict)
@@ -129,17 +130,20 @@ class Operation:
     permission: Permission
     about: str | None
     """The argument that names the topic or subscription for which the permission is needed."""
-    letters: bool
-    """It is about dead letters: each letter is also checked by the topic that it comes from."""
     runs: Runs
     repeatable: bool
     """A client may send it again after a broken connection: a repetition changes nothing."""
     patient: bool
     """A client retries it while the broker is unavailable, for as long as it would retry a publish."""
     errors: tuple[str, ...]
-    """Error codes of the operation, besides those of its arguments and those of every request."""
+    """Error codes of the operation, besides those of invalid arguments and those of every request."""
     http: tuple[Http, ...]
     signature: inspect.Signature
+
+    @property
+    def letters(self) -> bool:
+        """It is about dead letters: each letter is also checked by the topic that it comes from."""
+        return self.runs == "owner of letters"
 
     # --- arguments --------------------------------------------------------------------------
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -227,14 +231,12 @@ def operation(
     permission: Permission,
     runs: Runs = "any node",
     about: str | None = None,
-    letters: bool = False,
     name: str | None = None,
     settings: Any = None,
     answer: str | None = None,
     repeatable: bool = True,
     patient: bool = False,
     errors: tuple[str, ...] = (),
-    http: Http | tuple[Http, ...] = (),
 ) -> Callable[[Method], Method]:
     """Declare an operation; see the head of this file."""
 
@@ -255,12 +257,11 @@ def operation(
             answer=answer,
             permission=permission,
             about=about,
-            letters=letters,
             runs=runs,
             repeatable=repeatable,
             patient=patient,
-            errors=errors,
-            http=(http,) if isinstance(http, Http) else http,
+            errors=(*_raised_for(hints.values()), *errors),
+            http=getattr(function, "routes", ()),
             signature=inspect.signature(function),
         )
 
@@ -270,6 +271,32 @@ def operation(
 
         call.operation = declared  # type: ignore[attr-defined]
         return call  # type: ignore[return-value]
+
+    return declare
+
+
+deletion = functools.partial(operation, repeatable=False, answer="deleted")
+"""Declare an operation that removes something: to send it again would find nothing, or something new."""
+
+on_letters = functools.partial(operation, about="subscription", runs="owner of letters")
+"""Declare an operation on the dead letters of a subscription."""
+
+
+def route(
+    method: str,
+    path: str,
+    summary: str,
+    *,
+    tag: str = "",
+    rename: dict[str, str] | None = None,
+    defaults: dict[str, Any] | None = None,
+) -> Callable[[Method], Method]:
+    """Declare the HTTP route of an operation, below ``@operation``; of several, the main one first."""
+    declared = Http(method, path, summary, tag, rename or {}, defaults or {})
+
+    def declare(function: Method) -> Method:
+        function.routes = (declared, *getattr(function, "routes", ()))  # type: ignore[attr-defined]
+        return function
 
     return declare
 
@@ -303,6 +330,14 @@ def _arguments(
                 nullable,
             ),
         )
+
+
+def _raised_for(annotations: Iterable[Any]) -> Iterator[str]:
+    """The error codes that kinds of arguments bring with them."""
+    for annotation in annotations:
+        for note in getattr(_without_none(annotation)[0], "__metadata__", ()):
+            if isinstance(note, Raises):
+                yield from note.codes
 
 
 def _without_none(annotation: Any) -> tuple[Any, bool]:

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from headrace.model import Scheduled
-from headrace.operations.arguments import Limit, MessageId, TopicFilter
-from headrace.operations.declaring import Http, operation
+from headrace.operations.arguments import ExistingMessage, Limit, TopicFilter
+from headrace.operations.declaring import deletion, operation, route
 
 
 class DelayedOperations:
     """Messages that wait for their time."""
 
-    @operation(
-        permission="browse",
-        about="topic",
-        runs="leader",
-        http=Http("GET", "/scheduled", "List delayed messages", tag="delayed messages"),
-    )
+    @operation(permission="browse", about="topic", runs="leader")
+    @route("GET", "/scheduled", "List delayed messages", tag="delayed messages")
     async def scheduled(
         self, topic: TopicFilter | None = None, *, limit: Limit = 1000
     ) -> list[Scheduled]:
@@ -27,15 +23,9 @@ class DelayedOperations:
                 print(waiting.id, waiting.deliver_at)
         """
 
-    @operation(
-        permission="manage",
-        runs="leader",
-        repeatable=False,
-        answer="cancelled",
-        errors=("message_not_found",),
-        http=Http("DELETE", "/scheduled/{id}", "Cancel a delayed message", tag="delayed messages"),
-    )
-    async def cancel(self, id: MessageId) -> None:
+    @deletion(permission="manage", runs="leader", answer="cancelled")
+    @route("DELETE", "/scheduled/{id}", "Cancel a delayed message", tag="delayed messages")
+    async def cancel(self, id: ExistingMessage) -> None:
         """Cancel a delayed message: it is not published.
 
         Example::
@@ -44,20 +34,11 @@ class DelayedOperations:
             await client.cancel(receipt.id)
         """
 
-    @operation(
-        permission="manage",
-        runs="leader",
-        repeatable=False,
-        answer="published",
-        errors=("message_not_found",),
-        http=Http(
-            "POST",
-            "/scheduled/{id}/publish",
-            "Publish a delayed message now",
-            tag="delayed messages",
-        ),
+    @operation(permission="manage", runs="leader", repeatable=False, answer="published")
+    @route(
+        "POST", "/scheduled/{id}/publish", "Publish a delayed message now", tag="delayed messages"
     )
-    async def publish_now(self, id: MessageId) -> None:
+    async def publish_now(self, id: ExistingMessage) -> None:
         """Publish a delayed message at once instead of at its time.
 
         Example::

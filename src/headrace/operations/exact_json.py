@@ -10,12 +10,16 @@ Decoding makes an object of each value, which takes far longer than reading its 
 - JSON that is only carried is not decoded: ``check`` looks whether it is valid, ``split`` cuts an array into
   its items (msgspec's ``Raw``; 20 to 50 times as fast);
 - JSON that must be decoded may not have too many values. To count commas and brackets takes a thousandth of
-  the time. If there are many, those inside of strings, such as a table of numbers, are left out.
+  the time. If there are many, those inside of strings, such as a table of numbers, are left out;
+- JSON may not be nested too deep. Each decoder has a limit of its own, which depends on the version of Python, and
+  what one of them accepts, others must be able to read.
 """
 
 from __future__ import annotations
 
 import json
+import re
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -31,11 +35,19 @@ CARRIED_VALUES_MAX = 500_000
 """Of an array that is cut into its items, which takes about as long."""
 DECODED_BYTES_MAX = 64 << 10
 """``check`` decodes smaller documents, which takes less than a millisecond whatever is in them."""
+NESTED_MAX = 500
+"""Arrays and objects inside of each other. The strictest decoder has a limit of about 900."""
 _DIGITS = bytes.maketrans(b"123456789E-", b"000000000e+")
 """For finding long numbers: all digits are alike. A regular expression would look at some digits many times."""
 _OVERFLOW = (b"0" * 300, b"e000", b"e+000")
 """In a number that may be too large for any reader. Text may have that, too."""
 _LONG = b"0" * 19
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
+_SQUARE = bytes.maketrans(b"{}", b"[]")
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_STEP = {ord("["): 1, ord("]"): -1}
+_SHALLOW = 4
+"""Most documents are not nested deeper."""
 _PIECE_BYTES = 256 << 10
 _STRINGS_BYTES_MAX = 4 << 20
 _QUOTES_MAX = 20_000
@@ -73,9 +85,24 @@ def _without_strings(content: bytes) -> bytes:
     return b"".join(plain.split(b'"')[::2])
 
 
+def check_nesting(content: bytes) -> None:
+    """Refuse JSON that is nested too deep. What is not JSON may pass."""
+    if len(content) <= 2 * NESTED_MAX or content.count(b"[") + content.count(b"{") <= NESTED_MAX:
+        return
+    brackets = _STRING.sub(b"", content).translate(_SQUARE, _NO_BRACKETS)
+    for _ in range(_SHALLOW):
+        brackets = brackets.replace(b"[]", b"")
+    if max(accumulate(map(_STEP.__getitem__, brackets)), default=0) > NESTED_MAX - _SHALLOW:
+        raise InvalidArgument(
+            f"this JSON has more than {NESTED_MAX} arrays and objects inside of each other",
+            code="invalid_json",
+        )
+
+
 def loads(content: bytes, hint: str = "") -> Any:
     """The value, or :class:`InvalidArgument`; ``hint`` is added to its sentence."""
     check_cost(content)
+    check_nesting(content)
     try:
         is_exact = _LONG in content.translate(_DIGITS)
         if is_exact:
@@ -88,6 +115,7 @@ def loads(content: bytes, hint: str = "") -> Any:
 
 def check(content: bytes, hint: str = "") -> None:
     """Raise :class:`InvalidArgument` unless it is JSON."""
+    check_nesting(content)
     try:
         if len(content) <= DECODED_BYTES_MAX:
             orjson.loads(content)
@@ -111,6 +139,9 @@ def split(content: bytes, items_max: int) -> list[bytes]:
     if len(items) > items_max:
         raise too_many(items_max)
     found = list(map(bytes, items))
+    for item in found:
+        if len(item) > 2 * NESTED_MAX:
+            check_nesting(item)
     digits = content.translate(_DIGITS)
     if any(each in digits for each in _OVERFLOW):
         for item in found:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
-from headrace.operations.arguments import Code, PipelineName
-from headrace.operations.declaring import Http, operation
+from headrace.operations.arguments import Code, KnownPipeline, PipelineName
+from headrace.operations.declaring import deletion, operation, route
 from headrace.operations.results import PipelineReport, PipelineStats, StopWanted
+
+_on_pipeline = partial(operation, about="pipeline", runs="leader")
 
 
 class PipelineOperations:
     """What runs on Spark, as it reports about itself."""
 
-    @operation(
-        permission="publish",
-        about="pipeline",
-        runs="leader",
-        errors=("pipeline_replaced", "report_too_large"),
-    )
+    @_on_pipeline(permission="publish", errors=("pipeline_replaced", "report_too_large"))
     async def report_pipeline(
         self, pipeline: PipelineName, report: Annotated[PipelineReport, Code("invalid_report")]
     ) -> StopWanted:
@@ -28,11 +26,8 @@ class PipelineOperations:
             stop = (await client.report_pipeline("totals", report))["stop"]
         """
 
-    @operation(
-        permission="see",
-        runs="leader",
-        http=Http("GET", "/pipelines", "List pipelines"),
-    )
+    @operation(permission="see", runs="leader")
+    @route("GET", "/pipelines", "List pipelines")
     async def pipelines(self) -> list[PipelineStats]:
         """The last report of each pipeline.
 
@@ -42,15 +37,9 @@ class PipelineOperations:
                 print(stats["name"], stats["state"])
         """
 
-    @operation(
-        permission="see",
-        about="pipeline",
-        name="pipeline",
-        runs="leader",
-        errors=("pipeline_not_found",),
-        http=Http("GET", "/pipelines/{pipeline}", "Describe a pipeline"),
-    )
-    async def pipeline_stats(self, pipeline: PipelineName) -> PipelineStats:
+    @_on_pipeline(permission="see", name="pipeline")
+    @route("GET", "/pipelines/{pipeline}", "Describe a pipeline")
+    async def pipeline_stats(self, pipeline: KnownPipeline) -> PipelineStats:
         """The last report of a pipeline.
 
         Example::
@@ -58,14 +47,9 @@ class PipelineOperations:
             print((await client.pipeline_stats("totals"))["state"])
         """
 
-    @operation(
-        permission="manage",
-        about="pipeline",
-        runs="leader",
-        errors=("pipeline_not_found", "pipeline_not_running"),
-        http=Http("POST", "/pipelines/{pipeline}/stop", "Ask a pipeline to stop"),
-    )
-    async def stop_pipeline(self, pipeline: PipelineName) -> PipelineStats:
+    @_on_pipeline(permission="manage", errors=("pipeline_not_running",))
+    @route("POST", "/pipelines/{pipeline}/stop", "Ask a pipeline to stop")
+    async def stop_pipeline(self, pipeline: KnownPipeline) -> PipelineStats:
         """Ask a pipeline to stop. The answer to its next report tells it to.
 
         Example::
@@ -73,16 +57,9 @@ class PipelineOperations:
             await client.stop_pipeline("totals")
         """
 
-    @operation(
-        permission="manage",
-        about="pipeline",
-        runs="leader",
-        repeatable=False,
-        answer="deleted",
-        errors=("pipeline_not_found", "pipeline_running"),
-        http=Http("DELETE", "/pipelines/{pipeline}", "Forget a pipeline that has ended"),
-    )
-    async def forget_pipeline(self, pipeline: PipelineName) -> None:
+    @deletion(permission="manage", about="pipeline", runs="leader", errors=("pipeline_running",))
+    @route("DELETE", "/pipelines/{pipeline}", "Forget a pipeline that has ended")
+    async def forget_pipeline(self, pipeline: KnownPipeline) -> None:
         """Drop a pipeline that has ended or is stale from the list, with its metrics and alerts.
 
         Example::

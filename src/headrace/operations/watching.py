@@ -10,19 +10,19 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 from msgspec import Meta
 
 from headrace.operations.arguments import (
+    DefinedSubscription,
+    ExistingMessage,
     ExistingSubscription,
     ExistingTopic,
     Limit,
-    MessageId,
     Offset,
     Offsets,
     Partition,
     Position,
-    SubscriptionName,
     TimeMs,
     TopicFilter,
 )
-from headrace.operations.declaring import Http, operation
+from headrace.operations.declaring import on_letters, operation, route
 from headrace.operations.results import Count, Verdict
 
 Severity = Literal["critical", "warning", "notice", "ok"]
@@ -325,10 +325,8 @@ class MessageLife(TypedDict):
 class WatchingOperations:
     """How the broker is doing."""
 
-    @operation(
-        permission="metrics",
-        http=Http("GET", "/history", "The last ten minutes", tag="watching"),
-    )
+    @operation(permission="metrics")
+    @route("GET", "/history", "The last ten minutes", tag="watching")
     async def history(self) -> History:
         """Rates, times and sizes of the whole broker over the last ten minutes.
 
@@ -337,12 +335,8 @@ class WatchingOperations:
             print((await client.history())["series"]["published_per_second"][-1:])
         """
 
-    @operation(
-        permission="see",
-        about="topic",
-        errors=("topic_not_found",),
-        http=Http("GET", "/topics/{topic}/history", "The last ten minutes of a topic"),
-    )
+    @operation(permission="see", about="topic")
+    @route("GET", "/topics/{topic}/history", "The last ten minutes of a topic")
     async def topic_history(self, topic: ExistingTopic) -> History:
         """The rates of a topic over the last ten minutes.
 
@@ -351,13 +345,8 @@ class WatchingOperations:
             rates = (await client.topic_history("orders"))["series"]["published_per_second"]
         """
 
-    @operation(
-        permission="see",
-        about="topic",
-        runs="every node",
-        errors=("topic_not_found",),
-        http=Http("GET", "/topics/{topic}/publishers", "Who published to a topic lately"),
-    )
+    @operation(permission="see", about="topic", runs="every node")
+    @route("GET", "/topics/{topic}/publishers", "Who published to a topic lately")
     async def topic_publishers(
         self, topic: ExistingTopic, *, limit: Limit = 100
     ) -> list[TopicPublisher]:
@@ -369,18 +358,10 @@ class WatchingOperations:
                 print(each["client_id"], each["last"])
         """
 
-    @operation(
-        permission="see",
-        about="subscription",
-        errors=("subscription_not_found", "ambiguous_subscription"),
-        http=Http(
-            "GET",
-            "/subscriptions/{subscription}/history",
-            "The last ten minutes of a subscription",
-        ),
-    )
+    @operation(permission="see", about="subscription")
+    @route("GET", "/subscriptions/{subscription}/history", "The last ten minutes of a subscription")
     async def subscription_history(
-        self, subscription: SubscriptionName, topic: TopicFilter | None = None
+        self, subscription: DefinedSubscription, topic: TopicFilter | None = None
     ) -> History:
         """The lag and the rates of a subscription over the last ten minutes.
 
@@ -389,11 +370,8 @@ class WatchingOperations:
             lags = (await client.subscription_history("email"))["series"]["lag"]
         """
 
-    @operation(
-        permission="see",
-        runs="every node",
-        http=Http("GET", "/attention", "What needs attention", tag="watching"),
-    )
+    @operation(permission="see", runs="every node")
+    @route("GET", "/attention", "What needs attention", tag="watching")
     async def attention(self, *, limit: Limit = 100) -> list[Concern]:
         """What an operator should look at, the worst first; empty if all is well.
 
@@ -403,11 +381,8 @@ class WatchingOperations:
                 print(finding["severity"], finding["text"])
         """
 
-    @operation(
-        permission="see",
-        runs="every node",
-        http=Http("GET", "/tables/topics", "A page of the topics", tag="watching"),
-    )
+    @operation(permission="see", runs="every node")
+    @route("GET", "/tables/topics", "A page of the topics", tag="watching")
     async def topic_table(
         self,
         *,
@@ -424,11 +399,8 @@ class WatchingOperations:
             busiest = (await client.topic_table(sort="rate", descending=True, limit=10))["rows"]
         """
 
-    @operation(
-        permission="see",
-        runs="every node",
-        http=Http("GET", "/tables/subscriptions", "A page of the subscriptions", tag="watching"),
-    )
+    @operation(permission="see", runs="every node")
+    @route("GET", "/tables/subscriptions", "A page of the subscriptions", tag="watching")
     async def subscription_table(
         self,
         *,
@@ -446,15 +418,10 @@ class WatchingOperations:
             behind = (await client.subscription_table(sort="lag", descending=True, limit=10))["rows"]
         """
 
-    @operation(
-        permission="see",
-        about="subscription",
-        runs="every node",
-        errors=("subscription_not_found", "ambiguous_subscription"),
-        http=Http("GET", "/subscriptions/{subscription}/explain", "Why is a subscription behind?"),
-    )
+    @operation(permission="see", about="subscription", runs="every node")
+    @route("GET", "/subscriptions/{subscription}/explain", "Why is a subscription behind?")
     async def explain_subscription(
-        self, subscription: SubscriptionName, topic: TopicFilter | None = None
+        self, subscription: DefinedSubscription, topic: TopicFilter | None = None
     ) -> Explanation:
         """Why a subscription is stuck or behind, in words, with its members and what they hold.
 
@@ -468,12 +435,12 @@ class WatchingOperations:
         permission="consume",
         about="subscription",
         runs="every node",
-        errors=("subscription_not_found", "ambiguous_subscription", "offset_out_of_range"),
-        http=Http("GET", "/subscriptions/{subscription}/seek", "What a seek would do"),
+        errors=("offset_out_of_range",),
     )
+    @route("GET", "/subscriptions/{subscription}/seek", "What a seek would do")
     async def preview_seek(
         self,
-        subscription: SubscriptionName,
+        subscription: DefinedSubscription,
         to: Position,
         *,
         topic: TopicFilter | None = None,
@@ -486,19 +453,8 @@ class WatchingOperations:
             print((await client.preview_seek("email", "latest"))["skipped"])
         """
 
-    @operation(
-        permission="browse",
-        about="subscription",
-        letters=True,
-        runs="owner of letters",
-        errors=("invalid_transform",),
-        http=Http(
-            "POST",
-            "/dead-letters/{subscription}/preview",
-            "What a redrive would do",
-            tag="dead letters",
-        ),
-    )
+    @on_letters(permission="browse", errors=("invalid_transform",))
+    @route("POST", "/dead-letters/{subscription}/preview", "What a redrive would do")
     async def preview_redrive(
         self,
         subscription: ExistingSubscription,
@@ -518,12 +474,8 @@ class WatchingOperations:
             print(preview["samples"][0]["after"])
         """
 
-    @operation(
-        permission="browse",
-        about="topic",
-        errors=("topic_not_found", "invalid_search", "invalid_cursor"),
-        http=Http("GET", "/topics/{topic}/search", "Search a topic", tag="reading"),
-    )
+    @operation(permission="browse", about="topic", errors=("invalid_search", "invalid_cursor"))
+    @route("GET", "/topics/{topic}/search", "Search a topic", tag="reading")
     async def search_messages(
         self,
         topic: ExistingTopic,
@@ -550,13 +502,9 @@ class WatchingOperations:
                 )
         """
 
-    @operation(
-        permission="browse",
-        runs="owner of message",
-        errors=("message_not_found",),
-        http=Http("GET", "/messages/{id}/life", "What became of a message", tag="reading"),
-    )
-    async def message_life(self, id: MessageId) -> MessageLife:
+    @operation(permission="browse", runs="owner of message")
+    @route("GET", "/messages/{id}/life", "What became of a message", tag="reading")
+    async def message_life(self, id: ExistingMessage) -> MessageLife:
         """Who published a message, and what became of it in each subscription of its topic.
 
         Example::
@@ -566,16 +514,13 @@ class WatchingOperations:
         """
 
     @operation(
-        permission="browse",
-        about="topic",
-        runs="owner of message",
-        errors=("topic_not_found", "message_not_found"),
-        http=Http(
-            "GET",
-            "/topics/{topic}/messages/{partition}/{offset}/life",
-            "What became of the message at a place",
-            tag="reading",
-        ),
+        permission="browse", about="topic", runs="owner of message", errors=("message_not_found",)
+    )
+    @route(
+        "GET",
+        "/topics/{topic}/messages/{partition}/{offset}/life",
+        "What became of the message at a place",
+        tag="reading",
     )
     async def life_at(
         self, topic: ExistingTopic, partition: Partition, offset: Offset
