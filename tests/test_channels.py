@@ -70,6 +70,17 @@ def test_an_interrupt_before_the_loop_is_woken_is_made_up_for(settle: Callable[.
     assert (called, len(consumer._settled)) == ([consumer.carry_out], 3)
 
 
+def test_a_closed_channel_takes_no_more_messages() -> None:
+    """The broker may send some before it knows; those that have arrived before can still be taken."""
+    channel = Channel("events", 10, lambda callback, *args: None)
+    channel.put([Message("events", 0, 0, 0, None, b"before", {})])
+    channel.closed(None)
+    channel.put([Message("events", 0, 1, 0, None, b"after", {})])
+    assert channel.get().value == b"before"
+    with pytest.raises(Closed):
+        channel.get()
+
+
 def test_waiting_in_vain_leaves_nothing_behind() -> None:
     """A program may ask an idle channel again and again."""
 
@@ -155,3 +166,15 @@ def test_a_plain_channel_opens_by_itself(run_async: Callable[..., Any]) -> None:
             await api.subscribe("orders", capacity=0)
 
     run_async(work)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_forgotten_async_is_named() -> None:
+    """``with`` and ``for`` say what to write instead, and leave no coroutine that nobody awaits."""
+    client: Any = AsyncClient()
+    with pytest.raises(TypeError, match="use async with: AsyncClient is for asyncio"), client:
+        pass
+    with pytest.raises(TypeError, match="use async with"), client.subscription("email", "orders"):
+        pass
+    with pytest.raises(TypeError, match="use async for"):
+        list(client.subscribe("orders"))

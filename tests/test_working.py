@@ -173,7 +173,7 @@ def test_an_exception_gives_the_message_back(api: Api, caplog: pytest.LogCapture
     assert attempts == [1, 2]
     [letter] = api.dead_letters("email")
     assert letter.reason == "ValueError: no address"
-    assert "the handler failed for <Message orders/0@0" in caplog.text
+    assert "the handler failed for <Message orders/0@0 b'x'>, attempt 2" in caplog.text
 
 
 def test_an_exit_in_a_handler_ends_the_worker(api: Api) -> None:
@@ -211,7 +211,9 @@ def test_a_handler_that_takes_too_long(api: Api) -> None:
 
     api.publish_many("orders", [b"slow", b"quick"])
     working = Working(api, handle, timeout=0.1, backoff=0.0)
-    wait_until(lambda: _stats(api)["acked"] == 2)
+    wait_until(
+        lambda: len(seen) == 3 and _stats(api)["acked"] == 2
+    )  # consume makes the subscription
     go_on.set()
     api.unsubscribe_from_subscription("email")
     working.join()

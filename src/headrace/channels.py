@@ -23,7 +23,7 @@ from collections.abc import (
     Iterator,
     Mapping,
 )
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from headrace import limits, tracing
 from headrace.contents import check_headers, check_value
@@ -94,6 +94,8 @@ class Arrivals:
             self.refill()
 
     def put(self, messages: Iterable[Message]) -> None:
+        if self.is_closed:
+            return  # the broker did not know yet; what was for a member goes to another one
         if tracing.active is not None:
             messages = tracing.delivered(messages, self.subscription_name)
         self._items.extend(messages)
@@ -332,6 +334,23 @@ class Opening(Coroutine[Any, Any, Opened_co]):
 
     def __aiter__(self) -> AsyncIterator[Message]:
         return _Iteration(self._opening)
+
+    if not TYPE_CHECKING:  # mypy finds these mistakes by itself
+
+        def __enter__(self):
+            self.close()
+            raise TypeError(
+                "use async with: the channels of AsyncClient and AsyncBroker are awaited"
+            )
+
+        def __exit__(self, *error):
+            """Python looks for it before it calls ``__enter__``."""
+
+        def __iter__(self):
+            self.close()
+            raise TypeError(
+                "use async for: the channels of AsyncClient and AsyncBroker are awaited"
+            )
 
 
 class _Iteration(AsyncIterator[Message]):

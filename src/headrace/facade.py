@@ -21,7 +21,7 @@ from collections.abc import (
     Sequence,
 )
 from functools import partial
-from typing import Any, Self, Unpack, cast
+from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
 from headrace import limits, tracing
 from headrace.channels import (
@@ -92,6 +92,14 @@ class AsyncFacade(Operations):
             await self.close()
         except HeadraceError as failure:
             note_failure(error, failure)
+
+    if not TYPE_CHECKING:  # mypy finds this mistake by itself
+
+        def __enter__(self):
+            raise TypeError(f"use async with: {type(self).__name__} is for asyncio")
+
+        def __exit__(self, *error):
+            """Python looks for it before it calls ``__enter__``."""
 
     # --- publishing -------------------------------------------------------------------------
     async def publish(

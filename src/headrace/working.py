@@ -103,7 +103,7 @@ def log_failure(name: str) -> Iterator[None]:
 
 def failed(message: Message, error: BaseException) -> None:
     """Give a message back after its handler failed."""
-    logger.error("the handler failed for %r", message, exc_info=error)
+    logger.error("the handler failed for %r, attempt %d", message, message.attempt, exc_info=error)
     with contextlib.suppress(HeadraceError):  # if the delivery has ended, it is delivered again
         message.nack(reason=f"{type(error).__name__}: {error}")
 

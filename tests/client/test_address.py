@@ -11,8 +11,7 @@ import pytest
 from headrace import AsyncClient, BrokerClient
 from headrace.client.address import BrokerAddress, Login, find_brokers, find_login
 from headrace.client.aio import ClientOptions
-from headrace.client.link import ConnectFailed
-from headrace.errors import InvalidArgument
+from headrace.errors import ConnectFailed, InvalidArgument
 from headrace.testing import running_server, wait_until
 
 
@@ -168,3 +167,10 @@ def test_no_server_answers(nowhere: str) -> None:
         BrokerClient(servers=[nowhere, "localhost:1"]).connect()
     assert nowhere in str(caught.value)
     assert "localhost:1" in str(caught.value)
+
+
+def test_a_misspelt_option_is_told_all_that_exist() -> None:
+    """Also the three that may be given by position."""
+    misspelt: dict[str, str] = {"clint_id": "shop"}
+    with pytest.raises(TypeError, match=r"'clint_id'; it takes .*client_id, .*host, .*port, "):
+        BrokerClient(**misspelt)  # type: ignore[arg-type]

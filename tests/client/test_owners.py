@@ -2,9 +2,8 @@
 
 import asyncio
 
-from headrace.client.link import ConnectionLost
 from headrace.client.owners import Owners, Question
-from headrace.errors import Closed, QueueFull
+from headrace.errors import Closed, ConnectionLost, QueueFull
 from headrace.wire.binary import Frame, Type
 from tests.client.rig import FakeLink, FakeWire, Request, Rig, run, until
 

@@ -367,6 +367,16 @@ async def test_a_refusal_that_does_not_pass_in_time_is_told_as_what_it_is() -> N
 
 
 @run
+async def test_a_refusal_is_not_repeated_without_time_for_an_answer() -> None:
+    """The repetition would have an unknown outcome, and the message is known not to be stored."""
+    rig = Rig(timeout=30)
+    rig.producer.answer_s = 31
+    rig.publish(b"a")
+    (await rig.one()).refuse(QueueFull("full"))
+    assert rig.code(b"a") == "queue_full"
+
+
+@run
 async def test_a_refusal_after_the_connection_broke_is_not_definite() -> None:
     """The first try may have been stored before the disk was full."""
     rig = Rig(timeout=0.3)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from headrace import BrokerClient
-from headrace.client.link import ConnectFailed
 from headrace.errors import (
     Closed,
+    ConnectFailed,
     HeadraceError,
     InvalidArgument,
     OutcomeUnknown,

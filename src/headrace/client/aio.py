@@ -20,7 +20,7 @@ from headrace import limits
 from headrace.channels import Arrivals, AsyncChannel
 from headrace.client.address import Login, find_brokers, find_login
 from headrace.client.consumer import AckLedger, AsyncRemoteConsumer, Feed, RemoteConsumer
-from headrace.client.link import ConnectionLost, Link, Wire, error_of, login_of
+from headrace.client.link import Link, Wire, error_of, login_of
 from headrace.client.outgoing import Bundle, PublishQueue
 from headrace.client.owners import Owners, Question
 from headrace.client.producer import PARTITIONS_CHANGED, RETRY_S, Done, Producer
@@ -30,6 +30,7 @@ from headrace.clock import Clock
 from headrace.errors import (
     Closed,
     Conflict,
+    ConnectionLost,
     HeadraceError,
     NotFound,
     OutcomeUnknown,

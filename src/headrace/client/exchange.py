@@ -33,14 +33,15 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from headrace.client.link import GOODBYE_S, ConnectionLost, Link, Wire, error_of
+from headrace.client.link import GOODBYE_S, Link, Wire, error_of
+from headrace.client.outgoing import may_be_stored
 from headrace.client.producer import PARTITIONS_CHANGED, RETRY_S, Producer
 from headrace.client.sockets import dial, wait_at_most
 from headrace.clock import Clock
 from headrace.errors import (
+    ConnectionLost,
     HeadraceError,
     InvalidArgument,
-    OutcomeUnknown,
     RequestTimeout,
     SequenceGap,
 )
@@ -308,9 +309,7 @@ async def send_again(link: Link, properties: dict[str, str], raw: bytes, patienc
     """On the loop: send a numbered batch that may be stored already, until it is known to be, or refused."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + patience
-    unknown = OutcomeUnknown(
-        "the broker did not answer in time: the message may or may not be stored"
-    )
+    unknown = may_be_stored("the broker did not answer in time")
     while True:
         left = deadline - loop.time()
         if left <= 0:
@@ -323,8 +322,7 @@ async def send_again(link: Link, properties: dict[str, str], raw: bytes, patienc
             if isinstance(error, InvalidArgument) or error.code == PARTITIONS_CHANGED:
                 raise  # that is so for the first one, too
             if not error.retryable:
-                raise OutcomeUnknown(
-                    f"the connection broke before the answer, and the repetition was refused ({error}): "
-                    "the message may or may not be stored"
+                raise may_be_stored(
+                    f"the connection broke before the answer, and the repetition was refused ({error})"
                 ) from None
         await asyncio.sleep(RETRY_S)

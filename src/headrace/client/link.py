@@ -20,6 +20,8 @@ from headrace import limits
 from headrace.client.address import Login
 from headrace.errors import (
     Closed,
+    ConnectFailed,
+    ConnectionLost,
     HeadraceError,
     RequestTimeout,
     Unauthenticated,
@@ -37,14 +39,6 @@ BACKOFF_S = (0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
 def login_of(login: Login) -> dict[str, str] | None:
     """The properties of ``AUTH``; None without a login."""
     return {name: value for name, value in login._asdict().items() if value is not None} or None
-
-
-class ConnectionLost(HeadraceError, code="connection_lost", retryable=True):
-    """The connection broke before the answer came."""
-
-
-class ConnectFailed(HeadraceError, code="connect_failed", retryable=True):
-    """The broker could not be reached."""
 
 
 def error_of(frame: Frame) -> HeadraceError:
@@ -194,7 +188,7 @@ def connect_failed(host: str, port: int, error: OSError) -> ConnectFailed:
     if isinstance(error, ssl.SSLCertVerificationError):
         return ConnectFailed(
             f"the certificate of {where} is not trusted ({error.verify_message}); "
-            "give the one to trust as ca"
+            "give the one to trust (--ca, in Python ca=, or HEADRACE_CA)"
         )
     if isinstance(error, ssl.SSLError):
         return ConnectFailed(

@@ -29,12 +29,13 @@ import threading
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar
 
 from headrace import limits
 from headrace.contents import check_key, check_value
-from headrace.errors import Closed, HeadraceError, QueueFull
+from headrace.errors import Closed, HeadraceError, OutcomeUnknown, QueueFull
 from headrace.log.columns import Columns
 from headrace.model import Receipt, checked_topic
 from headrace.publication import Failures, Pending, Publication
@@ -59,37 +60,32 @@ def buffer_full(waiting: int) -> QueueFull:
     )
 
 
+def may_be_stored(why: str) -> OutcomeUnknown:
+    return OutcomeUnknown(f"{why}: the message may or may not be stored")
+
+
 def not_sent() -> Closed:
     return Closed("the client was closed before the message was sent")
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Bundle:
     """Messages of one topic that were published one after another, and what became of them."""
 
-    __slots__ = (
-        "_answers",
-        "_failures",
-        "_looked_at",
-        "bytes",
-        "futures",
-        "has_keys",
-        "rows",
-        "topic",
+    topic: str
+    has_keys: bool
+    _failures: Failures
+    rows: list[Any] = field(default_factory=list)
+    """Values, or (value, key), until it is handed over. One list: an interrupt (Ctrl-C) between two
+    appends must not give a message the key of another."""
+    bytes: int = 0
+    futures: dict[int, asyncio.Future[Receipt]] = field(default_factory=dict)
+    """By number, with asyncio."""
+    _answers: list[tuple[Sequence[int], Receipt | None, HeadraceError | None]] = field(
+        default_factory=list
     )
-
-    def __init__(self, topic: str, has_keys: bool, failures: Failures):
-        self.topic = topic
-        self.has_keys = has_keys
-        self.rows: list[Any] = []
-        """Values, or (value, key), until it is handed over. One list: an interrupt (Ctrl-C) between two
-        appends must not give a message the key of another."""
-        self.bytes = 0
-        self.futures: dict[int, asyncio.Future[Receipt]] = {}
-        """By number, with asyncio."""
-        self._failures = failures
-        self._answers: list[tuple[Sequence[int], Receipt | None, HeadraceError | None]] = []
-        self._looked_at: dict[int, Pending[Receipt]] = {}
-        """The messages whose results somebody asked for."""
+    _looked_at: dict[int, Pending[Receipt]] = field(default_factory=dict)
+    """The messages whose results somebody asked for."""
 
     def take(self) -> Columns:
         """The messages. Publications keep the bundle, so it must not keep them."""

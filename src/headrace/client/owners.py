@@ -28,8 +28,8 @@ from typing import NamedTuple
 
 from headrace import limits
 from headrace.client.address import parse_address
-from headrace.client.link import ConnectFailed, ConnectionLost, Link
-from headrace.errors import BrokerFailed, Closed, HeadraceError
+from headrace.client.link import Link
+from headrace.errors import BrokerFailed, Closed, ConnectFailed, ConnectionLost, HeadraceError
 from headrace.wire.binary import Frame
 
 logger = logging.getLogger("headrace.client")

@@ -29,16 +29,16 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from headrace import limits
 from headrace.client.link import Link, Wire, error_of
-from headrace.client.outgoing import BUFFER_BYTES_MAX, BundlePart, buffer_full, not_sent, size_of
-from headrace.client.owners import Owners
-from headrace.errors import (
-    Closed,
-    HeadraceError,
-    InvalidArgument,
-    OutcomeUnknown,
-    RequestTimeout,
-    SequenceGap,
+from headrace.client.outgoing import (
+    BUFFER_BYTES_MAX,
+    BundlePart,
+    buffer_full,
+    may_be_stored,
+    not_sent,
+    size_of,
 )
+from headrace.client.owners import Owners
+from headrace.errors import Closed, HeadraceError, InvalidArgument, RequestTimeout, SequenceGap
 from headrace.log.batch import encode
 from headrace.log.columns import Columns, concat, pick
 from headrace.model import Receipt
@@ -49,6 +49,7 @@ logger = logging.getLogger("headrace.client")
 Done = Callable[[Receipt | None, HeadraceError | None], None]
 IN_FLIGHT_MAX = limits.PRODUCER_BATCHES_KEPT
 RETRY_S = 0.1
+ANSWER_S = 0.5  # a repetition with less time for its answer could end as an unknown outcome
 PARTITIONS_CHANGED = "partitions_changed"
 """The error code of a batch that was planned on another number of partitions: nothing was stored."""
 
@@ -120,7 +121,7 @@ class _Sent:
             why = f"the connection broke before the answer, and the repetition was refused ({self.error})"
         else:
             return self.error
-        return OutcomeUnknown(f"{why}: the message may or may not be stored")
+        return may_be_stored(why)
 
 
 class _PartitionLane:
@@ -320,8 +321,8 @@ class _PartitionLane:
             self._fail(sent.items, sent.outcome())
 
     def _in_time(self, sent: _Sent) -> bool:
-        now = self._producer.loop.time()
-        return any(item.deadline > now for item in sent.items)
+        soon = self._producer.loop.time() + self._producer.answer_s
+        return any(item.deadline > soon for item in sent.items)
 
     def reconnect(self) -> None:
         """A connection has come or gone."""
@@ -369,7 +370,7 @@ class _PartitionLane:
             self._waiting_bytes -= item.bytes
             self._fail([item], RequestTimeout("the broker could not be reached in time"))
         for sent in self._in_flight:
-            if sent.items and not self._in_time(sent):
+            if sent.items and all(item.deadline <= now for item in sent.items):
                 self._fail(sent.items, sent.outcome())
                 sent.items = []
 
@@ -411,7 +412,7 @@ class Producer:
         self._ask_partitions = partitions
         self.linger = linger
         self.batch_bytes = batch_bytes
-        self._timeout = timeout
+        self._timeout, self.answer_s = timeout, min(ANSWER_S, timeout / 10)
         self._lanes: dict[tuple[str, int], _PartitionLane] = {}
         self._partitions: dict[str, int] = {}
         self._asking: dict[str, asyncio.Task[int]] = {}

@@ -33,9 +33,10 @@ from types import TracebackType
 
 from headrace.client.address import Login, parse_address
 from headrace.client.direct import OpenFile, open_file
-from headrace.client.link import BACKOFF_S, ConnectionLost, error_of, login_of
+from headrace.client.link import BACKOFF_S, error_of, login_of
 from headrace.client.sockets import dial, wait_at_most
 from headrace.errors import (
+    ConnectionLost,
     DataCorrupt,
     HeadraceError,
     InvalidArgument,

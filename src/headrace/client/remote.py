@@ -13,9 +13,16 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 from headrace import limits
-from headrace.client.link import ConnectionLost, Link
+from headrace.client.link import Link
 from headrace.client.owners import Owners, Question
-from headrace.errors import BrokerFailed, Closed, DataCorrupt, HeadraceError, OutcomeUnknown
+from headrace.errors import (
+    BrokerFailed,
+    Closed,
+    ConnectionLost,
+    DataCorrupt,
+    HeadraceError,
+    OutcomeUnknown,
+)
 from headrace.facade import AsyncFacade
 from headrace.log.batch import Batch
 from headrace.log.run import take_all

@@ -23,9 +23,9 @@ from headrace.client.aio import (
 )
 from headrace.client.consumer import Feed, RemoteConsumer
 from headrace.client.exchange import Exchange, send_again
-from headrace.client.outgoing import BundledPublication, PublishQueue
+from headrace.client.outgoing import BundledPublication, PublishQueue, may_be_stored
 from headrace.clock import Clock
-from headrace.errors import Closed, HeadraceError, OutcomeUnknown
+from headrace.errors import Closed, HeadraceError
 from headrace.facade import BlockingFacade
 from headrace.forking import put_aside
 from headrace.log.columns import record
@@ -57,7 +57,8 @@ class BrokerClient(BlockingFacade):
         client_id: str | None = None,
         **options: Unpack[ClientOptions],
     ):
-        check_options(options, frozenset(ClientOptions.__annotations__), "BrokerClient")
+        known = frozenset(ClientOptions.__annotations__) | {"host", "port", "client_id"}
+        check_options(options, known, "BrokerClient")
         self._core = AsyncClient(host, port, client_id, **options)
         super().__init__()
 
@@ -190,9 +191,7 @@ class BrokerClient(BlockingFacade):
         try:
             return self._run(send_again(core.link, properties, raw, core.patience))
         except Closed:
-            raise OutcomeUnknown(
-                "the client was closed before the answer: the message may or may not be stored"
-            ) from None
+            raise may_be_stored("the client was closed before the answer") from None
 
     def _publish(
         self, topic: str, value: object, headers: Mapping[str, str] | None, options: PublishOptions
