@@ -90,6 +90,8 @@ def test_dead_letters_are_changed_on_their_way(headrace: Command, client: Broker
     assert ran.lines[0] == "2 letters would be redriven, 1 of them cannot be."
     assert '"x":2' in ran.lines[1].replace(" ", "")
     assert "not JSON" in ran.lines[2]
+    ran = headrace("dlq", "redrive", "patched", "--to", "elsewhere", "--preview")
+    assert ran.lines[0] == "2 letters would be redriven."
     ran = headrace("dlq", "redrive", "patched", *patch)
     assert (ran.code, ran.lines) == (2, ["Redrove 1 letter."])
     assert headrace("fetch", "elsewhere", "0").out.count('"x"') == 1

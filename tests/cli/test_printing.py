@@ -20,7 +20,7 @@ HOSTILE = "\x1b[2J\x9b31m\u202egnp.exe\u2066\u200f\x07\x7f\x85\u2028\ufeff\r\udc
 """Escapes, C1 controls, marks that turn text around, and half a character."""
 CONSTANT = {
     "typer.echo(_DUMP_ROW.format(*_DUMP_HEAD))",
-    "typer.echo(f\"headrace {version('headrace')}\")",
+    ast.unparse(ast.parse("typer.echo(f\"headrace {version('headrace')}\")")),
 }
 ROOM = Path(printing.__file__).parent
 
@@ -135,6 +135,18 @@ def test_a_row_is_one_line_and_numbers_are_whole(width: int) -> None:
     assert len(lines) == 2
     assert "1,234,567" in lines[1]
     assert "…" in lines[1]
+
+
+def test_times_sizes_and_states_are_whole() -> None:
+    """A time without its hours says nothing, so the other columns are cut."""
+    row = {"when": "2026-01-31 12:00:00", "size": "12.5 MiB", "reason": "r" * 90, "value": "v" * 90}
+    rows = [{**row, "state": "no members"}, {"reason": "no time", "state": ""}]
+    output = io.StringIO()
+    table = printing.table_of(rows, ("when", "size", "reason", "value", "state"))
+    printing.SafeConsole(file=output, width=60).print(table)
+    line = output.getvalue().splitlines()[1]
+    assert line.startswith("2026-01-31 12:00:00  12.5 MiB  rrr")
+    assert line.endswith("…  no members")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -9,7 +10,15 @@ import pytest
 
 from headrace.client.threads import BrokerClient
 from headrace.testing import RunningServer, wait_until
-from tests.cli.rig import SCRIPT, clean_environment, is_followed, run_script, start_script
+from tests.cli.rig import (
+    SCRIPT,
+    Command,
+    Stdin,
+    clean_environment,
+    is_followed,
+    run_script,
+    start_script,
+)
 
 
 @contextmanager
@@ -46,6 +55,42 @@ def test_ctrl_c_ends_it_without_a_word(
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=30)
         assert (process.returncode, err) == (130, "")
+
+
+def test_ctrl_c_while_the_commands_are_imported() -> None:
+    """Exit code 130 and no traceback, also before the command itself runs."""
+    program = """
+import sys
+
+class Interrupting:
+    def find_spec(self, name, *_):
+        if name == "typer":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupting())
+from headrace.__main__ import main
+main()
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
+
+
+def test_ctrl_c_at_a_question(
+    headrace: Command, client: BrokerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is an interrupt, not the answer no: exit code 130, and nothing is deleted."""
+
+    def interrupted(*_: object) -> str:
+        raise KeyboardInterrupt
+
+    client.create_topic("asked")
+    monkeypatch.setattr(Stdin, "readline", interrupted)
+    ran = headrace("delete-topic", "asked", terminal=True)
+    assert ran.code == 130
+    assert "Aborted" not in ran.err
+    assert "asked" in client.topics()
 
 
 def test_a_follower_goes_on_after_the_broker_came_back(

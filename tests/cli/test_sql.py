@@ -161,6 +161,7 @@ def test_a_row_at_a_time_where_it_is_too_wide(terminal: io.StringIO) -> None:
 
 # --- with Spark -------------------------------------------------------------------------------------
 @pytest.mark.xdist_group("spark")
+@pytest.mark.timeout(300)
 @pytest.mark.usefixtures("spark", "topics")
 class TestQueries:
     def test_a_table(self, headrace: Command) -> None:

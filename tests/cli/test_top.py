@@ -165,6 +165,15 @@ def test_a_live_screen(terminal: Callable[..., Terminal], client: BrokerClient) 
     assert "\x1b[?1049l" in rest
 
 
+def test_subscriptions_on_a_narrow_terminal(
+    terminal: Callable[..., Terminal], client: BrokerClient
+) -> None:
+    """Shorter titles leave room for the names, and a state is whole."""
+    with lagging(client, "a-rather-long-name"):
+        drawn = terminal("groups", columns=80).wait_for("no members")
+    assert re.search(r"flight +retry +members", CODES.sub("", drawn))
+
+
 def test_no_color(terminal: Callable[..., Terminal], client: BrokerClient) -> None:
     """NO_COLOR is heard."""
     with lagging(client, "pale"):

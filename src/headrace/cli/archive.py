@@ -107,7 +107,7 @@ def run(
         named = f"{group}-{sha256(str(target).encode()).hexdigest()[:12]}"
         checkpoint = str(state_directory() / "archives" / named)
     source = place.source()
-    with connected(place.server, place.token, place.ca, place.user) as client:
+    with connected(place.broker) as client:
         client.positions(
             list(topics)
         )  # a topic that does not exist is an error before Spark starts
@@ -165,7 +165,7 @@ def verify(
     options = table_options(option)
     describe(path, **options)  # a table that does not exist is an error before Spark starts
     if data_dir is None:
-        with connected(place.server, place.token, place.ca, place.user):
+        with connected(place.broker):
             pass
     with sparkling("archive verify", place, log) as spark:
         verdict = watched(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 
@@ -16,11 +16,10 @@ from headrace.backup.sources import BackupSource, BrokerSource, DirectorySource
 from headrace.backup.verifying import BackupVerdict
 from headrace.backup.verifying import verify as verify_backup
 from headrace.cli.connecting import (
-    BROKER_OPTIONS,
+    BrokerPlace,
     connected,
-    given_as,
     login_as,
-    with_options,
+    with_broker_place,
 )
 from headrace.cli.printing import (
     AsJson,
@@ -48,16 +47,7 @@ Generation = Annotated[
 BackupPath = Annotated[Path, typer.Argument(metavar="BACKUP_DIR", help="The backup.")]
 
 
-class BrokerPlace(NamedTuple):
-    """How the broker is reached."""
-
-    server: str | None
-    token: str | None
-    ca: str | None
-    user: str | None
-
-
-@with_options("place", BROKER_OPTIONS, given_as(BrokerPlace))
+@with_broker_place
 def backup(
     place: BrokerPlace,
     directory: Annotated[
@@ -140,7 +130,7 @@ def _source(place: BrokerPlace, data: Path | None, *, access: bool) -> Iterator[
         yield DirectorySource(data, access=access)
         return
     host, port, _ = find_brokers(place.server)[0]
-    with connected(*place) as client, batch_reader(place) as reader:
+    with connected(place) as client, batch_reader(place) as reader:
         yield BrokerSource(f"{host}:{port}", client, reader, access=access)
 
 

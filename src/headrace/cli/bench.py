@@ -9,24 +9,22 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 
 from headrace import limits
 from headrace.bench import CONNECT_S, PAYLOAD_BYTES_MIN, PERCENTILES, PUBLISH_S, LoadPlan, LoadTest
 from headrace.cli.connecting import (
-    BROKER_OPTIONS,
-    given_as,
+    BrokerPlace,
     login_as,
-    with_options,
+    with_broker_place,
 )
 from headrace.cli.printing import AsJson, complain, count_of, print_json, progress_bar, say
 from headrace.cli.values import duration_option, size_option
 from headrace.client.aio import AsyncClient
-from headrace.client.link import ConnectFailed
 from headrace.clock import new_loop
-from headrace.errors import InvalidArgument
+from headrace.errors import ConnectFailed, InvalidArgument
 
 CONNECTIONS_MAX = 10_000
 MESSAGES_MAX = 10_000_000
@@ -36,16 +34,9 @@ DRAW_S = 0.1
 OPEN_FILES_SPARE = 100
 
 
-class GivenBroker(NamedTuple):
-    server: str | None
-    token: str | None
-    ca: str | None
-    user: str | None
-
-
-@with_options("broker", BROKER_OPTIONS, given_as(GivenBroker))
+@with_broker_place
 def bench(
-    broker: GivenBroker,
+    place: BrokerPlace,
     concurrent: Annotated[
         int,
         typer.Option(
@@ -106,7 +97,7 @@ def bench(
       headrace bench --rate 1000 --consume
       headrace bench --start --size 1000 --json
     """
-    server = broker.server
+    server = place.server
     if start and server == os.environ.get("HEADRACE_SERVER"):
         server = None  # it comes from the environment, not from the command line
     if start and server:
@@ -117,9 +108,9 @@ def bench(
     if start:
         with _own_broker() as (host, port):
             raise typer.Exit(_run(plan, _clients(f"{host}:{port}"), as_json))
-    user, password = login_as(broker.token, broker.user)
-    login = {"token": broker.token, "user": user, "password": password}
-    raise typer.Exit(_run(plan, _clients(server, ca=broker.ca, **login), as_json))
+    user, password = login_as(place.token, place.user)
+    login = {"token": place.token, "user": user, "password": password}
+    raise typer.Exit(_run(plan, _clients(server, ca=place.ca, **login), as_json))
 
 
 def _clients(server: str | None, **options: Any) -> Callable[[], AsyncClient]:

@@ -20,10 +20,10 @@ from headrace.bridge.routes import (
     parse_routes,
     parse_skips,
 )
-from headrace.cli.backup import BrokerPlace
-from headrace.cli.connecting import BROKER_OPTIONS, connected, given_as, with_options
+from headrace.cli.connecting import BROKER_OPTIONS, BrokerPlace, connected, given_as, with_options
 from headrace.cli.job_progress import TELL_S, signals
 from headrace.cli.printing import AsJson, console, count_of, print_json, say, table_of
+from headrace.cli.values import repartition_option
 from headrace.client.threads import BrokerClient
 from headrace.engine.kafka import read_options, refused_options
 from headrace.errors import InvalidArgument
@@ -124,9 +124,7 @@ with_bridge = with_options("run", BRIDGE_OPTIONS, given_as(BridgeRun.of))
 @with_bridge
 def from_kafka(
     topics: Topics,
-    repartition: Annotated[
-        bool, typer.Option("--repartition", help="Choose partitions by key, not as in Kafka.")
-    ] = False,
+    repartition: Annotated[bool, repartition_option("Kafka")] = False,
     *,
     run: BridgeRun,
 ) -> None:
@@ -202,7 +200,7 @@ def _run(
         if now:
             raise KeyboardInterrupt
 
-    with signals() as asked_to_stop, connected(*run.place, delivery=DELIVERY_S) as client:
+    with signals() as asked_to_stop, connected(run.place, delivery=DELIVERY_S) as client:
         work = make(
             client,
             kafka,

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, wraps
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import typer
 
@@ -95,6 +95,18 @@ def given_as(kind: Callable[..., Any]) -> Callable[..., AbstractContextManager[A
     return lambda **options: nullcontext(kind(**options))
 
 
+class BrokerPlace(NamedTuple):
+    """How the broker is reached."""
+
+    server: str | None
+    token: str | None
+    ca: str | None
+    user: str | None
+
+
+with_broker_place = with_options("place", BROKER_OPTIONS, given_as(BrokerPlace))
+
+
 def named_values(option: str, pairs: Iterable[str] | None, prefix: str = "") -> dict[str, str]:
     """The values of an option that takes NAME=VALUE and may be repeated."""
     found = {}
@@ -118,24 +130,23 @@ def request_timeout() -> float:
 
 @contextmanager
 def connected(
-    server: str | None = None,
-    token: str | None = None,
-    ca: str | None = None,
-    user: str | None = None,
+    place: BrokerPlace,
     password: str | None = None,
+    *,
     patience: float | None = None,
     delivery: float = PUBLISH_S,
 ) -> Iterator[BrokerClient]:
     """``patience``: the most seconds for one request, if somebody watches. ``delivery``: for a publish."""
+    user = place.user
     if password is None:
-        user, password = login_as(token, user)
+        user, password = login_as(place.token, user)
     client = BrokerClient(
-        server,
+        place.server,
         client_id=f"cli-{os.getpid()}",
-        token=token,
+        token=place.token,
         user=user,
         password=password,
-        ca=ca,
+        ca=place.ca,
         request_timeout=min(request_timeout(), patience or request_timeout()),
         delivery_timeout=min(request_timeout(), delivery),
     )
@@ -164,5 +175,7 @@ def _ask_password(user: str) -> str:
     return getpass.getpass(f"Password of {user}: ")
 
 
-with_client = with_options("client", BROKER_OPTIONS, connected)
+with_client = with_options(
+    "client", BROKER_OPTIONS, lambda **place: connected(BrokerPlace(**place))
+)
 """Connect for the length of a command, which gets the client as its argument ``client``."""

@@ -19,7 +19,7 @@ from headrace.cli.printing import (
     text_of,
     when,
 )
-from headrace.cli.values import Yes, confirm
+from headrace.cli.values import Yes, confirm, topic_filter
 from headrace.client.threads import BrokerClient
 from headrace.errors import Conflict, InvalidArgument, NotFound
 from headrace.model import DeadLetter
@@ -133,9 +133,8 @@ def redrive(
     }
     if preview:
         found = client.preview_redrive(subscription, **wanted)
-        say(
-            f"{count_of(found['matching'], 'letter')} would be redriven, {found['failing']} of them cannot be."
-        )
+        failing = f", {found['failing']:,} of them cannot be" if found["failing"] else ""
+        say(f"{count_of(found['matching'], 'letter')} would be redriven{failing}.")
         for sample in found["samples"]:
             what = sample["error"] or text_of((sample["after"] or "").encode())
             say(f"{sample['offset']} to {sample['topic']}: {what}")
@@ -198,9 +197,7 @@ def purge(
 @with_client
 def list_scheduled(
     client: BrokerClient,
-    topic: Annotated[
-        str | None, typer.Argument(metavar="TOPIC", help="Only messages for this topic.")
-    ] = None,
+    topic: Annotated[str | None, topic_filter("messages for")] = None,
     limit: Annotated[int, typer.Option(help="Maximum number of messages.")] = 100,
     as_json: AsJson = False,
 ) -> None:

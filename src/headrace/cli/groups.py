@@ -16,6 +16,7 @@ from headrace.cli.printing import (
     AsJson,
     complain,
     console,
+    is_narrow,
     print_json,
     print_listing,
     say,
@@ -23,7 +24,7 @@ from headrace.cli.printing import (
     when,
 )
 from headrace.cli.topics import Sets, settings_of
-from headrace.cli.values import Yes, confirm, duration_option
+from headrace.cli.values import Yes, confirm, duration_option, topic_filter
 from headrace.client.threads import BrokerClient
 from headrace.model import is_pattern
 from headrace.operations.results import SubscriptionStats
@@ -39,6 +40,8 @@ COLUMNS = {
     "dead_lettered": "dead",
     "state": "state",
 }
+SHORT = {"in_flight": "flight", "waiting_for_retry": "retry"}
+"""Titles on a narrow terminal, which leave more room for the names."""
 OfTopic = Annotated[
     str | None, typer.Option("--topic", help="Its topic, if several have this name.")
 ]
@@ -123,9 +126,7 @@ def delete_subscription(
 @with_client
 def groups(
     client: BrokerClient,
-    topic: Annotated[
-        str | None, typer.Argument(metavar="TOPIC", help="Only subscriptions on this topic.")
-    ] = None,
+    topic: Annotated[str | None, topic_filter("subscriptions on")] = None,
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Refresh the list until you press q.")
     ] = False,
@@ -152,9 +153,13 @@ def groups(
     found = client.subscriptions(topic)
     if not found and topic is not None and not is_pattern(topic):
         client.topic_stats(topic)  # an error if it does not exist
-    print_listing(as_json, found, map(_row, found), COLUMNS, empty)
+    print_listing(as_json, found, map(_row, found), _columns(), empty)
     for line in [] if as_json else _stops(found):
         say(line)
+
+
+def _columns() -> dict[str, str]:
+    return COLUMNS | SHORT if is_narrow() else COLUMNS
 
 
 def _row(stats: SubscriptionStats) -> dict[str, Any]:
@@ -178,7 +183,7 @@ def _drawn(found: list[SubscriptionStats], empty: str, every: float) -> Iterator
     room = max(console.height - 4, 1)
     ordered = sorted(found, key=lambda each: (-each["lag"], each["name"]))
     yield Text(f"headrace groups  every {every:g}s", style="reverse")
-    yield table_of([_row(each) for each in ordered[:room]], COLUMNS) if found else Text(empty)
+    yield table_of([_row(each) for each in ordered[:room]], _columns()) if found else Text(empty)
     if len(found) > room:
         yield Text(f"and {len(found) - room:,} more", style="dim")
     yield from map(Text, list(_stops(found))[:room])

@@ -15,8 +15,14 @@ from headrace.backup.generation import GenerationSource
 from headrace.backup.manifest import MARK, BackupDirectory, foreign_names
 from headrace.backup.restoring import restore
 from headrace.backup.sources import BackupSource, BrokerSource, DirectorySource
-from headrace.cli.backup import SHOWN_MAX, BrokerPlace, Generation, batch_reader, disk_errors
-from headrace.cli.connecting import BROKER_OPTIONS, connected, given_as, with_options
+from headrace.cli.backup import SHOWN_MAX, Generation, batch_reader, disk_errors
+from headrace.cli.connecting import (
+    BrokerPlace,
+    connected,
+    given_as,
+    with_broker_place,
+    with_options,
+)
 from headrace.cli.printing import (
     AsJson,
     Bar,
@@ -126,7 +132,7 @@ def import_broker(
         raise typer.Exit(1)
 
 
-@with_options("place", BROKER_OPTIONS, given_as(BrokerPlace))
+@with_broker_place
 def export_cluster(
     place: BrokerPlace,
     directory: Annotated[
@@ -161,7 +167,7 @@ def export_cluster(
     with (
         disk_errors(),
         progress_bar("exporting", hidden=as_json) as bar,
-        connected(*place) as client,
+        connected(place) as client,
         batch_reader(place) as reader,
     ):
         taken = take(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.connecting import connected, with_client
+from headrace.cli.connecting import BrokerPlace, connected, with_client
 from headrace.cli.job_progress import QUERY_COLUMNS, more_lines, query_rows, signals
 from headrace.cli.printing import (
     AsJson,
@@ -294,8 +294,8 @@ def _setting(source: dict[str, str], **limits: int) -> PipelineSetting:
 def _broker(source: dict[str, str]) -> AbstractContextManager[BrokerClient]:
     """A client for a few questions. If the broker does not answer, that is an error at once."""
     server = source["servers"].split(",")[0].strip()
-    login = (source.get("user"), source.get("password"))
-    return connected(server, source.get("token"), source.get("ca"), *login)
+    place = BrokerPlace(server, source.get("token"), source.get("ca"), source.get("user"))
+    return connected(place, source.get("password"))
 
 
 def _log_file(declared: PipelineFile, given: str | None, once: bool) -> Path | None:

@@ -10,8 +10,9 @@ this room makes a console or calls ``print`` with text from elsewhere.
 from __future__ import annotations
 
 import json
+import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Annotated, Any, BinaryIO, NamedTuple
@@ -30,6 +31,7 @@ from headrace.operations import documents, views
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 _PIPE_CHARS = 10_000
+NARROW_CHARS = 100
 
 
 # --- what others wrote ----------------------------------------------------------------------------
@@ -160,7 +162,8 @@ def table_of(
 ) -> Table:
     titles = columns if isinstance(columns, Mapping) else {name: name for name in columns}
     numbers = {key for key in titles if _are_numbers([row.get(key) for row in rows])}
-    table = new_table([(title, key in numbers) for key, title in titles.items()])
+    whole = {titles[key] for key in titles if key == "state" or _are_whole(rows, key)}
+    table = new_table([(title, key in numbers) for key, title in titles.items()], whole)
     for row in rows:
         # As Text: users wrote these values, and rich must not take them for markup.
         table.add_row(
@@ -193,17 +196,33 @@ def _are_numbers(values: Sequence[Any]) -> bool:
     return all(value is None or isinstance(value, int) for value in values)
 
 
-def new_table(columns: Iterable[tuple[str, bool]]) -> Table:
-    """An empty table with these titles. With true, a column holds numbers: aligned to the right."""
+_TIME_OR_SIZE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d|[\d.]+ (B|[KMGT]iB)")
+
+
+def _are_whole(rows: Sequence[Mapping[str, Any]], key: str) -> bool:
+    """Times and sizes, as ``when`` and ``size`` write them: a part of one says nothing."""
+    return all(_TIME_OR_SIZE.fullmatch(str(row[key])) for row in rows if row.get(key) is not None)
+
+
+def new_table(columns: Iterable[tuple[str, bool]], whole: Container[str] = ()) -> Table:
+    """An empty table with these titles. With true, a column holds numbers: aligned to the right.
+
+    Of columns that are too wide together, numbers and the ``whole`` ones are not cut.
+    """
     table = Table(box=None, header_style="bold", pad_edge=False)
     for title, is_number in columns:
         table.add_column(
             Text(title, no_wrap=True, overflow="ellipsis"),
             justify="right" if is_number else "left",
-            no_wrap=is_number,  # of columns that are too wide together, a number is not cut
+            no_wrap=is_number or title in whole,
             overflow="fold",
         )
     return table
+
+
+def is_narrow() -> bool:
+    """Whether this is a terminal on which a wide table should do with less."""
+    return console.is_terminal and console.width < NARROW_CHARS
 
 
 def print_table(table: Table) -> None:

@@ -18,6 +18,7 @@ import typer
 
 from headrace.cli.connecting import (
     BROKER_OPTIONS,
+    BrokerPlace,
     given_as,
     login_as,
     named_values,
@@ -106,6 +107,10 @@ class SparkPlace(NamedTuple):
     token: str | None
     ca: str | None
     user: str | None
+
+    @property
+    def broker(self) -> BrokerPlace:
+        return BrokerPlace(self.server, self.token, self.ca, self.user)
 
     def source(self, path: Path | None = None) -> dict[str, str]:
         """The broker, or a data directory, as ``format("headrace")`` takes it."""

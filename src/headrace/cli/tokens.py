@@ -6,8 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
+from headrace.cli.connecting import given_as, with_options
 from headrace.cli.printing import AsJson, complain, print_each, print_json, say, visible, when
-from headrace.cli.users import Admin, Grants, QuotaOptions, grants_of, quotas_of, with_access
+from headrace.cli.users import RIGHTS, Rights, with_access
 from headrace.cli.values import Yes, confirm
 from headrace.errors import InvalidArgument
 from headrace.operations.arguments import expiry_ms
@@ -19,19 +20,19 @@ Name = Annotated[str, typer.Argument(metavar="TOKEN", help="The name of the toke
 
 @tokens.command()
 @with_access
+@with_options("rights", RIGHTS, given_as(Rights))
 def create(
     rules: Any,
     name: Name,
-    grant: Grants = None,
-    admin: Admin = False,
     for_user: Annotated[
         str | None, typer.Option("--for", metavar="USER", help="Give it the rights of this user.")
     ] = None,
     expires: Annotated[
         str | None, typer.Option(help="When it ends: 90d, 12h, or a time. Default: never.")
     ] = None,
-    quota: QuotaOptions = None,
     as_json: AsJson = False,
+    *,
+    rights: Rights,
 ) -> None:
     """Create a token. Its secret is printed only once.
 
@@ -43,14 +44,14 @@ def create(
       headrace tokens create ci --grant 'publish:builds.>' --expires 90d
       headrace tokens create laptop --for alice
     """
-    if not (grant or admin or for_user):
+    if not (rights.grant or rights.admin or for_user):
         raise InvalidArgument("a token needs rights: give --grant, --admin, or --for USER")
     found = rules.create_token(
         name,
         user=for_user,
-        grants=grants_of(grant, admin),
+        grants=rights.grants(),
         expires=None if expires is None else expiry_ms(expires),
-        quotas=quotas_of("--quota", quota),
+        quotas=rights.quotas(),
     )
     if as_json:
         print_json(found)

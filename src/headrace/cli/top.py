@@ -10,7 +10,7 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from headrace.cli.connecting import BROKER_OPTIONS, connected, given_as, with_client, with_options
+from headrace.cli.connecting import BrokerPlace, connected, with_broker_place, with_client
 from headrace.cli.groups import state_of
 from headrace.cli.live import PATIENCE_S, Interval, Screen
 from headrace.cli.printing import (
@@ -18,6 +18,7 @@ from headrace.cli.printing import (
     ago,
     console,
     count_of,
+    is_narrow,
     print_each,
     print_json,
     print_table,
@@ -50,14 +51,13 @@ COLUMNS = {
 }
 
 
-NARROW_CHARS = 100
 LESS_NEEDED = ("again", "waiting_for_retry", "members")
 """Left out on a narrow terminal; ``state`` tells if there are no members."""
 
 
-@with_options("broker", BROKER_OPTIONS, given_as(dict))
+@with_broker_place
 def top(
-    broker: dict[str, Any],
+    place: BrokerPlace,
     interval: Interval = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Print once, then exit.")] = False,
     as_json: AsJson = False,
@@ -74,7 +74,7 @@ def top(
       headrace top --interval 10s
       headrace top --once --json
     """
-    with connected(**broker, patience=PATIENCE_S) as client:
+    with connected(place, patience=PATIENCE_S) as client:
         if once or as_json or not console.is_terminal:
             before = client.overview(limit=ROWS_MAX)
             time.sleep(min(interval, 1.0))
@@ -84,7 +84,7 @@ def top(
             else:
                 _print_once(now, before)
             return
-        where = broker["server"] or ""
+        where = place.server or ""
         Screen(
             lambda: client.overview(limit=ROWS_MAX),
             lambda now, before, every: _screen(now, before, f"every {every:g}s  {where}"),
@@ -212,8 +212,7 @@ def _table(rows: list[dict[str, Any]]) -> RenderableType:
         {**row, **{name: _whole(row[name]) for name in ("in", "out", "acked", "again")}}
         for row in rows
     ]
-    is_narrow = console.is_terminal and console.width < NARROW_CHARS
-    left_out = LESS_NEEDED if is_narrow else ()
+    left_out = LESS_NEEDED if is_narrow() else ()
     return table_of(shown, {k: title for k, title in COLUMNS.items() if k not in left_out})
 
 

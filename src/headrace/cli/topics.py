@@ -124,8 +124,9 @@ def describe(client: BrokerClient, topic: Topic, as_json: AsJson = False) -> Non
         return
     say(
         f"{topic}: {count_of(stats['messages'], 'message')}, {size(stats['bytes'])}, "
-        f"durability {stats['durability']}, created {when(stats['created'])} UTC"
+        f"durability {stats['durability']}"
     )
+    say(f"created {when(stats['created'])} UTC")
     say("")
     titles = {
         "partition": "partition",

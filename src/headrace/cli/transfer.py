@@ -37,8 +37,8 @@ import msgspec
 import orjson
 import typer
 
-from headrace.cli.backup import BrokerPlace, batch_reader, disk_errors
-from headrace.cli.connecting import BROKER_OPTIONS, Topic, connected, given_as, with_options
+from headrace.cli.backup import batch_reader, disk_errors
+from headrace.cli.connecting import BrokerPlace, Topic, connected, with_broker_place
 from headrace.cli.printing import (
     AsJson,
     complain,
@@ -48,6 +48,7 @@ from headrace.cli.printing import (
     progress_bar,
     say,
 )
+from headrace.cli.values import repartition_option
 from headrace.client.own_times import OwnTimes
 from headrace.client.threads import BrokerClient
 from headrace.contents import TOMBSTONE_HEADER, TOMBSTONE_TEXT, check_headers, check_key
@@ -83,7 +84,7 @@ TO = Annotated[
 
 
 # --- export ---------------------------------------------------------------------------------------
-@with_options("place", BROKER_OPTIONS, given_as(BrokerPlace))
+@with_broker_place
 def export(
     place: BrokerPlace,
     topic: Topic,
@@ -113,7 +114,7 @@ def export(
     lost = done = 0
     with (
         disk_errors(),
-        connected(*place) as client,
+        connected(place) as client,
         batch_reader(place) as reader,
         _written(file) as out,
         progress_bar("exporting", hidden=file == "-" and sys.stdout.isatty()) as bar,
@@ -225,7 +226,7 @@ class Line(NamedTuple):
     expires: int
 
 
-@with_options("place", BROKER_OPTIONS, given_as(BrokerPlace))
+@with_broker_place
 def import_lines(
     place: BrokerPlace,
     names: Annotated[
@@ -242,9 +243,7 @@ def import_lines(
             help="The import's name; under another name, the same file is imported again.",
         ),
     ] = None,
-    repartition: Annotated[
-        bool, typer.Option("--repartition", help="Choose partitions by key, not as in the file.")
-    ] = False,
+    repartition: Annotated[bool, repartition_option("the file")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Publish JSON lines, as export writes them, to a topic.
@@ -268,7 +267,7 @@ def import_lines(
     base = check_subscription_name(producer or "import")
     with (
         disk_errors(),
-        connected(*place) as client,
+        connected(place) as client,
         progress_bar("importing", hidden=as_json) as bar,
     ):
         chunks = _chunks(file)

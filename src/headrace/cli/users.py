@@ -12,14 +12,16 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from headrace.access.directory import AccessDirectory
 from headrace.cli.connecting import (
     BROKER_OPTIONS,
+    BrokerPlace,
     connected,
+    given_as,
     named_values,
     with_client,
     with_options,
@@ -58,9 +60,14 @@ Certificates = Annotated[
     list[str] | None,
     typer.Option("--certificate", help="A name in its client certificate; may be repeated."),
 ]
+
+
+def quota_option(name: str, help: str) -> Any:
+    return typer.Option(name, metavar="NAME=VALUE", help=help)
+
+
 QuotaOptions = Annotated[
-    list[str] | None,
-    typer.Option("--quota", metavar="NAME=VALUE", help="A quota, such as connections=100."),
+    list[str] | None, quota_option("--quota", "A quota, such as connections=100.")
 ]
 
 
@@ -70,25 +77,12 @@ def administrated(data: Path | None, **broker: Any) -> Iterator[Any]:
     if data is not None:
         yield AccessDirectory(data)
         return
-    with connected(**broker) as client:
+    with connected(BrokerPlace(**broker)) as client:
         yield client
 
 
 with_access = with_options("rules", {"data": Data, **BROKER_OPTIONS}, administrated)
 """Give a command the users and tokens of a broker or of a data directory, as its argument ``rules``."""
-
-
-def grants_of(
-    grants: Iterable[str] | None, admin: bool = False, namespaces: Iterable[str] | None = None
-) -> list[str] | None:
-    """All grants that the options name; None if they name none."""
-    found = list(grants or ())
-    if admin:
-        found.append("admin:>")
-    for prefix in namespaces or ():
-        word = prefix.rstrip(".>").rstrip(".")
-        found.append(f"admin:{word}.>:{word}.>")
-    return found or None
 
 
 def quotas_of(option: str, pairs: Iterable[str] | None) -> dict[str, float | None] | None:
@@ -103,6 +97,32 @@ def quotas_of(option: str, pairs: Iterable[str] | None) -> dict[str, float | Non
     return found
 
 
+class Rights(NamedTuple):
+    """The options that say what a user or a token may do, and how much."""
+
+    grant: list[str] | None
+    admin: bool
+    quota: list[str] | None
+    namespace: list[str] | None = None
+
+    def grants(self) -> list[str] | None:
+        """All grants that the options name; None if they name none."""
+        found = list(self.grant or ())
+        if self.admin:
+            found.append("admin:>")
+        for prefix in self.namespace or ():
+            word = prefix.rstrip(".>").rstrip(".")
+            found.append(f"admin:{word}.>:{word}.>")
+        return found or None
+
+    def quotas(self) -> dict[str, float | None] | None:
+        return quotas_of("--quota", self.quota)
+
+
+RIGHTS = {"grant": Grants, "admin": Admin, "quota": QuotaOptions}
+with_rights = with_options("rights", {**RIGHTS, "namespace": Namespace}, given_as(Rights))
+
+
 def new_password(user: str) -> str:
     """Asked for twice on a terminal; else the first line of the standard input."""
     if not sys.stdin.isatty():
@@ -115,17 +135,16 @@ def new_password(user: str) -> str:
 
 @users.command()
 @with_access
+@with_rights
 def add(
     rules: Any,
     name: Name,
-    grant: Grants = None,
-    admin: Admin = False,
-    namespace: Namespace = None,
     certificate: Certificates = None,
-    quota: QuotaOptions = None,
     no_password: Annotated[
         bool, typer.Option("--no-password", help="It logs in with tokens or certificates only.")
     ] = False,
+    *,
+    rights: Rights,
 ) -> None:
     """Add a user. The password is asked for, or read from the standard input.
 
@@ -141,9 +160,9 @@ def add(
     found = rules.create_user(
         name,
         password=password,
-        grants=grants_of(grant, admin, namespace),
+        grants=rights.grants(),
         certificates=certificate,
-        quotas=quotas_of("--quota", quota),
+        quotas=rights.quotas(),
     )
     say(f"Added user {name} ({_rights(found['grants'])}).")
 
@@ -168,21 +187,20 @@ def _row(user: UserInfo) -> dict[str, Any]:
 
 @users.command()
 @with_access
+@with_rights
 def change(
     rules: Any,
     name: Name,
-    grant: Grants = None,
-    admin: Admin = False,
-    namespace: Namespace = None,
     no_grants: Annotated[bool, typer.Option("--no-grants", help="Take all rights away.")] = False,
     certificate: Certificates = None,
-    quota: QuotaOptions = None,
     password: Annotated[
         bool, typer.Option("--password", help="Set a new password (asked for, or from stdin).")
     ] = False,
     disable: Annotated[
         bool | None, typer.Option("--disable/--enable", help="Whether it may log in.")
     ] = None,
+    *,
+    rights: Rights,
 ) -> None:
     """Change a user. Rights, certificates and quotas that are given replace the old ones.
 
@@ -194,15 +212,15 @@ def change(
       headrace users change alice --password
       headrace users change alice --disable
     """
-    grants = [] if no_grants else grants_of(grant, admin, namespace)
-    if grants is None and not (certificate or quota or password) and disable is None:
+    grants = [] if no_grants else rights.grants()
+    if grants is None and not (certificate or rights.quota or password) and disable is None:
         raise InvalidArgument("nothing to change: give an option, see 'headrace users change -h'")
     found = rules.change_user(
         name,
         password=new_password(name) if password else None,
         grants=grants,
         certificates=certificate,
-        quotas=quotas_of("--quota", quota),
+        quotas=rights.quotas(),
         disabled=disable,
     )
     say(f"Changed user {name} ({_rights(found['grants'])}).")
@@ -244,16 +262,11 @@ def whoami(client: BrokerClient, as_json: AsJson = False) -> None:
 def quotas(
     client: BrokerClient,
     address: Annotated[
-        list[str] | None,
-        typer.Option("--address", metavar="NAME=VALUE", help="A quota of each address."),
+        list[str] | None, quota_option("--address", "A quota of each address.")
     ] = None,
     default: Annotated[
         list[str] | None,
-        typer.Option(
-            "--default",
-            metavar="NAME=VALUE",
-            help="A quota of each user and token that has none of its own.",
-        ),
+        quota_option("--default", "A quota of each user and token that has none of its own."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""Sizes and durations as options take them, and the question before something is deleted."""
+"""Options that several commands take, and the question before something is deleted."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from headrace import limits
 from headrace.checking import check
+from headrace.cli.printing import complain
 from headrace.errors import InvalidArgument
 from headrace.notation import BYTES, SECONDS
 
@@ -41,6 +42,17 @@ def size_option(*names: str, help: str, low: int = 0, high: int = limits.OFFSET_
     return typer.Option(*names, metavar="SIZE", parser=read, help=help)
 
 
+def repartition_option(source: str) -> Any:
+    """A flag of the commands that copy records with their partitions."""
+    help = f"Choose partitions by key, not as in {source}."
+    return typer.Option("--repartition", help=help)
+
+
+def topic_filter(listed: str) -> Any:
+    """An argument that limits a list to one topic."""
+    return typer.Argument(metavar="TOPIC", help=f"Only {listed} this topic.")
+
+
 def confirm(question: str, yes: bool) -> None:
     """Ask before something is lost: on a terminal. Elsewhere ``--yes`` must answer before.
 
@@ -54,4 +66,12 @@ def confirm(question: str, yes: bool) -> None:
             f"{question} There is no terminal to answer on; add --yes to do it",
             code="not_confirmed",
         )
-    typer.confirm(question, abort=True, err=True)
+    try:
+        agreed = typer.confirm(question, err=True)
+    except typer.Abort as abort:  # Ctrl-C or Ctrl-D: only the first is an interrupt
+        if isinstance(abort.__context__, KeyboardInterrupt):
+            complain("")
+            raise KeyboardInterrupt from None
+        raise
+    if not agreed:
+        raise typer.Abort
