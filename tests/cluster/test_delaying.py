@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from headrace.client.link import ConnectionLost
 from headrace.cluster import delaying
 from headrace.errors import (
     BrokerFailed,
     Closed,
+    ConnectionLost,
     HeadraceError,
     OutcomeUnknown,
     QueueFull,

@@ -430,8 +430,7 @@ def take(
 ) -> Taken:
     """Add a generation to the backup; of the older ones, the newest ``keep - 1`` stay."""
     directory.create()
-    with directory.locked():
-        numbers = directory.numbers()
+    with directory.locked() as numbers:
         copied = began = 0
         pacer = Pacer(rate, source.renew)
         while True:

@@ -215,8 +215,8 @@ class BackupDirectory:
         self.files.replace(self.path / MARK, [seal({"format": FORMAT})])
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """For one command at a time. A read-only medium can be read, too."""
+    def locked(self) -> Iterator[list[int]]:
+        """For one command at a time; yields the numbers of the generations. A read-only medium can be read, too."""
         lock = self.path / LOCK
         try:
             handle = self.files.open(lock, write=True, create=True)
@@ -227,7 +227,7 @@ class BackupDirectory:
                 raise DirectoryLocked(
                     f"another headrace backup, restore or verify uses {self.path}; wait for its end"
                 )
-            yield
+            yield self.numbers()
         finally:
             handle.close()
 

@@ -20,13 +20,14 @@ from typing import Any, NamedTuple, Protocol
 
 from headrace import limits
 from headrace.access.file import NAME as ACCESS_FILE
-from headrace.client.link import ConnectFailed, ConnectionLost
 from headrace.client.reader import BatchReader
 from headrace.client.threads import BrokerClient
 from headrace.clock import Clock
 from headrace.errors import (
     BrokerFailed,
     Closed,
+    ConnectFailed,
+    ConnectionLost,
     DataCorrupt,
     HeadraceError,
     InvalidArgument,

@@ -73,8 +73,7 @@ def verify(
 ) -> BackupVerdict:
     """Examine all generations, or one of them."""
     directory.check()
-    with directory.locked():
-        numbers = directory.numbers()
+    with directory.locked() as numbers:
         if generation is not None or not numbers:
             numbers = [directory.load(generation).generation]
         verdict = BackupVerdict(numbers)

@@ -36,7 +36,7 @@ from confluent_kafka.admin import OffsetSpec
 
 from headrace.bridge.kafka import KafkaInquiry, explained, replaced
 from headrace.bridge.routes import BridgeRoute
-from headrace.bridge.running import LOOK_S, Bridge, Reopen, logger
+from headrace.bridge.running import LOOK_S, UNCOPIED, Bridge, Reopen, logger
 from headrace.bridge.translating import KafkaRecord, to_message
 from headrace.client.own_times import OwnTimes
 from headrace.client.threads import BrokerClient
@@ -148,6 +148,8 @@ class _Round:
 
 
 class InwardBridge(Bridge):
+    _gone = "Kafka has deleted them"
+
     def __init__(self, *given: Any, repartition: bool = False, **more: Any):
         super().__init__(*given, **more)
         self._repartition = repartition
@@ -249,22 +251,14 @@ class InwardBridge(Bridge):
                         "was created anew, or has lost records. To copy it from its beginning, choose another --name",
                         code="kafka_topic_changed",
                     )
-                at = self._after_gap(route, number, at, first[name, number])
+                at = self._after_gap(route, f"{route.kafka}/{number}", at, first[name, number])
             found.setdefault(name, {})[number] = at
         return found
 
-    def _after_gap(self, route: BridgeRoute, number: int, at: int, first: int) -> int:
-        if at >= first:
-            return at
-        where = f"offsets {at} to {first - 1} of {route.kafka}/{number}"
-        if "deleted" not in self._skips:
-            raise OffsetOutOfRange(
-                f"Kafka has deleted {where} before they were copied; to go on without them, start with "
-                "--skip deleted",
-                code="kafka_records_deleted",
-            )
-        self._skip(route, where, first - at, "Kafka has deleted them")
-        return first
+    def _deleted(self, where: str) -> OffsetOutOfRange:
+        return OffsetOutOfRange(
+            f"Kafka has deleted {where} {UNCOPIED}", code="kafka_records_deleted"
+        )
 
     # --- copying ------------------------------------------------------------------------------
     def _round(self) -> None:
@@ -365,13 +359,12 @@ class InwardBridge(Bridge):
             value, key, headers = to_message(record, self._bytes_max)
         except TooLarge as error:
             where = f"{name}/{number}@{offset}"
-            if "too-large" not in self._skips:
-                raise TooLarge(
-                    f"Kafka's {where} cannot be copied: {error.message}. Raise the limit, or start with "
-                    "--skip too-large",
-                    code=error.code,
-                ) from None
-            self._skip(route, where, 1, error.message)
+            refusal = TooLarge(
+                f"Kafka's {where} cannot be copied: {error.message}. Raise the limit, or start with "
+                "--skip too-large",
+                code=error.code,
+            )
+            self._skip("too-large", route, where, 1, error.message, refusal)
         else:
             lane = found.lanes.setdefault(
                 (route.headrace, self._target(route, number, key)), _Lane()

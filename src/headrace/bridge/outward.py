@@ -44,7 +44,7 @@ from confluent_kafka.admin import OffsetSpec
 
 from headrace.bridge.kafka import KafkaInquiry, KafkaPlace, explained, replaced
 from headrace.bridge.routes import BridgeRoute
-from headrace.bridge.running import LOOK_S, Bridge, Reopen
+from headrace.bridge.running import LOOK_S, UNCOPIED, Bridge, Reopen
 from headrace.bridge.translating import KafkaRecord, to_record
 from headrace.clock import Clock
 from headrace.errors import Conflict, DataCorrupt, OffsetOutOfRange, StorageFailed, TooLarge
@@ -162,6 +162,8 @@ class KafkaLedger:
 
 
 class OutwardBridge(Bridge):
+    _gone = "they were deleted"
+
     def __init__(self, *given: Any, **more: Any):
         super().__init__(*given, **more)
         self._routes = {route.headrace: route for route in self.progress.routes}
@@ -223,20 +225,11 @@ class OutwardBridge(Bridge):
                     at = last if self._start == "latest" else first
                 else:  # a partition that was added later is read from its beginning
                     at = stored["offsets"].get(str(number), first)
-                    at = self._after_gap(route, number, at, first)
+                    at = self._after_gap(route, f"{route.headrace}/{number}", at, first)
                 route.positions[number] = at
 
-    def _after_gap(self, route: BridgeRoute, number: int, at: int, first: int) -> int:
-        if at >= first:
-            return at
-        where = f"offsets {at} to {first - 1} of {route.headrace}/{number}"
-        if "deleted" not in self._skips:
-            raise OffsetOutOfRange(
-                f"{where} were deleted before they were copied; to go on without them, start with --skip deleted",
-                code="records_deleted",
-            )
-        self._skip(route, where, first - at, "they were deleted")
-        return first
+    def _deleted(self, where: str) -> OffsetOutOfRange:
+        return OffsetOutOfRange(f"{where} were deleted {UNCOPIED}", code="records_deleted")
 
     # --- copying ------------------------------------------------------------------------------
     def _round(self) -> None:
@@ -336,12 +329,11 @@ class OutwardBridge(Bridge):
         low = max(route.positions[number] - batch.base_offset, 0)
         if batch.flags & LOST:
             where = f"{route.headrace}/{number}@{batch.base_offset + low} to {batch.end_offset - 1}"
-            if "deleted" not in self._skips:
-                raise DataCorrupt(
-                    f"{where} are destroyed in the broker; to go on without them, start with --skip deleted",
-                    code="records_lost",
-                )
-            self._skip(route, where, batch.count - low, "they are destroyed")
+            lost = DataCorrupt(
+                f"{where} are destroyed in the broker; to go on without them, start with --skip deleted",
+                code="records_lost",
+            )
+            self._skip("deleted", route, where, batch.count - low, "they are destroyed", lost)
             route.positions[number] = batch.end_offset
             return 0
         now, copied = Clock().now_ms(), 0
@@ -363,12 +355,11 @@ class OutwardBridge(Bridge):
                     f"it has {size:,} bytes with its headers, and Kafka's topic {route.kafka} takes {bytes_max:,} "
                     "(max.message.bytes)"
                 )
-                if "too-large" not in self._skips:
-                    raise TooLarge(
-                        f"{where} cannot be copied: {why}. Raise the limit, or start with --skip too-large",
-                        code="message_too_large",
-                    )
-                self._skip(route, where, 1, why)
+                refusal = TooLarge(
+                    f"{where} cannot be copied: {why}. Raise the limit, or start with --skip too-large",
+                    code="message_too_large",
+                )
+                self._skip("too-large", route, where, 1, why, refusal)
                 continue
             self._put(producer, route.kafka, partition, record)
             copied += 1

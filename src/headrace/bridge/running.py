@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
+from typing import ClassVar
 
 from headrace.bridge.kafka import KafkaPlace
 from headrace.bridge.routes import BridgeProgress, BridgeRoute
@@ -20,6 +21,7 @@ logger = logging.getLogger("headrace.bridge")
 RETRY_S = 1.0
 LOOK_S = 30.0
 """How often a session looks for new partitions."""
+UNCOPIED = "before they were copied; to go on without them, start with --skip deleted"
 TOLD_MAX = 20
 """Skipped messages that are named one by one; after that, every thousandth."""
 
@@ -29,6 +31,9 @@ class Reopen(Exception):
 
 
 class Bridge:
+    _gone: ClassVar[str]
+    """What is said of records that were deleted before they were copied."""
+
     def __init__(
         self,
         client: BrokerClient,
@@ -88,7 +93,28 @@ class Bridge:
     def _close(self) -> None:
         raise NotImplementedError
 
-    def _skip(self, route: BridgeRoute, where: str, count: int, why: str) -> None:
+    def _after_gap(self, route: BridgeRoute, place: str, at: int, first: int) -> int:
+        """Where to go on if the records before ``first`` were deleted."""
+        if at < first:
+            where = f"offsets {at} to {first - 1} of {place}"
+            self._skip("deleted", route, where, first - at, self._gone, self._deleted(where))
+        return max(at, first)
+
+    def _deleted(self, where: str) -> HeadraceError:
+        raise NotImplementedError
+
+    def _skip(
+        self,
+        kind: str,
+        route: BridgeRoute,
+        where: str,
+        count: int,
+        why: str,
+        refusal: HeadraceError,
+    ) -> None:
+        """Go on without these records; raises ``refusal`` unless ``--skip`` names this kind."""
+        if kind not in self._skips:
+            raise refusal from None
         route.skipped += count
         skipped = self.progress.skipped
         if skipped <= TOLD_MAX or skipped % 1000 < count:

@@ -34,14 +34,7 @@ from headrace.errors import (
 )
 from headrace.log.interface import TopicRecord, completed
 from headrace.log.storage import settings_content
-from headrace.model import (
-    SubscriptionSettings,
-    TopicSettings,
-    check_pattern,
-    check_subscription_name,
-    check_topic_name,
-    is_pattern,
-)
+from headrace.model import SubscriptionSettings, TopicSettings, check_topic_name, is_pattern
 
 if TYPE_CHECKING:
     from headrace.cluster.forwarding import ForwardQueue
@@ -303,8 +296,7 @@ class Defining:
     async def subscribe(self, wanted: WantedSubscription) -> None:
         engine = self.engine
         name, pattern, start, start_time_ms, settings, owner = wanted
-        check_subscription_name(name)
-        check_pattern(pattern)
+        attaching.check_names(name, pattern)
         existing = engine.subscription_or_none(name, pattern)
         starts: list[list[Any]] = []
         if existing is None:

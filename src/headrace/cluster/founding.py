@@ -95,7 +95,10 @@ class Founding:
             self._agreed.fold(payload)
         topics = self._agreed.topics
         if IMPORTING not in topics and (topics or self._agreed.secret):
-            raise _not_empty()
+            raise Conflict(
+                "the cluster is not new: a node has served it. Import into a new one (another --cluster)",
+                code="cluster_not_empty",
+            )
         await _blocking(storage.prepare_state, is_founded=False)
         if IMPORTING not in topics:
             now = self.clock.now_ms()
@@ -218,11 +221,4 @@ def _in_use(node: str | None) -> Conflict:
     who = "a node" if node is None else f"node {address_of(node)}"
     return Conflict(
         f"{who} serves this cluster; stop all its nodes, and import again", code="cluster_in_use"
-    )
-
-
-def _not_empty() -> Conflict:
-    return Conflict(
-        "the cluster is not new: a node has served it. Import into a new one (another --cluster)",
-        code="cluster_not_empty",
     )

@@ -41,7 +41,7 @@ from headrace.broker.audit import Source
 from headrace.broker.clustering import ClusterFigures
 from headrace.broker.delivery import Member
 from headrace.broker.engine import Engine
-from headrace.broker.publishing import PublishDone
+from headrace.broker.publishing import Publish
 from headrace.broker.slots import LEADER, SlotStates
 from headrace.broker.subscription import Subscription
 from headrace.cluster import delaying
@@ -588,17 +588,13 @@ class Node(Defining, Reporting):
         address = await self.wait_for_owner(schedule.TOPIC)
         return None if address == self.address else self.peers.get(address)
 
-    def delay(
-        self,
-        topic: str,
-        columns: Columns,
-        deliver_at: int,
-        partition: int | None,
-        done: PublishDone,
-    ) -> None:
+    def delay(self, publish: Publish, columns: Columns, deliver_at: int) -> None:
+        done = publish.done
+
         def answered(receipts: list[Receipt] | None, error: HeadraceError | None) -> None:
             done(receipts or [], error)
 
+        topic, partition = publish.topic, publish.partition
         self._answer(delaying.delay(self, topic, columns, deliver_at, partition), answered)
 
     async def stage(self, properties: dict[str, str], body: bytes) -> str:

@@ -14,8 +14,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from headrace.client.address import parse_address
-from headrace.client.link import ConnectionLost, Link, Wire, error_of
-from headrace.errors import HeadraceError, OutcomeUnknown, RequestTimeout, StorageFailed
+from headrace.client.link import Link, Wire, error_of
+from headrace.errors import (
+    ConnectionLost,
+    HeadraceError,
+    OutcomeUnknown,
+    RequestTimeout,
+    StorageFailed,
+)
 from headrace.wire import binary
 from headrace.wire.binary import Frame, Type
 

@@ -18,15 +18,13 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from headrace import limits
 from headrace.broker.cursor import Cursor
 from headrace.broker.delivery import Delivery, Lease, Leases, Member
 from headrace.broker.subscription import Subscription
 from headrace.cluster.peers import Peer
 from headrace.errors import HeadraceError
 from headrace.log.batch import parse
-from headrace.model import SubscriptionSettings, check_reason
-from headrace.times import check_seconds
+from headrace.model import SubscriptionSettings
 from headrace.wire.binary import Frame, Type
 
 if TYPE_CHECKING:
@@ -45,6 +43,7 @@ class ForeignShare(Leases):
     ):
         self._node, self._peer = node, peer
         self.of, self.member, self._prefetch = subscription, member, prefetch
+        self.name, self.pattern = subscription.name, subscription.pattern
         self.leases: dict[int, Lease] = {}
         self._remote: dict[int, int] = {}
         """Lease here -> lease at the owner."""
@@ -62,14 +61,6 @@ class ForeignShare(Leases):
         self._join()
 
     # --- as a subscription ----------------------------------------------------------------------
-    @property
-    def name(self) -> str:
-        return self.of.name
-
-    @property
-    def pattern(self) -> str:
-        return self.of.pattern
-
     @property
     def key(self) -> tuple[str, str]:
         return self.of.key
@@ -107,14 +98,11 @@ class ForeignShare(Leases):
             self._settled(lease, count)
         return count
 
-    def nack(
-        self, lease_id: int, offset: int, delay: float | None = None, reason: str = "nack"
-    ) -> None:
-        check_reason(reason)
+    def _nack(self, lease: Lease, offset: int, delay: float | None, reason: str) -> None:
         more = {"reason": reason}
         if delay is not None:
-            more["delay"] = f"{check_seconds('delay', delay, limits.DELAY_S_MAX):.3f}"
-        self._give_back(self.lease(lease_id), offset, more)
+            more["delay"] = f"{delay:.3f}"
+        self._give_back(lease, offset, more)
 
     def release(self, lease_id: int, offset: int) -> None:
         self._give_back(self.lease(lease_id), offset, {"release": "true"})
@@ -125,13 +113,10 @@ class ForeignShare(Leases):
         self._tell(Type.NACK, given)
         self._settled(lease, 1)
 
-    def extend(self, lease_id: int, seconds: float | None = None) -> float:
-        lease = self.lease(lease_id)
-        granted = self.settings.ack_timeout
-        if seconds is not None:
-            granted = check_seconds("seconds", seconds, limits.ACK_TIMEOUT_S_MAX)
+    def _extend(self, lease: Lease, seconds: float | None) -> float:
+        granted = self.settings.ack_timeout if seconds is None else seconds
         lease.deadline = self._node.loop.time() + self._patience(granted)
-        self._tell(Type.EXTEND, {"lease": str(self._remote[lease_id]), "seconds": f"{granted:.3f}"})
+        self._tell(Type.EXTEND, {"lease": str(self._remote[lease.id]), "seconds": f"{granted:.3f}"})
         self._look_later()
         return granted
 

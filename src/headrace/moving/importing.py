@@ -60,9 +60,9 @@ MakeDestination = Callable[[], Destination]
 class Imported:
     """What an import has brought."""
 
-    topics: int = 0
-    partitions: int = 0
-    messages: int = 0
+    topics: int
+    partitions: int
+    messages: int
     bytes: int = 0
     subscriptions: int = 0
     producers: int = 0

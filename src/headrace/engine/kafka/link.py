@@ -77,21 +77,22 @@ librdkafka = logging.getLogger("headrace.kafka.client")
 
 def _mistake(trouble: KafkaError) -> StorageFailed | None:
     """What is wrong with the login or the certificates, if that is the trouble. Waiting does not help."""
+    found = None
     if trouble.code() == KafkaError._AUTHENTICATION:
-        return StorageFailed(
+        found = StorageFailed(
             f"Kafka refuses the login: {trouble.str()}; check sasl.mechanism, sasl.username and "
             "sasl.password in the file of kafka_config",
             code="kafka_login_failed",
-            retryable=False,
         )
-    if trouble.code() == KafkaError._SSL:
-        return StorageFailed(
+    elif trouble.code() == KafkaError._SSL:
+        found = StorageFailed(
             f"the TLS connection to Kafka fails: {trouble.str()}; check security.protocol and "
             "ssl.ca.location in the file of kafka_config, and Kafka's certificate",
             code="kafka_tls_failed",
-            retryable=False,
         )
-    return None
+    if found is not None:
+        found.retryable = False
+    return found
 
 
 class _Seldom(logging.Filter):
