@@ -9,6 +9,9 @@ all that there is (:func:`ending`).
 from __future__ import annotations
 
 import os
+import pty
+import re
+import select
 import shlex
 import signal
 import subprocess
@@ -214,16 +217,29 @@ class Terminal:
         self._stopping, self._servers = self._stopping + self._servers, []
 
     @contextmanager
-    def following(self, command: Command) -> Iterator[subprocess.Popen[bytes]]:
-        """A command that does not end: interrupted at the end, and that is what its exit code says."""
+    def following(self, command: Command) -> Iterator[str]:
+        """What a command that does not end shows first: it is interrupted after it, and that is its exit code.
+
+        It has a real terminal, without which ``--watch`` and ``top`` would print once and end.
+        """
         words = [self.mine(word) for word in command.words]
         start = [sys.executable, "-c", NOT_IGNORED, *words]
-        process = subprocess.Popen(start, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        ours, theirs = pty.openpty()
+        process = subprocess.Popen(
+            start, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE,
+            env=os.environ | {"TERM": "xterm", "COLUMNS": "100"},
+        )  # fmt: skip
+        os.close(theirs)
         try:
-            yield process
+            shown = ""
+            while not re.search(r"\w", re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]?", "", shown)):
+                assert select.select([ours], [], [], WAIT_S)[0], (words, shown)
+                shown += os.read(ours, 1 << 16).decode()
+            yield shown
             process.send_signal(signal.SIGINT)
             _, err = process.communicate(timeout=WAIT_S)
             assert process.returncode == 130, (words, process.returncode, err)
         finally:
             process.kill()
             process.communicate()
+            os.close(ours)

@@ -181,7 +181,7 @@ def test_the_server_does_what_the_description_says(
 def _ask(operation: Any, way: dict[str, Any], base: str, session: requests.Session) -> None:
     @given(case=operation.as_strategy(**way))
     @settings(
-        max_examples=6,
+        max_examples=max(3, settings.default.max_examples // 20),  # more with HYPOTHESIS_PROFILE
         derandomize=True,
         database=None,
         deadline=None,

@@ -375,6 +375,7 @@ class BinarySession(SubscribingSession, RequestSession[Frame]):
         position, time_ms = split_position(start)
         log = partition.log
         owner = node_requests.owner_elsewhere(self.engine, partition.topic, partition.number)
+        batches_at = partial(self._batches, frame.sequence, log, owner)
 
         def resolve() -> int:
             if isinstance(position, int) and time_ms is None:
@@ -388,23 +389,28 @@ class BinarySession(SubscribingSession, RequestSession[Frame]):
                 self.connection.permissions.need("browse", partition.topic)
                 # One answer after the other: a publish may wake a thousand of these at once.
                 await self.engine.pace.turn()
-                await self.outbox.when_writable()
-                self.outbox.requests.check(size)
-            return await completed(lambda: self._batches(frame.sequence, log, offset, size, owner))
+                return await completed(lambda: batches_at(offset, size), room)
+            return await completed(lambda: answer(offset), room)
+
+        async def room() -> None:
+            """Whatever it has waited for: a client may ask for much and read nothing."""
+            await self.outbox.when_writable()
+            self.outbox.requests.check(size)
+
+        def answer(offset: int) -> list[bytes]:
+            if "direct" in properties and properties["direct"] == machine():
+                found = _whereabouts(log, offset)
+                if found is not None:
+                    return [binary.encode(Type.BATCHES, frame.sequence, found)]
+            redirects = owner and properties.get("redirect") == "true"
+            return batches_at(offset, 0 if redirects else size)
 
         try:
             offset = resolve()
             if offset == log.end_offset and wait:
                 self._later(frame.sequence, fetch_later(), ordered=False)
                 return
-            if "direct" in properties and properties["direct"] == machine():
-                found = _whereabouts(log, offset)
-                if found is not None:
-                    self.outbox.send(binary.encode(Type.BATCHES, frame.sequence, found))
-                    return
-            if owner and properties.get("redirect") == "true":
-                size = 0
-            self.outbox.send_pieces(self._batches(frame.sequence, log, offset, size, owner))
+            self.outbox.send_pieces(answer(offset))
         except ReadPending:
             self._later(frame.sequence, fetch_later(), ordered=False)
 
@@ -439,7 +445,7 @@ class BinarySession(SubscribingSession, RequestSession[Frame]):
         self._later(frame.sequence, fetch(), ordered=False)
 
     def _batches(
-        self, sequence: int, log: Log, offset: int, size: int, owner: dict[str, str]
+        self, sequence: int, log: Log, owner: dict[str, str], offset: int, size: int
     ) -> list[bytes]:
         """The answer to a fetch, in pieces as they are in the log. Size 0: only who has them."""
         found = log.read(offset, size) if size else []
@@ -657,9 +663,8 @@ def _whereabouts(log: Log, offset: int) -> dict[str, str] | None:
         if found is None:
             return None
         str(found.path).encode()
-    except OSError:  # reading it will fail, and the error is reported there
-        return None
-    except UnicodeEncodeError:  # a file name need not be text, but a property must be
+    except (OSError, UnicodeEncodeError):
+        # Reading it will fail, and the error is reported there; or its name is not text, as a property must be.
         return None
     return {
         **_bounds(log, offset),

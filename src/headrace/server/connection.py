@@ -36,7 +36,7 @@ from headrace.broker.audit import Source
 from headrace.broker.permissions import Permissions
 from headrace.broker.publishers import Publisher
 from headrace.broker.publishing import Publish, PublishDone
-from headrace.errors import HeadraceError, InvalidArgument, QueueFull, Unauthenticated
+from headrace.errors import HeadraceError, InvalidArgument, QueueFull, Unauthenticated, unreadable
 from headrace.limits import COUNTED_BYTES_MIN
 from headrace.operations.declaring import Operation
 from headrace.operations.results import ClientInfo, HeldSubscription
@@ -634,8 +634,14 @@ class Connection(asyncio.Protocol):
 
     def bug(self, topic: str | None = None) -> HeadraceError:
         """Log the exception that is being handled. The client gets this error instead."""
-        if isinstance(sys.exception(), RecursionError):  # only nested JSON goes that deep
+        error = sys.exception()
+        if isinstance(error, RecursionError):  # only nested JSON goes that deep
             return InvalidArgument("the JSON is nested too deeply", code="invalid_json")
+        if isinstance(
+            error, OSError
+        ):  # of a read: what is written answers with an error of its own
+            logger.error("the disk cannot be read: %s", error, extra=self.fields(topic))
+            return unreadable(error)
         logger.exception("a command of %s failed", self.peer, extra=self.fields(topic))
         return HeadraceError("the broker has a bug here; its log says more", code="bug")
 

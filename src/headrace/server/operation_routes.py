@@ -152,7 +152,7 @@ def route_of(operation: Operation, route: Http) -> Route:
         route.path,
         _handler(operation, route),
         route.summary,
-        route.tag or route.path.split("/")[1],
+        route.tag or route.path.split("/")[1].replace("-", " "),
         parameters,
         body,
         answers,

@@ -93,12 +93,12 @@ def on_publish(session: HttpSession, request: Request, topic: str) -> None:
     def done(receipts: list[Receipt], error: HeadraceError | None) -> None:
         if error is not None:
             session.fail(request, error, slot)
-            return
-        receipt = receipts[0]
-        if receipt.duplicate:
-            receipt = first_receipt(session.engine, receipt)
-        status = 202 if receipt.is_delayed else 200
-        session.finish(request, Answer(status, receipt_json(receipt)), slot)
+        else:
+            with_first_receipts(session.engine, receipts, published)
+
+    def published(receipts: list[Receipt]) -> None:
+        status = 202 if receipts[0].is_delayed else 200
+        session.finish(request, Answer(status, receipt_json(receipts[0])), slot)
 
     session.connection.publish(publish, done)
 
@@ -122,8 +122,23 @@ def _content(request: Request) -> tuple[bool, dict[str, str]]:
     return is_json, headers
 
 
-def first_receipt(engine: Engine, receipt: Receipt) -> Receipt:
-    """The receipt of the first publish, for a repetition: the log does not say when that was."""
+def with_first_receipts(
+    engine: Engine, receipts: list[Receipt], then: Callable[[list[Receipt]], object]
+) -> None:
+    """Give ``then`` the receipts; for a repetition that of the first publish, once it is read."""
+    if any(receipt.duplicate for receipt in receipts):
+        try:
+            receipts = [
+                _first_receipt(engine, each) if each.duplicate else each for each in receipts
+            ]
+        except ReadPending as pending:
+            pending.then(lambda: with_first_receipts(engine, receipts, then))
+            return
+    then(receipts)
+
+
+def _first_receipt(engine: Engine, receipt: Receipt) -> Receipt:
+    """The log does not say when the first publish was."""
     partition, offset = receipt.partition, receipt.offset
     if partition is None or offset is None:
         return receipt
@@ -131,7 +146,7 @@ def first_receipt(engine: Engine, receipt: Receipt) -> Receipt:
         batch = engine.partition(receipt.topic, partition).log.read_cached(offset)
         index = offset - batch.base_offset
         first = batch.messages(receipt.topic, partition, index, index + 1)[0]
-    except (HeadraceError, OSError, ReadPending):  # retention dropped it, or it is not at hand
+    except (HeadraceError, OSError):  # retention dropped it, or it cannot be read
         return receipt
     return Receipt(
         receipt.topic,
@@ -153,7 +168,11 @@ def on_publish_batch(session: HttpSession, request: Request, topic: str) -> None
         if error is not None:
             session.fail(request, error, slot)
         else:
-            session.finish(request, _batch_published(session.engine, receipts), slot)
+            with_first_receipts(
+                session.engine,
+                receipts,
+                lambda firsts: session.finish(request, _batch_published(firsts), slot),
+            )
 
     session.connection.publish(publish, done)
 
@@ -173,11 +192,10 @@ def _batch(session: HttpSession, request: Request, topic: str) -> Publish:
     return session.publishing.messages(topic, values, headers, options, idempotency_key=identity)
 
 
-def _batch_published(engine: Engine, receipts: list[Receipt]) -> Answer:
-    firsts = [first_receipt(engine, r) if r.duplicate else r for r in receipts]
+def _batch_published(receipts: list[Receipt]) -> Answer:
     content = {
-        "published": sum(receipt.count for receipt in firsts),
-        "receipts": [{**receipt_view(receipt), "count": receipt.count} for receipt in firsts],
+        "published": sum(receipt.count for receipt in receipts),
+        "receipts": [{**receipt_view(receipt), "count": receipt.count} for receipt in receipts],
     }
     return Answer(200, orjson.dumps(content))
 

@@ -46,7 +46,7 @@ from headrace.server.connection import Connection
 from headrace.server.http import HttpSession
 from headrace.server.hub import Hub
 from headrace.server.members import WireSink
-from headrace.server.routes import first_receipt
+from headrace.server.routes import with_first_receipts
 from headrace.server.routing import Route
 from headrace.server.settling import deliveries_in, settle_each, settling, text_in
 from headrace.server.subscribing import SubscribingSession
@@ -371,13 +371,14 @@ class WebSocketSession(SubscribingSession):
         def done(receipts: list[Receipt], error: HeadraceError | None) -> None:
             if error is not None:
                 slot.fill(self._error(message_id, error))
-            elif message_id is None or self._protocol.state is not State.OPEN:
+            else:
+                with_first_receipts(self.engine, receipts, published)
+
+        def published(receipts: list[Receipt]) -> None:
+            if message_id is None or self._protocol.state is not State.OPEN:
                 slot.fill(b"")
             else:
-                receipt = receipts[0]
-                if receipt.duplicate:
-                    receipt = first_receipt(self.engine, receipt)
-                slot.fill(_published(receipt, message_id))
+                slot.fill(_published(receipts[0], message_id))
 
         self.connection.publish(publish, done)
 

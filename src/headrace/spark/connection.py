@@ -17,9 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from headrace.client.address import BrokerAddress, find_brokers, find_login
-from headrace.client.link import ConnectFailed
 from headrace.client.threads import BrokerClient
-from headrace.errors import InvalidArgument
+from headrace.errors import ConnectFailed, InvalidArgument
 from headrace.spark.options import Given, Seconds, wrong
 
 TIMEOUT_S_DEFAULT = 60.0

@@ -482,6 +482,8 @@ _STATUS_BY_KIND = {
     "read_only": 503,
     "closed": 503,
     "broker_failed": 503,
+    "connect_failed": 503,
+    "connection_lost": 503,
     "timeout": 503,
     "unauthenticated": 401,
     "forbidden": 403,

@@ -41,7 +41,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from pyarrow.fs import PyFileSystem
 from pyspark.sql.types import StructType
 
-from headrace.errors import Conflict, HeadraceError, InvalidArgument, NotFound
+from headrace.errors import Conflict, HeadraceError, NotFound
 from headrace.spark.durable import sync
 from headrace.spark.lake import schemas
 from headrace.spark.lake.offsets import Offsets
@@ -117,9 +117,7 @@ class DeltaLakeTable(Table):
         except DeltaError as error:
             if isinstance(self.path, StoreAddress) and store_error(self.path, error):
                 raise
-            raise InvalidArgument(
-                f"Delta cannot hold these columns: {error}", code="invalid_schema"
-            ) from error
+            raise schemas.invalid(f"Delta cannot hold these columns: {error}") from error
         self._sync(0)
 
     def _add_columns(self, schema: pa.Schema, names: Sequence[str]) -> None:

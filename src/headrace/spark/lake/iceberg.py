@@ -279,9 +279,7 @@ class IcebergLakeTable(Table):
                     for name in self.options.partition_by:
                         spec.add_identity(name)
         except (ValueError, TypeError) as error:
-            raise InvalidArgument(
-                f"Iceberg cannot hold these columns: {error}", code="invalid_schema"
-            ) from error
+            raise schemas.invalid(f"Iceberg cannot hold these columns: {error}") from error
 
     def _commit(self, app_id: str, number: int, written: Sequence[WrittenFiles]) -> bool:
         with self._opened() as table:

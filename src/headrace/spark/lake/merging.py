@@ -31,6 +31,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from headrace.errors import InvalidArgument
+from headrace.spark.lake import schemas
 from headrace.spark.lake.stores import FileStore
 from headrace.spark.lake.table import DataFile, WrittenFiles
 
@@ -60,17 +61,15 @@ class MergeRule:
         """Raise an error if rows of this schema cannot be merged."""
         for name in self.columns:
             if name not in schema.names:
-                raise InvalidArgument(
-                    f"there is no column {name!r} to merge by; there are {', '.join(schema.names)}",
-                    code="invalid_schema",
+                raise schemas.invalid(
+                    f"there is no column {name!r} to merge by; there are {', '.join(schema.names)}"
                 )
         for name in self.keys:
             kind = schema.field(name).type
             if not any(accepts(kind) for accepts in _KINDS):
-                raise InvalidArgument(
+                raise schemas.invalid(
                     f"column {name!r} of type {kind} cannot be a key; merge on strings, binaries, whole "
-                    "numbers, decimals, dates, times or booleans",
-                    code="invalid_schema",
+                    "numbers, decimals, dates, times or booleans"
                 )
 
     def key_of(self, rows: pa.Table) -> pa.Array:

@@ -43,34 +43,32 @@ def all_nullable(schema: StructType) -> StructType:
     return StructType([StructField(each.name, each.dataType) for each in nullable.fields])
 
 
+def invalid(sentence: str) -> InvalidArgument:
+    return InvalidArgument(sentence, code="invalid_schema")
+
+
 def check_columns(schema: StructType, partition_by: Sequence[str], *, offsets: bool) -> None:
     """The checks that need no table."""
     names = schema.fieldNames()
     lower = [name.lower() for name in names]
     twice = {name for name in names if lower.count(name.lower()) > 1}
     if twice:
-        raise InvalidArgument(
-            f"columns {', '.join(sorted(twice))} have the same name but for case; rename them",
-            code="invalid_schema",
+        raise invalid(
+            f"columns {', '.join(sorted(twice))} have the same name but for case; rename them"
         )
     for name in partition_by:
         if name not in names:
-            raise InvalidArgument(
-                f"partition_by names {name!r}, which is no column; there are {', '.join(names)}",
-                code="invalid_schema",
+            raise invalid(
+                f"partition_by names {name!r}, which is no column; there are {', '.join(names)}"
             )
         kind = schema[name].dataType
         if not isinstance(kind, PARTITION_TYPES):
-            raise InvalidArgument(
+            raise invalid(
                 f"column {name!r} of type {kind.simpleString()} cannot name directories; "
-                "partition by strings, dates, whole numbers or booleans",
-                code="invalid_schema",
+                "partition by strings, dates, whole numbers or booleans"
             )
     if partition_by and len(partition_by) == len(names):
-        raise InvalidArgument(
-            "all columns are in partition_by: at least one must be left for the files",
-            code="invalid_schema",
-        )
+        raise invalid("all columns are in partition_by: at least one must be left for the files")
     if offsets:
         for name, kinds in (
             ("topic", StringType),
@@ -78,10 +76,9 @@ def check_columns(schema: StructType, partition_by: Sequence[str], *, offsets: b
             ("offset", LongType),
         ):
             if name not in names or not isinstance(schema[name].dataType, kinds):
-                raise InvalidArgument(
+                raise invalid(
                     "offset ranges need the columns topic (string), partition (int) and offset "
-                    "(bigint) of the source",
-                    code="invalid_schema",
+                    "(bigint) of the source"
                 )
 
 

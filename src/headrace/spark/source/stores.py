@@ -109,12 +109,11 @@ class BrokerStore:
         return (partial(BrokerStore, direct=self._direct), (self.connection,))
 
     def close(self) -> None:
-        client, self._client = self._client, None
-        if client is not None:
-            client.close()
-        reader, self._reader = self._reader, None
-        if reader is not None:
-            reader.close()
+        opened = (self._client, self._reader)
+        self._client = self._reader = None
+        for each in opened:
+            if each is not None:
+                each.close()
 
     # --- the driver's part ------------------------------------------------------------------
     @property

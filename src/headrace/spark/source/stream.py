@@ -34,6 +34,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from headrace.errors import HeadraceError, NotFound, OffsetOutOfRange
+from headrace.spark import versions
 from headrace.spark.options import wrong
 from headrace.spark.source.chosen import ChosenTopics
 from headrace.spark.source.data_source import SpanPartition, read_span
@@ -53,16 +54,6 @@ from headrace.spark.source.positions import (
 )
 from headrace.spark.source.rows import BatchMaker
 from headrace.spark.source.stores import open_store
-from headrace.spark.versions import (
-    HAS_ADMISSION_CONTROL,
-    VERSION,
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxBytes,
-    ReadMaxRows,
-    ReadMinRows,
-    SupportsTriggerAvailableNow,
-)
 
 logger = logging.getLogger("headrace.spark")
 WAIT_S = (0.0, 0.05, 0.1, 0.25)
@@ -78,10 +69,10 @@ def refuse_limits(options: SourceOptions) -> None:
         ("maxBytesPerTrigger", options.max_bytes_per_trigger),
     ):
         if value is not None:
-            raise wrong(name, f"it needs Spark 4.2 or newer, and this is Spark {VERSION}")
+            raise wrong(name, f"it needs Spark 4.2 or newer, and this is Spark {versions.VERSION}")
 
 
-class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class HeadraceStreamReader(DataSourceStreamReader, versions.SupportsTriggerAvailableNow):
     def __init__(self, options: SourceOptions, schema: StructType):
         if options.ending is not None:
             raise wrong(options.ending.option, "it is for a batch; a stream has no end")
@@ -89,7 +80,7 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise wrong(
                 options.starting.option, "to begin where a group is, name it (option group)"
             )
-        if not HAS_ADMISSION_CONTROL:
+        if not versions.HAS_ADMISSION_CONTROL:
             refuse_limits(options)
         if options.history is not None:
             raise wrong("history", "it is for a batch (spark.read); a stream reads the log")
@@ -124,35 +115,35 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._options.starting or Place("latest", "startingOffsets")
 
     # --- how far it may go --------------------------------------------------------------------
-    def getDefaultReadLimit(self) -> ReadLimit:
+    def getDefaultReadLimit(self) -> versions.ReadLimit:
         if self._options.min_offsets_per_trigger is not None:
-            return ReadMinRows(self._options.min_offsets_per_trigger)
+            return versions.ReadMinRows(self._options.min_offsets_per_trigger)
         if self._options.max_offsets_per_trigger is not None:
-            return ReadMaxRows(self._options.max_offsets_per_trigger)
+            return versions.ReadMaxRows(self._options.max_offsets_per_trigger)
         if self._options.max_bytes_per_trigger is not None:
-            return ReadMaxBytes(self._options.max_bytes_per_trigger)
-        return ReadAllAvailable()
+            return versions.ReadMaxBytes(self._options.max_bytes_per_trigger)
+        return versions.ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._known = self._chosen.known()
         self._target = ends(self._known)
 
     def latestOffset(
-        self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
+        self, start: dict[str, Any] | None = None, limit: versions.ReadLimit | None = None
     ) -> dict[str, Any]:
         if start is None:  # Spark before 4.2 asks without
             start = self._done or self._initial
         if start is None:  # a query that goes on; its next batch says from where
             self._known = self._chosen.existing()
             return ends(self._known).as_dict()
-        limit = limit or ReadAllAvailable()
+        limit = limit or versions.ReadAllAvailable()
         read = Positions.of(start)
         self._look(read)
         self._tell(read)
         if self._target is None and ends(self._known).offsets == read.offsets:
             self._wait(read)
         target = self._reachable(read)
-        if not isinstance(limit, ReadAllAvailable) and self._is_too_little(read, target):
+        if not isinstance(limit, versions.ReadAllAvailable) and self._is_too_little(read, target):
             time.sleep(GATHER_S)
             return start
         for maximum, by_bytes in self._limits(limit):
@@ -219,14 +210,14 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 mine.setdefault(number, offset)
         return found
 
-    def _limits(self, limit: ReadLimit) -> list[tuple[int, bool]]:
+    def _limits(self, limit: versions.ReadLimit) -> list[tuple[int, bool]]:
         """(maximum, whether it is bytes). Spark knows one limit; the options may name two."""
-        if isinstance(limit, ReadAllAvailable):
+        if isinstance(limit, versions.ReadAllAvailable):
             return []
         rows, size = self._options.max_offsets_per_trigger, self._options.max_bytes_per_trigger
-        if isinstance(limit, ReadMaxRows):
+        if isinstance(limit, versions.ReadMaxRows):
             rows = limit.max_rows
-        elif isinstance(limit, ReadMaxBytes):
+        elif isinstance(limit, versions.ReadMaxBytes):
             size = limit.max_bytes
         return [(each, by_bytes) for each, by_bytes in ((rows, False), (size, True)) if each]
 
@@ -240,7 +231,7 @@ class HeadraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _planned(self, start: dict[str, Any], end: dict[str, Any]) -> list[TaskSpan]:
         """The spans of a batch."""
-        if not HAS_ADMISSION_CONTROL:  # then nobody has looked yet whether it can be read
+        if not versions.HAS_ADMISSION_CONTROL:  # then nobody has looked yet whether it can be read
             self._look(Positions.of(start))
             self._done = end
         return spans(Positions.of(start), Positions.of(end))
