@@ -40,7 +40,7 @@ run: $(VENV)/.has-run ## start a broker (ARGS="--port 9999 --http-port 8080 …"
 demo: $(VENV)/.has-$(if $(filter --no-spark,$(ARGS)),run,spark) ## four services, a broker and Spark, in two minutes (ARGS="--no-spark")
 	@$(BIN)/python examples/demo $(ARGS)
 
-test: $(VENV)/.has-test $(VENV)/.has-browser ## run the tests (ARGS="-k name …")
+test: $(VENV)/.has-test $(VENV)/.has-classes $(VENV)/.has-browser ## run the tests (ARGS="-k name …")
 	@$(PYTEST) -m "not slow" $(ARGS)
 
 test-pythons: ## run the tests on each supported Python that is installed
@@ -77,10 +77,10 @@ test-spark-versions: $(VENV)/.has-test ## run the tests of Spark on the oldest a
 test-bare: ## make run and make test in a new Debian with git, make and python3 (needs root, debootstrap)
 	@ARGS='$(ARGS)' tests/bare_debian.sh
 
-slow: $(VENV)/.has-test $(VENV)/.has-browser ## run the tests marked slow
+slow: $(VENV)/.has-test $(VENV)/.has-classes $(VENV)/.has-browser ## run the tests marked slow
 	@$(PYTEST) -m slow $(ARGS)
 
-check: $(VENV)/.has-dev $(VENV)/.has-browser ## format, lint, types and tests: run it before a commit
+check: $(VENV)/.has-dev $(VENV)/.has-classes $(VENV)/.has-browser ## format, lint, types and tests: run it before a commit
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
@@ -167,6 +167,12 @@ $(VENV)/.has-dev: $(VENV)/.made pyproject.toml constraints.txt
 	@echo "Installing Headrace and its development tools into $(VENV) …"
 	@$(PIP_INSTALL) -e '.[dev]'
 	@touch $(VENV)/.has-run $(VENV)/.has-spark $(VENV)/.has-docs $(VENV)/.has-test $@
+
+# Spark starts in half the time from an archive of its classes. Without one the tests only take longer.
+$(VENV)/.has-classes: $(VENV)/.has-test
+	@echo "Archiving the classes of Spark for the tests …"
+	@$(BIN)/python -m tests.fixtures.java || true
+	@touch $@
 
 # The tests of the console need a Chromium. If it is missing and we may install it, we do. Without it those tests
 # are not run, and the summary says so.

@@ -5,17 +5,20 @@
 (``@reproduce_failure``, the smallest example); ``=thorough`` is for a night.
 """
 
+import functools
 import gc
 import inspect
 import os
 from collections.abc import Callable, Iterator
 
 import pytest
+import typer.main
 from hypothesis import HealthCheck, settings
 
 from headrace.server.server import collect_seldom
 from headrace.testing import RunningServer
 from tests.fakes.steady import Steadiness
+from tests.fixtures.java import use_archive
 from tests.fixtures.kafka import (  # noqa: F401
     _node,
     _secured,
@@ -37,6 +40,9 @@ settings.register_profile("explore", _COMMON, max_examples=200)
 settings.register_profile("thorough", _COMMON, max_examples=5_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 GROUPS = ("spark", "kafka", "browser")
+use_archive()
+# Typer builds all commands anew for each one that is run, and a worker runs a thousand.
+typer.main.get_command = functools.cache(typer.main.get_command)
 
 
 @pytest.fixture
