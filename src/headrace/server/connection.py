@@ -26,7 +26,6 @@ import asyncio
 import logging
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from functools import partial
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from headrace import limits
@@ -52,8 +51,8 @@ UNAUTHENTICATED_S = 10.0
 """How long a client may stay on the TCP port without authenticating, where a token is needed."""
 MEASURED_EVERY = 100
 """Requests that arrived together and begin together: after so many the time is looked at."""
-FLOOD_BYTES_MIN = 16 << 10
-"""A client from which this much came at once may have sent more."""
+PIECE_BYTES = 32 << 10
+"""Data is read in pieces of this size. The cheapest commands have six bytes, so this may be 5,000 of them."""
 LINGER_S = 2.0
 TLS_HELLO = b"\x16\x03"
 """How a TLS client begins. No protocol of ours does."""
@@ -149,10 +148,6 @@ class RequestSession(Session, Generic[Item]):
             incomplete.clear()  # it is complete now, and counts as a request
         for number, item in enumerate(items):
             add(item, depends(item), not number % MEASURED_EVERY, self.may_be_long(item))
-        if len(data) >= FLOOD_BYTES_MIN and self._requests.took_long():
-            # The loop reads a socket up to 32 times before it turns to others.
-            self.outbox.throttle(True)
-            self.engine.pace.soon(partial(self.outbox.throttle, False))
         held = self._parser.buffered
         if held >= COUNTED_BYTES_MIN or incomplete.size:
             refusal = incomplete.refusal(held - incomplete.size) if held > incomplete.size else None
@@ -196,6 +191,8 @@ class RequestSession(Session, Generic[Item]):
                 await fresh
             except HeadraceError as error:
                 self.fail(item, error)
+            except Exception:
+                self.fail(item, self.connection.bug())
             else:
                 if not self.connection.closing and self.connection.session is self:
                     self._begin(item)
@@ -311,6 +308,8 @@ class Connection(asyncio.Protocol):
         self.is_metered = False
         """Whether there are any."""
         self._resume: asyncio.TimerHandle | None = None
+        self._rest = b""
+        """What has come and is read later, in front of what is still in the socket."""
         self.number = 0
         self._connected_ms = 0
         self.client_id: str | None = None
@@ -368,6 +367,7 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         loop = asyncio.get_running_loop()
         self.outbox = Outbox(self._transport, loop, self.hub.engine.budget)
+        self.outbox.on_reading = self._read_rest
         hub = self.hub
         hub.opening.discard(self)
         if hub.draining:
@@ -421,21 +421,65 @@ class Connection(asyncio.Protocol):
         self.close()
 
     def data_received(self, data: bytes) -> None:
-        session = self.session
+        if self.is_metered:
+            self.charge(len(data))
+        if self._rest:
+            self._rest += data
+        else:
+            self._read(data)
+
+    def _read(self, data: bytes) -> None:
         try:
-            if self.closing and not (session and session.hears_goodbye):
-                return
-            if self.is_metered:
-                self.charge(len(data))
-            if session is None:
-                if data.startswith(TLS_HELLO):
-                    self.hub.refusals.note("tls", self.source, NO_TLS)
-                session = self.session = self._open_session(self, data)
-            session.feed(data)
+            if len(data) < PIECE_BYTES:
+                self._feed(data)
+            else:
+                self._feed_pieces(data)
         except Exception:
             # A bug of ours: this connection cannot go on, the others can.
             logger.exception("connection %s failed", self.peer, extra=self.fields())
             self._transport.abort()
+
+    def _feed(self, data: bytes) -> None:
+        session = self.session
+        if self.closing and not (session and session.hears_goodbye):
+            return
+        if session is None:
+            if data.startswith(TLS_HELLO):
+                self.hub.refusals.note("tls", self.source, NO_TLS)
+            session = self.session = self._open_session(self, data)
+        session.feed(data)
+
+    def _feed_pieces(self, data: bytes) -> None:
+        """Read much data for a few milliseconds, while requests may be read at all. The rest waits."""
+        pace = self.hub.engine.pace
+        deadline = pace.deadline()
+        for at in range(0, len(data), PIECE_BYTES):
+            if at and (not self.outbox.reading or pace.is_past(deadline)):
+                self._rest = data[at:]
+                break
+            self._feed(data[at : at + PIECE_BYTES])
+        if self.outbox.reading and pace.is_past(deadline):
+            # The loop reads a socket up to 32 times before it turns to others.
+            self._read_later()
+
+    def _read_later(self) -> None:
+        self.outbox.throttle(True)
+        self.hub.engine.pace.soon(self._go_on_reading)
+
+    def _read_rest(self) -> None:
+        """Requests may be read again."""
+        if self._rest:
+            self._read_later()
+
+    def _go_on_reading(self) -> None:
+        rest, self._rest = self._rest, b""
+        self.outbox.throttle(False)
+        if self.outbox.closed or not rest:
+            return
+        if self.outbox.reading:
+            self._read(rest)
+        else:
+            self._rest = rest
 
     def eof_received(self) -> bool:
         """A client that sends nothing more, such as netcat, may still wait for its answers."""

@@ -3,7 +3,7 @@
 The broker stops reading from a client that *floods* while too many of its requests are unanswered, so
 the socket slows it down. A client that *does not read* gets no deliveries once the transport's buffer is
 full, and its requests are not read either; it is dropped when that lasts, or when the unsent answers
-exceed a hard bound.
+exceed a hard bound. Requests that came while reading stops are not parsed until it goes on (``connection``).
 
 :class:`Outbox` keeps the answers in the order of the requests. :class:`RequestQueue` keeps the requests
 in order: publishes follow each other without waiting, which makes pipelining fast, and any other request
@@ -76,7 +76,7 @@ class Outbox:
     __slots__ = (
         "_drained", "_held", "_late", "_loop", "_recounting", "_sending", "_slots", "_stalled",
         "_stalled_bytes", "_throttles", "_transport", "_unsent", "before_idle", "closed", "incomplete",
-        "on_idle", "on_sent", "on_writable", "reading", "requests", "unanswered_bytes", "writable",
+        "on_idle", "on_reading", "on_sent", "on_writable", "reading", "requests", "unanswered_bytes", "writable",
     )  # fmt: skip
 
     def __init__(
@@ -110,6 +110,8 @@ class Outbox:
         self.writable = True
         self.closed = False
         self.on_writable: Callable[[], None] = lambda: None
+        self.on_reading: Callable[[], None] = lambda: None
+        """Called when requests are read again."""
         self.on_sent: Callable[[int], None] | None = None
         """Called with the size of whatever is sent, where somebody counts it."""
         self.before_idle: Callable[[], None] = lambda: None
@@ -206,6 +208,7 @@ class Outbox:
         ):
             self.reading = True
             self._transport.resume_reading()
+            self.on_reading()
 
     def send(self, data: bytes) -> None:
         """Send an answer that is ready: at once, or after those that are not ready yet."""
@@ -472,10 +475,6 @@ class RequestQueue(Generic[Item]):
             self._deadline = self._pace.deadline()
             return False
         return self._pace.is_past(self._deadline + more_s)
-
-    def took_long(self) -> bool:
-        """Whether the data of this turn has kept the loop for so long that the others come first now."""
-        return self._deadline > 0.0 and self._is_late()
 
     def _go_on(self) -> None:
         """It is this connection's turn again."""
