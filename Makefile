@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL := PIP_USER=0 $(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	--no-input -c constraints.txt
 # A worker that dies ends the run: with a new one in its place, pytest-xdist waits for the old one's tests for ever.
-PYTEST := $(BIN)/python -m pytest -q -n 3 --dist loadgroup --max-worker-restart=0 --tb=short -rfE
+PYTEST := $(BIN)/python -m pytest -q -n 4 --dist loadgroup --max-worker-restart=0 --tb=short -rfE
 
 # Arguments of the command: make run ARGS="--port 0", make test ARGS="-k segment", make bench ARGS=…
 ARGS ?=

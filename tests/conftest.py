@@ -9,7 +9,8 @@ import functools
 import gc
 import inspect
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
 
 import pytest
 import typer.main
@@ -39,7 +40,14 @@ settings.register_profile("default", _COMMON, max_examples=60, derandomize=True)
 settings.register_profile("explore", _COMMON, max_examples=200)
 settings.register_profile("thorough", _COMMON, max_examples=5_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
-GROUPS = ("spark", "kafka", "browser")
+GROUPS = {
+    "spark": ("spark",),
+    "kafka": ("_three_nodes", "secured_kafka", "kafka", "_node", "_secured"),
+    "spark elsewhere": ("spark",),
+    "browser": ("look",),
+}
+"""Tests that run in one worker, the longest group first, and the fixtures that end with the group."""
+ROOM_OF_SPARK = Path(__file__).parent / "spark"
 use_archive()
 # Typer builds all commands anew for each one that is run, and a worker runs a thousand.
 typer.main.get_command = functools.cache(typer.main.get_command)
@@ -61,11 +69,14 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     """Tests that trace memory never share a worker with Kafka.
 
     Nodes that run there have threads that allocate without the GIL (libuv, librdkafka), and the end of a trace may
-    crash the process then (CPython before 3.13.2).
+    crash the process then (CPython before 3.13.2). Tests with Spark that are not in its room have a session of
+    their own, in another worker: with one for all, they would be half of the whole run.
     """
     function = inspect.unwrap(getattr(item, "function", pytest_itemcollected))
     if "tracemalloc" in function.__globals__:
         item.add_marker(pytest.mark.xdist_group("browser"))
+    if _group(item) == "spark" and ROOM_OF_SPARK not in item.path.parents:
+        item.add_marker(pytest.mark.xdist_group("spark elsewhere"), append=False)
 
 
 @pytest.hookimpl(trylast=True)
@@ -78,10 +89,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=_turn)
 
 
+def _group(item: pytest.Item) -> str:
+    found = item.get_closest_marker("xdist_group")
+    return str(found.args[0]) if found else ""
+
+
 def _turn(item: pytest.Item) -> int:
     """The longest groups begin first, each in a worker of its own; else the last worker would be alone with one."""
-    group = item.get_closest_marker("xdist_group")
-    return GROUPS.index(group.args[0]) if group and group.args[0] in GROUPS else len(GROUPS)
+    order = list(GROUPS)
+    return order.index(_group(item)) if _group(item) in GROUPS else len(order)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, None, None]:
+    """What a group shares ends with it. Three nodes of a cluster that nobody needs any more take a third of a worker's
+    time."""
+    yield
+    if nextitem is not None and _group(nextitem) != _group(item):
+        for name in GROUPS.get(_group(item), ()):
+            for fixture in item.session._fixturemanager._arg2fixturedefs.get(name, ()):
+                fixture.finish(item._request)  # type: ignore[attr-defined]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -44,7 +44,7 @@ from headrace.server.arguments import (
     receipt_properties,
     seconds_of,
 )
-from headrace.server.connection import Connection, RequestSession
+from headrace.server.connection import Connection
 from headrace.server.frames import (
     delivery_in,
     need,
@@ -55,6 +55,7 @@ from headrace.server.frames import (
 )
 from headrace.server.logins import Credentials
 from headrace.server.members import WireSink
+from headrace.server.session import RequestSession
 from headrace.server.subscribing import SubscribingSession
 from headrace.wire import binary
 from headrace.wire.binary import BinaryParser, Frame, Type

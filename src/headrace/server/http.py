@@ -30,10 +30,11 @@ from headrace.errors import (
     kind_of,
 )
 from headrace.log.interface import ReadPending, completed
-from headrace.server.connection import Connection, RequestSession, readable_id
+from headrace.server.connection import Connection, readable_id
 from headrace.server.flow import Slot
 from headrace.server.logins import Credentials
 from headrace.server.schemas import OPEN_PATHS, OPEN_WORDS
+from headrace.server.session import RequestSession
 from headrace.wire import http
 from headrace.wire.http import Answer, HttpParser, Request
 

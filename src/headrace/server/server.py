@@ -40,7 +40,7 @@ from headrace.server import (
     websocket,
 )
 from headrace.server.binary import BinarySession
-from headrace.server.connection import Connection, Session
+from headrace.server.connection import Connection
 from headrace.server.deadlines import ConnectionDeadlines
 from headrace.server.http import HttpSession
 from headrace.server.hub import Hub
@@ -52,6 +52,7 @@ from headrace.server.origins import Origins
 from headrace.server.reloading import Reloading
 from headrace.server.routing import Route, RouteTable
 from headrace.server.service_manager import ServiceManager
+from headrace.server.session import Session
 from headrace.server.starting import StartingConnection, is_text
 from headrace.server.text import TextSession
 from headrace.server.watchdog import Watchdog

@@ -32,11 +32,12 @@ from headrace.operations.arguments import PLACE
 from headrace.operations.results import HeldSubscription
 from headrace.operations.views import message_view
 from headrace.server import schemas
-from headrace.server.connection import Connection, Session
+from headrace.server.connection import Connection
 from headrace.server.http import HttpSession
 from headrace.server.members import MEMORY_FULL_S
 from headrace.server.routes import CREATED, check_query
 from headrace.server.routing import Parameter, Route
+from headrace.server.session import Session
 from headrace.server.writing import DeliveryWriter
 from headrace.wire import http
 from headrace.wire.http import Answer, Request

@@ -8,8 +8,8 @@ from typing import Any
 from headrace.broker.delivery import Delivery
 from headrace.errors import HeadraceError
 from headrace.operations.results import HeldSubscription
-from headrace.server.connection import Session
 from headrace.server.members import Memberships, WireSink
+from headrace.server.session import Session
 
 
 class SubscribingSession(Session):

@@ -30,9 +30,10 @@ from headrace.log.interface import ReadPending, completed
 from headrace.model import Receipt, parse_position, split_position
 from headrace.paging import Asked, cursor_text, parse_cursor
 from headrace.server.arguments import milliseconds_of, number_of, publish_arguments, seconds_of
-from headrace.server.connection import Connection, RequestSession
+from headrace.server.connection import Connection
 from headrace.server.logins import Credentials
 from headrace.server.members import WireSink
+from headrace.server.session import RequestSession
 from headrace.server.subscribing import SubscribingSession
 from headrace.wire import http, text
 from headrace.wire.text import Command, PublishRun, TextParser, is_http
