@@ -303,12 +303,9 @@ class BinarySession(SubscribingSession, RequestSession[Frame]):
             if error is not None:
                 slot.fill(failure(frame.sequence, error))
             else:
-                many = (
-                    orjson.dumps([receipt_properties(r) for r in receipts])
-                    if len(receipts) > 1
-                    else b""
-                )
-                first = receipts[0]
+                first, many = receipts[0], b""
+                if len(receipts) > 1:
+                    many = orjson.dumps([receipt_properties(r) for r in receipts])
                 owner = node_requests.owner_elsewhere(self.engine, first.topic, first.partition)
                 slot.fill(success(frame.sequence, receipt_properties(first) | owner, many))
 
