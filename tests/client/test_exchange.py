@@ -490,7 +490,8 @@ def run(script: str, server: RunningServer) -> subprocess.CompletedProcess[str]:
 
 
 def test_closing_lets_a_publish_finish(server: RunningServer) -> None:
-    """A thread that publishes meanwhile gets receipts, and then one error."""
+    """A thread that publishes meanwhile gets receipts, and then one error: nothing more can be published, or the last one
+    was sent too late for its answer."""
     client = server.client().connect()
     values = begin(client)
     errors: list[HeadraceError] = []
@@ -509,9 +510,12 @@ def test_closing_lets_a_publish_finish(server: RunningServer) -> None:
     wait_until(lambda: len(values) > count + 10)
     client.disconnect()
     thread.join(30)
-    assert isinstance(errors[0], Closed)
+    assert isinstance(errors[0], (Closed, OutcomeUnknown))
     with server.client() as other:
-        assert other.fetch_values("orders", max_bytes=8 << 20) == values
+        stored = other.fetch_values("orders", max_bytes=8 << 20)
+    if isinstance(errors[0], OutcomeUnknown) and len(stored) > len(values):
+        values.append(b"%d" % len(values))
+    assert stored == values
     with client:
         assert client.publish("orders", b"again").offset == len(values)
         assert begin(client)
