@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import itertools
 import json
 import socket
 import struct
@@ -266,6 +267,22 @@ def test_nothing_comes_behind_the_close_frame(ws: WebSocket, http: Http) -> None
     ws.raw.send(text(PUBLISH) * 100, frame(CLOSE, struct.pack(">H", 1000)), text(PUBLISH))
     ws.closed()
     assert ws.raw.is_ended()
+
+
+def test_nothing_comes_behind_the_close_frame_on_a_busy_broker(
+    monkeypatch: pytest.MonkeyPatch, server: RunningServer
+) -> None:
+    """The frames before and after it run in different turns of the loop, and messages are stored in between."""
+    asked = itertools.count()
+    monkeypatch.setattr(server.engine.pace, "is_past", lambda _deadline: next(asked) % 2 == 1)
+    stray = frame(CLOSE, struct.pack(">H", 1000)), text(PUBLISH)
+    for _ in range(6):
+        with WebSocket(server.http_address) as busy:
+            busy.ok("subscribe", topic="orders")
+            busy.ok("subscribe", topic=">")
+            busy.raw.send(text(PUBLISH) * 30, *stray)
+            busy.closed()
+            assert busy.raw.is_ended()
 
 
 def test_a_library_and_we_part_in_good_order(server: RunningServer) -> None:

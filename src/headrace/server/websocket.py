@@ -188,6 +188,8 @@ class WebSocketSession(SubscribingSession):
                 self.connection.linger()
 
     def _flush(self) -> None:
+        if self._protocol.state is not State.OPEN:
+            self._memberships.leave_all()  # nothing comes after the close frame
         for chunk in self._protocol.data_to_send():
             if chunk:
                 self.outbox.write(chunk)
@@ -428,6 +430,8 @@ class WebSocketSession(SubscribingSession):
         self._in_turn(message_id, leave)
 
     def _delivered(self, sink: WireSink, delivery: Delivery) -> bytes:
+        if self._protocol.state is not State.OPEN:
+            return b""
         if delivery.lease is None and delivery.attempts == 1:
             return self._views.of(delivery)
         lease = delivery.lease
@@ -460,7 +464,10 @@ class WebSocketSession(SubscribingSession):
         self._settle("extend", command, message_id)
 
     def on_ping(self, command: dict[str, Any], message_id: object) -> None:
-        self.outbox.write(text_frame(exact_json.dumps({"type": "pong", "messageId": message_id})))
+        if self._protocol.state is State.OPEN:
+            self.outbox.write(
+                text_frame(exact_json.dumps({"type": "pong", "messageId": message_id}))
+            )
 
 
 TYPES: dict[str, Callable[[WebSocketSession, dict[str, Any], object], None]] = {
