@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from headrace import BrokerClient
 from headrace.bridge.inward import InwardBridge
-from headrace.bridge.kafka import KafkaPlace
+from headrace.bridge.kafka import KafkaPlace, silent
 from headrace.bridge.outward import OutwardBridge
 from headrace.bridge.routes import parse_routes
 from headrace.bridge.running import Bridge
@@ -41,12 +41,13 @@ class Seen(NamedTuple):
 class PlainKafka:
     def __init__(self, servers: str):
         self.servers = servers
-        self.admin = AdminClient({"bootstrap.servers": servers})
+        self.admin = AdminClient({"bootstrap.servers": servers}, logger=silent)
         self._new_producer()
 
     def _new_producer(self) -> None:
         self.producer = Producer(
-            {"bootstrap.servers": self.servers, "enable.idempotence": True, "linger.ms": 5}
+            {"bootstrap.servers": self.servers, "enable.idempotence": True, "linger.ms": 5},
+            logger=silent,
         )
 
     def create(self, partitions: int = 1, **config: str) -> str:
