@@ -139,6 +139,24 @@ def test_an_answer_does_not_overtake_deliveries(rig: Rig) -> None:
     assert rig.transport.written == b"stored message unsubscribed"
 
 
+def test_nothing_follows_the_last_word(rig: Rig) -> None:
+    """Answers and deliveries that are ready come before it. Those that are ready later are not sent."""
+    first, second, third, fourth = (rig.outbox.reserve() for _ in range(4))
+    rig.outbox.deliver(b"message ")
+    first.fill(b"1 ")
+    second.fill(b"2 ")
+    fourth.fill(b"4 ")
+    rig.outbox.end(b"bye")
+    rig.outbox.end(b"again")
+    rig.outbox.deliver(b"late")
+    rig.outbox.write(b"later")
+    rig.outbox.write_pieces([b"a" * flow.PIECE_BYTES_MIN] * 2)
+    third.fill(b"3 ")
+    rig.loop.run_until_idle()
+    assert rig.transport.written == b"1 2 message bye"
+    assert not rig.outbox.unanswered
+
+
 def test_an_answer_in_pieces_keeps_its_place(rig: Rig) -> None:
     """Large pieces are not joined, also after another answer; small ones are."""
     large = [b"a" * flow.PIECE_BYTES_MIN, b"b" * flow.PIECE_BYTES_MIN]

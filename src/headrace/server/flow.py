@@ -74,7 +74,7 @@ class Outbox:
     """Sends answers in the order of their requests, whenever they are ready."""
 
     __slots__ = (
-        "_drained", "_held", "_late", "_loop", "_recounting", "_sending", "_slots", "_stalled",
+        "_drained", "_ended", "_held", "_late", "_loop", "_recounting", "_sending", "_slots", "_stalled",
         "_stalled_bytes", "_throttles", "_transport", "_unsent", "before_idle", "closed", "incomplete",
         "on_idle", "on_reading", "on_sent", "on_writable", "reading", "requests", "unanswered_bytes", "writable",
     )  # fmt: skip
@@ -109,6 +109,8 @@ class Outbox:
         self._stalled_bytes = 0
         self.writable = True
         self.closed = False
+        self._ended = False
+        """Our last word is written."""
         self.on_writable: Callable[[], None] = lambda: None
         self.on_reading: Callable[[], None] = lambda: None
         """Called when requests are read again."""
@@ -233,7 +235,7 @@ class Outbox:
         """Like ``send_pieces``, past the order."""
         if sum(map(len, pieces)) < PIECE_BYTES_MIN * len(pieces):
             self.write(b"".join(pieces))
-        elif not self.closed:
+        elif not self.closed and not self._ended:
             if self.on_sent is not None:
                 self.on_sent(sum(map(len, pieces)))
             self._transport.writelines(pieces)
@@ -261,6 +263,11 @@ class Outbox:
         self._sending = False
         if self.closed:
             return
+        self._write_ready()
+        self.rest()
+        self._regulate()
+
+    def _write_ready(self) -> None:
         ready: list[bytes] = []
         while self._slots and self._slots[0].data is not None:
             first = self._slots.popleft()
@@ -272,8 +279,6 @@ class Outbox:
             elif first.data:
                 ready.append(first.data)
         self.write(b"".join(ready))
-        self.rest()
-        self._regulate()
 
     def _answered(self, slot: Slot) -> None:
         cost = slot.cost
@@ -304,9 +309,17 @@ class Outbox:
         late, self._late = self._late, []
         self.write(b"".join(late))
 
+    def end(self, last: bytes) -> None:
+        """Write our last word, after the answers and deliveries that are ready. Whatever comes later is not sent."""
+        if not self._ended and not self.closed:
+            self._write_ready()
+            self._send_late()
+            self.write(last)
+            self._ended = True
+
     def write(self, data: bytes) -> None:
         """Write past the order, for data that carries its own number."""
-        if self.closed or not data:
+        if self.closed or self._ended or not data:
             return
         if self.on_sent is not None:
             self.on_sent(len(data))

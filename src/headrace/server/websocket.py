@@ -188,11 +188,12 @@ class WebSocketSession(SubscribingSession):
                 self.connection.linger()
 
     def _flush(self) -> None:
-        if self._protocol.state is not State.OPEN:
-            self._memberships.leave_all()  # nothing comes after the close frame
-        for chunk in self._protocol.data_to_send():
-            if chunk:
-                self.outbox.write(chunk)
+        data = b"".join(self._protocol.data_to_send())
+        if self._protocol.state is State.OPEN:
+            self.outbox.write(data)
+        else:
+            self._memberships.leave_all()
+            self.outbox.end(data)  # with a close frame, and nothing comes after that
 
     def _frame(self, frame: Frame) -> bytes | None:
         """The text that is complete with this frame."""
@@ -430,8 +431,6 @@ class WebSocketSession(SubscribingSession):
         self._in_turn(message_id, leave)
 
     def _delivered(self, sink: WireSink, delivery: Delivery) -> bytes:
-        if self._protocol.state is not State.OPEN:
-            return b""
         if delivery.lease is None and delivery.attempts == 1:
             return self._views.of(delivery)
         lease = delivery.lease
@@ -464,10 +463,7 @@ class WebSocketSession(SubscribingSession):
         self._settle("extend", command, message_id)
 
     def on_ping(self, command: dict[str, Any], message_id: object) -> None:
-        if self._protocol.state is State.OPEN:
-            self.outbox.write(
-                text_frame(exact_json.dumps({"type": "pong", "messageId": message_id}))
-            )
+        self.outbox.write(text_frame(exact_json.dumps({"type": "pong", "messageId": message_id})))
 
 
 TYPES: dict[str, Callable[[WebSocketSession, dict[str, Any], object], None]] = {

@@ -3,10 +3,11 @@
 import signal
 import threading
 import time
-from types import FrameType
+from types import FrameType, SimpleNamespace
 
 import pytest
 
+from headrace.spark.sessions import stop_flag
 from headrace.spark.sessions.stop_flag import LOOK_S, StopFlag
 
 
@@ -22,7 +23,8 @@ def test_it_is_set_by_a_handler_wherever_the_thread_is(monkeypatch: pytest.Monke
     def hear(number: int, frame: FrameType | None) -> None:
         stop.set()
 
-    monkeypatch.setattr(time, "sleep", sleep)
+    # Not time.sleep itself: another thread that sleeps would raise the signal, also when nobody handles it any more.
+    monkeypatch.setattr(stop_flag, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
     before = signal.signal(signal.SIGUSR1, hear)
     try:
         assert stop.wait(60)
