@@ -557,13 +557,7 @@ class PartitionLog(SegmentedLog):
 
     def roll_soon(self, bytes_min: int) -> None:
         """Close the active segment after the waiting entries, if it has this many bytes."""
-        if (
-            self._segments
-            and self._segments[-1].size >= bytes_min
-            and not self.read_only
-            and self.failed is None
-            and not self._closing
-        ):
+        if self._segments and self._segments[-1].size >= bytes_min and self._is_writable:
             self._lane.put("roll")
 
     def close(self, done: Callable[[], None]) -> None:
