@@ -128,10 +128,13 @@ def test_a_reader_that_fails_does_not_keep_the_others_waiting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two wait until a large batch of an earlier version is unpacked, and one has a bug."""
-    monkeypatch.setattr(limits, "CLIENT_BATCH_BYTES_MAX", 0)
     rig = rig_of(compression="zstd", cache_bytes=1 << 20)
-    rig.publish(*[b"x" * 100] * 100)
+    rig.publish(*[b"again and again"] * 500)
     rig.reopen()
+    monkeypatch.setattr(limits, "CLIENT_BATCH_BYTES_MAX", 0)
+    with running(rig.loop), pytest.raises(ReadPending):
+        rig.log.read_cached(0)
+    rig.loop.run_until_idle()  # it is fetched
     rig.workers.hold = True
     told: list[int] = []
     for number in (0, 1):
