@@ -530,6 +530,9 @@ class PartitionLog(SegmentedLog):
         self._replacing = None
         self._segments = tuple(new if each is old else each for each in self._segments)
         old.forget()
+        # Its file has no name any more: whoever closes it last waits until its space is free, so that is no reader here.
+        last = [old]
+        self._loop.call_soon(self._workers.submit_idle, last.clear, lambda result, error: None)
 
     def kept(self, segment: Segment) -> None:
         self._replacing = None
