@@ -43,6 +43,11 @@ class WatchedFiles(FaultyFiles):
             self.seen.append((kind, path.name))
         return super()._meet(kind, path)
 
+    def free_bytes(self, path: Path) -> int:
+        if self.watching and asyncio._get_running_loop() is not None:
+            self.seen.append(("free_bytes", path.name))
+        return super().free_bytes(path)
+
     def read_at_once(self, handle: Handle, position: int, length: int) -> bytes:
         if self.cold:
             raise NotAtHand(unknown=True)

@@ -131,7 +131,7 @@ class Engine:
         """About to close: members that leave now are sent away."""
         self.directory = None if data_dir is None else DataDirectory(data_dir, files, self._clock)
         self.access = AccessControl(data_dir, loop, files=files, clock=self._clock)
-        self.guard = DiskGuard(data_dir, disk_reserve_bytes, files, loop)
+        self.guard = DiskGuard(data_dir, disk_reserve_bytes, files, loop, self.workers)
         storage = storage(self) if callable(storage) else storage
         if storage is None and data_dir is not None:
             storage = DiskStorage(
@@ -200,6 +200,7 @@ class Engine:
         if self.directory is not None:
             self.directory.acquire()
         try:
+            self.guard.open()
             if self.directory is not None:
                 suspect, last = self.directory.is_suspect, self.directory.last_run()
                 self.directory.begin_run({} if last is None else last.ends)
@@ -261,6 +262,7 @@ class Engine:
         self.publishing.flush()
         self.closing = True
         self.retention.close()
+        self.guard.close()
         self.schedule.close()
         self._let_go(Closed("the broker was closed"))
 
@@ -299,6 +301,7 @@ class Engine:
         self.backups.close()
         self.access.close()
         self.retention.close()
+        self.guard.close()
         self.schedule.close()
         self._let_go(self.failed)
         self.on_failed(self.failed)
