@@ -167,6 +167,50 @@ client.disconnect()
     assert client.subscription_stats("billing", "orders")["lag"] == 2
 
 
+@pytest.mark.parametrize("kind", ["client", "broker"])
+def test_what_is_under_way_is_answered_to_the_parent_alone(
+    server: RunningServer, tmp_path: Path, kind: str
+) -> None:
+    """A child that asks for a result gets the error of every other call. What was known before, it knows."""
+    run(
+        """
+import threading
+shell = BrokerClient(sys.argv[2], int(sys.argv[3])).connect() if sys.argv[1] == "client" else Broker(sys.argv[4])
+refusal = ("not_connected", "call connect() here") if sys.argv[1] == "client" else ("closed", "run 'headrace serve'")
+known = shell.publish_nowait("orders", b"known")
+known.result(10)
+stopped, go_on = threading.Event(), threading.Event()
+
+def stop():
+    stopped.set()
+    go_on.wait()
+
+shell._call(stop)  # its thread answers nothing for a while
+stopped.wait()
+waiting = [
+    shell.publish_nowait("orders", b"plain"),
+    shell.publish_nowait("orders", b"more", {"a": "b"}),
+    shell.publish_nowait("orders", b"late", delay=60),
+]
+
+def child():
+    assert known.result().offset == 0
+    for each in waiting:
+        refuses(each.result, *refusal)
+        refuses(lambda: each.result(timeout=5), *refusal)
+        assert not each.done()
+
+in_child(child)
+go_on.set()
+assert [each.result(10).offset for each in waiting] == [1, 2, None]
+shell.close()
+""",
+        kind,
+        *server.address,
+        tmp_path / "data",
+    )
+
+
 def test_a_broker_is_the_parents(tmp_path: Path) -> None:
     """The child is told what to do instead; closing it there closes nothing."""
     run(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 import uuid
 from collections.abc import Callable
@@ -31,10 +32,14 @@ _lock = threading.Lock()
 """One lock for all publications: each holds it only for a moment, and callers wait for few of them."""
 
 
-def renew_lock() -> None:
+def _renew_lock() -> None:
     """In a forked child: the thread that held the lock does not exist there."""
     global _lock
     _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=_renew_lock)
 
 
 class Pending(Generic[Result]):
@@ -44,9 +49,11 @@ class Pending(Generic[Result]):
     publications, so a lock to wait on is made only when a caller waits.
     """
 
-    __slots__ = ("_callbacks", "_error", "_is_done", "_result", "_waiting", "is_seen")
+    __slots__ = ("_callbacks", "_error", "_failures", "_is_done", "_result", "_waiting", "is_seen")
 
-    def __init__(self) -> None:
+    def __init__(self, failures: Failures | None = None) -> None:
+        self._failures = failures
+        """Of the client or broker that answers."""
         self._result: Result | None = None
         self._error: HeadraceError | None = None
         self._is_done = False
@@ -92,6 +99,8 @@ class Pending(Generic[Result]):
         return self._result  # type: ignore[return-value]
 
     def _wait(self, timeout: Duration | None) -> bool:
+        if self._failures is not None and self._failures.no_answers is not None:
+            raise self._failures.no_answers
         lock = threading.Lock()
         lock.acquire()
         with _lock:
@@ -175,6 +184,8 @@ class Failures:
         self._kept: list[_Failure] = []
         self._more = 0
         self._timer: asyncio.TimerHandle | None = None
+        self.no_answers: HeadraceError | None = None
+        """In a forked child: why nothing that was not answered before is ever answered here."""
 
     def add(self, error: HeadraceError, subject: Subject = None) -> None:
         """A call has failed. If nobody looks at the ``subject``, it is logged soon, and raised later."""

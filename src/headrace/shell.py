@@ -171,7 +171,7 @@ def nowait(
     def forward(
         self: Any, /, *args: Parameters.args, **kwargs: Parameters.kwargs
     ) -> Pending[Result]:
-        pending = Pending[Result]()
+        pending = Pending[Result](self._core._failures)
 
         async def run() -> None:
             task = cast(asyncio.Task[None], asyncio.current_task())

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from headrace import AsyncBroker
+from headrace import AsyncBroker, limits
 from headrace.broker import engine as engine_module
 from headrace.errors import DataCorrupt
 from headrace.files import Files, Handle, NotAtHand
+from headrace.log import fetching
 from headrace.log.directory import JOURNAL
 from tests.broker.test_aio import on_a_loop, until
 from tests.fakes import Fault, FaultyFiles
@@ -41,6 +42,11 @@ class WatchedFiles(FaultyFiles):
         ):
             self.seen.append((kind, path.name))
         return super()._meet(kind, path)
+
+    def free_bytes(self, path: Path) -> int:
+        if self.watching and asyncio._get_running_loop() is not None:
+            self.seen.append(("free_bytes", path.name))
+        return super().free_bytes(path)
 
     def read_at_once(self, handle: Handle, position: int, length: int) -> bytes:
         if self.cold:
@@ -121,3 +127,19 @@ async def test_damage(tmp_path: Path, files: WatchedFiles) -> None:
         await broker.fetch(TOPIC, int(path.stem))
     files.watching = False
     await broker.close()
+
+
+@on_a_loop
+async def test_thousands_of_partitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A time is looked up in all of them, however soon the log forgets the answers; others ask at the same time."""
+    monkeypatch.setattr(limits, "RESOLVED_AT_ONCE", 1)
+    monkeypatch.setattr(fetching, "ENDED_MAX", 1)
+    early = datetime(2020, 1, 1, tzinfo=UTC)
+    async with AsyncBroker(tmp_path) as broker, asyncio.timeout(10):
+        await broker.create_topic(TOPIC, partitions=3)
+        for number in range(3):
+            await broker.publish(TOPIC, b"x", partition=number)
+        await broker.create_subscription("email", TOPIC, start=early)
+        await broker.seek("email", early)
+        found = await broker.positions(TOPIC, at=early)
+        assert [each["offset"] for each in found[TOPIC]] == [0, 0, 0]

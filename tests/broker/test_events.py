@@ -321,11 +321,13 @@ def test_without_room_the_next_event_tells_of_the_longer_time() -> None:
     started = rig.clock.now_ms()
     rig.numbers(3)
     free[0] = 0
+    rig.engine.guard.open()
     rig.advance(INTERVAL)
     inbox.ack(*inbox.take())
     rig.advance(INTERVAL)
     assert rig.engine.topics.get(EVENTS) is None
     free[0] = 1 << 40
+    rig.engine.guard.open()
     rig.advance(INTERVAL)
     [event] = told(rig, "deliveries")
     assert (event["delivered"], event["acked"], event["from"]) == (3, 3, started)

@@ -9,7 +9,7 @@ from headrace.errors import DataCorrupt, QueueFull, StorageFull
 from headrace.log.batch import encode
 from headrace.log.interface import ReadPending
 from tests.broker.rig import DATA, GROUP, TOPIC, Rig
-from tests.fakes import FakeLoop, FaultyFiles, SimulatedFiles
+from tests.fakes import FakeLoop, FaultyFiles, InlineWorkers, SimulatedFiles
 
 HOUR = 3600.0
 MIB = 1 << 20
@@ -282,15 +282,30 @@ class Disk(SimulatedFiles):
         return self.free
 
 
+class Guarded:
+    """A guard, and a disk thread that answers when the loop runs; with ``hold`` when the test says so."""
+
+    def __init__(self, hold: bool = False):
+        self.disk, self.loop = Disk(), FakeLoop()
+        self.workers = InlineWorkers(self.loop, hold=hold)
+        self.guard = DiskGuard(DATA, 40 * MIB, self.disk, self.loop, self.workers)
+        self.guard.open()
+
+    def look(self) -> StorageFull | None:
+        """What it says a moment later."""
+        self.loop.advance(DiskGuard.CHECK_S)
+        self.guard.refusal()
+        self.loop.run_until_idle()
+        return self.guard.refusal()
+
+
 def test_the_guard_closes_and_opens_with_some_play() -> None:
     """Below the reserve it refuses; it opens again at a quarter more, not at the very edge."""
-    disk, loop = Disk(), FakeLoop()
-    guard = DiskGuard(DATA, 40 * MIB, disk, loop)
+    rig = Guarded()
     for free, full in [(100, False), (40, False), (39, True), (40, True), (49, True), (50, False),
                        (40, False), (39, True), (100, False)]:  # fmt: skip
-        disk.free = free * MIB
-        loop.advance(DiskGuard.CHECK_S)
-        refusal = guard.refusal()
+        rig.disk.free = free * MIB
+        refusal = rig.look()
         assert (refusal is not None) == full, free
         if refusal is not None:
             assert isinstance(refusal, StorageFull)
@@ -300,36 +315,65 @@ def test_the_guard_closes_and_opens_with_some_play() -> None:
 
 def test_the_guard_does_not_ask_for_every_publish() -> None:
     """Asking costs a system call; four times a second is enough."""
-    disk, loop = Disk(), FakeLoop()
-    guard = DiskGuard(DATA, 40 * MIB, disk, loop)
+    rig = Guarded()
     for _ in range(100):
-        guard.refusal()
-    assert disk.asked == 1
-    loop.advance(DiskGuard.CHECK_S)
-    guard.refusal()
-    assert disk.asked == 2
+        rig.guard.refusal()
+    assert rig.disk.asked == 1
+    rig.look()
+    assert rig.disk.asked == 2
+
+
+def test_nobody_waits_for_the_guard() -> None:
+    """A file system over a network may not answer: the guard says what it knows, and asks no second time meanwhile."""
+    rig = Guarded(hold=True)
+    rig.disk.free = 0
+    for _ in range(3):
+        assert rig.look() is None
+    assert rig.workers.held == 1
+    rig.workers.release()
+    rig.loop.run_until_idle()
+    assert rig.guard.refusal() is not None
 
 
 def test_the_guard_believes_a_write_more_than_a_number() -> None:
     """A write that found no room closes it, whatever the disk says; the next look opens it."""
-    disk, loop = Disk(), FakeLoop()
-    guard = DiskGuard(DATA, 40 * MIB, disk, loop)
-    assert guard.refusal() is None
-    guard.hit_the_wall()
-    assert guard.refusal() is not None
-    loop.advance(DiskGuard.CHECK_S)
-    assert guard.refusal() is None
+    rig = Guarded()
+    assert rig.guard.refusal() is None
+    rig.guard.hit_the_wall()
+    assert rig.guard.refusal() is not None
+    rig.loop.advance(DiskGuard.CHECK_S)
+    assert rig.guard.refusal() is None
+    assert rig.loop.timers == 0
+
+
+def test_the_guard_looks_by_itself_while_the_disk_is_full() -> None:
+    """The first publish after there is room again is accepted. When the broker closes, it ends."""
+    rig = Guarded()
+    rig.disk.free = 0
+    assert rig.look() is not None
+    rig.loop.advance(60)
+    assert rig.disk.asked > 200
+    rig.disk.free = 100 * MIB
+    rig.loop.advance(DiskGuard.CHECK_S)
+    assert not rig.guard.full
+    rig.disk.free = 0
+    assert rig.look() is not None
+    rig.workers.hold = True
+    rig.loop.advance(1)
+    rig.guard.close()
+    rig.workers.release()
+    rig.loop.run_until_idle()
+    assert rig.loop.timers == 0
 
 
 def test_a_disk_that_cannot_be_asked_changes_nothing() -> None:
     """The guard stays as it was."""
-    disk, loop = Disk(), FakeLoop()
-    guard = DiskGuard(DATA, 40 * MIB, disk, loop)
-    assert guard.refusal() is None
-    disk.free = -1
-    loop.advance(1)
-    assert guard.refusal() is None
-    assert DiskGuard(None, 40 * MIB, disk, loop).refusal() is None
+    rig = Guarded()
+    rig.disk.free = -1
+    assert rig.look() is None
+    rig.guard.open()
+    assert rig.look() is None
+    assert DiskGuard(None, 40 * MIB, rig.disk, rig.loop, rig.workers).refusal() is None
 
 
 def test_below_the_reserve_publishes_are_refused_and_the_rest_goes_on() -> None:
@@ -341,7 +385,7 @@ def test_below_the_reserve_publishes_are_refused_and_the_rest_goes_on() -> None:
     rig.numbers(5)
     rig.engine.create_topic("memory", rig.engine.topics.defaults.but({"durable": False}))
     disk.free = 10 * MIB
-    rig.advance(1)
+    rig.engine.guard.open()
     for topic in (TOPIC, "new"):
         with pytest.raises(StorageFull):
             rig.publish(topic, b"x")
@@ -352,7 +396,7 @@ def test_below_the_reserve_publishes_are_refused_and_the_rest_goes_on() -> None:
     rig.flush()
     rig.publish("memory", b"fits")
     disk.free = 100 * MIB
-    rig.advance(1)
+    rig.engine.guard.open()
     assert rig.publish(TOPIC, b"x").offset == 5
     rig.crash()
     assert rig.join().offsets == [5]

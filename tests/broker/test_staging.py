@@ -25,7 +25,7 @@ from headrace.errors import (
 from headrace.log.batch import encode
 from headrace.log.interface import Append
 from tests.broker.rig import DATA, Answer, Rig
-from tests.fakes import FaultyFiles, SimulatedFiles
+from tests.fakes import FaultyFiles, SimulatedFiles, SlowStorage
 
 
 def stage(
@@ -165,6 +165,26 @@ def test_retention_lets_orphans_go_by_itself() -> None:
     rig.advance(25 * 3600)
     with pytest.raises(MessageNotFound):
         commit(rig, 0, orphan)
+
+
+def slow_rig() -> tuple[Rig, SlowStorage]:
+    """Its logs take longer to read than the clock's smallest step."""
+    rig = Rig()
+    engine = rig.make()
+    storage = engine.topics.storage = SlowStorage(engine.topics.storage, rig.loop, delay_s=0.05)
+    engine.open()
+    rig._engine = engine
+    engine.create_topic("lake")
+    return rig, storage
+
+
+def test_orphans_are_looked_for_once_in_a_round() -> None:
+    """A disk that takes a while is asked for the same time again, and not for one that was meanwhile."""
+    rig, storage = slow_rig()
+    stage(rig, b"kept")
+    rig.engine.staging.expire_orphans()
+    rig.advance(1)
+    assert sum(log.waited for log in storage.logs) == 1
 
 
 @pytest.mark.parametrize("piece", ["nonsense", "550e8400-e29b-41d4-a716-446655440000"])

@@ -1,14 +1,17 @@
 """Reads of a partition on the loop come to an end, whatever the disk is like."""
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
+from headrace import limits
 from headrace.errors import DataCorrupt
 from headrace.files import Files, Handle
 from headrace.log.interface import ReadPending
+from headrace.log.segment import Segment
 from tests.fakes import FakeClock, InlineWorkers, RunningLoop
 from tests.fakes.time import running
 from tests.log.rig import DIRECTORY, Rig
@@ -107,6 +110,44 @@ def test_nothing_stays_in_memory() -> None:
     assert not rig.log._fetching._results
 
 
+def test_a_reader_gets_what_is_before_a_bad_sector(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is read ahead for it cannot be read: that is an error for whoever comes there, and not before."""
+
+    def broken(segment: Segment, offset: int) -> None:
+        raise OSError(errno.EIO, "a bad sector")
+
+    rig = filled(rig_of())
+    rig.files.is_at_hand = lambda: False  # type: ignore[attr-defined]
+    monkeypatch.setattr(Segment, "read_ahead", broken)
+    rig.log._segments[0]._seen[1] = rig.log._segments[0].index().position_of(1)
+    assert rig.log._segments[0].is_followed(1)
+    assert read(rig, lambda: rig.log.read(1))[0].values()[0] == b"1" * 50
+
+
+def test_a_reader_that_fails_does_not_keep_the_others_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two wait until a large batch of an earlier version is unpacked, and one has a bug."""
+    rig = rig_of(compression="zstd", cache_bytes=1 << 20)
+    rig.publish(*[b"again and again"] * 500)
+    rig.reopen()
+    monkeypatch.setattr(limits, "CLIENT_BATCH_BYTES_MAX", 0)
+    with running(rig.loop), pytest.raises(ReadPending):
+        rig.log.read_cached(0)
+    rig.loop.run_until_idle()  # it is fetched
+    rig.workers.hold = True
+    told: list[int] = []
+    for number in (0, 1):
+        with running(rig.loop), pytest.raises(ReadPending) as caught:
+            rig.log.read_cached(0)
+        caught.value.then(lambda number=number: told.append(1 // number))  # type: ignore[misc]
+    rig.workers.release()
+    with pytest.raises(ZeroDivisionError):
+        rig.loop.run_until_idle()
+    rig.loop.run_until_idle()
+    assert told == [1]
+
+
 def test_more_partitions_than_open_files() -> None:
     """A request that asks all of them at once begins again with the first one."""
     first = rig_of(readers_max=2)
@@ -183,7 +224,7 @@ def test_a_thread_that_opens_a_file_late() -> None:
 
     rig.files.open = late  # type: ignore[method-assign, assignment]
     dropped.handle()
-    assert not rig.readers.has(dropped.path, dropped.version)
+    assert rig.readers.known(dropped.path, dropped.version) is None
 
 
 def test_a_file_of_an_earlier_topic_is_another_file() -> None:

@@ -413,6 +413,20 @@ def test_a_closed_log_removes_nothing() -> None:
     assert bases(rig) == left
 
 
+def test_a_closed_log_begins_no_segment() -> None:
+    """The next owner may have written to the last one, which would be cut where this log has ended."""
+    rig = Rig()
+    log = rig.log
+    rig.publish(b"before")
+    rig.close()
+    rig.publish(b"after")
+    log.roll_soon(1)
+    rig.loop.run_until_idle()
+    assert bases(rig) == [0]
+    rig.reopen()
+    assert values(rig.log) == [b"before", b"after"]
+
+
 def test_few_partitions_remove_files_at_a_time() -> None:
     """Large files take long to remove, and commits need a thread meanwhile."""
     rig = Rig(hold=True)

@@ -1,5 +1,7 @@
 """Rewriting closed segments: the same records in fewer batches, whatever happens meanwhile."""
 
+import asyncio
+import os
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -10,12 +12,21 @@ from hypothesis import strategies as st
 
 from headrace import limits
 from headrace.doctor.commands import examine
+from headrace.files import Files, Handle
 from headrace.log.batch import AFTER_SYNC, HAS_KEYS, ZSTD, encode, lost, parse
 from headrace.log.columns import Columns
 from headrace.log.producers import Producers
 from headrace.log.recovery import recover
 from headrace.log.segment import Found, scan
-from tests.fakes import FaultyFiles, Mains, PowerFailed, SimulatedFiles
+from tests.fakes import (
+    FakeClock,
+    FaultyFiles,
+    InlineWorkers,
+    Mains,
+    PowerFailed,
+    RunningLoop,
+    SimulatedFiles,
+)
 from tests.fakes.faults import CHANGES, Fault
 from tests.log.rig import DIRECTORY, Rig, as_stored, entry_of, records
 
@@ -132,6 +143,33 @@ def test_a_segment_is_rewritten_soon_after_it_was_closed() -> None:
     assert len(as_stored(rig.log)) < COUNT / 2
     rig.close()
     assert not [name for name in names(rig) if name.endswith(".tmp")]
+
+
+def test_the_loop_does_not_free_the_space_of_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever closes a large file that has no name any more waits for the disk. Nobody holds it open afterwards."""
+    freed: list[object] = []
+    close = Handle.close
+
+    def watched(handle: Handle) -> None:
+        if handle.fd >= 0 and os.fstat(handle.fd).st_nlink == 0:
+            freed.append(asyncio._get_running_loop())
+        close(handle)
+
+    monkeypatch.setattr(Handle, "close", watched)
+    rig = Rig(Files(), tmp_path, rewrite=True)
+    rig.loop = RunningLoop()
+    rig.clock, rig.workers = FakeClock(rig.loop), InlineWorkers(rig.loop)
+    filled(rig)
+    roll(rig)
+    rig.log._segments[0].handle()  # a reader has it open
+    rewritten(rig)
+    assert rig.rewriter is not None
+    assert rig.rewriter.segments == 1
+    assert len(freed) == 2
+    assert freed[-1] is None, "the first one frees nothing yet"
+    rig.close()
 
 
 def test_all_of_it_was_on_disk() -> None:

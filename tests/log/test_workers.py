@@ -260,6 +260,40 @@ def test_close_ends_the_threads_behind_the_last_job() -> None:
         assert not thread.is_alive()
 
 
+def test_what_comes_after_the_close_is_done_and_leaves_no_thread() -> None:
+    """As reads that have waited for their turn until then."""
+
+    async def main(workers: Workers) -> None:
+        before = await submit(workers, threading.current_thread)
+        workers.close()
+        found = await asyncio.gather(*[submit(workers, threading.current_thread) for _ in range(9)])
+        for thread, _, _ in [before, *found]:
+            await asyncio.to_thread(thread.join, 10)
+            assert not thread.is_alive()
+
+    run(main, 2)
+
+
+def test_a_system_without_room_for_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The work is refused, so nobody waits for ever; where there is another thread, that one does it."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def main(workers: Workers) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            _, error, _ = await submit(workers, lambda: 1)
+            assert isinstance(error, OSError)
+        assert (await submit(workers, lambda: 2))[0] == 2
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            both = await asyncio.gather(*[submit(workers, lambda: 3) for _ in range(2)])
+            assert [result for result, _, _ in both] == [3, 3]
+
+    run(main)
+
+
 def test_a_loop_that_is_gone_ends_the_thread_quietly() -> None:
     """When there is nobody left to tell, a worker ends without a traceback."""
     loop = asyncio.new_event_loop()

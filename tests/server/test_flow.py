@@ -11,7 +11,7 @@ import pytest
 from headrace.broker.pace import Pace
 from headrace.clock import Clock
 from headrace.server import flow
-from headrace.server.connection import PIECE_BYTES, Connection
+from headrace.server.connection import MUCH_BYTES, PIECE_BYTES, Connection
 from headrace.server.flow import Outbox, RequestQueue
 from headrace.testing import RunningServer, running_server, server_process, wait_until
 from headrace.wire import binary
@@ -584,12 +584,53 @@ def test_data_that_came_at_once_waits_while_the_client_does_not_read() -> None:
             connection.pause_writing()
             connection.data_received(b"PING\r\n" * PIECE_BYTES)
             connection.data_received(b"PUB news 1\r\nx")
-            assert len(connection._rest) == 5 * PIECE_BYTES + len(b"PUB news 1\r\nx")
+            left = 5 * PIECE_BYTES + len(b"PUB news 1\r\nx")
+            assert (len(connection._rest), connection.outbox.requests.size) == (left, left)
 
         server.call(receive)
         server.call(connection.resume_writing)
         assert [text.line() for _ in range(PIECE_BYTES)] == [["PONG"]] * PIECE_BYTES
         assert text.line() == ["OK", "0"]
+        server.call(receive)
+        server.call(connection.abort)
+        server.wait_until(lambda: not server.server.hub.connections)
+        assert connection.outbox.requests.size == 0
+        assert connection._rest == b""
+
+
+def test_what_comes_from_all_connections_shares_a_turn() -> None:
+    """Many clients that flood do not make a turn of the loop long. A client that sends little is read at once."""
+    count = (MUCH_BYTES + 100) // len(b"PING\r\n")
+    with running_server() as server, contextlib.ExitStack() as stack:
+        texts = [stack.enter_context(contextlib.closing(TextSocket(server.address))) for _ in "123"]
+        for text in texts:
+            assert text.ask("PING") == ["PONG"]
+        clock = WorkClock()
+
+        def receive() -> None:
+            fed = []
+            server.engine.pace.seconds = clock.seconds
+            for connection in server.server.hub.connections:
+                assert connection.session is not None
+
+                def slow(
+                    data: bytes, feed: Callable[[bytes], None] = connection.session.feed
+                ) -> None:
+                    clock.now += 1.0
+                    fed.append(len(data))
+                    feed(data)
+
+                connection.session.feed = slow  # type: ignore[method-assign]
+            first, second, third = server.server.hub.connections
+            first.data_received(b"PING\r\n" * count)
+            second.data_received(b"PING\r\n" * count)
+            third.data_received(b"PING\r\n")
+            assert fed == [6 * count, 6]
+
+        server.call(receive)
+        for text in texts[:2]:
+            assert [text.line() for _ in range(count)] == [["PONG"]] * count
+        assert texts[2].line() == ["PONG"]
 
 
 def _make_slow(server: RunningServer, paused: list[bool]) -> None:

@@ -310,7 +310,7 @@ def test_a_full_disk_is_a_reason_not_to_be_ready(monkeypatch: pytest.MonkeyPatch
 
         def look() -> None:
             guard._files.free_bytes = lambda path: free["bytes"]  # type: ignore[method-assign]
-            guard._checked_at = -1.0
+            guard.open()
 
         server.call(look)
         status, reasons = ready(http)

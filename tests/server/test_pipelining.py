@@ -1,10 +1,15 @@
 """Many commands at once: all are answered, in order, and each sees what came before it."""
 
+import contextlib
 import json
 import socket
 import struct
+from types import SimpleNamespace
 
+from headrace.server.text import TextSession
+from headrace.server.websocket import WebSocketSession
 from headrace.testing import RunningServer, running_server, wait_until
+from headrace.wire.text import Command
 from tests.contract.raw_binary import (
     ADMIN,
     BATCHES,
@@ -16,6 +21,7 @@ from tests.contract.raw_binary import (
     frame,
 )
 from tests.contract.raw_text import TextSocket
+from tests.server.http_websocket import WebSocket
 
 DEPTH = 10_000
 
@@ -220,3 +226,44 @@ def _unsent(plain: socket.socket) -> int:
     size = fcntl.ioctl(plain.fileno(), termios.TIOCOUTQ, b"\0" * 4)
     (count,) = struct.unpack("i", size)
     return int(count)
+
+
+async def broken() -> None:
+    raise ZeroDivisionError
+
+
+def test_a_mistake_while_a_request_waits_is_answered(server: RunningServer) -> None:
+    """With several nodes, requests wait for what others have answered. Whatever goes wrong there, each gets its answer."""
+
+    def ask() -> None:
+        (connection,) = server.server.hub.connections
+        session = connection.session
+        assert isinstance(session, TextSession)
+        session._begin_later(Command("PING", [], {}), broken())
+        connection.data_received(b"PING\r\n")
+
+    with contextlib.closing(TextSocket(server.address)) as text:
+        assert text.ask("PING") == ["PONG"]
+        server.call(ask)
+        assert text.line()[:2] == ["ERR", "bug"]
+        assert text.line() == ["PONG"]
+
+
+def test_a_mistake_while_a_topic_is_created_is_answered_over_a_websocket(
+    server: RunningServer,
+) -> None:
+    """With several nodes, a command may have to wait for a topic that all of them have to know."""
+
+    def ask() -> None:
+        (connection,) = server.server.hub.connections
+        session = connection.session
+        assert isinstance(session, WebSocketSession)
+        cluster = SimpleNamespace(ensure=lambda topic: broken())
+        session.engine = SimpleNamespace(cluster=cluster)  # type: ignore[assignment]
+        connection.start(session._create_first("orders", {"type": "ping"}, 7))
+
+    with WebSocket(server.http_address) as ws:
+        assert ws.ask("ping")["type"] == "pong"
+        server.call(ask)
+        answer = ws.read()
+        assert (answer["type"], answer["code"], answer["messageId"]) == ("error", "bug", 7)

@@ -29,7 +29,7 @@ from headrace.broker.clustering import ClusterAdministration, WantedSubscription
 from headrace.broker.engine import Engine
 from headrace.broker.permissions import Permissions
 from headrace.broker.subscription import Subscription
-from headrace.broker.topic import Topic
+from headrace.broker.topic import Partition, Topic
 from headrace.broker.topic_statistics import topic_stats, topic_subscriptions
 from headrace.broker.transforming import check_transform
 from headrace.broker.watching import WatchingAdministration, letter_filter
@@ -238,6 +238,7 @@ class Administration(BackupAdministration, ClusterAdministration, WatchingAdmini
         before = None if existing is None else existing.settings
         no_topic = self.engine.topics.lacks(topic)
         owner = None if self.caller.unlimited else self.caller.name
+        known: dict[Partition, int] = {}
 
         def subscribe(done: Done) -> None:
             with self.permissions.owning():
@@ -249,6 +250,7 @@ class Administration(BackupAdministration, ClusterAdministration, WatchingAdmini
                     settings=settings,
                     done=done,
                     owner=owner,
+                    known=known,
                 )
 
         cluster = self.engine.cluster
@@ -309,11 +311,8 @@ class Administration(BackupAdministration, ClusterAdministration, WatchingAdmini
     ) -> SubscriptionStats:
         found, only = self._to_seek(subscription, topic)
         position, time_ms = split_position(to)
-        await done(
-            lambda done: self.engine.seek(
-                found, position, done, time_ms=time_ms, topic=only, partition=partition
-            )
-        )
+        seek = partial(self.engine.seek, time_ms=time_ms, topic=only, partition=partition, known={})
+        await done(seek, found, position)
         return found.statistics()
 
     async def advance(
@@ -326,7 +325,8 @@ class Administration(BackupAdministration, ClusterAdministration, WatchingAdmini
     async def positions(
         self, topics: str | list[str], at: int | None
     ) -> dict[str, list[PartitionPosition]]:
-        return await completed(lambda: places.describe(self.engine, topics, at, self._browses))
+        describe = partial(places.describe, self.engine, topics, at, self._browses, known={})
+        return await completed(describe)
 
     async def wait_for(
         self, positions: places.Positions, topics: str | list[str] | None, wait: float

@@ -107,8 +107,11 @@ class Broker(BlockingFacade):
         return self
 
     def forked(self) -> None:
+        is_open = self._loop is not None
         super().forked()
         self._closing = threading.Lock()
+        if is_open:
+            self._core._failures.no_answers = self._not_open()
 
     @property
     def engine(self) -> Engine:
@@ -129,7 +132,7 @@ class Broker(BlockingFacade):
         self, topic: str, value: object, headers: Mapping[str, str] | None, options: PublishOptions
     ) -> Publication:
         publish = self.engine.publishing.message(checked_topic(topic), value, headers, options)
-        publication = Publication()
+        publication = Publication(self._core._failures)
         generation: Generation
 
         core = self._core

@@ -38,6 +38,7 @@ from headrace.broker.follower import Follower
 from headrace.broker.history import Recording
 from headrace.broker.pace import Pace
 from headrace.broker.pipelines import Pipelines
+from headrace.broker.positions import resolve_all
 from headrace.broker.publishing import Publishing
 from headrace.broker.requests import Requests
 from headrace.broker.restoring import definition, restored, snapshot
@@ -67,7 +68,7 @@ from headrace.errors import (
 )
 from headrace.files import DiskMethod, Files
 from headrace.log.directory import JOURNAL, DataDirectory
-from headrace.log.interface import LastStop, ReadPending, Storage
+from headrace.log.interface import LastStop, Storage
 from headrace.log.journal import Journal
 from headrace.log.storage import DiskStorage, MemoryStorage
 from headrace.log.uring import open_workers
@@ -130,7 +131,7 @@ class Engine:
         """About to close: members that leave now are sent away."""
         self.directory = None if data_dir is None else DataDirectory(data_dir, files, self._clock)
         self.access = AccessControl(data_dir, loop, files=files, clock=self._clock)
-        self.guard = DiskGuard(data_dir, disk_reserve_bytes, files, loop)
+        self.guard = DiskGuard(data_dir, disk_reserve_bytes, files, loop, self.workers)
         storage = storage(self) if callable(storage) else storage
         if storage is None and data_dir is not None:
             storage = DiskStorage(
@@ -199,6 +200,7 @@ class Engine:
         if self.directory is not None:
             self.directory.acquire()
         try:
+            self.guard.open()
             if self.directory is not None:
                 suspect, last = self.directory.is_suspect, self.directory.last_run()
                 self.directory.begin_run({} if last is None else last.ends)
@@ -260,6 +262,7 @@ class Engine:
         self.publishing.flush()
         self.closing = True
         self.retention.close()
+        self.guard.close()
         self.schedule.close()
         self._let_go(Closed("the broker was closed"))
 
@@ -298,6 +301,7 @@ class Engine:
         self.backups.close()
         self.access.close()
         self.retention.close()
+        self.guard.close()
         self.schedule.close()
         self._let_go(self.failed)
         self.on_failed(self.failed)
@@ -397,24 +401,6 @@ class Engine:
             )
         return max(offset, log.start_offset)
 
-    def resolve_all(
-        self, partitions: Iterable[Partition], where: Start, *, time_ms: int | None = None
-    ) -> dict[Partition, int]:
-        """``resolve`` for each. Where logs have to fetch, many of them begin before any is awaited."""
-        found: dict[Partition, int] = {}
-        pending, begun = None, 0
-        for partition in partitions:
-            try:
-                found[partition] = self.resolve(partition, where, time_ms=time_ms)
-            except ReadPending as error:
-                pending = error
-                begun += 1
-                if begun == limits.RESOLVED_AT_ONCE:
-                    break
-        if pending is not None:
-            raise pending
-        return found
-
     # --- subscriptions ------------------------------------------------------------------------
     def all_subscriptions(self) -> list[Subscription]:
         return list(self._subscriptions.values())
@@ -465,8 +451,9 @@ class Engine:
         done: Done = lambda error: None,
         internal: bool = False,
         owner: str | None = None,
+        known: dict[Partition, int] | None = None,
     ) -> Subscription:
-        """The subscription, made if it is not there. Settings that are given are applied."""
+        """The subscription, made if it is not there. Settings that are given are applied. ``known``: see ``resolve_all``."""
         self.check_open()
         attaching.check_names(name, pattern, internal=internal)
         existing = self._subscriptions.get((pattern, name))
@@ -511,7 +498,7 @@ class Engine:
         partitions = [partition for topic in topics for partition in topic.partitions]
         attaching.check_room(self._subscriptions.values(), len(partitions))
         # A bad start is refused before anything is created.
-        offsets = self.resolve_all(partitions, start, time_ms=start_time_ms)
+        offsets = resolve_all(self, partitions, start, time_ms=start_time_ms, known=known)
         self.next_number()
         self._subscriptions[subscription.key] = subscription
         attaching.begin(self, subscription, offsets, done)
@@ -590,8 +577,9 @@ class Engine:
         time_ms: int | None = None,
         topic: str | None = None,
         partition: int | None = None,
+        known: dict[Partition, int] | None = None,
     ) -> None:
-        """Replay: deliver again from an offset or a time, everywhere or in one partition."""
+        """Replay: deliver again from an offset or a time, everywhere or in one partition. ``known``: see ``resolve_all``."""
         self.check_open()
         chosen = [
             cursor
@@ -604,7 +592,7 @@ class Engine:
                 code="invalid_partition",
             )
         partitions = [cursor.partition for cursor in chosen]
-        targets = self.resolve_all(partitions, where, time_ms=time_ms)
+        targets = resolve_all(self, partitions, where, time_ms=time_ms, known=known)
 
         def seek(cursor: Cursor) -> None:
             if (

@@ -11,7 +11,7 @@ checks them as a whole before anything is done with them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from headrace import limits
@@ -20,6 +20,7 @@ from headrace.broker.subscription import Subscription
 from headrace.broker.topic import Partition, Topic
 from headrace.broker.topics import Topics
 from headrace.errors import Done, InvalidArgument, OffsetOutOfRange, TopicNotFound
+from headrace.log.interface import ReadPending
 from headrace.model import check_pattern, check_topic_name, is_pattern, pattern_matches
 from headrace.operations.results import PartitionPosition
 
@@ -59,10 +60,45 @@ def matching(engine: Engine, topics: object, may: May = all_of_them) -> list[Top
     return [found[name] for name in sorted(found)]
 
 
+def resolve_all(
+    engine: Engine,
+    partitions: Iterable[Partition],
+    where: str | int,
+    *,
+    time_ms: int | None = None,
+    known: dict[Partition, int] | None = None,
+) -> dict[Partition, int]:
+    """``Engine.resolve`` for each. Where logs have to fetch, many of them begin before any is awaited.
+
+    ``known`` keeps what was found until then. A caller that asks again gives the same dict, and so comes to an end, whatever
+    logs forget meanwhile.
+    """
+    known = {} if known is None else known
+    pending: list[ReadPending] = []
+    partitions = list(partitions)
+    for partition in partitions:
+        if partition in known:
+            continue
+        try:
+            known[partition] = engine.resolve(partition, where, time_ms=time_ms)
+        except ReadPending as error:
+            pending.append(error)
+            if len(pending) == limits.RESOLVED_AT_ONCE:
+                break
+    if pending:
+        raise ReadPending.for_all(pending)
+    return {each: max(known[each], each.log.start_offset) for each in partitions}
+
+
 def describe(
-    engine: Engine, topics: object, at_ms: int | None = None, may: May = all_of_them
+    engine: Engine,
+    topics: object,
+    at_ms: int | None = None,
+    may: May = all_of_them,
+    known: dict[Partition, int] | None = None,
 ) -> dict[str, list[PartitionPosition]]:
-    """Start, end and size of every partition; with a time also the first offset not older than it.
+    """Start, end and size of every partition; with a time also the first offset not older than it (``known``: see
+    ``resolve_all``).
 
     The topic's incarnation tells it from an earlier one of the same name. Readers that keep positions
     need it.
@@ -72,7 +108,7 @@ def describe(
     offsets: dict[Partition, int] = {}
     if at_ms is not None:
         partitions = [partition for topic in found for partition in topic.partitions]
-        offsets = engine.resolve_all(partitions, "earliest", time_ms=at_ms)
+        offsets = resolve_all(engine, partitions, "earliest", time_ms=at_ms, known=known)
     return {
         topic.name: [
             _describe(topic, partition, offsets.get(partition)) for partition in topic.partitions

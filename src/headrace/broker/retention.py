@@ -14,16 +14,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.broker.pace import Pace
 from headrace.broker.subscription import Subscription
 from headrace.broker.topic import Partition, Topic
-from headrace.clock import Clock, Loop
+from headrace.clock import Clock, Loop, Timer
 from headrace.errors import HeadraceError, StorageFull
 from headrace.files import Files
 from headrace.log.interface import ReadPending
+from headrace.log.workers import Workers
 
 if TYPE_CHECKING:
     from headrace.broker.topics import Topics
@@ -153,24 +155,43 @@ class Retention:
 
 
 class DiskGuard:
+    """Knows how much space is free, as of a moment ago: a disk thread looks, because a network's file system may take long."""
+
     CHECK_S = 0.25
 
-    def __init__(self, directory: Path | None, reserve_bytes: int, files: Files, loop: Loop):
+    def __init__(
+        self,
+        directory: Path | None,
+        reserve_bytes: int,
+        files: Files,
+        loop: Loop,
+        workers: Workers,
+    ):
         self._directory = directory
         self.reserve_bytes = reserve_bytes
-        self._files, self._loop = files, loop
-        self._checked_at = -1.0
+        self._files, self._loop, self._workers = files, loop, workers
+        self._checked_at = 0.0
+        self._is_checking = self._is_closed = False
+        self._timer: Timer | None = None
+        """While it is full, it looks without being asked."""
         self.free_bytes = 0
         self.full = False
+
+    def open(self) -> None:
+        """Look now, and wait for it."""
+        self._checked_at = self._loop.time()
+        if self._directory is not None:
+            try:
+                self._found(self._files.free_bytes(self._directory), None)
+            except OSError as error:
+                self._found(0, error)
 
     def refusal(self) -> StorageFull | None:
         """Why nothing can be published now, or None."""
         if self._directory is None:
             return None
-        now = self._loop.time()
-        if now - self._checked_at >= self.CHECK_S or self._checked_at < 0:
-            self._checked_at = now
-            self._check()
+        if self._loop.time() - self._checked_at >= self.CHECK_S:
+            self._look()
         if not self.full:
             return None
         return StorageFull(
@@ -178,20 +199,43 @@ class DiskGuard:
             "reserved; publishing resumes by itself when there is room again"
         )
 
-    def _check(self) -> None:
-        assert self._directory is not None
-        try:
-            self.free_bytes = self._files.free_bytes(self._directory)
-        except OSError as error:
+    def _look(self) -> None:
+        if not self._is_checking and self._directory is not None:
+            self._is_checking = True
+            self._workers.submit(partial(self._files.free_bytes, self._directory), self._looked)
+
+    def _look_again(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self.full and not self._is_closed:
+            self._timer = self._loop.call_later(self.CHECK_S, self._look)
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._look_again()
+
+    def _looked(self, free_bytes: int, error: BaseException | None) -> None:
+        self._is_checking = False
+        self._checked_at = self._loop.time()
+        self._found(free_bytes, error)
+
+    def _found(self, free_bytes: int, error: BaseException | None) -> None:
+        if error is not None:
             logger.error("free space cannot be read: %s", error)
-            return
+        else:
+            self._compare(free_bytes)
+        self._look_again()
+
+    def _compare(self, free_bytes: int) -> None:
+        self.free_bytes = free_bytes
         needed = self.reserve_bytes + self.reserve_bytes // 4 if self.full else self.reserve_bytes
-        full = self.free_bytes < needed
+        full = free_bytes < needed
         if full != self.full:
             self.full = full
             logger.warning(
                 "%d MiB are free: publishes are %s",
-                self.free_bytes >> 20,
+                free_bytes >> 20,
                 "refused" if full else "accepted again",
             )
 
@@ -200,4 +244,5 @@ class DiskGuard:
         if not self.full:
             self.full = True
             self._checked_at = self._loop.time()
+            self._look_again()
             logger.warning("the disk is full: publishes are refused")

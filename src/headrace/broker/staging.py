@@ -42,6 +42,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -465,13 +466,16 @@ class Staging:
         self._drop(self._droppable(parse_pieces(pieces)))
         self._engine.state.flush(done)
 
-    def expire_orphans(self) -> None:
-        """What was staged a day ago and never committed belongs to a job that is gone."""
-        now = self._engine.now_ms()
+    def expire_orphans(self, now: int | None = None) -> None:
+        """What was staged a day ago and never committed belongs to a job that is gone. ``now``: when this began, because
+        a log that has to fetch the answer is asked for the same time again."""
+        if self._engine.failed or self._engine.closing:
+            return
+        now = self._engine.now_ms() if now is None else now
         try:
             self.expire(now - limits.STAGED_KEPT_S * 1000)
         except ReadPending as pending:
-            pending.then(self.expire_orphans)
+            pending.then(partial(self.expire_orphans, now))
             return
         except (HeadraceError, OSError) as error:  # the next round tries again
             logger.error("staged batches cannot be looked at: %s", error)

@@ -132,7 +132,7 @@ class Bundle:
         """The result of a message, to wait for."""
         pending = self._looked_at.get(number)
         if pending is None:
-            pending = self._looked_at.setdefault(number, Pending())
+            pending = self._looked_at.setdefault(number, Pending(self._failures))
         if not pending.done():
             # ``settle`` appends the answer first and looks here afterwards: one of the two finds it.
             answer = self.answer(number)

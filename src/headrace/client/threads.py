@@ -30,7 +30,7 @@ from headrace.facade import BlockingFacade
 from headrace.forking import put_aside
 from headrace.log.columns import record
 from headrace.model import PublishOptions, Receipt, check_options, checked_topic
-from headrace.publication import Publication, renew_lock
+from headrace.publication import Publication
 from headrace.shell import documented_as
 from headrace.wire.binary import Frame
 
@@ -82,8 +82,8 @@ class BrokerClient(BlockingFacade):
 
     def forked(self) -> None:
         """In a child process: the connection and all that hangs on it stay with the parent."""
-        renew_lock()
-        if self._loop is not None:
+        is_open, failures = self._loop is not None, self._core._failures
+        if is_open:
             for feed in [*self._channels.values(), *[each.feed for each in self._consumers()]]:
                 feed.disconnected()
             if self._exchange is not None:
@@ -91,6 +91,8 @@ class BrokerClient(BlockingFacade):
             put_aside(self._core)
             self._core = self._core.anew()
         super().forked()
+        if is_open:
+            failures.no_answers = self._not_open()
 
     # --- connecting -------------------------------------------------------------------------
     @documented_as(AsyncClient.connect)
@@ -204,7 +206,7 @@ class BrokerClient(BlockingFacade):
         if is_plain(value, headers, options):
             return self._outgoing.add(topic, value, options["key"], core.max_message_size)
         topic = checked_topic(topic)
-        publication = Publication()
+        publication = Publication(core._failures)
         done = partial(self._settled, publication)
         if goes_alone(options):
             frame = alone(topic, value, headers, options, core.max_message_size)

@@ -12,11 +12,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from headrace.broker import attaching, deleting
 from headrace.broker.clustering import WantedSubscription, settings_of
 from headrace.broker.engine import Engine
+from headrace.broker.positions import resolve_all
 from headrace.broker.subscription import Subscription
 from headrace.broker.topic import Topic
 from headrace.broker.topics import TopicDone
@@ -309,9 +311,8 @@ class Defining:
             attaching.check_room(engine.all_subscriptions(), len(partitions))
             if start_time_ms is not None or start != "earliest":
                 await self.fresh(tuple(topic.name for topic in topics))
-                found = await completed(
-                    lambda: engine.resolve_all(partitions, start, time_ms=start_time_ms)
-                )
+                resolve = partial(resolve_all, engine, time_ms=start_time_ms, known={})
+                found = await completed(partial(resolve, partitions, start))
                 starts = [[p.topic, p.number, offset] for p, offset in found.items()]
         else:
             changed = existing.settings.but(settings)

@@ -26,7 +26,7 @@ and would pay a task or a closure for it. An exception costs nothing when it is 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
@@ -112,10 +112,40 @@ class ReadPending(Exception):
     This is not an error, so it is not a :class:`HeadraceError`: callers either pass it on or call ``then``.
     """
 
-    def __init__(self, then: Callable[[Callable[[], None]], None]):
+    def __init__(
+        self,
+        then: Callable[[Callable[[], None]], None],
+        leave: Callable[[Callable[[], None]], None] = lambda callback: None,
+    ):
         super().__init__("the records are being fetched")
         self.then = then
         """Takes a callback, which runs once, on the loop, when the caller should read again."""
+        self.leave = leave
+        """Takes a callback that was given to ``then``: the caller does not want the records any more."""
+
+    @classmethod
+    def for_all(cls, pending: Sequence[ReadPending]) -> ReadPending:
+        """For a caller that needs several reads: when it should do all of them again."""
+        counting: dict[Callable[[], None], Callable[[], None]] = {}
+
+        def then(callback: Callable[[], None]) -> None:
+            left = len(pending)
+
+            def one_is_there() -> None:
+                nonlocal left
+                left -= 1
+                if left == 0:
+                    callback()
+
+            counting[callback] = one_is_there
+            for each in pending:
+                each.then(one_is_there)
+
+        def leave(callback: Callable[[], None]) -> None:
+            for each in pending:
+                each.leave(counting[callback])
+
+        return cls(then, leave)
 
 
 async def completed(
@@ -128,9 +158,13 @@ async def completed(
         try:
             return read()
         except ReadPending as pending:
-            fetched = asyncio.Event()
+            fetched, leave = asyncio.Event(), pending.leave
             pending.then(fetched.set)
-        await fetched.wait()
+        try:
+            await fetched.wait()
+        except asyncio.CancelledError:
+            leave(fetched.set)
+            raise
 
 
 class Whereabouts(NamedTuple):

@@ -530,6 +530,9 @@ class PartitionLog(SegmentedLog):
         self._replacing = None
         self._segments = tuple(new if each is old else each for each in self._segments)
         old.forget()
+        # Its file has no name any more: whoever closes it last waits until its space is free, so that is no reader here.
+        last = [old]
+        self._loop.call_soon(self._workers.submit_idle, last.clear, lambda result, error: None)
 
     def kept(self, segment: Segment) -> None:
         self._replacing = None
@@ -557,13 +560,7 @@ class PartitionLog(SegmentedLog):
 
     def roll_soon(self, bytes_min: int) -> None:
         """Close the active segment after the waiting entries, if it has this many bytes."""
-        if (
-            self._segments
-            and self._segments[-1].size >= bytes_min
-            and not self.read_only
-            and self.failed is None
-            and not self._closing
-        ):
+        if self._segments and self._segments[-1].size >= bytes_min and self._is_writable:
             self._lane.put("roll")
 
     def close(self, done: Callable[[], None]) -> None:

@@ -367,6 +367,10 @@ class Rewriter:
             self._log, self._rewrite = log, rewrite
             self._submit(rewrite.begin)
 
+    def _step(self) -> None:
+        assert self._rewrite is not None
+        self._submit(self._rewrite.step)
+
     def _submit(self, work: Callable[[], int | None]) -> None:
         clock = self._clock
 
@@ -389,7 +393,7 @@ class Rewriter:
         size, took = result
         if size is not None:
             rest = max(size / limits.REWRITE_BYTES_PER_S, took) / limits.REWRITE_SHARE - took
-            self._pause(rest, lambda: self._submit(rewrite.step))
+            self._pause(rest, self._step)
         elif log.may_replace(rewrite.segment):
             self._workers.submit(rewrite.finish, self._finished)
         else:

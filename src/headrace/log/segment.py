@@ -183,22 +183,24 @@ class Readers:
 
     def get(self, path: Path, version: int = 0) -> Handle:
         """``version`` tells files apart that have been at the path one after the other."""
-        key = (path, version)
-        with self._lock:
-            handle = self._open.get(key)
-            if handle is not None:
-                self._open.move_to_end(key)
-                return handle
+        handle = self.known(path, version)
+        if handle is not None:
+            return handle
         handle = self._files.open(path)
         with self._lock:
-            self._open[key] = handle
+            self._open[path, version] = handle
             while len(self._open) > self._max:
                 # Do not close it here: another thread may be reading. The last reference closes it.
                 self._open.popitem(last=False)
         return handle
 
-    def has(self, path: Path, version: int = 0) -> bool:
-        return (path, version) in self._open
+    def known(self, path: Path, version: int = 0) -> Handle | None:
+        """The handle, if the file is open."""
+        with self._lock:
+            handle = self._open.get((path, version))
+            if handle is not None:
+                self._open.move_to_end((path, version))
+            return handle
 
     def forget(self, path: Path, version: int = 0) -> None:
         with self._lock:
@@ -234,9 +236,12 @@ class Segment:
     def handle(self, at_once: bool = False) -> Handle:
         held = self.held
         if held is None:
-            if at_once and not self._readers.has(self.path, self.version):
-                raise NotAtHand
-            found = self._readers.get(self.path, self.version)
+            readers = self._readers
+            found = readers.known(self.path, self.version)
+            if found is None:
+                if at_once:
+                    raise NotAtHand
+                found = readers.get(self.path, self.version)
             if self._is_forgotten:  # by now: an open file would keep its space on the disk
                 self._readers.forget(self.path, self.version)
             held = self.held or found  # the file may have been replaced before it was opened

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 from typing import TypeVar
@@ -79,7 +80,8 @@ class SegmentedLog(BaseLog):
                 run_bytes=run_bytes, run_records=run_records, at_once=at_once,
             )  # fmt: skip
             if is_followed and not at_once:
-                segment.read_ahead(found[-1].end_offset)
+                with suppress(OSError):  # the reader hears of it when it comes there
+                    segment.read_ahead(found[-1].end_offset)
         except FileNotFoundError:
             # Another thread may have dropped it in the meantime; then this raises the right error.
             self._segment_for(offset, end)
@@ -136,7 +138,7 @@ class SegmentedLog(BaseLog):
             del self._unpacking[batch.base_offset]
             self._large = batch
             for callback in waiting:  # they read again, and get the error, if there was one
-                callback()
+                self._loop.call_soon(callback)
 
         self._workers.submit(batch.plain, unpacked)
 

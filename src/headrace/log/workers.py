@@ -12,6 +12,8 @@ the latency of a commit on a fast disk).
 
 from __future__ import annotations
 
+import errno
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -22,6 +24,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from headrace.clock import Loop
 from headrace.files import Handle
 
+logger = logging.getLogger("headrace.log")
 Item = TypeVar("Item")
 Done = Callable[[Any, BaseException | None], None]
 IDLE_JOBS_MAX = 2
@@ -66,16 +69,30 @@ class Workers:
         self._under_way = 0
         self._idle: deque[tuple[Callable[[], Any], Done]] = deque()
         self._idle_under_way = 0
+        self._is_ended = False
 
     def submit(self, work: Callable[[], Any], done: Done) -> None:
         self._under_way += 1
-        if self._under_way > len(self._threads) and len(self._threads) < self._count:
-            thread = threading.Thread(
-                target=self._run, name=f"headrace-disk-{len(self._threads)}", daemon=True
-            )
-            self._threads.append(thread)
-            thread.start()
+        try:
+            if self._is_ended:
+                self._start()
+            elif self._under_way > len(self._threads) and len(self._threads) < self._count:
+                self._threads.append(self._start())
+        except RuntimeError as error:  # the system has no thread for us
+            if self._is_ended or not self._threads:
+                refusal = OSError(errno.EAGAIN, str(error))
+                self._loop.call_soon(self._finish, done, None, refusal)
+                return
+            logger.warning("there are only %d disk threads: %s", len(self._threads), error)
         self._queue.put((work, done))
+        if self._is_ended:  # the thread ends with it
+            self._queue.put(None)
+
+    def _start(self) -> threading.Thread:
+        name = f"headrace-disk-{len(self._threads)}"
+        thread = threading.Thread(target=self._run, name=name, daemon=True)
+        thread.start()
+        return thread
 
     def submit_idle(self, work: Callable[[], Any], done: Done) -> None:
         """Work that nobody waits for, such as removing large files of a thousand partitions: ``IDLE_JOBS_MAX`` at a time,
@@ -117,7 +134,9 @@ class Workers:
         done(result, error)
 
     def close(self) -> None:
-        """End the threads when the queue is empty. Running jobs finish."""
+        """End the threads when the queue is empty. Running jobs finish. What follows from them, such as a read for somebody
+        who has waited for his turn, has a thread of its own."""
+        self._is_ended = True
         for _ in self._threads:
             self._queue.put(None)
         self._threads = []

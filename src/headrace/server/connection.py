@@ -49,8 +49,10 @@ HALF_CLOSED_S = 10.0
 """How long a client that sends nothing more may wait for its last answers."""
 UNAUTHENTICATED_S = 10.0
 """How long a client may stay on the TCP port without authenticating, where a token is needed."""
-PIECE_BYTES = 32 << 10
-"""Data is read in pieces of this size. The cheapest commands have six bytes, so this may be 5,000 of them."""
+PIECE_BYTES = 16 << 10
+"""Data is read in pieces of this size. The cheapest commands have six bytes, so this may be 2,700 of them."""
+MUCH_BYTES = 4 << 10
+"""More that comes at once waits for a later turn of the loop, if this one has read enough from others."""
 LINGER_S = 2.0
 TLS_HELLO = b"\x16\x03"
 """How a TLS client begins. No protocol of ours does."""
@@ -212,9 +214,23 @@ class Connection(asyncio.Protocol):
         if self.is_metered:
             self.charge(len(data))
         if self._rest:
-            self._rest += data
+            self._keep(self._rest + data)
+        elif len(data) > MUCH_BYTES and self.hub.engine.pace.is_over():
+            self._keep(data)
+            self._read_later()
         else:
             self._read(data)
+
+    def _keep(self, data: bytes) -> None:
+        """It is read later. Until then it counts against the broker's memory."""
+        self.outbox.requests.add(len(data) - len(self._rest))
+        self._rest = data
+
+    def _take_rest(self) -> bytes:
+        rest, self._rest = self._rest, b""
+        if not self.outbox.closed:
+            self.outbox.requests.add(-len(rest))
+        return rest
 
     def _read(self, data: bytes) -> None:
         try:
@@ -243,7 +259,7 @@ class Connection(asyncio.Protocol):
         deadline = pace.deadline()
         for at in range(0, len(data), PIECE_BYTES):
             if at and (not self.outbox.reading or pace.is_past(deadline)):
-                self._rest = data[at:]
+                self._keep(data[at:])
                 break
             self._feed(data[at : at + PIECE_BYTES])
         if self.outbox.reading and pace.is_past(deadline):
@@ -260,14 +276,14 @@ class Connection(asyncio.Protocol):
             self._read_later()
 
     def _go_on_reading(self) -> None:
-        rest, self._rest = self._rest, b""
+        rest = self._take_rest()
         self.outbox.throttle(False)
         if self.outbox.closed or not rest:
             return
         if self.outbox.reading:
             self._read(rest)
         else:
-            self._rest = rest
+            self._keep(rest)
 
     def eof_received(self) -> bool:
         """A client that sends nothing more, such as netcat, may still wait for its answers."""
@@ -283,6 +299,7 @@ class Connection(asyncio.Protocol):
         self.closing = True
         self.hub.left(self)
         self.outbox.close()
+        self._take_rest()
         if self._patience is not None:
             self._patience.cancel()
         if self._resume is not None:

@@ -11,7 +11,8 @@ waits until everything before it is answered. A fetch after a publish sees the p
 
 What a connection holds counts against the broker's ``memory_limit`` (``headrace/budget.py``), and against
 the quotas of its principal and its address: requests that
-are incomplete, that wait, or that are not answered, and answers that the client has not read. Only large
+are incomplete, that wait, or that are not answered, what has come and is not parsed yet, and answers that the client has not
+read. Only large
 ones are counted one by one; the small ones have the bounds below.
 """
 

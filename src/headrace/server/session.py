@@ -147,7 +147,8 @@ class RequestSession(Session, Generic[Item]):
             else:
                 if not self.connection.closing and self.connection.session is self:
                     self._begin(item)
-            slot.fill(b"")
+            finally:  # its answer has a place of its own by now, and others wait for this one
+                slot.fill(b"")
 
         self.connection.start(begin())
 

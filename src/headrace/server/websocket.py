@@ -296,6 +296,8 @@ class WebSocketSession(SubscribingSession):
             await self.engine.cluster.ensure(topic)
         except HeadraceError as error:
             self._fail(message_id, error)
+        except Exception:
+            self._fail(message_id, self.connection.bug())
         else:
             self._command(command)
 
