@@ -34,7 +34,7 @@ from headrace.channels import (
     check_prefetch,
     reply_of,
 )
-from headrace.contents import Value, check_value
+from headrace.contents import Value, check_value, check_values
 from headrace.errors import Closed, HeadraceError, NotFound
 from headrace.log.batch import Batch
 from headrace.model import (
@@ -165,7 +165,7 @@ class AsyncFacade(Operations):
 
             await client.publish_many("orders", [b"one", {"order": 2}], keys=["a", "b"])
         """
-        with sending("publish", topic, headers, len(values)) as headers:
+        with sending("publish", topic, headers, len(check_values(values))) as headers:
             return await self._publish_many(topic, values, headers, options)
 
     async def publish_batch(
