@@ -178,3 +178,20 @@ def test_a_forgotten_async_is_named() -> None:
         pass
     with pytest.raises(TypeError, match="use async for"):
         list(client.subscribe("orders"))
+    with pytest.raises(AttributeError, match="not open yet, so it has no 'get': await it first"):
+        client.subscription("email", "orders").get()
+    opening = client.subscribe("orders")
+    assert not hasattr(opening, "cr_code")  # debuggers ask; it is still good
+    opening.close()
+
+
+def test_the_end_of_a_channel_shows_no_other_error_before_it() -> None:
+    """A traceback begins with the reason, not with the IndexError of an empty queue."""
+    channel = Channel("events", 10, lambda callback, *args: None)
+    with pytest.raises(RequestTimeout) as late:
+        channel.get(0)
+    channel.closed(None)
+    with pytest.raises(Closed) as closed:
+        channel.get()
+    assert late.value.__context__ is None
+    assert closed.value.__context__ is None

@@ -24,7 +24,7 @@ BASICS = frozenset(
     {
         "budget", "model", "errors", "limits", "settings", "checking", "channels", "clock", "files",
         "contents", "forking", "notation", "partitioning", "publication", "shell", "times", "tracing",
-        "working",
+        "misspelt", "working",
     }
 )  # fmt: skip
 ANYTHING = frozenset({"*"})

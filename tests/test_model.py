@@ -397,6 +397,13 @@ def test_a_value_that_is_not_json_says_so() -> None:
     assert caught.value.code == "invalid_json"
 
 
+def test_a_value_that_is_not_json_is_a_value_error() -> None:
+    """Whoever knows the module ``json`` writes ``except ValueError``, also for JSON that is nested too deeply."""
+    for value in (b"{oops", b"\xff", b"[" * 100_000):
+        with pytest.raises(ValueError, match="is not JSON"):
+            Message("orders", 3, 7, 0, None, value, None).json()
+
+
 def test_a_delayed_receipt_has_no_place() -> None:
     """Not an offset that looks like one."""
     own = uuid.uuid4()

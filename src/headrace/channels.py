@@ -183,9 +183,12 @@ class Channel(Arrivals):
 
             message = channel.get(timeout=5)
         """
+        message: Message | None
         try:
             message = self._items.popleft()
         except IndexError:
+            message = None  # wait outside of this block: an error would show the IndexError first
+        if message is None:
             message = self._wait(timeout)
         if self._starved and len(self._items) <= self.capacity // 2:
             self._starved = False
@@ -336,6 +339,14 @@ class Opening(Coroutine[Any, Any, Opened_co]):
         return _Iteration(self._opening)
 
     if not TYPE_CHECKING:  # mypy finds these mistakes by itself
+
+        def __getattr__(self, name):
+            if name.startswith("_") or not hasattr(AsyncConsumer, name):
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            self.close()
+            raise AttributeError(
+                f"the channel is not open yet, so it has no {name!r}: await it first, or use async with"
+            )
 
         def __enter__(self):
             self.close()

@@ -8,7 +8,7 @@ message is made for a user, or by one, is it ``None``.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headrace import limits
@@ -71,6 +71,21 @@ def check_headers(headers: object) -> Mapping[str, str]:
             code="headers_too_large",
         )
     return headers
+
+
+def check_values(values: object) -> Sequence[object]:
+    """The values of many messages; each is checked on its own."""
+    if isinstance(values, (str, bytes, bytearray, memoryview)):
+        raise InvalidArgument(
+            "publish_many takes a list of messages; publish takes a single one",
+            code="invalid_value",
+        )
+    if not isinstance(values, Sequence):
+        raise InvalidArgument(
+            f"publish_many takes a list of messages, not {type(values).__name__}",
+            code="invalid_value",
+        )
+    return values
 
 
 def check_key(key: object) -> bytes:

@@ -60,6 +60,10 @@ class TooLarge(InvalidArgument, code="too_large"):
     """A message, batch, header or name above its limit."""
 
 
+class NotJson(InvalidArgument, ValueError, code="invalid_json"):
+    """The value of a message is not JSON. It is a ``ValueError``, as an error of the module ``json`` is."""
+
+
 class NotFound(HeadraceError, code="not_found"):
     """The topic, partition, subscription or message does not exist."""
 

@@ -34,9 +34,10 @@ from headrace.channels import (
     check_prefetch,
     reply_of,
 )
-from headrace.contents import Value, check_value
+from headrace.contents import Value, check_value, check_values
 from headrace.errors import Closed, HeadraceError, NotFound
 from headrace.log.batch import Batch
+from headrace.misspelt import watch
 from headrace.model import (
     JoinOptions,
     Message,
@@ -165,7 +166,7 @@ class AsyncFacade(Operations):
 
             await client.publish_many("orders", [b"one", {"order": 2}], keys=["a", "b"])
         """
-        with sending("publish", topic, headers, len(values)) as headers:
+        with sending("publish", topic, headers, len(check_values(values))) as headers:
             return await self._publish_many(topic, values, headers, options)
 
     async def publish_batch(
@@ -368,9 +369,12 @@ class AsyncFacade(Operations):
         async def join() -> AsyncConsumer:
             check_join("subscription", topic, settings, start)
             check_prefetch(prefetch)
-            if topic is not None:
-                await self.create_subscription(name, topic, start, **settings)
-            return await self._join(name, topic, prefetch, auto_extend)
+            if topic is None:
+                return await self._join(name, None, prefetch, auto_extend)
+            made = await self.create_subscription(name, topic, start, **settings)
+            consumer = await self._join(name, topic, prefetch, auto_extend)
+            watch(self.topic_stats, made, topic, consumer)
+            return consumer
 
         return Opening(join())
 
@@ -590,9 +594,12 @@ class BlockingFacade(BlockingOperations):
         check_prefetch(prefetch)
 
         async def join() -> Consumer:
-            if topic is not None:
-                await self._core.create_subscription(name, topic, start, **settings)
-            return await self._join(name, topic, prefetch, auto_extend)
+            if topic is None:
+                return await self._join(name, None, prefetch, auto_extend)
+            made = await self._core.create_subscription(name, topic, start, **settings)
+            consumer = await self._join(name, topic, prefetch, auto_extend)
+            watch(self._core.topic_stats, made, topic, consumer)
+            return consumer
 
         consumer = self._run(join())
         _forget_closed(self._joined)

@@ -30,7 +30,7 @@ from msgspec import Meta
 from headrace import limits
 from headrace.checking import check, schema_of
 from headrace.contents import TOMBSTONE_HEADER, TOMBSTONE_TEXT, Value
-from headrace.errors import Closed, InvalidArgument
+from headrace.errors import Closed, InvalidArgument, NotJson
 from headrace.notation import BYTES, HOURS, MILLISECONDS, SECONDS, Unit, position_of, unit_of
 from headrace.times import Duration, Moment, to_ms
 
@@ -305,7 +305,7 @@ class Message:
         return (self.value or b"").decode()
 
     def json(self) -> Any:
-        """The value, read as JSON; None if it is null. :class:`InvalidArgument` (``invalid_json``) if it is not JSON.
+        """The value, read as JSON; None if it is null. :class:`NotJson`, a ``ValueError``, if it is not JSON.
 
         Example::
 
@@ -316,7 +316,7 @@ class Message:
         try:
             return json.loads(self.value)
         except (ValueError, RecursionError) as error:
-            raise InvalidArgument(f"{self!r} is not JSON: {error}", code="invalid_json") from None
+            raise NotJson(f"{self!r} is not JSON: {error}") from None
 
     def ack(self) -> None:
         """The message is done: it is not delivered to this subscription again.

@@ -120,6 +120,22 @@ def test_some_dead_letters_are_redriven(headrace: Command, client: BrokerClient)
     ]
 
 
+def test_a_redrive_that_is_left_says_that_it_goes_on(
+    headrace: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C ends the command; the broker does not know of it."""
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(BrokerClient, "redrive", interrupted)
+    ran = headrace("dlq", "redrive", "left")
+    assert (ran.code, ran.out) == (130, "")
+    assert ran.err.strip() == (
+        "The broker goes on with the redrive; 'headrace dlq list left' shows what is left."
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "flags", "seen"),
     [

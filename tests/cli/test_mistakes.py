@@ -228,3 +228,23 @@ def test_as_a_process_it_is_the_same() -> None:
     assert (ran.code, ran.out) == (2, "")
     assert ran.err.startswith(f"headrace: no broker answers at {NOWHERE}")
     assert len(ran.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["topics", "--port", "9998"], "write the whole address of the broker: --server HOST:PORT"),
+        (["publish", "t", "x", "--host", "there"], "--server HOST:PORT"),
+        (["-s", "there:9998", "topics"], "write --server after the command"),
+    ],
+    ids=lambda value: " ".join(value)[:50] if isinstance(value, list) else None,
+)
+def test_that_is_not_where_the_address_goes(
+    command: Command, arguments: list[str], told: str
+) -> None:
+    """``serve`` has a port and a host, and other programs take an address before the command."""
+    ran = command(*arguments)
+    assert (ran.code, ran.out) == (2, "")
+    assert told in ran.err
+    assert len(ran.err.splitlines()) == 1
+    assert "--port" not in command("topics", "--help").out

@@ -1,6 +1,7 @@
 """Publishing with real clients against a real server."""
 
 import asyncio
+import gc
 import subprocess
 import sys
 import uuid
@@ -458,3 +459,38 @@ def test_calls_without_keys_fill_all_partitions(
     for topic, least in (("orders", 13_000), ("visits", 2_000)):
         ends = [place["end"] for place in client.positions(topic)[topic]]
         assert min(ends) >= least, ends
+
+
+def test_a_refusal_shows_no_other_error_before_it(client: BrokerClient) -> None:
+    """A traceback begins with the sentence, not with the KeyError of a look-up."""
+    for topic in ("my topic", None, []):
+        with pytest.raises(InvalidArgument) as caught:
+            client.publish(topic, b"x")  # type: ignore[arg-type]
+        assert caught.value.__context__ is None
+
+
+def test_publish_many_names_itself_in_its_refusals(client: BrokerClient) -> None:
+    """A generator has no length, and ``key`` is an option of ``publish``."""
+    with pytest.raises(InvalidArgument, match="takes a list of messages, not generator"):
+        client.publish_many("orders", (b"x" for _ in range(3)))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"^publish_many got an unexpected keyword argument 'key'"):
+        client.publish_many("orders", [b"x"], key="k")  # type: ignore[call-arg]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_client_of_an_event_loop_that_has_ended_says_so(server: RunningServer) -> None:
+    """A second ``asyncio.run`` cannot use the connection of the first. When it is closed, it can connect again."""
+    client = AsyncClient(*server.address)
+    asyncio.run(client.connect())
+
+    async def again() -> int | None:
+        for call in (client.connect(), client.publish("orders", b"x"), client.topics()):
+            with pytest.raises(Closed, match="event loop") as caught:
+                await call
+            assert caught.value.code == "not_connected"
+        await client.close()
+        async with client:
+            return (await client.publish("orders", b"x")).offset
+
+    assert asyncio.run(again()) == 0
+    gc.collect()  # Python warns of the socket that nobody could close

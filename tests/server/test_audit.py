@@ -1,18 +1,20 @@
 """The audit: who changed what, and what failed, at a bounded rate."""
 
+import asyncio
 import json
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from headrace import AsyncClient
 from headrace.broker.audit import TOPIC as AUDIT
 from headrace.broker.audit import Source
 from headrace.errors import (
     Forbidden,
     Unauthenticated,
 )
-from headrace.testing import running_server
+from headrace.testing import running_server, wait_until
 from tests.contract.raw_text import TextSocket
 from tests.server.access_rig import PASSWORD, ROOT, quick_passwords, text_as, token  # noqa: F401
 from tests.server.http_rig import Http
@@ -91,6 +93,28 @@ def test_the_audit_has_what_moves_a_subscription(tmp_path: Path) -> None:
             ("login", None, "unauthenticated"),
             ("login", None, "unauthenticated"),
         ]
+
+
+def test_the_audit_says_that_a_caller_was_gone_before_the_end(tmp_path: Path) -> None:
+    """Ctrl-C during a redrive is no bug of the broker."""
+    with running_server(tmp_path / "data", token=ROOT) as server, server.client() as root:
+        root.publish_many("orders", [b"x", b"y"])
+        with root.subscription("s", "orders", max_deliveries=1) as consumer:
+            for _ in range(2):
+                consumer.nack(consumer.get(timeout=10))
+        wait_until(lambda: root.subscription_stats("s")["dead_lettered"] == 2)
+
+        async def leave() -> None:
+            async with AsyncClient(*server.address, token=ROOT) as client:
+                redrive = asyncio.create_task(client.redrive("s", rate=1))
+                while (await client.topic_stats("orders"))["messages"] < 3:
+                    pass
+                redrive.cancel()
+
+        asyncio.run(leave())
+        counts = server.engine.audit.counts
+        server.wait_until(lambda: counts["redrive", "interrupted"])
+        assert not counts["redrive", "bug"]
 
 
 def test_the_audit_has_topics_that_are_created_by_using_them(tmp_path: Path) -> None:

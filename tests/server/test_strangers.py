@@ -71,10 +71,9 @@ def test_http_on_the_tcp_port_is_closed_and_nothing_in_it_is_carried_out(
         for pieces in ([whole], [whole[:3], whole[3:20], whole[20:]]):
             said = rest(server.address, *pieces)
             assert b"OK" not in said.split(b"\r\n\r\n")[-1]
-            if token is None:
-                assert said.startswith(b"HTTP/1.1 400 "), said
-                assert b"not_http" in said
-                assert b"http_port" in said
+            assert said.startswith(b"HTTP/1.1 400 "), said
+            assert b"not_http" in said
+            assert b"http_port" in said
         assert topics(server) == ["orders"]
 
 

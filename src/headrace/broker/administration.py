@@ -130,6 +130,9 @@ class Administration(BackupAdministration, ClusterAdministration, WatchingAdmini
         except HeadraceError as error:
             outcome = error.code
             raise
+        except asyncio.CancelledError:  # the caller is gone, or the broker stops
+            outcome = "interrupted"
+            raise
         finally:
             if outcome != "ok" or _is_change(operation, checked, result):
                 target = checked.get(operation.about or "")

@@ -6,7 +6,7 @@ counters of the metrics. The key of a record in the topic is the principal, the 
     {"time": ms, "who": "user:alice", "from": "10.0.0.7:51234", "action": "change_topic",
      "target": "orders", "arguments": {"settings": {"retention_hours": 1}}, "outcome": "ok"}
 
-``outcome`` is ``ok`` or the error's code. A failed login has the action ``login``.
+``outcome`` is ``ok``, the error's code, or ``interrupted``: the caller was gone before the end. A failed login has the action ``login``.
 
 Rules:
 - Every operation that needs ``manage`` or ``admin`` is recorded, and those that create or seek a

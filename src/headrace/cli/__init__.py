@@ -35,6 +35,7 @@ from headrace.cli import (
     transfer,
     users,
 )
+from headrace.cli.connecting import refusal
 from headrace.cli.printing import print_error
 from headrace.cli.serve import EXIT_UNAVAILABLE
 from headrace.errors import HeadraceError, InvalidArgument
@@ -99,6 +100,17 @@ def options(
             "--version", help="Print the version.", callback=_print_version, is_eager=True
         ),
     ] = False,
+    server: Annotated[
+        str | None,
+        typer.Option(
+            "--server",
+            "-s",
+            hidden=True,
+            callback=refusal(
+                "write --server after the command: headrace topics --server HOST:PORT"
+            ),
+        ),
+    ] = None,
 ) -> None:
     """The options before the command."""
 

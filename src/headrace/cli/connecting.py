@@ -42,6 +42,28 @@ User = Annotated[
         help="Log in as this user. The password is in HEADRACE_PASSWORD, or asked for.",
     ),
 ]
+
+
+def refusal(sentence: str) -> Callable[[str | None], None]:
+    """The callback of a hidden option, which somebody may try: it says what to write instead."""
+
+    def refuse(value: str | None) -> None:
+        if value is not None:
+            raise InvalidArgument(sentence)
+
+    return refuse
+
+
+NoPort = Annotated[
+    str | None,
+    typer.Option(
+        "--port",
+        "--host",
+        hidden=True,
+        callback=refusal("write the whole address of the broker: --server HOST:PORT"),
+    ),
+]
+"""``serve`` has these two; a command of a client has one option for both."""
 BROKER_OPTIONS: dict[str, Any] = {"server": Server, "token": Token, "ca": Ca, "user": User}
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")]
 TopicOrWildcard = Annotated[
@@ -76,9 +98,13 @@ def with_options(
         kind = inspect.Parameter.KEYWORD_ONLY
         for name, hint in options.items():
             parameters.append(inspect.Parameter(name, kind, default=None, annotation=hint))
+        if "server" in options:
+            parameters.append(inspect.Parameter("port", kind, default=None, annotation=NoPort))
 
         @wraps(command)
         def run(**given: Any) -> None:
+            if "server" in options:
+                given.pop("port", None)
             with opened(**{name: given.pop(name) for name in options}) as value:
                 command(**given, **{argument: value})
 

@@ -10,6 +10,7 @@ import typer
 from headrace.cli.connecting import Group, with_client
 from headrace.cli.printing import (
     AsJson,
+    complain,
     count_of,
     errors,
     place_of,
@@ -139,9 +140,15 @@ def redrive(
             what = sample["error"] or text_of((sample["after"] or "").encode())
             say(f"{sample['offset']} to {sample['topic']}: {what}")
         return
-    with errors.status(f"redriving dead letters of {subscription}"):
-        to: Literal["topic", "subscription"] = "topic" if everybody else "subscription"
-        result = client.redrive(subscription, rate=rate, to=to, **wanted)
+    to: Literal["topic", "subscription"] = "topic" if everybody else "subscription"
+    try:
+        with errors.status(f"redriving dead letters of {subscription}"):
+            result = client.redrive(subscription, rate=rate, to=to, **wanted)
+    except KeyboardInterrupt:
+        complain(
+            f"The broker goes on with the redrive; 'headrace dlq list {subscription}' shows what is left."
+        )
+        raise
     count, skipped = result["redriven"], result["skipped"]
     say(f"Redrove {count_of(count, 'letter')}.")
     if skipped:

@@ -75,8 +75,8 @@ def _login(
     return find_login(token, user, password)
 
 
-def not_connected() -> Closed:
-    return Closed("the client is not connected: call connect() first", code="not_connected")
+def not_connected(why: str = "the client is not connected: call connect() first") -> Closed:
+    return Closed(why, code="not_connected")
 
 
 _ALONE = ("delay", "deliver_at", "idempotency_key", "producer")
@@ -207,6 +207,7 @@ class AsyncClient(RemoteOperations):
     def _begin(self) -> None:
         self._link: Link | None = None
         self._producer: Producer | None = None
+        self._loop: asyncio.AbstractEventLoop
         self._feeds: dict[tuple[str, str | None, str], Feed] = {}
         self._acks: AckLedger
         self._failures = Failures()
@@ -236,7 +237,9 @@ class AsyncClient(RemoteOperations):
             await client.connect()
         """
         if self._link is not None:
+            self.link  # noqa: B018 - of another event loop: say so
             return self
+        self._loop = asyncio.get_running_loop()
         link = Link(**self._link_options)
         link.on_frame = self._frame
         link.on_up = self._up
@@ -274,6 +277,8 @@ class AsyncClient(RemoteOperations):
         link, producer = self._link, self._producer
         if link is None or producer is None:
             return
+        if self._loop.is_closed():  # everything ended with it
+            return self._begin()
         await self._stop_handlers()
         self._hand_over()
         if self._background:
@@ -300,6 +305,10 @@ class AsyncClient(RemoteOperations):
     def link(self) -> Link:
         if self._link is None:
             raise not_connected()
+        if self._loop.is_closed():
+            raise not_connected(
+                "the event loop in which the client was connected has ended: make a client in each asyncio.run"
+            )
         return self._link
 
     @property
@@ -308,8 +317,8 @@ class AsyncClient(RemoteOperations):
 
     @property
     def producing(self) -> Producer:
-        if self._producer is None or self._link is None:
-            raise not_connected()
+        self.link  # noqa: B018 - not connected: say so
+        assert self._producer is not None
         return self._producer
 
     @property

@@ -257,12 +257,15 @@ class PublishQueue(Generic[Handle]):
                     return self._refuse(checked_topic(topic))
                 self._is_adding = True
                 try:
+                    bundle: Bundle | None
                     try:
                         bundle = self._open[topic]
                     except (KeyError, TypeError):
+                        bundle = (
+                            None  # a refusal from within this block would show the KeyError first
+                        )
+                    if bundle is None or (key is not None and not bundle.has_keys):
                         bundle = self._bundle(topic, key is not None)
-                    if key is not None and not bundle.has_keys:
-                        bundle = self._bundle(topic, True)
                     rows = bundle.rows
                     number = len(rows)
                     rows.append((value, key) if bundle.has_keys else value)

@@ -13,7 +13,13 @@ from itertools import chain, repeat
 from typing import Any
 
 from headrace import limits
-from headrace.contents import check_headers, check_key, check_value, null_headers
+from headrace.contents import (
+    check_headers,
+    check_key,
+    check_value,
+    check_values,
+    null_headers,
+)
 from headrace.errors import InvalidArgument, TooLarge
 from headrace.model import (
     PUBLISH_MANY_OPTIONS,
@@ -141,18 +147,8 @@ def records(
 
     If ``headers`` is one mapping, it is for all messages.
     """
-    check_options(options, PUBLISH_MANY_OPTIONS)
-    if isinstance(values, (str, bytes, bytearray, memoryview)):
-        raise InvalidArgument(
-            "publish_many takes a list of messages; publish takes a single one",
-            code="invalid_value",
-        )
-    if not isinstance(values, Sequence):
-        raise InvalidArgument(
-            f"publish_many takes a list of messages, not {type(values).__name__}",
-            code="invalid_value",
-        )
-    checked: Sequence[Any] = list(values)
+    check_options(options, PUBLISH_MANY_OPTIONS, "publish_many")
+    checked: Sequence[Any] = list(check_values(values))
     count = len(checked)
     if not count:
         raise InvalidArgument("there is nothing to publish: the list is empty", code="empty_batch")

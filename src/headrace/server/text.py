@@ -78,7 +78,7 @@ class TextSession(SubscribingSession, RequestSession[PublishRun | Command]):
         return isinstance(item, Command) and item.verb not in _BRIEF
 
     def is_open(self, item: PublishRun | Command) -> bool:
-        return isinstance(item, Command) and item.verb in _OPEN
+        return isinstance(item, Command) and (item.verb in _OPEN or self._is_http(item))
 
     def requests_in(self, item: PublishRun | Command) -> int:
         return len(item.values) if isinstance(item, PublishRun) else 1
@@ -97,7 +97,7 @@ class TextSession(SubscribingSession, RequestSession[PublishRun | Command]):
     def _meet(self, item: PublishRun | Command) -> bool:
         """The first command: whether the connection goes on."""
         if isinstance(item, Command):
-            if is_http(item):
+            if self._is_http(item):
                 self.connection.unread = True  # a body may follow; the answer must arrive
                 self.outbox.send(_HTTP_REFUSED.encode(keep_alive=False))
                 self.connection.close()
@@ -108,6 +108,10 @@ class TextSession(SubscribingSession, RequestSession[PublishRun | Command]):
         if self.connection.authenticated:
             self.connection.meet()
         return True
+
+    def _is_http(self, item: Command) -> bool:
+        """Somebody took this port for the one of HTTP: the answer is HTTP, with a login or without."""
+        return self.connection.is_stranger and is_http(item)
 
     def fail(self, item: PublishRun | Command, error: HeadraceError) -> None:
         self.outbox.send(text.error_run(error, self.requests_in(item)))
