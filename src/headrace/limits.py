@@ -137,6 +137,14 @@ LEASE_BYTES_MAX = 4 << 20
 """Of the values that are handed out in one step, besides one of any size."""
 SETTLED_AT_ONCE_MAX = 10_000
 """Deliveries that one request in JSON may settle."""
+REDRIVES_MAX = 1_000
+"""Redrives of dead letters that run at the same time."""
+REDRIVES_KEPT_MAX = 100
+"""Redrives that have ended, and whose counts can still be asked for."""
+REDRIVE_WAIT_S_MAX = 60.0
+REDRIVE_LEASE_S = 30.0
+"""A redrive of a client stops when the client has been gone for so long."""
+REDRIVE_LEASE_S_MAX = 86_400.0
 ORDERED_PARKED_MAX = 10_000
 """Messages an ordered group may set aside while their key is busy, per partition."""
 ACK_TIMEOUT_S_MAX = 12 * 3600.0

@@ -1,12 +1,15 @@
 """``headrace dlq`` and ``headrace scheduled``."""
 
+import signal
+import threading
 import uuid
 
 import pytest
 
+from headrace.cli import dead_letters
 from headrace.client.threads import BrokerClient
-from headrace.testing import wait_until
-from tests.cli.rig import Command
+from headrace.testing import RunningServer, wait_until
+from tests.cli.rig import Command, start_script
 
 
 def bury(client: BrokerClient, name: str, *values: bytes, reason: str = "no such address") -> None:
@@ -120,22 +123,6 @@ def test_some_dead_letters_are_redriven(headrace: Command, client: BrokerClient)
     ]
 
 
-def test_a_redrive_that_is_left_says_that_it_goes_on(
-    headrace: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ctrl-C ends the command; the broker does not know of it."""
-
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(BrokerClient, "redrive", interrupted)
-    ran = headrace("dlq", "redrive", "left")
-    assert (ran.code, ran.out) == (130, "")
-    assert ran.err.strip() == (
-        "The broker goes on with the redrive; 'headrace dlq list left' shows what is left."
-    )
-
-
 @pytest.mark.parametrize(
     ("name", "flags", "seen"),
     [
@@ -153,6 +140,65 @@ def test_redriving_to_everybody(
     client.publish_text(name, "end")
     ran = headrace("join-subscription", "bystander", "--topic", name, "-n", len(seen))
     assert ran.lines == seen
+
+
+def test_ctrl_c_stops_a_redrive(server: RunningServer, client: BrokerClient) -> None:
+    """It says what was done and what is left; the letters that are left stay."""
+    bury(client, "halted", b"0", b"1", b"2")
+    process = start_script(
+        *("dlq", "redrive", "halted", "--rate", "0.01"),
+        HEADRACE_SERVER=f"{server.host}:{server.port}",
+    )
+    with process:
+        wait_until(lambda: [each["redriven"] for each in client.redrives("halted")] == [1])
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err) == (
+        130,
+        "Stopped: redrove 1 letter; 2 letters left.\n",
+        "",
+    )
+    assert [each["state"] for each in client.redrives("halted")] == ["stopped"]
+    assert len(client.dead_letters("halted")) == 2
+
+
+def test_a_detached_redrive_is_listed_and_stopped(headrace: Command, client: BrokerClient) -> None:
+    """It goes on without its command; a second command sees it, and stops it."""
+    bury(client, "apart", b"0", b"1", b"2")
+    assert headrace("dlq", "redrives", "apart").lines == ["No redrives of apart."]
+    assert headrace("dlq", "stop-redrive", "apart").lines == ["No redrive of apart runs."]
+    ran = headrace("dlq", "redrive", "apart", "--rate", "0.01", "--detach")
+    assert (ran.code, ran.err) == (0, "")
+    [found] = client.redrives("apart")
+    assert ran.lines[0] == f"Redrive {found['id']} runs in the broker."
+    wait_until(lambda: [each["redriven"] for each in client.redrives("apart")] == [1])
+    [shown] = headrace("dlq", "redrives", "apart", "--json").json
+    assert (shown["state"], shown["redriven"], shown["left"]) == ("running", 1, 2)
+    ran = headrace("dlq", "stop-redrive", "apart")
+    assert ran.lines == ["Stopped: redrove 1 letter; 2 letters left."]
+    assert "stopped" in headrace("dlq", "redrives", "apart").out
+    ran = headrace("dlq", "stop-redrive", "apart", str(uuid.UUID(int=7)))
+    assert ran.code == 2
+    assert "[redrive_not_found]" in ran.err
+
+
+def test_a_redrive_that_another_stops(
+    headrace: Command, client: BrokerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command that waits for it says so, with exit code 2."""
+    monkeypatch.setattr(dead_letters, "LOOK_S", 0.05)
+    bury(client, "foiled", b"0", b"1", b"2")
+
+    def stop() -> None:
+        wait_until(lambda: client.redrives("foiled"))
+        client.stop_redrive("foiled", client.redrives("foiled")[0]["id"])
+
+    stopping = threading.Thread(target=stop)
+    stopping.start()
+    ran = headrace("dlq", "redrive", "foiled", "--rate", "0.01")
+    stopping.join()
+    assert (ran.code, ran.out) == (2, "")
+    assert "[redrive_stopped]" in ran.err
 
 
 def test_a_dead_letter_is_corrected(headrace: Command, client: BrokerClient) -> None:

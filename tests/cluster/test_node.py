@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from headrace import BrokerClient
-from headrace.errors import Conflict, HeadraceError, InvalidArgument
+from headrace.errors import Conflict, HeadraceError, InvalidArgument, QueueFull
+from headrace.server import members
 from headrace.testing import RunningServer, running_server, server_process, wait_until
 from tests.fixtures.three_nodes import ThreeNodes, free_port
 
@@ -291,3 +292,28 @@ def test_others_serve_the_slots_of_a_node_that_is_gone(
                 message = messages.get(30)
                 message.ack()
                 got.add(message.value)
+
+
+def test_a_node_with_too_many_members_says_so(
+    three_nodes: ThreeNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A member that the owners do not take hears it, instead of getting a part of the messages."""
+    monkeypatch.setattr(members, "SUBSCRIPTIONS_PER_CONNECTION_MAX", 2)
+    node, other = three_nodes.nodes[:2]
+    with ExitStack() as stack:
+        clients = [stack.enter_context(node.client()) for _ in range(3)]
+        clients[0].create_topic("crowded", partitions=6)
+        clients[0].create_subscription("crowd", "crowded")
+        inboxes = [stack.enter_context(client.subscription("crowd")) for client in clients]
+        with pytest.raises(QueueFull) as caught:
+            inboxes[2].get(timeout=20)
+        assert caught.value.code == "too_many_members"
+        elsewhere = stack.enter_context(other.client())
+        inbox = stack.enter_context(elsewhere.subscription("crowd"))
+        for each in inboxes[:2]:
+            each.close()
+        for number in range(6):
+            elsewhere.publish("crowded", b"%d" % number, partition=number)
+        assert sorted(inbox.get(timeout=20).value for _ in range(6)) == [
+            b"%d" % number for number in range(6)
+        ]

@@ -476,12 +476,32 @@ def test_selected_letters_are_redriven_at_a_rate(page: Browser, client: Any) -> 
     page.button("Redrive selected", "#tools")
     page.says("2 letters would be published", "#redrive-preview")
     page.choose("#redrive-to", "topic")
-    page.type("#rate", "2")
+    page.type("#rate", "0.5")
     page.button("Redrive", "dialog")
-    page.says("left. It goes on if you close this", "#redrive-preview")
+    page.says("1 redriven, 1 letter left, at most 0.5 a second", "#redrives")
     page.says("Redriven: 2.", "#toasts")
+    assert not page.has("#redrives .row")
     assert [letter.message.value for letter in client.dead_letters("picky")] == [b"1", b"3"]
     assert [m.value for m in client.fetch("parcels", 4)] == [b"0", b"2"]
+
+
+def test_a_redrive_is_stopped(page: Browser, client: Any) -> None:
+    """It runs when the page is left, and the page shows it again, with a button that stops it."""
+    with client.subscription("halted", "halts", max_deliveries=1) as messages:
+        client.publish_many("halts", [b"%d" % number for number in range(3)])
+        for _ in range(3):
+            messages.get(timeout=10).nack(reason="no")
+    wait_until(lambda: len(client.dead_letters("halted")) == 3)
+    client.redrive("halted", rate=0.01, wait=0)
+    page.go("#/dead-letters/halted")
+    page.says("1 redriven, 2 letters left", "#redrives")
+    page.go("#/dead-letters")
+    page.says("Kept in", "#list")
+    page.go("#/dead-letters/halted")
+    page.button("Stop", "#redrives")
+    page.says("Redriven: 1. Stopped.", "#toasts")
+    page.says("2 letters", "#tools")
+    assert [each["state"] for each in client.redrives("halted")] == ["stopped"]
 
 
 def test_binary_letters_are_edited_as_digits(page: Browser, client: Any) -> None:

@@ -49,6 +49,7 @@ HOW: dict[tuple[str, str], str] = {
     ("docs/http.md", "sh"): "curl",
     ("docs/operations.md", "json"): "test_operations",
     ("docs/operations.md", "sh"): "test_commands",
+    ("docs/spark.md", "dockerfile"): "test_spark_page",
     ("docs/pipelines.md", "python"): "test_spark_page",
     ("docs/pipelines.md", "toml"): "test_spark_page",
     ("docs/protocol.md", "text"): "test_protocol",

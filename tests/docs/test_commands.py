@@ -43,6 +43,12 @@ NOT_RUN = {
     "headrace cluster": "so it does, with a cluster",
     "headrace bridge": "so it does",
     "kafka-acls.sh": "tests/engine/kafka/test_secured.py gives exactly these rights, and each one is needed",
+    "spark-submit": "needs a cluster; tests/spark/sessions/test_spark_submit.py has one",
+    "python3 -m venv packed": "needs the index of packages; that test packs an environment by itself",
+    "packed/bin/venv-pack": "so it does",
+    "packed/bin/pip": "so it does",
+    "mkdir environment": "so it does",
+    "tar -xzf environment": "so it does",
     "spark-pipelines": "takes half a minute each; tests/spark/test_examples.py runs both in a copy",
     "cd examples/declarative": "so it does",
 }

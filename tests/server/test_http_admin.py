@@ -2,6 +2,7 @@
 
 import time
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -219,6 +220,21 @@ def test_dead_letters_are_redriven(http: Http) -> None:
     assert http.consume("orders", group="mail") is None
 
 
+def test_a_redrive_is_watched_and_stopped(http: Http) -> None:
+    """Begun with ``wait``, listed, shown by its id, and stopped; a second stop changes nothing."""
+    bury(http, 0, 1, 2, 3)
+    begun = http.ok("POST", "/dead-letters/billing/redrive", {"rate": 0.01, "wait": 0})
+    assert begun["state"] == "running"
+    path = f"/dead-letters/billing/redrives/{begun['id']}"
+    shown = http.ok("GET", f"{path}?wait=0.02")
+    assert (shown["redriven"], shown["left"], shown["rate"]) == (1, 3, 0.01)
+    assert http.ok("GET", "/dead-letters/billing/redrives") == [shown]
+    stopped = http.ok("DELETE", path)
+    assert (stopped["state"], stopped["redriven"], stopped["left"]) == ("stopped", 1, 3)
+    assert http.ok("DELETE", path) == stopped == http.ok("GET", path)
+    assert len(http.ok("GET", "/dead-letters/billing")) == 3
+
+
 def test_a_dead_letter_can_be_corrected(http: Http) -> None:
     """What is shown can be sent back with changes; the rest stays as it was."""
     bury(http, {"n": "bad"})
@@ -272,6 +288,11 @@ def test_dead_letters_are_given_up(http: Http) -> None:
         ("POST", "/dead-letters/nobody/redrive", None, 404, "no_dead_letters"),
         ("GET", "/dead-letters/billing/99", None, 404, "message_not_found"),
         ("GET", "/dead-letters/billing/x", None, 400, "invalid_argument"),
+        ("GET", "/dead-letters/nobody/redrives", None, 404, "no_dead_letters"),
+        ("GET", "/dead-letters/billing/redrives/x", None, 400, "invalid_id"),
+        ("DELETE", f"/dead-letters/billing/redrives/{UUID(int=7)}", None, 404, "redrive_not_found"),
+        ("POST", "/dead-letters/billing/redrive", {"lease": 0}, 400, "invalid_argument"),
+        ("POST", "/dead-letters/billing/redrive", {"wait": 61}, 400, "invalid_argument"),
         ("GET", "/dead-letters/billing?limit=0", None, 400, "invalid_argument"),
         ("GET", "/dead-letters/billing?after=x", None, 400, "invalid_argument"),
         ("PUT", "/dead-letters/billing/99", {"data": 1}, 404, "message_not_found"),

@@ -5,11 +5,20 @@ Starting a session takes seconds, so there is one: every test that asks for ``sp
 """
 
 from collections.abc import Iterator
+from importlib.metadata import version
 
 import pytest
 
 from headrace import BrokerClient
 from headrace.testing import RunningServer, running_server
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """PySpark 4.0 leaves the sockets to its own JVM to the garbage collector."""
+    if version("pyspark").startswith("4.0."):
+        leak = "ignore:Exception ignored in. <socket.socket:pytest.PytestUnraisableExceptionWarning"
+        for item in items:
+            item.add_marker(pytest.mark.filterwarnings(leak))
 
 
 @pytest.fixture(scope="session")

@@ -28,10 +28,10 @@ from headrace.broker.backups import BackupAdministration
 from headrace.broker.clustering import ClusterAdministration, WantedSubscription
 from headrace.broker.engine import Engine
 from headrace.broker.permissions import Permissions
+from headrace.broker.redrives import RedriveAdministration
 from headrace.broker.subscription import Subscription
 from headrace.broker.topic import Partition, Topic
 from headrace.broker.topic_statistics import topic_stats, topic_subscriptions
-from headrace.broker.transforming import check_transform
 from headrace.broker.watching import WatchingAdministration, letter_filter
 from headrace.errors import Done, HeadraceError, MessageNotFound, SubscriptionNotFound, unreadable
 from headrace.log.interface import completed
@@ -43,7 +43,6 @@ from headrace.model import (
     Start,
     split_position,
 )
-from headrace.operations.arguments import Correction
 from headrace.operations.declaring import Operation
 from headrace.operations.results import (
     BrokerInfo,
@@ -58,7 +57,6 @@ from headrace.operations.results import (
     PipelineReport,
     PipelineStats,
     QuotaInfo,
-    Redriven,
     StopWanted,
     SubscriptionStats,
     TokenInfo,
@@ -72,7 +70,6 @@ WAIT_S_MAX = 60.0
 LETTER_BYTES_MAX = 4 << 20
 """Of the dead letters of one answer."""
 LETTERS_PAGE = 500
-LEFT_OUT_MAX = 10_000
 
 
 class New(dict[str, Any]):
@@ -96,7 +93,9 @@ def _is_change(operation: Operation, checked: dict[str, Any], result: object) ->
     return operation.method not in ("users", "tokens", "read_backup", "read_backup_partition")
 
 
-class Administration(BackupAdministration, ClusterAdministration, WatchingAdministration):
+class Administration(
+    BackupAdministration, ClusterAdministration, RedriveAdministration, WatchingAdministration
+):
     def __init__(
         self,
         engine: Engine,
@@ -422,67 +421,6 @@ class Administration(BackupAdministration, ClusterAdministration, WatchingAdmini
     def _letters_for(self, right: Right) -> Callable[[DeadLetter], bool] | None:
         """Only letters whose origin the caller has the right over; None: all."""
         return None if self.caller.unlimited else partial(self.permissions.may_see_letter, right)
-
-    async def redrive(
-        self,
-        subscription: str,
-        offsets: list[int] | None,
-        reason: str | None,
-        topic: str | None,
-        limit: int | None,
-        rate: float | None,
-        to: str,
-        destination: str | None,
-        transform: Any,
-        corrections: dict[int, Correction] | None,
-    ) -> Redriven:
-        if transform is not None:
-            check_transform(transform)
-        if destination is not None:
-            self.permissions.check_publish(destination)
-        # A letter says itself where it comes from, and anybody can publish one that says anything: it
-        # goes only where the caller could publish it.
-        left_out: list[int] = []
-        result: Redriven = await answer(
-            self.engine.dead_letters.redrive,
-            subscription,
-            offsets=offsets,
-            where=self._redrivable(letter_filter(reason, topic), left_out, destination),
-            limit=limit,
-            rate=rate,
-            to=to,
-            destination=destination,
-            transform=transform,
-            corrections=corrections,
-        )
-        if left_out:
-            result["skipped"] += len(set(left_out))
-            result["reason"] = result["reason"] or (
-                f"{self.caller.name} may not publish to the topics they come from"
-            )
-        return result
-
-    def _redrivable(
-        self,
-        wanted: Callable[[DeadLetter], bool] | None,
-        left_out: list[int],
-        destination: str | None,
-    ) -> Callable[[DeadLetter], bool] | None:
-        if self.caller.unlimited:
-            return wanted
-
-        def may(letter: DeadLetter) -> bool:
-            if wanted is not None and not wanted(letter):
-                return False
-            allowed = any(
-                self.permissions.may_see_letter(right, letter)
-                for right in (("publish", "manage") if destination is None else ("browse",))
-            )
-            if not allowed and len(left_out) < LEFT_OUT_MAX:
-                left_out.append(letter.offset)
-            return allowed
-
-        return may
 
     async def edit_dead_letter(
         self,

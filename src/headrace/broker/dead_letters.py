@@ -26,7 +26,16 @@ from typing import TYPE_CHECKING, Any
 from headrace import limits
 from headrace.broker.cursor import Cursor
 from headrace.broker.pace import Pace
-from headrace.broker.redriving import Redrive, RedriveDone, Rounds, Select, Target
+from headrace.broker.redrives import Redrives
+from headrace.broker.redriving import (
+    Begun,
+    Choice,
+    Redrive,
+    RedriveDone,
+    Rounds,
+    Select,
+    Target,
+)
 from headrace.contents import check_headers, check_value
 from headrace.errors import (
     HeadraceError,
@@ -55,6 +64,7 @@ if TYPE_CHECKING:
 KEEPER = "__dead_letters"
 TOPIC, PARTITION, OFFSET, ID, SUBSCRIPTION, REASON, ATTEMPTS, TIME = DEAD_LETTER_HEADERS
 REASON_CHARS_MAX = 1000
+BY_BROKER = "broker"
 CountDone = Callable[[int, HeadraceError | None], None]
 
 
@@ -63,6 +73,7 @@ class DeadLetters:
         self._engine = engine
         self._rounds: dict[str, Rounds] = {}
         """Of the redrives of each dead-letter topic."""
+        self.redrives = Redrives(engine)
 
     # --- burying ----------------------------------------------------------------------------
     def bury(
@@ -145,6 +156,10 @@ class DeadLetters:
             f"there are no dead letters of {name!r}: no message of it was given up so far. Is the name right?",
             code="no_dead_letters",
         )
+
+    def topic_of(self, name: str) -> str:
+        """The dead-letter topic, by the subscription's name or by its own."""
+        return self._open(name)[0].name
 
     def topics(self) -> list[tuple[str, int]]:
         """(dead-letter topic, how many letters it has), whoever has put them there."""
@@ -232,10 +247,13 @@ class DeadLetters:
         destination: str | None = None,
         transform: Any = None,
         corrections: Mapping[int, Correction] | None = None,
-    ) -> None:
+        allowed: Select | None = None,
+        begun: Begun | None = None,
+    ) -> Redrive:
         """Publish letters back to where they came from, or to ``destination``, at most ``rate`` a second.
 
-        ``corrections``: new contents, by offset; only these letters are redriven.
+        ``corrections``: new contents, by offset; only these letters are redriven. ``allowed``: those that the
+        caller may redrive; the others are skipped.
         """
         topic, _, cursor = self._open(name)
         only = None if offsets is None else set(offsets)
@@ -248,10 +266,12 @@ class DeadLetters:
             return Listing(topic, cursor, self._engine.pace, after, limit, wanted)
 
         target = Target(topic.name, to, destination, transform, corrections or {})
-        redrive = Redrive(
-            self._engine, rounds, cursor, page, target, done, only, where, limit, rate, end
-        )
-        redrive.step()
+        choice = Choice(only, where, allowed, limit, end)
+        begun = begun or Begun(uuid.uuid4(), BY_BROKER, self._engine.now_ms())
+        redrive = Redrive(self._engine, rounds, cursor, page, target, choice, rate, begun)
+        redrive.then(lambda: done(redrive.status(), redrive.error))
+        self.redrives.begin(redrive)
+        return redrive
 
 
 @dataclass(slots=True, eq=False)

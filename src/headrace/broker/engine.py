@@ -280,6 +280,7 @@ class Engine:
 
     def _let_go(self, error: HeadraceError) -> None:
         self.requests.close(error)
+        self.dead_letters.redrives.close(error)
         for follower in tuple(self._followers):
             follower.close(error)
         self._followers.clear()

@@ -16,15 +16,17 @@ and a large redrive would make it forget those of its clients.
 from __future__ import annotations
 
 import hashlib
+import uuid
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from headrace import limits
 from headrace.broker.cursor import Cursor
 from headrace.broker.publishing import RESERVED_PRODUCERS
 from headrace.broker.transforming import transformed
+from headrace.clock import Timer
 from headrace.contents import check_headers, check_value
 from headrace.errors import (
     Closed,
@@ -53,6 +55,8 @@ RedriveDone = Callable[[Redriven | None, HeadraceError | None], None]
 _ITS_OWN_FAULT = (InvalidArgument, Conflict, NotFound, ReadOnly)
 """Errors that concern one letter or its topic; any other ends a redrive."""
 _RETRY_S = 1.0
+FORBIDDEN_MAX = 10_000
+"""Letters that a caller may not redrive are counted up to here."""
 
 
 class LetterPage(Protocol):
@@ -195,29 +199,66 @@ def _records(log: Log, offset: int, count: int) -> list[tuple[int, bytes, bytes]
 
 
 # --- a redrive ----------------------------------------------------------------------------------------
+class Begun(NamedTuple):
+    """How a redrive began."""
+
+    id: uuid.UUID
+    by: str
+    time_ms: int
+    lease_s: float | None = None
+    """It stops when nobody asks for it for so long."""
+
+
+class Choice(NamedTuple):
+    """Which letters are redriven."""
+
+    only: set[int] | None
+    """The offsets that were named; None: all."""
+    where: Select | None
+    allowed: Select | None
+    """Those that the caller may redrive; the others are skipped."""
+    limit: int | None
+    end: int
+    """Letters that are stored later are left for the next redrive."""
+
+    def wants(self, letter: DeadLetter) -> bool:
+        return (
+            letter.offset < self.end
+            and (self.only is None or letter.offset in self.only)
+            and (self.where is None or self.where(letter))
+        )
+
+
 @dataclass(slots=True, eq=False)
 class Redrive:
-    """One redrive under way: a page of letters at a time."""
+    """One redrive: a page of letters at a time, until there are no more or somebody stops it."""
 
     _engine: Engine
     _rounds: Rounds
     _cursor: Cursor
     _page: Callable[[int, int, Select], LetterPage]
     _target: Target
-    _done: RedriveDone
-    _only: set[int] | None
-    """The offsets that were named; None: all."""
-    _where: Select | None
-    _limit: int | None
+    _choice: Choice
     _rate: float | None
-    _end: int
-    """Letters that are stored later are left for the next redrive."""
+    begun: Begun
+    state: Literal["running", "done", "stopped", "failed"] = "running"
+    error: HeadraceError | None = None
+    """That has ended it."""
+    _why: str | None = None
+    """Why it is to stop."""
+    _is_ending: bool = False
+    _waiters: list[Callable[[], object]] = field(default_factory=list)
+    _timer: Timer | None = None
+    """Until its next page, if it has a rate."""
     _after: int = -1
     _count: int = 0
-    _error: HeadraceError | None = None
+    _failure: HeadraceError | None = None
+    """Of a write of this round."""
     _listing: LetterPage | None = None
     """The page that is being collected."""
     _skipped: int = 0
+    _forbidden: set[int] = field(default_factory=set)
+    """The offsets of letters that the caller may not redrive."""
     _reason: str | None = None
     """Why the first of those was skipped."""
     _waiting: int = 0
@@ -225,13 +266,101 @@ class Redrive:
     _sent: int = 0
     """Letters of this round that were published."""
 
+    @property
+    def letters(self) -> str:
+        """The topic of the letters."""
+        return self._target.letters
+
+    def status(self) -> Redriven:
+        reason = self._reason
+        if reason is None and self._forbidden:
+            reason = f"{self.begun.by} may not publish to the topics they come from"
+        return {
+            "id": str(self.begun.id),
+            "state": self.state,
+            "redriven": self._count,
+            "skipped": self._skipped + len(self._forbidden),
+            "reason": reason,
+            "left": self._left(),
+            "rate": self._rate,
+            "by": self.begun.by,
+            "began": self.begun.time_ms,
+            "why": self.error.message if self.error is not None else self._why,
+        }
+
+    def _left(self) -> int:
+        """Letters that it has not looked at, whether or not it wants them."""
+        choice, cursor, start = self._choice, self._cursor, self._after + 1
+        if self.state == "done" or start >= choice.end:
+            return 0
+        if choice.only is not None:
+            left = sum(
+                start <= offset < choice.end and not cursor.is_done(offset)
+                for offset in choice.only
+            )
+        else:
+            left = cursor.undone_count(choice.end) - cursor.undone_count(start)
+        return left if choice.limit is None else min(left, choice.limit - self._count)
+
+    # --- its end ------------------------------------------------------------------------------
+    def then(self, call: Callable[[], object]) -> None:
+        """Call it when the redrive has ended."""
+        if self.state == "running":
+            self._waiters.append(call)
+        else:
+            call()
+
+    def forget(self, call: Callable[[], object]) -> None:
+        if call in self._waiters:
+            self._waiters.remove(call)
+
+    def stop(self, why: str) -> None:
+        """Publish no further page of letters. It ends when the one that is under way is stored."""
+        if self._is_ending or self._why is not None:
+            return
+        self._why = why
+        if self._timer is not None:
+            self._finish(None)
+
+    def close(self, error: HeadraceError) -> None:
+        """The broker closes, and the next page is due later."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._end(error)
+
+    def _finish(self, error: HeadraceError | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._is_ending = True
+        self._engine.state.flush(lambda failed: self._end(error or failed))
+
+    def _end(self, error: HeadraceError | None) -> None:
+        if self.state != "running":
+            return
+        self._is_ending = True
+        self.error = error
+        self.state = "failed" if error is not None else "done" if self._why is None else "stopped"
+        waiters, self._waiters = self._waiters, []
+        for call in waiters:
+            call()
+
+    # --- its pages ----------------------------------------------------------------------------
     def step(self) -> None:
+        self._timer = None
+        if self._is_ending:
+            return
         if self._engine.failed is not None or self._engine.closing:
             self._finish(self._engine.failed or Closed("the broker is closed"))
             return
-        page = PAGE if self._rate is None else max(1, min(PAGE, int(self._rate / 10)))
-        if self._limit is not None:
-            page = min(page, self._limit - self._count)
+        if self._why is not None:
+            self._finish(None)
+            return
+        page, limit = PAGE, self._choice.limit
+        if self._rate is not None:
+            page = max(1, min(PAGE, int(self._rate / 10)))
+        if limit is not None:
+            page = min(page, limit - self._count)
         try:
             if self._listing is None:
                 self._listing = self._page(self._after, max(page, 0), self._wanted)
@@ -249,12 +378,22 @@ class Redrive:
         except Exception as error:  # the caller's own filter
             self._finish(InvalidArgument(f"the filter failed: {error!r}", code="invalid_filter"))
             return
-        if not letters or self._error is not None:
-            self._finish(self._error)
+        if not letters or self._failure is not None:
+            self._finish(self._failure)
             return
         letters = self._fitting(letters)
         self._after = letters[-1].offset
         self._rounds.begin(lambda: self._round(letters))
+
+    def _wanted(self, letter: DeadLetter) -> bool:
+        if not self._choice.wants(letter):
+            return False
+        allowed = self._choice.allowed
+        if allowed is None or allowed(letter):
+            return True
+        if len(self._forbidden) < FORBIDDEN_MAX:
+            self._forbidden.add(letter.offset)
+        return False
 
     def _fitting(self, letters: list[DeadLetter]) -> list[DeadLetter]:
         """The first of them, which are one batch of each partition."""
@@ -269,16 +408,12 @@ class Redrive:
             count += 1
         return letters[:count]
 
-    def _wanted(self, letter: DeadLetter) -> bool:
-        return (
-            letter.offset < self._end
-            and (self._only is None or letter.offset in self._only)
-            and (self._where is None or self._where(letter))
-        )
-
     def _round(self, letters: list[DeadLetter]) -> None:
         """Publish letters that nobody has dealt with meanwhile."""
         engine = self._engine
+        if self._why is not None:  # it was stopped while it waited for the round of another one
+            self._after = letters[0].offset - 1
+            letters = []
         letters = [letter for letter in letters if not self._cursor.is_done(letter.offset)]
         places: dict[tuple[str, int], tuple[Topic, list[CorrectedLetter]]] = {}
         skipped: list[tuple[DeadLetter, HeadraceError]] = []
@@ -337,7 +472,7 @@ class Redrive:
         elif isinstance(error, _ITS_OWN_FAULT):
             self._skip(letters, error)
         else:
-            self._error = error
+            self._failure = error
         self._waiting -= 1
         if not self._waiting:
             self._rounds.end(self._ended)
@@ -345,10 +480,10 @@ class Redrive:
     def _ended(self, error: HeadraceError | None) -> None:
         if error is not None:
             self._finish(error)
-        elif self._rate is None:
+        elif self._rate is None or self._why is not None:
             self._engine.call_soon(self.step)
         else:
-            self._engine.call_later(self._sent / self._rate, self.step)
+            self._timer = self._engine.call_later(self._sent / self._rate, self.step)
         self._sent = 0
 
     def _mark(self, letters: list[DeadLetter]) -> None:
@@ -362,10 +497,3 @@ class Redrive:
         self._skipped += len(letters)
         for letter in letters:
             self._reason = self._reason or f"dead letter {letter.offset}: {error.message}"
-
-    def _finish(self, error: HeadraceError | None) -> None:
-        def flushed(failed: HeadraceError | None) -> None:
-            result = Redriven(redriven=self._count, skipped=self._skipped, reason=self._reason)
-            self._done(result, error or failed)
-
-        self._engine.state.flush(flushed)

@@ -59,7 +59,11 @@ for command in (
     *(groups.pause, groups.resume, groups.explain, top.top, top.clients),
 ):
     app.command()(command)
-app.add_typer(dead_letters.dlq, name="dlq", help="Dead letters: list, show, redrive, edit, purge.")
+app.add_typer(
+    dead_letters.dlq,
+    name="dlq",
+    help="Dead letters: list, show, redrive, redrives, stop-redrive, edit, purge.",
+)
 app.add_typer(
     dead_letters.scheduled, name="scheduled", help="Delayed messages: list, cancel, publish."
 )

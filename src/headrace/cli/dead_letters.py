@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+import uuid
+from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 import typer
 
+from headrace import limits
 from headrace.cli.connecting import Group, with_client
 from headrace.cli.printing import (
     AsJson,
-    complain,
     count_of,
-    errors,
     place_of,
     print_each,
     print_json,
+    progress_bar,
     say,
     text_of,
     when,
@@ -24,9 +26,12 @@ from headrace.cli.values import Yes, confirm, topic_filter
 from headrace.client.threads import BrokerClient
 from headrace.errors import Conflict, InvalidArgument, NotFound
 from headrace.model import DeadLetter
+from headrace.operations.results import Redriven
 
 dlq = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 scheduled = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+LOOK_S = 1.0
+"""Between two looks at a redrive."""
 Offset = Annotated[int, typer.Argument(metavar="OFFSET", help="The letter's offset in the list.")]
 Offsets = Annotated[
     list[int] | None, typer.Option("--offset", help="Only this letter; may be repeated.")
@@ -115,8 +120,14 @@ def redrive(
     preview: Annotated[
         bool, typer.Option("--preview", help="Show what would be published, and publish nothing.")
     ] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Return at once; the redrive runs in the broker.")
+    ] = False,
 ) -> None:
     """Publish dead letters to their topics again.
+
+    Ctrl-C stops the redrive; letters that were not published stay. If this command is killed, or its
+    connection is lost for 30 seconds, the redrive stops, too. With --detach it goes on without it.
 
     \b
     Examples:
@@ -141,14 +152,18 @@ def redrive(
             say(f"{sample['offset']} to {sample['topic']}: {what}")
         return
     to: Literal["topic", "subscription"] = "topic" if everybody else "subscription"
-    try:
-        with errors.status(f"redriving dead letters of {subscription}"):
-            result = client.redrive(subscription, rate=rate, to=to, **wanted)
-    except KeyboardInterrupt:
-        complain(
-            f"The broker goes on with the redrive; 'headrace dlq list {subscription}' shows what is left."
+    wanted |= {"rate": rate, "to": to}
+    if detach:
+        begun = client.redrive(subscription, wait=0, **wanted)
+        say(f"Redrive {begun['id']} runs in the broker.")
+        say(f"'headrace dlq redrives {subscription}' shows its progress.")
+        return
+    result = _follow(client, subscription, wanted)
+    if result["state"] == "stopped":
+        raise Conflict(
+            f"the redrive was stopped ({result['why']}) after {count_of(result['redriven'], 'letter')}",
+            code="redrive_stopped",
         )
-        raise
     count, skipped = result["redriven"], result["skipped"]
     say(f"Redrove {count_of(count, 'letter')}.")
     if skipped:
@@ -164,6 +179,74 @@ def redrive(
                 f"see 'headrace dlq list {subscription}'",
                 code="message_not_found",
             )
+
+
+def _follow(client: BrokerClient, subscription: str, wanted: dict[str, Any]) -> Redriven:
+    """Redrive, show the progress, and stop it at Ctrl-C."""
+    id = str(uuid.uuid4())
+    try:
+        with progress_bar(f"redriving dead letters of {subscription}") as bar:
+            found = client.redrive(
+                subscription, id=id, wait=LOOK_S, lease=limits.REDRIVE_LEASE_S, **wanted
+            )
+            while found["state"] == "running":
+                bar.show(found["redriven"], found["redriven"] + found["left"], "letter")
+                found = client.redrive_progress(subscription, id, wait=LOOK_S)
+    except KeyboardInterrupt:
+        with suppress(NotFound):  # it had not begun
+            _say_stopped(client.stop_redrive(subscription, id))
+        raise
+    return found
+
+
+def _say_stopped(found: Redriven) -> None:
+    say(
+        f"Stopped: redrove {count_of(found['redriven'], 'letter')}; "
+        f"{count_of(found['left'], 'letter')} left."
+    )
+
+
+@dlq.command()
+@with_client
+def redrives(client: BrokerClient, subscription: Group, as_json: AsJson = False) -> None:
+    """List the redrives of a subscription: those that run, and those that ended lately."""
+    found = client.redrives(subscription)
+    print_each(as_json, found, _redrive_row, f"No redrives of {subscription}.")
+
+
+def _redrive_row(found: Redriven) -> dict[str, Any]:
+    return {
+        "id": found["id"],
+        "began (UTC)": when(found["began"]),
+        "by": found["by"],
+        "state": found["state"],
+        "redriven": found["redriven"],
+        "skipped": found["skipped"],
+        "left": found["left"],
+        "why": found["why"] or found["reason"] or "",
+    }
+
+
+@dlq.command("stop-redrive")
+@with_client
+def stop_redrive(
+    client: BrokerClient,
+    subscription: Group,
+    redrive: Annotated[
+        str | None, typer.Argument(metavar="ID", help="The redrive; default: all that run.")
+    ] = None,
+) -> None:
+    """Stop redrives. Letters that were not published stay dead letters."""
+    if redrive is None:
+        running = [
+            each["id"] for each in client.redrives(subscription) if each["state"] == "running"
+        ]
+    else:
+        running = [redrive]
+    for id in running:
+        _say_stopped(client.stop_redrive(subscription, id))
+    if not running:
+        say(f"No redrive of {subscription} runs.")
 
 
 def read_patch(text: str) -> Any:

@@ -8,6 +8,7 @@ busy or restarting, for as long as a publish would be.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
@@ -18,16 +19,20 @@ from headrace.client.owners import Owners, Question
 from headrace.errors import (
     BrokerFailed,
     Closed,
+    ConnectFailed,
     ConnectionLost,
     DataCorrupt,
     HeadraceError,
+    NotFound,
     OutcomeUnknown,
+    RequestTimeout,
 )
 from headrace.facade import AsyncFacade
 from headrace.log.batch import Batch
 from headrace.log.run import take_all
 from headrace.model import Message, Receipt
 from headrace.operations.declaring import Operation
+from headrace.operations.results import Redriven
 from headrace.paging import Page
 from headrace.wire import binary
 from headrace.wire.binary import Frame, Type
@@ -36,6 +41,8 @@ Result = TypeVar("Result")
 RETRY_S = (0.02, 0.05, 0.1, 0.25, 0.5, 1.0)
 WAIT_S_MAX = 30.0
 """Of one ``wait_for`` request; a longer wait asks again."""
+REDRIVE_WAIT_S = 10.0
+"""Of one question about a redrive."""
 REPLY_SPARE_S = 2.0
 """How long the broker may take to say that nobody has replied in time."""
 
@@ -60,12 +67,15 @@ class RemoteOperations(AsyncFacade):
             return await self._wait_for(operation, arguments)
         if operation.name == "request":
             return await self._request(operation, arguments)
+        if operation.name == "redrive" and "wait" not in arguments:
+            return await self._redrive(operation, arguments)
         return await self._attempt(operation, arguments)
 
     async def _attempt(self, operation: Operation, arguments: dict[str, Any]) -> Any:
         body = operation.encode(arguments)
         if not operation.patient:
-            return operation.decode(await self._ask(operation, body))
+            seconds = self.link.request_timeout + arguments.get("wait", 0.0)
+            return operation.decode(await self._ask(operation, body, seconds))
 
         async def ask(seconds: float) -> bytes:
             return await self._ask(operation, body, seconds)
@@ -121,6 +131,32 @@ class RemoteOperations(AsyncFacade):
             await self._ask(operation, operation.encode(given), seconds)
         )
         return message
+
+    async def _redrive(self, operation: Operation, arguments: dict[str, Any]) -> Redriven:
+        """However long it takes. The questions renew its lease, so it stops when this client is gone."""
+        subscription: str = arguments["subscription"]
+        id = arguments.get("id") or uuid.uuid4()
+        given = {"lease": limits.REDRIVE_LEASE_S, **arguments, "id": str(id)}
+        wait = min(REDRIVE_WAIT_S, given["lease"] / 3)
+        try:
+            try:
+                found: Redriven = await self._attempt(operation, {**given, "wait": wait})
+            except OutcomeUnknown:  # the connection broke: it may have begun
+                found = await self.redrive_progress(subscription, id)
+            while found["state"] == "running":
+                found = await self.redrive_progress(subscription, id, wait=wait)
+        except asyncio.CancelledError:
+            with contextlib.suppress(HeadraceError):  # else its lease ends it
+                await self.stop_redrive(subscription, id)
+            raise
+        except (ConnectFailed, ConnectionLost, RequestTimeout, NotFound) as error:
+            if isinstance(error, NotFound) and error.code != "redrive_not_found":
+                raise
+            raise OutcomeUnknown(
+                f"the broker was lost during the redrive ({error.message}); letters that are still listed "
+                "were not redriven: begin it again"
+            ) from error
+        return found
 
     # --- batches ----------------------------------------------------------------------------
     async def _stage(self, topic: str, batch: Batch, partition: int | None, **purpose: Any) -> str:

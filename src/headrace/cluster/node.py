@@ -473,6 +473,11 @@ class Node(Defining, Reporting):
             if owner is member:
                 share.end() if gives_back else share.withdraw()
 
+    def expel(self, subscription: Subscription, member: Member, error: HeadraceError) -> None:
+        """End a member that an owner does not take: it would miss messages, and nobody would know."""
+        subscription.leave(member, count_attempt=False)
+        member.sink.closed(error)
+
     def is_sharing(self, subscription: Subscription) -> bool:
         return any(share.is_pending for share in self._shares.get(subscription, {}).values())
 

@@ -38,7 +38,7 @@ LOOK_AGAIN_S = 0.02
 STATUS_S = 2.0
 """A node that does not say for so long how it is counts as one that cannot be reached."""
 LONG_S = 600.0
-LONG = frozenset({"redrive", "commit_staged", "begin_backup"})
+LONG = frozenset({"redrive", "redrive_progress", "stop_redrive", "commit_staged", "begin_backup"})
 """Operations that are answered when they are done."""
 OF_THE_NODE = frozenset({"whoami", "info", "history"})
 """About this node alone: answered also while Kafka is away."""

@@ -22,7 +22,7 @@ from headrace.broker.cursor import Cursor
 from headrace.broker.delivery import Delivery, Lease, Leases, Member
 from headrace.broker.subscription import Subscription
 from headrace.cluster.peers import Peer
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, QueueFull
 from headrace.log.batch import parse
 from headrace.model import SubscriptionSettings
 from headrace.wire.binary import Frame, Type
@@ -32,7 +32,20 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("headrace.cluster")
 LOOK_AGAIN_S = 0.02
+LOOK_AGAIN_S_MAX = 1.0
+"""The pauses grow to this while an owner does not take a member."""
+REFUSALS_TOLD = 8
 ENDED_S = 1.0
+FULL = "too_many_on_connection"
+"""The owner has the maximum of members of this node: all of them come over one connection."""
+
+
+def too_many_members(owner: str) -> QueueFull:
+    return QueueFull(
+        f"this node of the cluster has too many members: node {owner}, which serves some of the messages, takes no "
+        "more from it. Connect to another node, or close members",
+        code="too_many_members",
+    )
 
 
 class ForeignShare(Leases):
@@ -51,6 +64,8 @@ class ForeignShare(Leases):
         self._timer: Any = None
         self._joining: Any = None
         """It joins again when this is due."""
+        self._refusals = 0
+        """How often the owner has not taken the member."""
         self._channel = str(next(node.peers.channel_numbers))
         self.is_pending = True
         """The owner has not said yet what it has."""
@@ -158,12 +173,26 @@ class ForeignShare(Leases):
         if self._ended:
             return
         if frame is None:
-            # It does not have the subscription yet, or the connection broke.
             if error is not None and self._peer.is_up:
-                self._joining = self._node.loop.call_later(LOOK_AGAIN_S, self._join)
+                self._refused(error)
             return
+        self._refusals = 0
         # What it had when we joined comes before the answer to this.
         self._peer.send(Type.HEARTBEAT, {}, b"", lambda frame, error: self._said_all())
+
+    def _refused(self, error: HeadraceError) -> None:
+        """As a rule it does not have the subscription yet."""
+        if error.code == FULL:
+            self._node.expel(self.of, self.member, too_many_members(self._peer.address))
+            return
+        self._refusals += 1
+        if self._refusals == REFUSALS_TOLD:
+            logger.warning(
+                "node %s does not take a member of subscription %s: %s",
+                self._peer.address, self.name, error,
+            )  # fmt: skip
+        pause = min(LOOK_AGAIN_S * 2 ** min(self._refusals - 1, 10), LOOK_AGAIN_S_MAX)
+        self._joining = self._node.loop.call_later(pause, self._join)
 
     def _said_all(self) -> None:
         if self.is_pending:

@@ -1,13 +1,13 @@
 """Every operation of a broker, declared once; ``declaring.py`` says what is derived from a declaration.
 
-Those about users, tokens and quotas are in ``access_catalog.py``.
+Those about users, tokens and quotas are in ``access_catalog.py``, redrives in ``redriving.py``.
 
 To add one: declare it here, and write the method of the same name in ``broker/administration.py``.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Unpack
+from typing import Annotated, Any, Unpack
 
 from headrace.model import (
     DeadLetter,
@@ -22,7 +22,6 @@ from headrace.operations.access_catalog import AccessOperations
 from headrace.operations.arguments import (
     AfterOffset,
     AliasOf,
-    Corrections,
     DefinedSubscription,
     ExistingMessage,
     ExistingSubscription,
@@ -37,7 +36,6 @@ from headrace.operations.arguments import (
     Pieces,
     Position,
     Positions,
-    Rate,
     Seconds,
     SubscriptionName,
     Time,
@@ -59,6 +57,7 @@ from headrace.operations.declaring import (
 )
 from headrace.operations.delayed import DelayedOperations
 from headrace.operations.pipeline_catalog import PipelineOperations
+from headrace.operations.redriving import RedriveOperations
 from headrace.operations.requesting import Requesting
 from headrace.operations.results import (
     BrokerInfo,
@@ -68,11 +67,10 @@ from headrace.operations.results import (
     DeadLetterCount,
     Overview,
     PartitionPosition,
-    Redriven,
     SubscriptionStats,
     TopicStats,
 )
-from headrace.operations.watching import Transform, WatchingOperations
+from headrace.operations.watching import WatchingOperations
 
 
 class Operations(
@@ -81,6 +79,7 @@ class Operations(
     ClusterOperations,
     DelayedOperations,
     PipelineOperations,
+    RedriveOperations,
     Requesting,
     WatchingOperations,
 ):
@@ -445,38 +444,6 @@ class Operations(
             letter = await client.dead_letter("email", 3)
         """
 
-    @on_letters(permission="manage", repeatable=False, errors=("queue_full", "storage_full"))
-    @route("POST", "/dead-letters/{subscription}/redrive", "Publish dead letters again")
-    async def redrive(
-        self,
-        subscription: ExistingSubscription,
-        *,
-        offsets: Offsets | None = None,
-        reason: str | None = None,
-        topic: TopicFilter | None = None,
-        limit: Offset | None = None,
-        rate: Rate | None = None,
-        to: Literal["subscription", "topic"] = "subscription",
-        destination: TopicName | None = None,
-        transform: Transform | None = None,
-        corrections: Corrections | None = None,
-    ) -> Redriven:
-        """Publish dead letters to their topic again; returns how many, and how many cannot be.
-
-        By default all of them; otherwise those with these ``offsets``, this ``reason`` (a part of it is
-        enough) or this ``topic``. With ``to="subscription"`` only the subscription that gave them up gets
-        them; with ``to="topic"`` all subscriptions of the topic do. A letter that cannot be published again,
-        because it does not say where it came from or the topic refuses it, is skipped, counted, and stays.
-        With ``destination`` they go to that topic instead. ``transform`` changes each JSON payload: an
-        object is a JSON Merge Patch, a list a JSON Patch. ``preview_redrive`` shows what would happen.
-        With ``corrections`` (offset, and a new value, key or headers) only these letters are redriven, corrected.
-        Every letter is redriven once: one that was dealt with is left out, also after a crash of the broker.
-
-        Example::
-
-            await client.redrive("email", reason="timeout", rate=100)
-        """
-
     @on_letters(permission="manage", repeatable=False, answer="offset")
     @route("PUT", "/dead-letters/{subscription}/{offset}", "Edit a dead letter")
     async def edit_dead_letter(
@@ -578,6 +545,7 @@ OPERATIONS = (
     | table_of(ClusterOperations)
     | table_of(PipelineOperations)
     | table_of(DelayedOperations)
+    | table_of(RedriveOperations)
     | table_of(Requesting)
     | table_of(WatchingOperations)
 )

@@ -101,13 +101,23 @@ class DeadLetterCount(TypedDict):
 
 
 class Redriven(TypedDict):
-    """What became of dead letters that were to be published again."""
+    """What became, so far, of dead letters that were to be published again."""
 
-    redriven: int
-    skipped: int
+    id: str
+    state: Literal["running", "done", "stopped", "failed"]
+    redriven: Count
+    skipped: Count
     """Letters that cannot be published again; they stay."""
     reason: str | None
     """Why, of the first of them."""
+    left: Count
+    """Letters that it has not looked at: with a filter, at most so many follow."""
+    rate: float | None
+    by: str
+    """Who began it."""
+    began: TimeMs
+    why: str | None
+    """Why it ended early: who stopped it, or the error."""
 
 
 class PartitionPosition(TypedDict):

@@ -66,7 +66,8 @@ FETCH_BYTES_MAX = 32 << 20
 FETCH_WAIT_S_MAX = 60.0
 WAITING_MAX = 1_000
 """Fetches of one connection that may wait for new messages at the same time."""
-TAKES_LONG = ("redrive", "commit_staged", "wait_for", "request")
+_REDRIVES = "redrive", "redrive_progress", "stop_redrive"
+TAKES_LONG = (*_REDRIVES, "commit_staged", "wait_for", "request")
 """Operations that are answered when they are done, and do not hold up later requests."""
 ERROR_CHARS_MAX = 2_000
 """A sentence may quote the request, and the properties of an answer have a limit."""

@@ -45,6 +45,9 @@ _FILTERS = (
 )  # fmt: skip
 
 
+HAS_FILTERS = hasattr(datasource, "Filter")
+
+
 def _found(name: str) -> Any:
     return getattr(datasource, name, None) or type(name, (), {})
 
@@ -124,6 +127,6 @@ except ImportError:  # pragma: no cover
 
 
 __all__ = [
-    "HAS_ADMISSION_CONTROL", "VERSION", "ReadAllAvailable", "ReadLimit", "ReadMaxBytes", "ReadMaxRows",
+    "HAS_ADMISSION_CONTROL", "HAS_FILTERS", "VERSION", "ReadAllAvailable", "ReadLimit", "ReadMaxBytes", "ReadMaxRows",
     "ReadMinRows", "StreamArrowWriter", "SupportsTriggerAvailableNow", "to_utc_schema", *_FILTERS,
 ]  # fmt: skip

@@ -20,7 +20,7 @@ class OnePartition:
         self.claims_after_stretches = 1
 
     def send(
-        self, topic: str, number: int, key: bytes, value: bytes, again: Callable[[], None]
+        self, topic: str, number: int, key: bytes, value: bytes, *_: Callable[[], None] | int
     ) -> None:
         self.records.append((key, value))
         under_way = self.definitions.replica.seat.under_way

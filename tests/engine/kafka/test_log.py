@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from http.client import HTTPConnection
@@ -12,13 +13,15 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from headrace import BrokerClient
 from headrace.engine.kafka import log as kafka_log
+from headrace.engine.kafka.link import KafkaLink
 from headrace.engine.kafka.log import KafkaLog
 from headrace.engine.kafka.records import entry_of, key_of
 from headrace.engine.kafka.rule import Checkpoint, Claim, Stretch
-from headrace.errors import HeadraceError
+from headrace.errors import DataCorrupt, HeadraceError
 from headrace.testing import RunningServer, running_server, server_process, wait_until
 from tests.fixtures.three_nodes import free_port
 
@@ -63,6 +66,11 @@ def begins_and_ends(servers: str, log: KafkaLog) -> tuple[int, int]:
     consumer.close()
     assert found is not None
     return found
+
+
+def delete_in_kafka(servers: str, topic: str) -> None:
+    admin = AdminClient({"bootstrap.servers": servers})
+    admin.delete_topics([topic], operation_timeout=10)[topic].result(10)
 
 
 # --- writing and reading --------------------------------------------------------------------------
@@ -129,6 +137,61 @@ def test_old_messages_are_fetched_from_kafka(
         offset = client.offset_at("orders", moment)
         assert offset <= 5_000
         assert client.fetch("orders", offset, limit=1)[0].timestamp == before.timestamp
+
+
+def test_a_topic_that_is_deleted_in_kafka_is_refused_at_once(
+    server: RunningServer, kafka: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Long before ``kafka_timeout``, for readers, members and publishers; others are not held up."""
+    monkeypatch.setattr(kafka_log, "GONE_LOOK_S", 0.2)
+    with server.client() as client:
+        client.publish("orders", b"one")
+        client.publish("bills", b"two")
+        log, other = log_of(server, "orders"), log_of(server, "bills")
+        delete_in_kafka(kafka, log.replica.topic)
+        for each in (log, other):
+            server.call(lambda each=each: each._cache.forget(each.number))
+        began = time.monotonic()
+        for call in (
+            lambda: client.fetch("orders", 0),
+            lambda: client.fetch("orders", 0),
+            lambda: client.publish("orders", b"three"),
+        ):
+            with pytest.raises(DataCorrupt) as caught:
+                call()
+            assert caught.value.code == "kafka_topic_missing"
+            assert log.replica.topic in caught.value.message
+        assert client.fetch("bills", 0)[0].value == b"two"
+        assert time.monotonic() - began < 5.0  # of a kafka_timeout of ten
+        client.create_subscription("email", "orders")
+        with client.subscription("email", "orders"):
+            wait_until(
+                lambda: client.subscription_stats("email")["partitions"][0]["blocked"] is not None
+            )
+        # Looked for again, and not found; then it is there as if it had never been away.
+        wait_until(lambda: server.call(lambda: log._look_timer is not None))
+        monkeypatch.setattr(KafkaLink, "_missing_of", lambda link, topics: set())
+        wait_until(lambda: server.call(lambda: log._gone is None))
+        server.call(lambda: log._looked(None))
+        assert log._gone is None
+        server.call(lambda: log._looked(True))  # so that the close waits for nothing
+
+
+def test_a_publish_finds_that_its_topic_is_deleted_in_kafka(
+    server: RunningServer, kafka: str
+) -> None:
+    """Nobody has read it since. What is under way may be stored; all that comes later is refused."""
+    with server.client(delivery_timeout=5) as client:
+        client.publish("orders", b"one")
+        log = log_of(server, "orders")
+        delete_in_kafka(kafka, log.replica.topic)
+        with pytest.raises(HeadraceError) as caught:
+            client.publish("orders", b"two")
+        assert caught.value.code in ("outcome_unknown", "kafka_topic_missing")
+        wait_until(lambda: server.call(lambda: log._gone is not None))
+        with pytest.raises(DataCorrupt) as refused:
+            client.publish("orders", b"three")
+        assert refused.value.code == "kafka_topic_missing"
 
 
 def test_a_start_reads_only_behind_the_last_checkpoint(server: RunningServer) -> None:

@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F
 
 from headrace import BrokerClient
+from headrace.spark.versions import HAS_FILTERS
 from headrace.testing import RunningServer
 
 pytestmark = pytest.mark.xdist_group("spark")
@@ -145,6 +146,7 @@ def test_a_directory_needs_no_broker(
     spark.catalog.dropTempView("orders")  # the session is everybody's
 
 
+@pytest.mark.skipif(not HAS_FILTERS, reason="it is new in Spark 4.1")
 def test_filters_are_pushed_when_spark_does_so(
     spark: SparkSession, server: RunningServer, client: BrokerClient
 ) -> None:

@@ -348,6 +348,7 @@ def test_a_group_over_several_topics(opened: Open, client: BrokerClient) -> None
 
 
 # --- what is gone -------------------------------------------------------------------------------------
+@needs_admission_control
 def test_retention_overtakes(
     opened: Open, server: RunningServer, client: BrokerClient, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -7,6 +7,7 @@ import { lettersLink, messageLink } from "./links.js";
 import { every } from "./live.js";
 import { contents, digits, fromDigits, glance, shown } from "./payload.js";
 import { redriving } from "./redrive.js";
+import { redrives } from "./redrives.js";
 import { may } from "./rights.js";
 import { table } from "./table.js";
 
@@ -38,6 +39,7 @@ export async function letters(context, name) {
   let beyond = false; // there are more
   let shownLetter = query.get("letter");
   const list = h("div", { class: "messages", id: "letters" });
+  const { section, refresh } = redrives(name, signal, load);
   const tools = h("div", { class: "row", id: "tools" });
   const more = h("div", { class: "row" });
   const filter = { reason: query.get("reason") || "", topic: query.get("topic") || "" };
@@ -73,7 +75,7 @@ export async function letters(context, name) {
     const all = beyond ? `${plural(found.length, "letter")} shown, there are more` : plural(found.length, "letter");
     put(tools, h("span", { role: "status" }, some.length ? `${plural(some.length, "letter")} selected` : all),
       found.some(manages) ? [
-        button(some.length ? "Redrive selected" : "Redrive", () => redriving(name, { offsets: some, ...filter }, signal, load), { class: "primary", id: "redrive", "data-focus": "redrive" }),
+        button(some.length ? "Redrive selected" : "Redrive", () => redriving(name, { offsets: some, ...filter }, signal, redriven), { class: "primary", id: "redrive", "data-focus": "redrive" }),
         button(some.length ? "Purge selected" : "Purge all", () => purge(some), { class: "danger", id: "purge", "data-focus": "purge" })] : null,
       h("button", { type: "button", class: "plain", "data-focus": "export", onclick: () => download(`${name}.dlq.jsonl`, found.map((letter) => JSON.stringify(letter)).join("\n") + "\n") }, "Export"));
   }
@@ -105,7 +107,7 @@ export async function letters(context, name) {
         `, published ${time(origin.timestamp)}; given up by ${letter.subscription} ${time(letter.timestamp)} after ${plural(letter.attempts, "attempt")}: `, h("b", {}, letter.reason)),
       contents(origin), manages(letter) ? h("div", { class: "row" },
         button("Edit", () => edit(letter), { "data-focus": `edit-${letter.offset}` }),
-        button("Redrive", () => redriving(name, { offsets: [letter.offset] }, signal, load), { "data-focus": `redrive-${letter.offset}` }),
+        button("Redrive", () => redriving(name, { offsets: [letter.offset] }, signal, redriven), { "data-focus": `redrive-${letter.offset}` }),
         button("Purge", () => purge([letter.offset]), { class: "danger", "data-focus": `purge-${letter.offset}` })) : null);
     };
     node.addEventListener("toggle", open);
@@ -113,6 +115,10 @@ export async function letters(context, name) {
     return h("div", { class: "chosen" }, manages(letter) ? box : null, node);
   }
 
+  async function redriven() {
+    await load();
+    await refresh();
+  }
   async function edit(letter) {
     const { kind, text } = shown(letter.message);
     const isBinary = kind === "binary";
@@ -140,5 +146,5 @@ export async function letters(context, name) {
     load().catch((error) => toast(error.message, "bad"));
   } }, field("Reason", reason), field("Topic", topic), h("div", { class: "row" }, h("button", { class: "plain" }, "Filter")));
   await load();
-  return [h("h1", {}, h("a", { href: "#/dead-letters", class: "up" }, "Dead letters"), ` ${name}`), form, tools, list, more];
+  return [h("h1", {}, h("a", { href: "#/dead-letters", class: "up" }, "Dead letters"), ` ${name}`), form, section, tools, list, more];
 }

@@ -1,9 +1,9 @@
 // Publishing dead letters again: which, where to, how fast, changed how. The preview comes first.
 
-import { get, path, post } from "./api.js";
+import { path, post } from "./api.js";
 import { dialog, field, h, put, select, toast } from "./dom.js";
 import { plural } from "./format.js";
-import { every } from "./live.js";
+import { tell } from "./redrives.js";
 
 const pretty = (text) => {
   try {
@@ -51,12 +51,6 @@ export function redriving(name, { offsets = [], reason = "", topic = "" }, signa
       if (mine === number) put(preview, h("p", { class: "problem" }, error instanceof SyntaxError ? `The transform is not JSON: ${error.message}` : error.message));
     }
   }
-  /** A redrive at a rate may take long: say how far it is. It goes on when the page is left. */
-  async function left(during) {
-    const counts = await get("/dead-letters", {}, during);
-    const mine = counts.find((each) => [name, `${name}.dlq`].includes(each.topic));
-    if (!during.aborted && mine) put(preview, h("p", {}, `${plural(mine.letters, "letter")} left. It goes on if you close this.`));
-  }
   for (const node of [to, destination, limit, transform]) node.addEventListener("input", () => {
     destinationField.hidden = to.value !== "elsewhere";
     show();
@@ -70,10 +64,10 @@ export function redriving(name, { offsets = [], reason = "", topic = "" }, signa
     if (to.value === "elsewhere" && !destination.value.trim()) throw new Error("Say which topic.");
     const body = { ...which(), to: to.value === "elsewhere" ? "topic" : to.value };
     if (rate.value) body.rate = Number(rate.value);
-    const ended = new AbortController();
-    every(1000, ended.signal, () => left(ended.signal));
-    const result = await post(path("dead-letters", name, "redrive"), body).finally(() => ended.abort());
-    toast(`Redriven: ${result.redriven}.${result.skipped ? ` Skipped: ${result.skipped} (${result.reason}).` : ""}`, result.skipped ? "bad" : "ok");
+    // It runs in the broker, also when this page is left. What takes longer than this, the page behind shows.
+    const found = await post(path("dead-letters", name, "redrive"), { ...body, wait: 1 });
+    if (found.state === "running") toast("The redrive runs in the broker.");
+    else tell(found);
     await done();
     return true;
   }]]);

@@ -88,6 +88,9 @@ class Definitions:
     def lost(self, claim: Claim) -> None:
         self._news.set()
 
+    def unknown(self) -> None:
+        pass
+
     # --- starting -----------------------------------------------------------------------------
     def open(self) -> None:
         """Read it to the end, and follow it. Blocks; not on the loop."""

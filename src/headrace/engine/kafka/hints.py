@@ -20,7 +20,8 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaException
 
-from headrace.engine.kafka.link import POLL_S, KafkaLink
+from headrace.engine.kafka.link import KafkaLink
+from headrace.engine.kafka.tail import POLL_S
 
 logger = logging.getLogger("headrace.kafka")
 HEARTBEAT_S = 0.25

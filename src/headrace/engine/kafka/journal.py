@@ -72,6 +72,9 @@ class KafkaJournal:
         self._lost = claim.node.partition("/")[0]
         self._notify()
 
+    def unknown(self) -> None:
+        pass
+
     def _notify(self) -> None:
         with self._changed:
             self._changed.notify_all()

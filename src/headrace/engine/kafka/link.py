@@ -23,9 +23,11 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from enum import Enum
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from confluent_kafka import (
     OFFSET_INVALID,
@@ -39,26 +41,28 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from headrace.clock import Loop
 from headrace.engine.kafka.replica import Replica
+from headrace.engine.kafka.tail import METADATA_S, POLL_S, RETRY_S, Tail, learn, some
 from headrace.errors import StorageFailed
 
 logger = logging.getLogger("headrace.kafka")
 RECORD_BYTES_MAX = 64 << 20
 """The largest record: a commit, which has 16 MB, or one larger publish."""
-CHUNK_RECORDS = 500
-CHUNKS_IN_FLIGHT = 4
 QUEUE_KBYTES = 32 << 10
 """What librdkafka may fetch ahead."""
-POLL_S = 0.05
 FETCH_WAIT_MS = 25
 """A partition that a consumer gets is read only after the request that waits has come back."""
 CLAIMS_MAX = 20
-METADATA_S = 2.0
 SAID_AGAIN_S = 60.0
 SAID_MAX = 1000
-COMMIT_EVERY_S = 1.0
-LAST_COMMIT_S = 2.0
-TOPICS_ASKED_SINGLY = 10
-RETRY_S = 0.2
+RETRY_S_MAX = 5.0
+MISSING_S = 5.0
+LOOK_S = 0.25
+"""A fetch that has found nothing for so long asks whether there is such a topic."""
+UNKNOWN = (
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError._UNKNOWN_PARTITION,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+)
 NOT_READY = (
     KafkaError.NOT_LEADER_FOR_PARTITION,
     KafkaError.LEADER_NOT_AVAILABLE,
@@ -145,6 +149,10 @@ def forbidden(what: str) -> StorageFailed:
     )
 
 
+class TopicMissing(Exception):
+    """Kafka has no such topic any more."""
+
+
 class FetchOrder(NamedTuple):
     topic: str
     number: int
@@ -152,7 +160,13 @@ class FetchOrder(NamedTuple):
     stop: int
     """Kafka's offset at which to stop."""
     bytes_max: int
-    done: Callable[[list[Found], str | None], None]
+    done: Callable[[list[Found], Exception | None], None]
+
+
+class Look(Enum):
+    """An order to look which topics there are."""
+
+    NOW = 1
 
 
 class KafkaLink:
@@ -199,7 +213,11 @@ class KafkaLink:
         """Of the partitions that were opened last: records read, and how many there are to read."""
         self.logs = Tail(self._consumer, self._closing, self._on_loop)
         self.journals = Tail(self._consumer, self._closing, lambda work: work())
-        self._fetches: SimpleQueue[FetchOrder | None] = SimpleQueue()
+        self._fetches: SimpleQueue[FetchOrder | Literal[Look.NOW] | None] = SimpleQueue()
+        self._looks: dict[str, list[Callable[[bool | None], None]]] = {}
+        """Topic -> who wants to know whether it is missing."""
+        self._missing: dict[str, float] = {}
+        """Topics that Kafka does not have, and until when it is not asked for them again."""
         self._fetcher = self._consumer()
         self._learned: set[str] = set()
         self._threads = [
@@ -240,7 +258,7 @@ class KafkaLink:
 
     def learn(self, topics: set[str]) -> None:
         """Know the leaders of topics that are new. Blocks."""
-        _learn(self.producer, topics, self.timeout)
+        learn(self.producer, topics, self.timeout)
 
     def _consumer(self, **more: Any) -> Consumer:
         return Consumer(
@@ -280,22 +298,40 @@ class KafkaLink:
 
     # --- sending ------------------------------------------------------------------------------
     def send(
-        self, topic: str, number: int, key: bytes, value: bytes, again: Callable[[], None]
+        self,
+        topic: str,
+        number: int,
+        key: bytes,
+        value: bytes,
+        again: Callable[[], None],
+        unknown: Callable[[], None],
+        tries: int = 0,
     ) -> None:
-        """``again`` is called later, in any thread, if Kafka did not take it."""
+        """``again`` is called later, in any thread, if Kafka did not take it; the pauses grow with ``tries``.
+
+        ``unknown`` is called on the loop if librdkafka does not know the topic: yet, or not any more.
+        """
+
+        def refused(error: KafkaError | None) -> None:
+            if self._closing.is_set():
+                return
+            if error is not None and error.code() in UNKNOWN:
+                with suppress(RuntimeError):  # the loop is closed
+                    self._loop.call_soon_threadsafe(unknown)
+            pause = min(RETRY_S * 2 ** min(tries, 10), RETRY_S_MAX)
+            threading.Timer(pause, again).start()
 
         def failed(error: KafkaError | None, _message: object) -> None:
             if error is not None and not self._closing.is_set():
                 logger.warning("Kafka did not take a record of %s/%d: %s", topic, number, error)
-                threading.Timer(RETRY_S, again).start()
+                refused(error)
 
         try:
             self.producer.produce(topic, value, key, number, on_delivery=failed)
         except (BufferError, KafkaException) as error:
             # The queue is full, or librdkafka does not know the topic yet, or not any more.
             logger.info("a record of %s/%d waits: %s", topic, number, error)
-            if not self._closing.is_set():
-                threading.Timer(RETRY_S, again).start()
+            refused(error.args[0] if isinstance(error, KafkaException) else None)
 
     def _poll(self) -> None:
         while not self._closing.is_set():
@@ -317,7 +353,7 @@ class KafkaLink:
             consumer = self._opener
             topics = {each.topic for each in replicas}
             for client in (self.producer, consumer):
-                _learn(client, topics, self.timeout)
+                learn(client, topics, self.timeout)
             consumer.assign(
                 [TopicPartition(*place, each.position) for place, each in places.items()]
             )
@@ -369,19 +405,46 @@ class KafkaLink:
     ) -> dict[tuple[str, int], int]:
         """The first or last offsets of partitions, in one request to each of Kafka's nodes."""
         deadline = time.monotonic() + self.timeout
-        partitions = {TopicPartition(*place): spec for place in places}
+        places = list(places)
         while True:
-            asked = self.admin.list_offsets(partitions, request_timeout=self.timeout)
             try:
-                return {
-                    (each.topic, each.partition): future.result(self.timeout + 1).offset
-                    for each, future in asked.items()
-                }
+                return self._offsets(places, spec)
             except KafkaException as error:
                 # The leader of a new partition is known before it is ready.
                 if error.args[0].code() not in NOT_READY or time.monotonic() > deadline:
                     raise
                 time.sleep(POLL_S)
+
+    def _offsets(
+        self, places: Iterable[tuple[str, int]], spec: OffsetSpec
+    ) -> dict[tuple[str, int], int]:
+        partitions = {TopicPartition(*place): spec for place in places}
+        if not partitions:
+            return {}
+        asked = self.admin.list_offsets(partitions, request_timeout=self.timeout)
+        return {
+            (each.topic, each.partition): future.result(self.timeout + 1).offset
+            for each, future in asked.items()
+        }
+
+    def ends(self, places: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
+        """Where partitions end; 0 for those of topics that somebody has deleted in Kafka. Blocks.
+
+        Many wait for one question, so a topic that is missing must not hold it up.
+        """
+        places = list(places)
+        now = time.monotonic()
+        missing = {topic for topic, until in tuple(self._missing.items()) if until > now}
+        asked = [place for place in places if place[0] not in missing]
+        try:
+            found = self._offsets(asked, OffsetSpec.latest())
+        except KafkaException as error:
+            if error.args[0].code() not in NOT_READY:
+                raise
+            missing = self._missing_of(topic for topic, _ in asked)
+            left = [place for place in asked if place[0] not in missing]
+            found = self.offsets(left, OffsetSpec.latest())
+        return dict.fromkeys(places, 0) | found
 
     def _read(
         self,
@@ -393,7 +456,7 @@ class KafkaLink:
         left = {place for place, each in places.items() if not is_done(place, each)}
         deadline = time.monotonic() + self.timeout
         while left:
-            found = _some(consumer)
+            found = some(consumer)
             for message in found:
                 place = message.topic(), message.partition()
                 replica = places[place]
@@ -415,14 +478,58 @@ class KafkaLink:
         """``done`` runs on the loop, with the records or with a reason why there are none."""
         self._fetches.put(request)
 
+    def look(self, topic: str, done: Callable[[bool | None], None]) -> None:
+        """``done`` hears, on the loop, whether Kafka has no such topic; None if Kafka does not say."""
+        if not self._looks:
+            self._fetches.put(Look.NOW)
+        self._looks.setdefault(topic, []).append(done)
+
+    def _looked(self, topics: tuple[str, ...], missing: set[str] | None) -> None:
+        waiting = [(topic, self._looks.pop(topic)) for topic in topics]
+        if self._looks:
+            self._fetches.put(Look.NOW)
+        for topic, told in waiting:
+            for done in told:
+                done(None if missing is None else topic in missing)
+
+    def _look(self) -> None:
+        topics = tuple(self._looks)
+        missing = None
+        try:
+            missing = self._missing_of(topics)
+        except KafkaException as error:
+            logger.info("Kafka does not say which topics it has: %s", error)
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._looked, topics, missing)
+
+    def _missing_of(self, topics: Iterable[str]) -> set[str]:
+        """Those that Kafka does not have. Asks twice: a node of Kafka that has just started may not know all."""
+        missing = set(topics) - set(self._listed())
+        if missing:
+            self._closing.wait(RETRY_S)
+            missing -= set(self._listed())
+        until = time.monotonic() + MISSING_S
+        self._missing |= dict.fromkeys(missing, until)
+        return missing
+
+    def _listed(self) -> Iterable[str]:
+        """All topics of Kafka. This question creates none."""
+        topics: dict[str, Any] = self.admin.list_topics(timeout=self.timeout).topics
+        return topics
+
     def _fetch(self) -> None:
         while (request := self._fetches.get()) is not None:
+            if request is Look.NOW:
+                self._look()
+                continue
             found: list[Found] = []
-            why = None
+            why: Exception | None = None
             try:
                 found = self._fetched(request)
+            except TopicMissing as error:
+                why = error
             except (KafkaException, OSError) as error:
-                why = str(error)
+                why = error
                 self._closing.wait(RETRY_S)
             try:
                 self._loop.call_soon_threadsafe(request.done, found, why)
@@ -432,20 +539,27 @@ class KafkaLink:
     def _fetched(self, request: FetchOrder) -> list[Found]:
         consumer = self._fetcher
         if request.topic not in self._learned:
-            _learn(consumer, {request.topic}, METADATA_S)
+            learn(consumer, {request.topic}, METADATA_S)
             self._learned.add(request.topic)
         consumer.assign([TopicPartition(request.topic, request.number, request.position)])
         found: list[Found] = []
         size = 0
-        deadline = time.monotonic() + self.timeout
+        began = time.monotonic()
+        looks = False
         try:
             while size < request.bytes_max and not self._closing.is_set():
-                for message in _some(consumer):
+                for message in some(consumer):
                     found.append((message.offset(), message.key(), message.value()))
                     size += len(message)
                     if message.offset() + 1 >= request.stop:
                         return found
-                if not found and time.monotonic() > deadline:
+                if found:
+                    continue
+                if not looks and time.monotonic() > began + LOOK_S:
+                    looks = True
+                    if self._missing_of([request.topic]):
+                        raise TopicMissing(request.topic)
+                if time.monotonic() > began + self.timeout:
                     raise Timeout(f"Kafka has not answered for {self.timeout:g} seconds")
         finally:
             consumer.unassign()
@@ -481,148 +595,7 @@ class KafkaLink:
             consumer.close()
 
 
-class Tail:
-    """Reads every new record of the partitions that it follows, in a thread of its own.
-
-    ``run_there`` runs the reading where the replicas belong: on the loop, or at once.
-    """
-
-    def __init__(
-        self,
-        make_consumer: Callable[..., Consumer],
-        closing: threading.Event,
-        run_there: Callable[[Callable[[], None]], None],
-    ):
-        self.consumer = make_consumer(on_commit=self.committed)
-        self._closing = closing
-        self._run_there = run_there
-        self._replicas: dict[tuple[str, int], Replica] = {}
-        self._room = threading.Semaphore(CHUNKS_IN_FLIGHT)
-        self._orders: SimpleQueue[Callable[[], object]] = SimpleQueue()
-        """For the consumer: only its own thread may call it, else it may block for ever."""
-        self._hints: dict[tuple[str, int], int] = {}
-        self._committing = False
-        self._committed = time.monotonic()
-        self.on_read: Callable[[], None] = lambda: None
-        """Called after some records were read, where they are read."""
-
-    def follow(self, replicas: Iterable[Replica]) -> None:
-        replicas = [each for each in replicas if (each.topic, each.number) not in self._replicas]
-        for each in replicas:
-            self._replicas[each.topic, each.number] = each
-        places = [TopicPartition(each.topic, each.number, each.position) for each in replicas]
-
-        def assign() -> None:
-            _learn(self.consumer, {place.topic for place in places}, METADATA_S)
-            self.consumer.incremental_assign(places)
-
-        self._orders.put(assign)
-
-    def leave(self, replica: Replica) -> None:
-        if self._replicas.pop((replica.topic, replica.number), None) is not None:
-            place = TopicPartition(replica.topic, replica.number)
-            self._orders.put(lambda: self.consumer.incremental_unassign([place]))
-
-    def remember(self, replica: Replica, position: int) -> None:
-        self._hints[replica.topic, replica.number] = position
-
-    def _commit(self) -> None:
-        """Commit the hints, if there are new ones: all together, once in a while, because nothing waits for them."""
-        if self._hints and time.monotonic() - self._committed >= COMMIT_EVERY_S:
-            hints, self._hints = self._hints, {}
-            places = [TopicPartition(*place, position) for place, position in hints.items()]
-            self._committing = True
-            self._committed = time.monotonic()
-            self.consumer.commit(offsets=places, asynchronous=True)
-
-    def _finish(self) -> None:
-        """The last hints; Kafka has a moment to answer."""
-        self._committed = -COMMIT_EVERY_S
-        deadline = time.monotonic() + LAST_COMMIT_S
-        try:
-            self._commit()
-            while self._committing and time.monotonic() < deadline:
-                self.consumer.poll(POLL_S)
-        except KafkaException as error:
-            logger.info("the last checkpoints are not remembered: %s", error)
-
-    def committed(self, error: KafkaError | None, _places: object) -> None:
-        """Called by the consumer."""
-        self._committing = False
-        if error is not None:
-            logger.info("checkpoints are not remembered: %s", error)
-
-    def wake(self) -> None:
-        self._room.release()
-
-    def run(self) -> None:
-        while not self._closing.is_set():
-            try:
-                while not self._orders.empty():
-                    self._orders.get()()
-                self._commit()
-                found = _some(self.consumer, self._failed)
-            except KafkaException as error:
-                logger.warning("Kafka: %s", error)
-                self._closing.wait(RETRY_S)
-                continue
-            if not found:
-                continue
-            self._room.acquire()
-            try:
-                self._run_there(partial(self._read, found))
-            except RuntimeError:
-                break  # the loop is closed
-        self._finish()
-
-    def _read(self, found: list[Any]) -> None:
-        self._room.release()
-        for message in found:
-            replica = self._replicas.get((message.topic(), message.partition()))
-            if replica is not None:
-                try:
-                    replica.read(message.offset(), message.key(), message.value())
-                except Exception:  # the other records must be read all the same
-                    logger.exception("%s/%d", replica.topic, replica.number)
-        self.on_read()
-
-    def _failed(self, message: Any) -> None:
-        """Records that were not read yet are deleted: only a later owner can have done that."""
-        replica = self._replicas.get((message.topic(), message.partition()))
-        if message.error().code() == KafkaError._AUTO_OFFSET_RESET and replica is not None:
-            self._run_there(replica.overtaken)
-
-
 def _has_changed(
     before: dict[tuple[str, int], int], place: tuple[str, int], replica: Replica
 ) -> bool:
     return place not in before or replica.seat.ownership.epoch > before[place]
-
-
-def _learn(client: Consumer | Producer, topics: set[str], timeout: float) -> None:
-    """Ask for the topics' leaders: librdkafka itself looks only once a second for topics that are new to it."""
-    try:
-        if len(topics) > TOPICS_ASKED_SINGLY:
-            client.list_topics(timeout=timeout)
-            return
-        for topic in topics:
-            client.list_topics(topic, timeout=timeout)
-    except KafkaException as error:
-        logger.info("Kafka does not tell the leaders of %d topics yet: %s", len(topics), error)
-
-
-def _some(consumer: Consumer, failed: Callable[[Any], None] = lambda message: None) -> list[Any]:
-    """What has arrived; waits a moment for the first record. ``KafkaException`` for what cannot be read on."""
-    first = consumer.poll(POLL_S)
-    if first is None:
-        return []
-    found = [first, *consumer.consume(CHUNK_RECORDS, 0)]
-    good = [message for message in found if message.error() is None]
-    for message in found:
-        error = message.error()
-        if error is not None:
-            logger.info("Kafka: %s/%s: %s", message.topic(), message.partition(), error)
-            failed(message)
-            if not good and not error.retriable():
-                raise KafkaException(error)
-    return good

@@ -7,6 +7,8 @@ Rules:
 - If Kafka does not answer for ``timeout`` seconds, the entries under way get ``OutcomeUnknown``, because the record may
   still arrive; those that only waited get a definite error, and new ones are refused at once. The record
   stays under way. When it is read back, the partition takes publishes again.
+- If Kafka has no such topic any more, somebody has deleted it there. Reads of what is not in the cache and publishes are
+  refused at once, with ``kafka_topic_missing``. The log looks again from time to time.
 - A checkpoint is written after ``CHECKPOINT_BYTES``, when the partition was idle for a while, and at a clean close. A
   start reads only what lies behind the last one. Retention deletes what lies before one (``places.py``).
 - Reads are served from the cache that all partitions share, which bounds their memory. What is not there is fetched
@@ -32,7 +34,14 @@ from typing import Any, Protocol
 
 from headrace import limits
 from headrace.clock import Clock, Loop, Timer
-from headrace.engine.kafka.link import RECORD_BYTES_MAX, FetchOrder, Found, KafkaLink
+from headrace.engine.kafka.link import (
+    MISSING_S,
+    RECORD_BYTES_MAX,
+    FetchOrder,
+    Found,
+    KafkaLink,
+    TopicMissing,
+)
 from headrace.engine.kafka.places import Places, StretchPlace
 from headrace.engine.kafka.records import batches_of, entry_of, value_of
 from headrace.engine.kafka.replica import Replica
@@ -63,6 +72,10 @@ CHECKPOINT_SHARE = 16
 """A checkpoint is written only after this many times the size of the last one."""
 CHECKPOINT_IDLE_S = 30.0
 FETCH_BYTES = 2 << 20
+SLOW_S = 1.0
+"""After so long without an answer, a log asks whether Kafka has its topic."""
+GONE_LOOK_S = MISSING_S
+"""How often a log whose topic is deleted in Kafka looks for it."""
 _CONTENT = struct.Struct("<QQqI")
 _numbers = count(1 << 32)
 """In the shared cache; partitions on disk count from 1."""
@@ -127,6 +140,9 @@ class KafkaLog(BaseLog):
         """The parts of a checkpoint that are still to be sent."""
         self._timer: Timer | None = None
         self._stalled = False
+        self._gone: DataCorrupt | None = None
+        """Set while Kafka has no such topic."""
+        self._look_timer: Timer | None = None
         # --- checkpoints
         self._checkpoint_size = 0
         self._checkpoint_at = 0
@@ -191,7 +207,7 @@ class KafkaLog(BaseLog):
     def _refusal(self, entry: Append) -> HeadraceError | None:
         if self._closed or self._closing:
             return Closed("the log is closed")
-        if self._stalled:
+        if self._stalled or self._gone is not None:
             return self._away()
         if (
             self._waiting_bytes + entry.bytes > limits.COMMIT_QUEUE_BYTES_MAX and not entry.hidden
@@ -202,7 +218,9 @@ class KafkaLog(BaseLog):
             )
         return None
 
-    def _away(self) -> StorageFailed:
+    def _away(self) -> HeadraceError:
+        if self._gone is not None:
+            return self._gone.with_traceback(None)
         return StorageFailed(
             f"Kafka has not answered for {self._link.timeout:g} seconds; nothing was stored, try again",
             code="kafka_unavailable",
@@ -275,8 +293,44 @@ class KafkaLog(BaseLog):
         """Whether Kafka has not given a record back in time, and publishes are refused."""
         return self._stalled
 
+    # --- a topic that is deleted in Kafka -----------------------------------------------------
+    def unknown(self) -> None:
+        if self._gone is None and not self._closed:
+            self._link.look(self.replica.topic, self._looked)
+
+    def _looked(self, is_missing: bool | None) -> None:
+        self._look_timer = None
+        if self._closed or (is_missing is None and self._gone is None):
+            return
+        if is_missing is False:
+            if self._gone is not None:
+                logger.warning("%s: Kafka has this topic again", self.replica.topic)
+            self._gone = None
+            return
+        if self._gone is None:
+            topic, _ = self.about
+            self._gone = DataCorrupt(
+                f"somebody has deleted topic {topic!r} in Kafka ({self.replica.topic}), with its messages. "
+                "Delete it in Headrace, too, and publish its messages again from a backup",
+                code="kafka_topic_missing",
+            )
+            logger.error("%s/%d: %s", self.replica.topic, self.replica.number, self._gone)
+            if self._group is not None and not self._stalled:
+                if self._timer is not None:
+                    self._timer.cancel()
+                self._stall()
+        self._look_timer = self._loop.call_later(GONE_LOOK_S, self._look_again)
+
+    def _look_again(self) -> None:
+        self._link.look(self.replica.topic, self._looked)
+
     def _watch(self) -> None:
-        self._timer = self._loop.call_later(self._link.timeout, self._stall)
+        self._timer = self._loop.call_later(min(SLOW_S, self._link.timeout), self._be_slow)
+
+    def _be_slow(self) -> None:
+        self.unknown()  # librdkafka itself says so only after half a minute
+        left = max(self._link.timeout - SLOW_S, 0.0)
+        self._timer = self._loop.call_later(left, self._stall)
 
     def _unwatch(self) -> None:
         if self._timer is not None:
@@ -290,16 +344,16 @@ class KafkaLog(BaseLog):
         """Kafka does not answer. What is under way stays so; those who wait for it are told."""
         self._timer = None
         self._stalled = True
+        why = f"Kafka has not answered for {self._link.timeout:g} seconds"
+        if self._gone is not None:
+            why = f"Kafka has no topic {self.replica.topic} any more"
         logger.error(
-            "%s/%d: Kafka has not answered for %g seconds; publishes are refused until it does",
-            self.replica.topic, self.replica.number, self._link.timeout,
+            "%s/%d: %s; publishes are refused until that changes",
+            self.replica.topic, self.replica.number, why,
         )  # fmt: skip
         if self._group is not None:
             entries, self._group.entries = self._group.entries, []
-            unknown = OutcomeUnknown(
-                f"Kafka has not answered for {self._link.timeout:g} seconds: this may be stored, now or later"
-            )
-            self._answer_all(entries, unknown)
+            self._answer_all(entries, OutcomeUnknown(f"{why}: this may be stored, now or later"))
         waiting, self._waiting = self._waiting + self._parked, []
         self._parked, self._waiting_bytes = [], 0
         self._answer_all(waiting, self._away())
@@ -398,7 +452,7 @@ class KafkaLog(BaseLog):
     def _is_checkpoint_due(self) -> bool:
         if self._next_offset == self._checkpoint_offset or self._held or self._stalled:
             return False
-        if not self.owned:
+        if not self.owned or self._gone is not None:
             return False
         if self._wants_checkpoint or self._closing is not None:
             return True
@@ -478,6 +532,8 @@ class KafkaLog(BaseLog):
             for low, high in self._damaged:
                 if low <= offset < high:
                     raise DataCorrupt(f"offsets {low} to {high - 1} are damaged in Kafka")
+            if self._gone is not None:
+                raise self._gone.with_traceback(None)
             raise ReadPending(self._fetch(self._place(offset)).append)
         if batch.end_offset < end:
             if is_small(batch):
@@ -519,8 +575,11 @@ class KafkaLog(BaseLog):
             )
         return waiting
 
-    def _arrived(self, place: StretchPlace, found: list[Found], why: str | None) -> None:
-        if why is not None:
+    def _arrived(self, place: StretchPlace, found: list[Found], why: Exception | None) -> None:
+        if isinstance(why, TopicMissing):
+            if self._gone is None:
+                self._looked(True)
+        elif why is not None:
             logger.warning(
                 "%s/%d cannot be read yet: %s", self.replica.topic, self.replica.number, why
             )
@@ -603,6 +662,9 @@ class KafkaLog(BaseLog):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._look_timer is not None:
+            self._look_timer.cancel()
+            self._look_timer = None
         self._refuse_parked()
         self.replica.forget()
         self._link.logs.leave(self.replica)

@@ -1,13 +1,14 @@
 """One Kafka partition as this node reads and writes it: the rule, applied to bytes.
 
 A :class:`Replica` is told every record of its partition, in order, by one thread at a time: by the thread that opens it,
-then by a :class:`~headrace.engine.kafka.link.Tail`. It judges each and tells its *keeper*, which is a partition of a
+then by a :class:`~headrace.engine.kafka.tail.Tail`. It judges each and tells its *keeper*, which is a partition of a
 topic (``log.py``) or a journal (``journal.py``). It sends one record at a time, and again when Kafka refused it.
 """
 
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from headrace.engine.kafka.records import entry_of, key_of, owner_in
@@ -47,6 +48,9 @@ class Keeper(Protocol):
     def lost(self, claim: Claim) -> None:
         """We owned the partition, and another node owns it now: what was under way is void."""
 
+    def unknown(self) -> None:
+        """What is sent does not find its topic. Called on the loop."""
+
 
 class Replica:
     def __init__(self, link: KafkaLink, topic: str, number: int, keeper: Keeper):
@@ -64,6 +68,8 @@ class Replica:
         """Kafka's offset of the first record that is left."""
         self._starts_at: int | None = None
         self._sent: tuple[Entry, bytes] | None = None
+        self._tries = 0
+        """How often Kafka did not take it."""
         self.owner: str | None = None
         """The node that owns the partition, as far as was read."""
         self.is_behind = False
@@ -141,12 +147,13 @@ class Replica:
         self._put(self.seat.checkpoint(part, parts), value)
 
     def _put(self, entry: Entry, value: bytes) -> None:
-        self._sent = entry, value
+        self._sent, self._tries = (entry, value), 0
         self._send(entry, value)
 
     def _send(self, entry: Entry, value: bytes) -> None:
         key = key_of(entry, self.link.node)
-        self.link.send(self.topic, self.number, key, value, lambda: self._again(entry))
+        again, unknown = partial(self._again, entry), self._keeper.unknown
+        self.link.send(self.topic, self.number, key, value, again, unknown, self._tries)
 
     def forget(self) -> None:
         """Nobody waits for what was sent: it is not sent again."""
@@ -156,4 +163,5 @@ class Replica:
         """Kafka did not take it. It is the same record: if it arrives twice, one of them is void."""
         sent = self._sent
         if sent is not None and sent[0] == entry:
+            self._tries += 1
             self._send(*sent)

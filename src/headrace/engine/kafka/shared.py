@@ -16,8 +16,6 @@ import logging
 from collections.abc import Callable
 from zlib import crc32
 
-from confluent_kafka.admin import OffsetSpec
-
 from headrace.budget import Budget
 from headrace.clock import Clock, Loop
 from headrace.engine.kafka.definitions import Definitions
@@ -160,7 +158,7 @@ class SharedStorage(MemoryStorage):
     def ends(self, replicas: list[Replica]) -> dict[Replica, int]:
         """Where each ends in Kafka now. Blocks."""
         places = {(each.topic, each.number): each for each in replicas}
-        found = self.link.offsets(places, OffsetSpec.latest())
+        found = self.link.ends(places)
         return {places[place]: end for place, end in found.items()}
 
     def close(self) -> None:

@@ -41,11 +41,13 @@ from pyarrow.fs import FSSpecHandler, PyFileSystem
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.conversions import from_bytes
 from pyiceberg.exceptions import (
+    AuthorizationExpiredError,
     CommitFailedException,
     ForbiddenError,
     NoSuchNamespaceError,
     NoSuchTableError,
     NotInstalledError,
+    OAuthError,
     RESTError,
     UnauthorizedError,
     ValidationException,
@@ -195,7 +197,12 @@ class IcebergLakeTable(Table):
         """Errors of a catalog as sentences, without its properties: they may hold a password."""
         try:
             yield
-        except (UnauthorizedError, ForbiddenError) as error:
+        except (
+            UnauthorizedError,
+            ForbiddenError,
+            OAuthError,
+            AuthorizationExpiredError,
+        ) as error:
             raise CatalogForbidden(
                 f"the Iceberg catalog {name} refuses the credentials ({type(error).__name__}): check its "
                 "token or credential in pyiceberg's configuration"
