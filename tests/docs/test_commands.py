@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from headrace.access import hashing
+from headrace.broker.audit import TOPIC as AUDIT
 from headrace.errors import HeadraceError
 from headrace.testing import running_server
 from tests.docs.blocks import PAGES, ROOT, Block, blocks, read, section
@@ -262,9 +263,15 @@ def test_security(
     monkeypatch.setenv("HEADRACE_PASSWORD", PASSWORD)
     with running_server(folder / "data") as server:
         monkeypatch.setenv("HEADRACE_SERVER", f"127.0.0.1:{server.port}")
-        outputs = []
+        outputs, audit = [], server.engine.audit
+
+        def is_stored() -> bool:
+            recorded = audit.recorded
+            return not recorded or server.engine.partition(AUDIT).log.end_offset >= recorded
+
         for block in others:
-            server.call(server.engine.audit.close)  # it gathers records for a moment
+            server.call(audit.close)  # it gathers records for a moment
+            server.wait_until(is_stored)
             outputs += terminal.run(block)
     records = [json.loads(line) for line in outputs[-1].splitlines()]
     assert "change_quotas" in {record["data"]["action"] for record in records}
