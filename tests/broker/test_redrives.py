@@ -56,7 +56,7 @@ def test_progress_counts_what_is_done_and_what_is_left() -> None:
         ({"limit": 4, "offsets": [2, 3]}, 1),
         ({"where": lambda letter: letter.reason == "odd"}, 8),
     ],
-    ids=str,
+    ids=["offsets", "a limit", "both", "a filter"],
 )
 def test_what_is_left_follows_the_choice(choice: dict[str, Any], left: int) -> None:
     """Offsets and a limit are known; a filter may want any letter that is left."""
