@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import Row
 from pyspark.sql import types as T
 
 from headrace import BrokerClient
@@ -40,8 +41,16 @@ def batch_sink(server: RunningServer, schema: T.StructType = VALUES, **more: Any
 
 
 def stream_sink(server: RunningServer, **more: Any) -> StreamSink:
-    """Made anew for each batch, as Spark does."""
-    return sink.stream_writer(options(server, **more), VALUES, False)
+    """Made anew for each batch, as Spark does. An older Spark hands it rows, so here it gets rows of the batches."""
+    made = sink.stream_writer(options(server, **more), VALUES, False)
+    if hasattr(type(made).write, "takes_rows"):
+        write: Any = made.write
+
+        def write_rows(found: Iterator[pa.RecordBatch]) -> Any:
+            return write(Row(**row) for batch in found for row in batch.to_pylist())
+
+        made.write = write_rows  # type: ignore[method-assign]
+    return made
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import orjson
 import pytest
 
 from headrace import BrokerClient
+from headrace.spark.versions import HAS_ADMISSION_CONTROL
 from headrace.testing import RunningServer
 
 if TYPE_CHECKING:
@@ -115,6 +116,8 @@ def test_a_stream_goes_on_from_its_checkpoint(
     last.with_name(f".{last.name}.crc").unlink(missing_ok=True)
     client.publish_many("in", ["b1", "b2"])
     run()
+    if not HAS_ADMISSION_CONTROL:
+        run()  # there, one run is one batch, and this was the one that is repeated
     assert sorted(values(client)) == sorted([*(b"A%d" % n for n in range(50)), b"B1", b"B2"])
 
 
