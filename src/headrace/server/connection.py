@@ -262,7 +262,7 @@ class Connection(asyncio.Protocol):
                 self._keep(data[at:])
                 break
             self._feed(data[at : at + PIECE_BYTES])
-        if self.outbox.reading and pace.is_past(deadline):
+        if self.outbox.reading and (self._rest or pace.is_past(deadline)):
             # The loop reads a socket up to 32 times before it turns to others.
             self._read_later()
 
