@@ -7,8 +7,13 @@ from random import Random
 
 import pytest
 
+from headrace.broker.pace import Pace
+from headrace.clock import Clock
 from headrace.server import connection
+from headrace.server.flow import Outbox, RequestQueue
 from headrace.testing import RunningServer, running_server
+from tests.fakes import FakeLoop
+from tests.server.test_flow import FakeTransport
 
 COUNT = 6
 HOST = b"HTTP/1.1\r\nHost: localhost\r\n"
@@ -51,6 +56,25 @@ def answers(server: RunningServer, address: tuple[str, int], data: bytes, halves
             heard += part
     heard = re.sub(rb"Date: [^\r]*", b"", heard)
     return re.sub(rb'"(id|timestamp)":"[^"]*"', b"", heard)
+
+
+def test_a_websocket_that_has_much_to_do_is_not_read() -> None:
+    """Also if its handshake waited for an earlier answer: who takes a connection over says whether it is read."""
+    transport, loop = FakeTransport(), FakeLoop()
+    outbox = Outbox(transport, loop)  # type: ignore[arg-type]
+
+    def take_over(request: str) -> None:
+        queue.leave()
+        outbox.hold(True)
+
+    queue = RequestQueue(outbox, take_over, Pace(loop, Clock()))
+    slot = outbox.reserve()
+    queue.add("handshake", depends=True)
+    slot.fill(b"answer")
+    loop.run_until_idle()
+    assert not transport.reading
+    outbox.hold(False)
+    assert transport.reading
 
 
 @pytest.mark.parametrize("halves", [False, True])

@@ -420,7 +420,7 @@ class RequestQueue(Generic[Item]):
     """
 
     __slots__ = (
-        "_barrier", "_deadline", "_handle", "_heavy_until", "_is_my_turn", "_outbox", "_pace",
+        "_barrier", "_deadline", "_handle", "_has_left", "_heavy_until", "_is_my_turn", "_outbox", "_pace",
         "_resuming", "_waiting",
     )  # fmt: skip
 
@@ -438,7 +438,14 @@ class RequestQueue(Generic[Item]):
         self._resuming = False
         self._is_my_turn = False
         """At least one of the requests that wait begins now, however busy the machine is."""
+        self._has_left = False
         outbox.before_idle = self._resume
+
+    def leave(self) -> None:
+        """From now on somebody else says whether requests of the connection wait."""
+        self._has_left = True
+        self._outbox.before_idle = lambda: None
+        self._outbox.hold(False)
 
     def begin_turn(self) -> None:
         """New data has come."""
@@ -520,7 +527,7 @@ class RequestQueue(Generic[Item]):
                 self._begin(item, depends)
         finally:
             self._resuming = False
-        if not self._waiting:
+        if not self._waiting and not self._has_left:
             self._outbox.hold(False)
 
 

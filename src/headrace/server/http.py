@@ -133,7 +133,8 @@ class HttpSession(RequestSession[Request]):
         """Another session takes the connection; returns what came after the last request."""
         self.hub.watched.discard(self.connection)
         # Nothing may hold on to this session: ten thousand parsers are 20 MB.
-        self.outbox.on_idle, self.outbox.before_idle = None, lambda: None
+        self.outbox.on_idle = None
+        self._requests.leave()
         return self._http.rest or b""
 
     # --- requests ---------------------------------------------------------------------------
