@@ -9,10 +9,12 @@ import threading
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from headrace import BrokerClient, errors
+from headrace.client import reader as reader_module
 from headrace.client.reader import BatchReader
 from headrace.log.batch import Batch
 from headrace.testing import RunningServer, running_server
@@ -306,6 +308,29 @@ def reading(address: tuple[str, int]) -> BatchReader:
     return BatchReader([address], fetch_bytes=64 << 10, timeout=10, direct=False)
 
 
+def test_a_try_that_the_deadline_cuts_off_does_not_hide_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The error says what was wrong with the try before it."""
+    now = [0.0]
+
+    def dial(*_: object) -> None:
+        if now[0] == 0.0:
+            raise errors.ConnectFailed("the certificate is not trusted")
+        now[0] = 10.0
+        raise errors.ConnectFailed("the handshake timed out")
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr(reader_module, "dial", dial)
+    monkeypatch.setattr(
+        reader_module, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
+    )
+    with pytest.raises(errors.RequestTimeout, match="certificate"):
+        BatchReader([("localhost", 1)], timeout=1.0).bounds("orders", 0)
+
+
 def test_tls(tmp_path: Path) -> None:
     """The same over an encrypted connection."""
     certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
@@ -323,6 +348,6 @@ def test_tls(tmp_path: Path) -> None:
         with BatchReader([server.address], tls=context, direct=False) as reader:
             assert values(reader.read("orders", 0, 0, 300)) == stored
         with pytest.raises(errors.RequestTimeout, match="certificate"):
-            BatchReader([server.address], tls=ssl.create_default_context(), timeout=0.3).bounds(
+            BatchReader([server.address], tls=ssl.create_default_context(), timeout=1.0).bounds(
                 "x", 0
             )

@@ -93,6 +93,8 @@ class BatchReader:
         self._fetch_bytes = fetch_bytes
         self._direct = machine() if direct else None
         self._file: OpenFile | None = None
+        self._failed_before: HeadraceError | None = None
+        """Why the try before this one failed."""
         self._socket: socket.socket | None = None
         self._sequence = 0
         self._next_address = 0
@@ -275,7 +277,13 @@ class BatchReader:
         pause = BACKOFF_S[min(failures, len(BACKOFF_S) - 1)] * random.uniform(0.5, 1.0)
         if not error.retryable:
             raise error
-        if time.monotonic() + pause >= deadline:
+        now = time.monotonic()
+        if failures and now >= deadline and self._failed_before is not None:
+            error = (
+                self._failed_before
+            )  # the deadline has cut the last try off, so it does not know why
+        self._failed_before = error
+        if now + pause >= deadline:
             raise RequestTimeout(
                 f"no answer from {self._names()} within {self._timeout:g} seconds: {error.message}"
             ) from error

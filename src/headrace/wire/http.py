@@ -463,6 +463,7 @@ class Answer:
 
 _STATUS_BY_KIND = {
     "invalid_argument": 400,
+    "invalid_json": 400,
     "too_large": 413,
     "not_found": 404,
     "topic_not_found": 404,
