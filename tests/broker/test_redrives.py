@@ -226,7 +226,9 @@ def test_a_redrive_is_followed_and_stopped(tmp_path: Path) -> None:
             await given_up(broker, 5)
             begun = await broker.redrive("email", rate=0.01, wait=0)
             assert begun["state"] == "running"
-            progress = await broker.redrive_progress("email", begun["id"], wait=0.01)
+            progress = begun
+            while not progress["redriven"]:
+                progress = await broker.redrive_progress("email", begun["id"], wait=0.01)
             assert (progress["redriven"], progress["left"]) == (1, 4)
             assert await broker.redrives("email") == [progress]
             stopped = await broker.stop_redrive("email", begun["id"])
