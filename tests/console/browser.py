@@ -91,9 +91,9 @@ class Browser:
 
     def choose(self, css: str, value: str) -> None:
         self.driver.execute_script(
-            "const node = document.querySelector(arguments[0]); node.value = arguments[1];"
+            "const node = arguments[0]; node.value = arguments[1];"
             "for (const name of ['input', 'change']) node.dispatchEvent(new Event(name, {bubbles: true}));",
-            css, value,
+            self.find(css), value,
         )  # fmt: skip
 
     def text(self, css: str = "#app") -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from headrace.server import listening
+from headrace.server.connection import Connection
 from headrace.server.hub import Hub
 from headrace.server.listening import Listener
 from headrace.testing import RunningServer, running_server
@@ -95,6 +96,25 @@ def test_what_is_no_tls_is_closed_and_forgotten(secure: RunningServer) -> None:
             plain.sendall(data)
     secure.wait_until(lambda: not hub.opening and not hub.connections)
     secure.wait_until(lambda: hub.failed_handshakes == 3)
+
+
+def test_a_stop_while_a_connection_is_made_forgets_nobody(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the client has left, the connection is gone: the stop waits for that."""
+    made = Connection.connection_made
+
+    def made_and_stopped(self: Connection, transport: asyncio.BaseTransport) -> None:
+        made(self, transport)
+        for listener in server.server._listeners:
+            listener.close()
+
+    monkeypatch.setattr(Connection, "connection_made", made_and_stopped)
+    with socket.create_connection(server.address) as client:
+        server.wait_until(lambda: server.server.hub.numbered == 1)
+        client.sendall(b"HELP\r\n")
+        assert client.recv(100)
+    server.wait_until(lambda: not server.server.hub.connections)
 
 
 @pytest.mark.parametrize("secure", [{"handshake_timeout": 60}], indirect=True)

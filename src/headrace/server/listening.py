@@ -60,7 +60,8 @@ class Listener:
         """Of connections that come from now on."""
         self._handshake_s = handshake_s
         self._loop = asyncio.get_running_loop()
-        self._opening: set[asyncio.Task[None]] = set()
+        self._opening: dict[asyncio.Task[None], bool] = {}
+        """Connections that are being made -> whether they have a handshake."""
         self._is_exhausted = False
         self.sockets: list[socket.socket] = []
 
@@ -124,13 +125,13 @@ class Listener:
         opening.add(connection)
 
         def opened(task: asyncio.Task[None]) -> None:
-            self._opening.discard(task)
+            self._opening.pop(task)
             opening.discard(connection)
             if task.cancelled():  # perhaps before it began
                 accepted.close()
 
         task = self._loop.create_task(self._connect(accepted, address, connection))
-        self._opening.add(task)
+        self._opening[task] = self.tls is not None
         task.add_done_callback(opened)
 
     async def _connect(
@@ -159,13 +160,18 @@ class Listener:
             accepted.close()
 
     def close(self) -> None:
-        """Accept no more. Handshakes that are under way end."""
+        """Accept no more. Handshakes that are under way end.
+
+        A plain connection needs one more turn of the loop, and gets it: uvloop would close its socket without a word
+        to the connection, and whoever waits until all are gone would wait for it.
+        """
         for listening in self.sockets:
             self._loop.remove_reader(listening)
             listening.close()
         self.sockets = []
-        for task in tuple(self._opening):
-            task.cancel()
+        for task, has_handshake in tuple(self._opening.items()):
+            if has_handshake:
+                task.cancel()
 
 
 def _bound(family: int, address: Any) -> socket.socket:
