@@ -564,7 +564,7 @@ def test_pipelines_are_shown_and_stopped(page: Browser, client: Any) -> None:
     page.button("Stop", "#list")
     page.button("Stop the pipeline", "dialog")
     page.says("stopping", "#list")
-    assert client.pipeline_stats("totals")["stopping"]
+    wait_until(lambda: client.pipeline_stats("totals")["stopping"])
 
 
 @pytest.mark.slow
