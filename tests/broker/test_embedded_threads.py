@@ -91,8 +91,8 @@ def test_closing_while_everybody_works(tmp_path: Path) -> None:
         running = [in_thread(lambda name=name: publish(name)) for name in "abc"]  # type: ignore[misc]
         running += [in_thread(work) for work in (consume, consume, ask)]
         until(lambda stored=stored: len(stored) > 20)  # type: ignore[misc]
-        with contextlib.suppress(StaleDelivery):  # an ack that came too late, which nobody waited for
-            broker.close()
+        with contextlib.suppress(StaleDelivery):
+            broker.close()  # it reports an ack that came too late, because nobody waited for it
         for thread, ends in running:
             joined(thread)
             assert isinstance(ends[0], (Closed, StaleDelivery)), ends
